@@ -134,7 +134,7 @@ def theirs(args: argparse.Namespace) -> None:
         transformer_layer_config=layer,
         draft_vocab_size=plain["draft_vocab_size"],
         norm_before_residual=False,
-        eagle_aux_hidden_state_layer_ids=plain["eagle_config"]["eagle_aux_hidden_state_layer_ids"],
+        eagle_aux_hidden_state_layer_ids=plain["eagle_aux_hidden_state_layer_ids"],
         speculators_config=SpeculatorsConfig(
             algorithm="eagle3",
             proposal_methods=[proposal],

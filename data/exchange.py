@@ -146,6 +146,7 @@ class Reject(Exception):
         self.detail = detail
         self.place = place
         self.rows = rows
+        self.model: str | None = None
 
 
 HALVES = frozenset({"unmatched_request", "unmatched_response", "stream_cut"})

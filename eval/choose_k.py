@@ -11,12 +11,6 @@ AL comes from exact replay of the validation part; T is measured in each engine 
 the smallest k that no larger k beats by more than MIN_GAIN. Noise is not a reason for a smaller k:
 both errors cost the same, and a base with too few drafts would flatter custom. If base and custom
 share an engine, they share its step times.
-
-The main concurrency is derived from the logged load. By Little's law the mean number of requests in
-flight is L = (requests/s) W, and a request of n tokens takes W = n B / (tokens/s at B) in base's
-engine. So L <= B if base's tokens/s at B are at least the logged tokens/s. If the log is a sample
-or comes from many replicas, its load differs from one engine's; the result is always one of the
-measured batch sizes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,16 +42,15 @@ def choose(
     requests: HeldoutRequests,
     validation: Mapping[str, ReplaySums] | None,
     mode: str,
-    main: int | None = None,
 ) -> Choice:
     """Chooses k for base and for custom in one engine mode.
 
     `validation` is the replay of the validation part. If it is None (exact replay is not measured),
     k is `eval.k`, or the trained depth if that is "auto". A speculator with a fixed k keeps it,
     except base if `base_has_own_k` and `eval.current_k` is null: base's engine is then started once
-    per k. If `main`, the main concurrency, is None, it is derived from the logged load.
+    per k.
     """
-    settings = context.settings
+    settings, main = context.settings, context.settings.main
     fixed = [name for name in DRAFTERS if context.speculators[name].family.fixed_k]
     if context.base_has_own_k and settings.current_k is None:
         fixed.remove("base")
@@ -72,8 +65,7 @@ def choose(
         "acceptance_length": Drafters[list[float]](**lengths) if lengths else None
     }
     if settings.k != "auto" or not validation or not timed:
-        main = main or settings.main
-        given["lookup_k"] = lookup_k(context, validation, main)
+        given["lookup_k"] = lookup_k(context, validation)
         return Choice(k=Drafters[int](**k), main_concurrency=main, **given)
     engines = ["custom"] if context.one_engine else timed
 
@@ -92,40 +84,25 @@ def choose(
 
     times = context.cached(f"step_times_{mode}", StepTimes, measured)
     steps = {name: times.seconds["custom" if context.one_engine else name] for name in timed}
-    if main is None:
-        speeds = speeds_of(lengths["base"], steps["base"]) if "base" in steps else {}
-        main = main_concurrency(speeds, requests.tokens_per_s) or settings.main
-    given["lookup_k"] = lookup_k(context, validation, main, steps[timed[-1]][main])
+    given["lookup_k"] = lookup_k(context, validation, steps[timed[-1]][main])
     return choose_k(lengths, steps, main, k, **given)
-
-
-def main_concurrency(speeds: Speeds, tokens_per_s: float | None) -> int | None:
-    """The lowest batch size that delivers the logged tokens/s, else the highest.
-
-    None if the speeds or the logged load is unknown.
-    """
-    if not speeds or tokens_per_s is None:
-        return None
-    sizes = sorted(speeds)
-    return next((size for size in sizes if max(speeds[size].values()) >= tokens_per_s), sizes[-1])
 
 
 def lookup_k(
     context: EvaluationContext,
     validation: Mapping[str, ReplaySums] | None,
-    main: int,
     steps: Mapping[int, float] | None = None,
 ) -> int | None:
-    """K of n-gram lookup as a reference at concurrency `main`; None if not served.
+    """K of n-gram lookup as a reference; None if not served.
 
-    If `choose_kind` timed lookup there, its k is used; otherwise `eval.k` if it is a number. With
+    If `choose_kind` timed lookup, its k is used; otherwise `eval.k` if it is a number. With
     "auto", k follows from replay and `steps`, the seconds per step of custom's engine, so that
     lookup's engine need not be timed. They include custom's drafting, so k may be too small by one.
     """
     if not context.serves_lookup:
         return None
     for each in context.kinds:
-        if each.kind == LOOKUP_KIND and main == context.settings.main:
+        if each.kind == LOOKUP_KIND:
             return each.k
     if context.settings.k != "auto" or validation is None:
         return context.depth if context.settings.k == "auto" else context.settings.k

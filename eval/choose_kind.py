@@ -4,7 +4,7 @@
     kinds[0].kind
 
 Kinds are compared in the same way as numbers of drafts (choose_k.py): by replayed steps times
-seconds per step, each kind at its best K, at the first of eval.concurrency. The servers of all
+seconds per step, each kind at its best K, at the main concurrency. The servers of all
 kinds are timed in turn. N-gram lookup needs no training, so it is chosen unless a trained kind is
 shown to be faster. The choice does not use the held-out part, whose intervals therefore need no
 correction.
@@ -95,7 +95,7 @@ def ranked(
 
 
 def _time_kinds(contexts: Mapping[str, EvaluationContext]) -> StepTimes:
-    """Times the steps of all kinds at the first of eval.concurrency, in turn."""
+    """Times the steps of all kinds at the main concurrency, in turn."""
     first = next(iter(contexts.values()))
     settings, mode = first.settings, first.settings.engine_modes[0]
     validation = first.data.rows(first.data.parts["validation"])

@@ -175,11 +175,9 @@ class EvalConfig(BaseModel):
     for only one server, as with R1: the servers then alternate once per repeat."""
 
     concurrency: list[PositiveInt] = Field([1, 4, 8], min_length=1)
-    """Numbers of concurrent requests to measure. The main one is the lowest at which base keeps up
-    with the logged tokens per second in a typical request's hour, else the highest; if the log has
-    no times, it is the first, at which a kind is also chosen.
-    K is chosen at the main concurrency, where custom must be faster than base. At the others, it
-    may be at most 3 % slower than base; at all of them, at most 3 % slower than no speculation."""
+    """Numbers of concurrent requests to measure. The first is the main one, the endpoint's usual
+    number: there kind and K are chosen, and custom must be faster than base. At the others, it may
+    be at most 3 % slower than base; at all of them, at most 3 % slower than no speculation."""
 
     requests: PositiveInt = 4
     """Held-out prompts per block, or twice the concurrency if that is more. Tokens/s are measured
@@ -275,7 +273,7 @@ class EvalConfig(BaseModel):
 
     @property
     def main(self) -> int:
-        """The first of `concurrency`: the main one if the load is unknown."""
+        """The main concurrency: the first of `concurrency`."""
         return self.concurrency[0]
 
     @property

@@ -20,7 +20,6 @@ from datasets import Dataset
 from outrider.common.child_process import in_child
 from outrider.common.errors import OutriderError
 from outrider.common.fingerprint import value_digest
-from outrider.data.sequences import load_sequences
 from outrider.eval.bench.closed_loop import measure
 from outrider.eval.bench.counted import (
     CountedPass,
@@ -35,7 +34,6 @@ from outrider.eval.bench.prompts import (
     HeldoutRequests,
     customers_sampling,
     evaluation_prompts,
-    logged_tokens_per_s,
     prompt_room,
     select,
 )
@@ -68,7 +66,7 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
         workloads = measured_workloads(context, requests.sampling)
         modes = context.settings.engine_modes
         choice = choose(context, servers, load, requests, validation, modes[0])
-        k, main = choice.k, choice.main_concurrency
+        k = choice.k
         lookup = "" if choice.lookup_k is None else f", {choice.lookup_k} for n-gram lookup"
         context.say(f"k = {k.base} for base, {k.custom} for custom{lookup}")
         replayed = replay_stage(context, replays, k, heldout)
@@ -77,7 +75,7 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
         outputs: dict[str, Outputs] = {}
         passes: list[CountedPass] = []
         for mode in modes:
-            own = choose(context, servers, load, requests, validation, mode, main)
+            own = choose(context, servers, load, requests, validation, mode)
             outputs[mode] = collect(context, servers, mode, k, requests)
             served[mode], blocks, open_loop = serve(
                 context, servers, load, mode, own, requests, replayed_heldout
@@ -196,14 +194,7 @@ def heldout_requests(context: EvaluationContext, heldout: Dataset) -> HeldoutReq
             " and eval.verification_max_tokens",
         )
         context.say(*lost_ends)
-    general = set(context.data.parts.get("general") or ())
-    logged = load_sequences(context.data.sequences)
-    named = zip(logged["sequence_id"], logged["time"], strict=True)
-    tokens_per_s = logged_tokens_per_s(
-        heldout, [time for name, time in named if name not in general]
-    )
-    sampling = customers_sampling(heldout)
-    return HeldoutRequests(sampling, verification, timed, traffic, lost_ends, tokens_per_s)
+    return HeldoutRequests(customers_sampling(heldout), verification, timed, traffic, lost_ends)
 
 
 def replay_stage(

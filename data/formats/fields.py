@@ -62,12 +62,15 @@ def take_ids(holder: dict[str, Any], key: str, where: str) -> list[int] | None:
 def take_time(holder: dict[str, Any], key: str, where: str) -> float | None:
     """Returns Unix seconds, or None.
 
-    The value is a number of seconds or milliseconds, ISO 8601 text, or a table's timestamp.
+    The value is a number of seconds, milli-, micro- or nanoseconds, ISO 8601 text, or a table's
+    timestamp.
     """
     value = holder.get(key)
     if not isinstance(value, str | datetime):
         seconds = take_number(holder, key, where)
-        return seconds / 1000 if seconds is not None and seconds > LAST_SECOND else seconds
+        while seconds is not None and seconds > LAST_SECOND:
+            seconds /= 1000
+        return seconds
     try:
         moment = datetime.fromisoformat(value) if isinstance(value, str) else value
     except ValueError:

@@ -69,9 +69,28 @@ def gateway_fields(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def exchanges(
+    request: dict[str, Any], response: dict[str, Any], place: Place, **logged: Any
+) -> list[Exchange | Reject]:
+    """Returns an exchange or reject for each choice, with the model's name.
+
+    `logged` holds what `_exchanges` takes besides: session, tenant, route, time, user.
+    """
+    model = take_text(response, "model", "response") or take_text(request, "model", "request")
+    try:
+        outcomes = _exchanges(request, response, place, model, **logged)
+    except Reject as reject:
+        outcomes = [reject]
+    for outcome in outcomes:
+        if isinstance(outcome, Reject):
+            outcome.model = model
+    return outcomes
+
+
+def _exchanges(
     request: dict[str, Any],
     response: dict[str, Any],
     place: Place,
+    model: str | None,
     session: str | None = None,
     tenant: str | None = None,
     route: str | None = None,
@@ -105,7 +124,7 @@ def exchanges(
         "template_arguments": template_arguments(request),
         "completion_tokens": counted,
         "prompt_tokens": take(usage, "prompt_tokens", int, "usage"),
-        "model": take_text(response, "model", "response") or take_text(request, "model", "request"),
+        "model": model,
         "session": take_text(metadata, "session_id", "metadata") or session,
         "user": take_text(request, "user", "request") or user,
         "tenant": take_text(metadata, "tenant", "metadata") or tenant,

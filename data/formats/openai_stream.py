@@ -37,7 +37,8 @@ def chunks_of_sse(text: str) -> list[dict[str, Any]]:
 
 
 def join_chunks(chunks: Iterable[Any]) -> dict[str, Any]:
-    """Joins all chunks of a stream into one response."""
+    """Joins all chunks of a stream into one response; refuses those of several streams."""
+    ids: list[str] = []
     response: dict[str, Any] = {}
     choices: dict[int, dict[str, Any]] = {}
     for chunk in chunks:
@@ -45,6 +46,7 @@ def join_chunks(chunks: Iterable[Any]) -> dict[str, Any]:
             raise Reject("wrong_type", "a chunk of the stream is not an object")
         if chunk.get("error") is not None:
             raise Reject("error_response")
+        ids += [str(chunk["id"])] if chunk.get("id") else []
         for key in ("id", "model", "created", "prompt_token_ids"):
             if chunk.get(key) is not None:
                 response.setdefault(key, chunk[key])
@@ -56,13 +58,15 @@ def join_chunks(chunks: Iterable[Any]) -> dict[str, Any]:
             index = take(delta, "index", int, "choice") or 0
             empty: dict[str, Any] = {"texts": {}, "tool_calls": {}, "token_ids": [], "rest": {}}
             _add(choices.setdefault(index, empty), delta)
+    if 1 < len(set(ids)) < len(ids):  # not a gateway that gives each chunk an id of its own
+        raise Reject("ambiguous_id", "chunks of several streams, as of a retried request")
     if not choices:
         raise Reject("stream_cut", "no chunk has a choice")
     response["choices"] = [_finished(choices[index]) for index in sorted(choices)]
     usage = take(response, "usage", dict, "response") or {}
     counted = take(usage, "completion_tokens", int, "usage")
-    ids = [choice.get("token_ids") for choice in response["choices"]]
-    if counted is not None and None not in ids and sum(map(len, ids)) != counted:
+    logged = [choice.get("token_ids") for choice in response["choices"]]
+    if counted is not None and None not in logged and sum(map(len, logged)) != counted:
         for choice in response["choices"]:  # some deltas are missing
             del choice["token_ids"]
     return response

@@ -182,10 +182,11 @@ class Work:
                 tally.extra_choices += len(outcomes) - 1
             for outcome in outcomes:
                 try:
+                    named = outcome.model or isinstance(outcome, Exchange)
+                    if kept is not None and named and model_label(outcome.model) not in kept:
+                        raise Reject("other_model", rows=getattr(outcome, "rows", 1))
                     if isinstance(outcome, Reject):
                         raise outcome
-                    if kept is not None and model_label(outcome.model) not in kept:
-                        raise Reject("other_model")
                     outcome = self.guard.apply(outcome) if self.guard else outcome
                     sequence = self.builder.build(outcome)
                 except Reject as reject:
@@ -250,7 +251,8 @@ def _table_row(exchange: Exchange, sequence: TokenSequence, work: Work) -> dict[
     if exchange.session:
         session, session_kind = exchange.session, CONVERSATION
     elif not exchange.user:
-        session, session_kind = _conversation(exchange, sequence.prompt_text), FIRST_QUESTION
+        beginning = sequence.prompt_text.partition(work.builder.answer_mark)[0]
+        session, session_kind = _conversation(exchange, beginning), FIRST_QUESTION
     return {
         "sequence_id": f"{work.file_numbers[place.file]}-{place.line}{choice}",
         "session": session,
@@ -276,12 +278,12 @@ def model_label(name: str | None) -> str:
     return (name or "").rstrip("/").rpartition("/")[2].lower()
 
 
-def _conversation(exchange: Exchange, prompt_text: str) -> str:
+def _conversation(exchange: Exchange, beginning: Any) -> str:
     """Derives a session id if none was logged.
 
-    The turns of a conversation have the same messages up to the first user message.
+    The turns of a conversation have the same messages up to the first user message, or, without
+    logged messages, the same `beginning` of the rendered prompt up to the first answer.
     """
-    beginning: Any = prompt_text
     if exchange.messages is not None:
         roles = [message["role"] for message in exchange.messages]
         end = roles.index("user") + 1 if "user" in roles else None

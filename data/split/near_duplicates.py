@@ -23,6 +23,10 @@ WORDS = 5
 PERMUTATIONS = 128
 
 
+UNSPACED = r"\u3040-\u30ff\u3400-\u9fff"
+"""Characters of scripts without spaces between words."""
+
+
 class SimilarPrompts:
     """Index of training prompts that finds near-identical ones."""
 
@@ -51,8 +55,11 @@ class SimilarPrompts:
 
 
 def shingles_of(prompt: str) -> frozenset[int]:
-    """Returns hashes of the word 5-grams, ignoring case and punctuation."""
-    words = re.findall(r"\w+", prompt.lower())
+    """Returns hashes of the word 5-grams, ignoring case and punctuation.
+
+    Each Chinese or Japanese character is a word.
+    """
+    words = re.findall(rf"[{UNSPACED}]|[^\W{UNSPACED}]+", prompt.lower())
     grams = (
         " ".join(words[start : start + WORDS]) for start in range(max(len(words) - WORDS + 1, 1))
     )

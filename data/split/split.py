@@ -13,6 +13,7 @@ forgetting.
 """
 
 import bisect
+import itertools
 import random
 from collections import Counter
 from collections.abc import Mapping
@@ -200,9 +201,10 @@ def add_general(
 ) -> None:
     """Adds general sequences to the training part and to a separate part.
 
-    They make up `split.general_share` of the training part. The latest are held out as `general`
-    unless near-identical to training prompts; their sessions are not trained on. Counts are added
-    to `summary`.
+    They make up `split.general_share` of the training part, without sessions or near-identical
+    prompts of the customer's later parts, since general traffic may include the customer's. The
+    latest are held out as `general` unless near-identical to training prompts; their sessions are
+    not trained on. Counts are added to `summary`.
     """
     ids, prompts = general["sequence_id"][:], general["prompt_text"][:]
     times = log_order(general["time"])
@@ -219,9 +221,22 @@ def add_general(
     rest = [row for row in rest if sessions[row] not in straddling]
     share = split.general_share
     wanted = round(share / (1 - share) * len(parts["train"]))
-    chosen = random.Random("0 general").sample(rest, min(wanted, len(rest)))
     place = {sequence_id: row for row, sequence_id in enumerate(customers["sequence_id"])}
-    customers_prompts = customers["prompt_text"]
+    customers_prompts, customers_sessions = customers["prompt_text"][:], customers["session"][:]
+    later = [place[sequence_id] for part in PARTS[1:] for sequence_id in parts[part]]
+    measured_sessions = {customers_sessions[row] for row in later}
+    measured_prompts = SimilarPrompts(
+        [customers_prompts[row] for row in later],
+        split.near_duplicate_similarity,
+        customers_prompts,
+    )
+    logged = general["session"][:]
+    free = (
+        row
+        for row in random.Random("0 general").sample(rest, len(rest))
+        if logged[row] not in measured_sessions and not measured_prompts.holds(prompts[row])
+    )
+    chosen = list(itertools.islice(free, wanted))
     trained = [customers_prompts[place[sequence_id]] for sequence_id in parts["train"]]
     trained += [prompts[row] for row in chosen]
     seen = SimilarPrompts(
@@ -236,7 +251,6 @@ def add_general(
         )
     parts["train"] = [*parts["train"], *(ids[row] for row in sorted(chosen))]
     parts[GENERAL] = [ids[row] for row in measured]
-    logged = general["session"][:]
     parts.setdefault("sessions", {}).update(
         (ids[row], sessions[row]) for row in measured if sessions[row] != logged[row]
     )

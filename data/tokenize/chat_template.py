@@ -26,7 +26,9 @@ def render(tokenizer: Any, messages: list[dict[str, Any]], arguments: dict[str, 
         template = tokenizer.get_chat_template(tools=arguments.get("tools"))
         knows_developer = re.search("""['"]developer['"]""", template) is not None
         read = as_the_engine_reads(messages, knows_developer)
-        return tokenizer.apply_chat_template(read, tokenize=False, **generation | arguments)
+        text = tokenizer.apply_chat_template(read, tokenize=False, **generation | arguments)
+        text.encode()  # a lone surrogate in a tool cannot be tokenized
+        return text
     except (jinja2.TemplateError, *refusals) as error:
         # The error's message may quote customer text.
         raise Reject("template_refuses", type(error).__name__) from None

@@ -82,6 +82,9 @@ class SequenceBuilder:
             )
         self._encoder = self.tokenizer.backend_tokenizer
         self._eos = self.tokenizer.eos_token_id  # slow to look up
+        asked = render(self.tokenizer, [{"role": "user", "content": "?"}], {})
+        self.answer_mark = asked.rpartition("?")[2].removesuffix(OPENED) or "\0"
+        """What the template writes between a question and its answer."""
         self._encoder.no_truncation()
         self._encoder.no_padding()
         self.vocabulary = config["vocab_size"]

@@ -12,7 +12,6 @@ long answers selects requests whose logged answers are long.
 
 import collections
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,8 +71,6 @@ class HeldoutRequests:
     """Open-loop requests of each scenario; empty if no rate is measured."""
     lost_ends: tuple[str, ...] = ()
     """Message about held-out prompts that are too long to send; empty if there are none."""
-    tokens_per_s: float | None = None
-    """Logged response tokens per second; None if the log has no times."""
 
 
 def customers_sampling(heldout: Any) -> Sampling:
@@ -165,26 +162,6 @@ def select(heldout: Dataset, settings: EvalConfig, serving: ServingConfig) -> li
         chosen_texts, chosen_times = [texts[row] for row in rows], [times[row] for row in rows]
         traffic.append(Traffic(name, chosen_texts, chosen_times, max_tokens, described))
     return traffic
-
-
-def logged_tokens_per_s(heldout: Dataset, times: Sequence[float | None]) -> float | None:
-    """Logged response tokens per second in the hour in which the mean request was sent.
-
-    Nights and pauses count little, because few requests are sent then. `times` holds the times of
-    all logged requests, because the held-out part may be a sample; those in its time span are used.
-    None if the log has no times.
-    """
-    own = [time for time in heldout["time"] if time is not None]
-    if not own or max(own) == min(own):
-        return None
-    begin, hour = min(own), min(3600.0, max(own) - min(own))
-    inside = [time - begin for time in times if time is not None and begin <= time < max(own)]
-    counts = np.unique(np.array(inside) // hour, return_counts=True)[1]
-    tokens = [
-        len(ids) - start
-        for ids, start in zip(heldout["token_ids"], heldout["completion_start"], strict=True)
-    ]
-    return float((counts**2).sum() / counts.sum() / hour * np.mean(tokens))
 
 
 def _inside(limits: LengthRange | None, values_N: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -24,9 +24,8 @@ class Choice(Part):
     k: Drafters[int]
     """Drafted tokens per step"""
     main_concurrency: int
-    """Concurrency at which K is chosen and custom must be faster than base: the lowest measured one
-    at which base keeps up with the logged tokens per second, else the highest; the first of
-    eval.concurrency if the log has no times or nothing was timed"""
+    """Concurrency at which kind and K are chosen and custom must be faster than base: the first of
+    eval.concurrency"""
     k_per_batch_size: Drafters[list[tuple[int, int, int]]] | None = None
     """[first batch size, last batch size, best k]; null unless base and custom were timed"""
     acceptance_length: Drafters[list[float]] | None = None
@@ -38,7 +37,7 @@ class Choice(Part):
 
 
 class KindSpeed(Part):
-    """A kind's speed: replayed acceptance over step time at the first of eval.concurrency."""
+    """A kind's speed: replayed acceptance over step time at the main concurrency."""
 
     kind: str
     """The value of speculator.kind"""

@@ -52,7 +52,7 @@ def _sources(recipe: Recipe) -> dict[str, str]:
 
 INGEST = Stage(
     name="ingest",
-    version=9,
+    version=10,
     needs=(),
     settings=_settings,
     sources=_sources,
@@ -85,7 +85,7 @@ def _split(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any
 
 SPLIT = Stage(
     name="split",
-    version=3,
+    version=4,
     needs=("ingest",),
     # `eval.task` is an input because it is tried on the held-out part.
     settings=lambda recipe: {"split": section(recipe.split), "eval": {"task": recipe.eval.task}},

@@ -5,14 +5,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from datasets import Dataset
 
 from outrider.common.errors import OutriderError
 from outrider.data.features.feature_writer import FeatureWriter
 from outrider.eval import choose_k as module
-from outrider.eval.bench.prompts import HeldoutRequests, Prompt, logged_tokens_per_s
+from outrider.eval.bench.prompts import HeldoutRequests, Prompt
 from outrider.eval.bench.step_times import StepTimes
-from outrider.eval.choose_k import best_k, choose, choose_k, draft_plan, main_concurrency
+from outrider.eval.choose_k import best_k, choose, choose_k, draft_plan
 from outrider.eval.config import EvalConfig
 from outrider.eval.context import (
     EvaluationContext,
@@ -86,17 +85,6 @@ def test_each_speculator_and_batch_size_has_its_own_k(step_s, base, main, k, sch
 def test_a_larger_k_needs_a_gain_of_one_percent(gain: float, k: int) -> None:
     assert best_k({1: 180.0, 2: 180.0 * (1 + gain)}) == k
     assert best_k({0: 1000.0, 1: 180.0}, least=1) == 1
-
-
-def test_the_main_concurrency_is_the_lowest_that_keeps_up_with_the_log() -> None:
-    speeds = {4: {1: 200.0, 2: 240.0}, 1: {1: 90.0, 2: 100.0}, 8: {1: 300.0}}
-    for load, size in {1.0: 1, 100.0: 1, 101.0: 4, 240.0: 4, 1e4: 8}.items():
-        assert main_concurrency(speeds, load) == size
-    assert main_concurrency({}, 5.0) is main_concurrency(speeds, None) is None
-    # Two busy hours of a day count, and not the night between them.
-    times = [86400.0 * day + 10 * n for day in (0, 1) for n in range(360)] + [43200.0, 90000.0]
-    sent = {"time": times, "token_ids": [[0] * 30] * 722, "completion_start": [10] * 722}
-    assert logged_tokens_per_s(Dataset.from_dict(sent), times) == pytest.approx(2, rel=0.01)
 
 
 @pytest.mark.parametrize(

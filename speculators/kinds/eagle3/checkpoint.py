@@ -38,10 +38,12 @@ from outrider.speculators.kinds.eagle3.layer import EagleHead, StoredHead
 from outrider.speculators.kinds.eagle3.shape import (
     D2T,
     LAYER,
+    LAYER_IDS,
     LAYER_OF_SPECULATORS,
     MAPS,
     T2D,
     checkpoint_names,
+    named_layers,
 )
 from outrider.speculators.kinds.protocol import Origin
 
@@ -246,7 +248,12 @@ def _over_base(
         raise OutriderError(
             f"{base_dir}: the base has no tensor {', '.join(left)}: it is not a base of this head"
         )
-    return dict(stored.layout.config), written
+    config = dict(stored.layout.config)
+    nested = config.get("eagle_config") or {}
+    if LAYER_IDS in nested and LAYER_IDS not in config:  # as vLLM's model runner V1 reads them
+        named = named_layers(nested[LAYER_IDS])
+        config |= named | {"eagle_config": nested | named["eagle_config"]}
+    return config, written
 
 
 def _stored_as(tensor: Tensor, dtype: torch.dtype) -> Tensor:

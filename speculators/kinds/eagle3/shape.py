@@ -56,6 +56,7 @@ SPECULATORS_VERSION = "0.9.0"
 OF_THE_HEAD = (
     "architectures",
     "draft_vocab_size",
+    LAYER_IDS,
     "eagle_config",
     "fc_norm",
     "norm_before_residual",
@@ -249,7 +250,20 @@ def plain_config(target_config: Mapping[str, Any], head: HeadConfig, drafts: int
         **_attention(target_config, head),
         **one_layer_config(target_config, head, drafts),
         "norm_before_residual": False,
-        "eagle_config": {LAYER_IDS: list(chosen_layers(target_config, head))},
+        **named_layers(chosen_layers(target_config, head)),
+    }
+
+
+def named_layers(layers: Sequence[int]) -> dict[str, Any]:
+    """The config.json keys that name a head's auxiliary layers.
+
+    vLLM reads the first key; only its model runner V1 would read the nested one. SGLang reads the
+    nested one and adds 1 (`set_eagle3_layers_to_capture`).
+    """
+    return {
+        LAYER_IDS: list(layers),
+        "num_aux_hidden_states": len(layers),
+        "eagle_config": {LAYER_IDS: [index - 1 for index in layers]},
     }
 
 
@@ -311,8 +325,10 @@ def llama_widths(hidden: int) -> dict[str, Any]:
     """Settings of Llama's attention for a drafter of this width."""
     head_dim = 128 if hidden % 128 == 0 and hidden >= 1024 else 64
     heads = max(1, hidden // head_dim)
-    # At most 8 KV heads, so the KV cache takes 4 kB per token at R1's widths.
-    kv_heads = max(count for count in range(1, 9) if heads % count == 0)
+    # At most 8 KV heads, so the KV cache takes 4 kB per token at R1's widths. vLLM divides them
+    # among tensor-parallel ranks, so 4 are better than 7.
+    counts = (count for count in range(1, 9) if heads % count == 0)
+    kv_heads = max(counts, key=lambda count: (count & -count, count))
     return {
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
