@@ -114,9 +114,11 @@ def _bundle_of(place: str) -> str:
 
 
 def _deploy(endpoint: "Endpoint", bundle: str, in_place: bool) -> int:
+    from outrider.common.process_tree import stopped_by_signal
     from outrider.live.controller import deploy_bundle
 
-    return _ended(endpoint, deploy_bundle(bundle, endpoint, in_place, _say))
+    with stopped_by_signal():
+        return _ended(endpoint, deploy_bundle(bundle, endpoint, in_place, _say))
 
 
 def _local(endpoint: "Endpoint", bundle: str | None, in_place: bool, load: str | None) -> int:
@@ -146,7 +148,7 @@ def _status(endpoint: "Endpoint", as_json: bool) -> int:
         print_json(found)
     else:
         print("\n".join(status_lines(found)))
-    return 0
+    return int(bool(found["problems"]))
 
 
 def _ended(endpoint: "Endpoint", ended: "Deployment", wanted: str = "promote") -> int:

@@ -152,8 +152,13 @@ class Controller:
         """Runs a whole deployment; if `verdict` is None, the canary decides."""
         self.journal.append("begin", new=new, old=old, mode=mode)
         self.say(f"deployment of release {new}, in place of {old} ({mode})")
-        self._decided(verdict or self._canary(self.releases.get(new), old))
-        return self._finish()
+        try:
+            self._decided(verdict or self._canary(self.releases.get(new), old))
+            return self._finish()
+        except BaseException:  # Ctrl-C, a full disk: the canary gets no requests until `recover`
+            with contextlib.suppress(RouterUnavailable):
+                self.router.set_canary_share(0)
+            raise
 
     def _canary(self, new: Release, old: str) -> Verdict:
         """Tests the new release on the canary replicas."""
@@ -169,10 +174,6 @@ class Controller:
             return error.verdict
         except (SwapRefused, SwapFailed, ReplicaUnreachable) as error:
             return Verdict("roll_back", str(error))
-        except BaseException:  # Ctrl-C, a full disk: the canary gets no requests until `recover`
-            with contextlib.suppress(RouterUnavailable):
-                self.router.set_canary_share(0)
-            raise
 
     def _finish(self) -> Deployment:
         """Carries out the verdict: all replicas get its release, the canary first."""

@@ -72,11 +72,6 @@ class EndpointReplica(Section):
     role: Role = "stable"
     """`canary`: a new speculator is served here first."""
 
-    @property
-    def host(self) -> str:
-        """The replica's address as the router logs it."""
-        return self.data.removeprefix("unix:").removeprefix("http://")
-
 
 class RouterSettings(Section):
     """Envoy, which distributes the requests."""

@@ -10,7 +10,7 @@ A restarted server serves the directory that its command names, which identifies
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -113,15 +113,22 @@ class Fleet:
                 behind.append(name)
         return behind
 
-    def promote(self, names: Iterable[str], release: Release, tried: Collection[str]) -> list[str]:
+    def promote(self, names: Sequence[str], release: Release, tried: Collection[str]) -> list[str]:
         """Like `bring`, but waits for the verdict of each replica's watch.
 
-        Only replicas that do not answer are left behind. Raises `Decided` if an operator requests a
-        rollback, a replica is broken, or a watch has reverted the release (possibly before this
-        call, for replicas in `tried`) or is still undecided after `policy.max_seconds`. Also raises
-        `SwapRefused` and `SwapFailed`.
+        One replica that does not answer is left behind, unless it is the first. Raises `Decided` if
+        the first or a second one does not answer, an operator requests a rollback, a replica is
+        broken, or a watch has reverted the release (possibly before this call, for replicas in
+        `tried`) or is still undecided after `policy.max_seconds`. Also raises `SwapRefused` and
+        `SwapFailed`.
         """
-        return [name for name in names if not self._bring_one(name, release, name in tried, True)]
+        behind: list[str] = []
+        for name in names:
+            if not self._bring_one(name, release, name in tried, True):
+                if behind or name == names[0]:  # the release may kill the servers that load it
+                    raise rolled_back(f"{name} does not answer since its swap")
+                behind.append(name)
+        return behind
 
     def _bring_one(self, name: str, release: Release, tried: bool, watched: bool) -> bool:
         """Makes a replica serve `release`; returns False if it does not answer."""

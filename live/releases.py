@@ -120,7 +120,9 @@ class Releases:
 
     def all(self) -> list[Release]:
         """All releases, oldest first."""
-        names = [path.parent.name for path in self.folder.glob(f"[!.]*/{_FACTS}")]
+        # A release whose bundle somebody deleted is left out.
+        folders = (path.parent for path in self.folder.glob(f"[!.]*/{_FACTS}"))
+        names = [folder.name for folder in folders if (folder / "bundle" / MANIFEST).is_file()]
         return sorted(map(self.get, names), key=lambda each: each.added_at)
 
     def prune(self, keep: int, in_use: Collection[str]) -> None:

@@ -56,7 +56,7 @@ class Traffic:
         """`old`: the release in use on all replicas. `began`: Unix time in seconds."""
         self._endpoint, self._fleet, self._began = endpoint, fleet, began
         self._wanted = {each.name: old for each in endpoint.replicas}
-        self._roles = {each.host: each.role for each in endpoint.replicas}
+        self._roles = {each.name: each.role for each in endpoint.replicas}
         self._after: dict[str, int] = {}
         self._offset = 0
         with contextlib.suppress(FileNotFoundError):
@@ -132,8 +132,8 @@ def observations(
 ) -> tuple[list[Observation], list[Observation]]:
     """Joins router log and replica counts; returns stable and canary observations.
 
-    `roles` maps replica addresses, as Envoy writes them, to roles. A request belongs to the role
-    that the router selected. A request that did not fail counts only if it is in both sources.
+    `roles` maps replica names, which Envoy logs as host names, to roles. A request belongs to the
+    role that the router selected. A request that did not fail counts only if it is in both sources.
     Replicas do not report requests to non-generating paths, so these count only if they fail.
     """
     # Successes go last, to override the failed or aborted attempts of a retried request.

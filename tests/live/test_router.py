@@ -32,7 +32,7 @@ def logged(fleet: Fleet, count: int, offset: int = 0) -> list[dict[str, Any]]:
 
 def host(fleet: Fleet, row: dict[str, Any]) -> str:
     """Name of the replica that answered."""
-    (name,) = (each.name for each in fleet.endpoint.replicas if each.host == row["host"])
+    (name,) = (each.name for each in fleet.endpoint.replicas if each.name == row["host"])
     return name
 
 

@@ -232,7 +232,7 @@ class World:
             request_id = str(uuid.UUID(int=self.sent))
             self.replicas[chosen.name].answer(request_id, self.now)
             rows.append(
-                {"started_at": self.now - 0.5, "cluster": role, "host": chosen.host, "status": 200,
+                {"started_at": self.now - 0.5, "cluster": role, "host": chosen.name, "status": 200,
                  "flags": "-", "duration_ms": 500, "request_id": request_id,
                  "session": f"session {self.sent}"}
             )  # fmt: skip
