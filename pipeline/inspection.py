@@ -33,8 +33,8 @@ from outrider.pipeline.plan.training_cost import features_cost
 from outrider.pipeline.preflight import check_traffic, local_target
 from outrider.pipeline.recipe.recipe import Recipe
 
-COUNTS = 1, 30, 60, 125, 250, 500, 1050, 2100
-LENGTHS = 1.0, 1.588, 1.804, 1.927, 2.037, 2.112, 2.190, 2.263
+COUNTS = 1, 30, 60, 125, 250, 500, 1050, 2100, 4008
+LENGTHS = 1.0, 1.588, 1.804, 1.927, 2.037, 2.112, 2.190, 2.263, 2.357
 """Tokens per step after training on `COUNTS` responses (benchmarks/results/smollm2.md).
 
 That one response gives nothing is an assumption."""

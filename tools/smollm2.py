@@ -2,7 +2,7 @@
 
     make smollm2
     python -m tools.smollm2 build build/smollm2
-    python -m tools.smollm2 record build/smollm2 build/candidate_profiles.jsonl --exchanges 3000
+    python -m tools.smollm2 record build/smollm2 build/candidate_profiles.jsonl --exchanges 5724
     python -m tools.smollm2 record build/smollm2 build/general.jsonl --general CORPUS_DIR
     python -m tools.smollm2 record build/smollm2 build/long.jsonl --long --exchanges 48
     python -m tools.smollm2 ship runs/general_head       # as recipes/smollm2/eagle3, in bf16
