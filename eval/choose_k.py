@@ -95,9 +95,9 @@ def lookup_k(
 ) -> int | None:
     """K of n-gram lookup as a reference; None if not served.
 
-    If `choose_kind` timed lookup, its k is used; otherwise `eval.k` if it is a number. With
-    "auto", k follows from replay and `steps`, the seconds per step of custom's engine, so that
-    lookup's engine need not be timed. They include custom's drafting, so k may be too small by one.
+    If `choose_kind` timed lookup, its k is used; otherwise `eval.k` if it is a number. With "auto",
+    k follows from replay and `steps`, the seconds per step of custom's engine, so that lookup's
+    engine need not be timed. They include custom's drafting, so k may be too small by one.
     """
     if not context.serves_lookup:
         return None

@@ -176,23 +176,23 @@ class Trainer:
         A base that knows little about the traffic drafts worse than a closed-form fit, and a head
         that starts from it needs more responses to become as good.
         """
+        if self.saved and not self.saved["refit"]:
+            return base
         given, self.origin = self.origin, dataclasses.replace(self.origin, refit=True)
         fit = self._initial(dtype)
-        if self.saved:
-            refit = self.saved["refit"]
-        else:
+        if not self.saved:
             unrolls = [ChainUnroll(each, ends, self.depth).eval() for each in (base, fit)]
             of_base, of_fit = (
                 self.validation.profile(each)["acceptance_length"][-1] for each in unrolls
             )
-            refit = of_fit > of_base
+            better = "fit" if of_fit > of_base else "base"
             self._say(
                 f"acceptance length on validation before training: base {of_base:.3f}, closed-form"
-                f" fit {of_fit:.3f}; training starts from the {'fit' if refit else 'base'}"
+                f" fit {of_fit:.3f}; training starts from the {better}"
             )
-        if not refit:
-            self.origin = given
-            return base
+            if better == "base":
+                self.origin = given
+                return base
         self.config = self.config.model_copy(
             update={"learning_rate": FITTED_RATE * self.config.learning_rate}
         )

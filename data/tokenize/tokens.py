@@ -75,13 +75,13 @@ class SequenceBuilder:
                 f"{target_dir}: the tokenizer has no chat template (chat_template in "
                 "tokenizer_config.json)"
             )
-        if self.tokenizer.eos_token_id is None:
+        self._eos = self.tokenizer.eos_token_id  # slow to look up
+        if self._eos is None:
             raise OutriderError(
                 f"{target_dir}: the tokenizer has no end-of-sequence token (eos_token in"
                 " tokenizer_config.json)"
             )
         self._encoder = self.tokenizer.backend_tokenizer
-        self._eos = self.tokenizer.eos_token_id  # slow to look up
         asked = render(self.tokenizer, [{"role": "user", "content": "?"}], {})
         self.answer_mark = asked.rpartition("?")[2].removesuffix(OPENED) or "\0"
         """What the template writes between a question and its answer."""
