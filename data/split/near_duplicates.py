@@ -1,27 +1,31 @@
 """Finds near-identical prompts, as opposed to prompts that only share a template.
 
 A prompt is represented by its set of word 5-grams, or by its whole text if it has fewer words.
-5-grams in more than half of the prompts are boilerplate (the instructions and headings of a
-template) and are ignored, so that sharing long instructions does not make two résumés similar. A
-prompt of boilerplate alone is compared as a whole. MinHash finds candidates; the Jaccard similarity
-of the sets decides.
+5-grams in more than half of all prompts, or of those of one template (`slices.name_templates`), are
+boilerplate (instructions and headings) and are ignored, so that sharing long instructions does not
+make two résumés similar. A prompt of boilerplate alone is compared as a whole. MinHash finds
+candidates; the Jaccard similarity of the sets decides.
 
     seen = SimilarPrompts(train_prompts, similarity=0.9, all_prompts=prompts)
     seen.holds(prompt)
 """
 
 import hashlib
-import itertools
 import random
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
+import numpy as np
 from datasketch import MinHash, MinHashLSH
+
+from outrider.data.split.slices import name_templates
 
 WORDS = 5
 PERMUTATIONS = 128
 
+FEWEST = 20
+"""Prompts of a template with boilerplate of its own; in fewer, half may be copies of one prompt."""
 
 UNSPACED = r"\u3040-\u30ff\u3400-\u9fff"
 """Characters of scripts without spaces between words."""
@@ -33,19 +37,19 @@ class SimilarPrompts:
     def __init__(self, prompts: Sequence[str], similarity: float, all_prompts: Sequence[str]):
         self.similarity = similarity
         self.boilerplate = _boilerplate(all_prompts)
-        self._sets: list[frozenset[int]] = []
+        self._sets: list[np.ndarray] = []  # uint64, a seventh of a frozenset's memory
         # The index's threshold is lower, since MinHash with 128 permutations has an error of 0.03
         # at a similarity of 0.9. The threshold must be above 0; at 0.01 all prompts are candidates.
         self._index = MinHashLSH(threshold=max(similarity - 0.1, 0.01), num_perm=PERMUTATIONS)
-        for shingles in dict.fromkeys(map(self._shingles, prompts)):
+        for shingles in map(self._shingles, dict.fromkeys(prompts)):
             self._index.insert(len(self._sets), _minhash(shingles))
-            self._sets.append(shingles)
+            self._sets.append(np.fromiter(shingles, np.uint64))
 
     def holds(self, prompt: str) -> bool:
         """Whether the index has a prompt whose similarity reaches the threshold."""
         shingles = self._shingles(prompt)
         return any(
-            jaccard(shingles, self._sets[candidate]) >= self.similarity
+            jaccard(shingles, frozenset(self._sets[candidate].tolist())) >= self.similarity
             for candidate in self._index.query(_minhash(shingles))
         )
 
@@ -74,11 +78,21 @@ def jaccard(left: frozenset[int], right: frozenset[int]) -> float:
 
 
 def _boilerplate(prompts: Sequence[str]) -> frozenset[int]:
-    """Returns the shingles that occur in over half of a sample of prompts."""
+    """Returns the shingles in over half of a sample of prompts, or of those of a template."""
     rows = random.Random(0).sample(range(len(prompts)), min(len(prompts), 2000))
     chosen = [prompts[row] for row in sorted(rows)]
-    counts = Counter(itertools.chain.from_iterable(map(shingles_of, chosen)))
-    return frozenset(shingle for shingle, count in counts.items() if count > len(chosen) / 2)
+    everything: Counter[int] = Counter()
+    of_template: defaultdict[str, Counter[int]] = defaultdict(Counter)
+    templates = name_templates(chosen)
+    for template, prompt in zip(templates, chosen, strict=True):
+        own = shingles_of(prompt)
+        everything.update(own)
+        of_template[template].update(own)
+    groups = [(everything, len(chosen))]
+    groups += [(of_template[name], n) for name, n in Counter(templates).items() if n >= FEWEST]
+    return frozenset(
+        shingle for counts, n in groups for shingle, count in counts.items() if count > n / 2
+    )
 
 
 def _minhash(shingles: frozenset[int]) -> MinHash:

@@ -85,7 +85,7 @@ def _split(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any
 
 SPLIT = Stage(
     name="split",
-    version=4,
+    version=5,
     needs=("ingest",),
     # `eval.task` is an input because it is tried on the held-out part.
     settings=lambda recipe: {"split": section(recipe.split), "eval": {"task": recipe.eval.task}},

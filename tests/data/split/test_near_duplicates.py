@@ -22,6 +22,16 @@ def test_resumes_under_one_long_rubric_are_not_identical():
     assert all(seen.holds(prompt) for prompt in prompts[:10])
 
 
+def test_instructions_of_three_routes_are_boilerplate_too():
+    prompts = [
+        f"route{index % 3} {RUBRIC.replace('rule', f'rule{index % 3}x')}\n{resume(index)}"
+        for index in range(90)
+    ]
+    seen = SimilarPrompts(prompts[:45], 0.8, prompts)
+    assert not any(seen.holds(prompt) for prompt in prompts[45:])
+    assert all(seen.holds(prompt.replace("item7 ", "item8 ")) for prompt in prompts[:45])
+
+
 def test_agrees_with_the_exact_similarity_of_every_pair():
     prompts = [messages[-1]["content"] for messages, _, _ in screenings(60)]
     edited = [
