@@ -55,14 +55,11 @@ four times as long, and at temperature 0.2 most are."""
 
 COLUMNS = (
     "tokens",  # 1 for each position
-    "logprob",  # log-probability at temperature 1
     "sampled_logprob",  # log p(x) at the request's temperature (for greedy requests, at 1)
     "expected",  # E_q[log p]
     "variance",  # variance of log p under q
-    "top",  # 1 where x is the most likely token
     "rare",  # 1 where the probability at temperature 1 is below RARE
     "rare_difference",  # log p(x) - E_q[log p] of rare tokens
-    "outside",  # 1 where x is impossible under top_k and top_p (or greedy decoding)
     "unlikely",  # 1 where x is outside the likely tokens (see LIKELY_MASS)
     "unlikely_expected",  # expectation of `unlikely` for on-policy text
     "sure",  # 1 where the target is SURE
@@ -71,7 +68,6 @@ COLUMNS = (
     "fitted",  # 1 where the temperature fit uses the position
     "logged_fit",  # log-likelihood of fitted positions at the request's temperature
     *(f"fit_{temperature:g}" for temperature in TEMPERATURES),  # at grid temperatures
-    *(f"uncut_{temperature:g}" for temperature in TEMPERATURES),  # the same without the cut
     # 1 where the cut at that temperature excludes x
     *(f"stray_{temperature:g}" for temperature in TEMPERATURES),
 )
@@ -97,27 +93,27 @@ def token_scores(
     tau_N = torch.where(greedy_N, 1.0, temperature_N)
     log_z1_N = logits_NV.exp().sum(-1).log()
     log_z_N = _exp(logits_NV / tau_N[:, None]).sum(-1).log()
-    logprob_N, sampled_N = x_N - log_z1_N, x_N / tau_N - log_z_N
+    sampled_N = x_N / tau_N - log_z_N
     other_N = (x_N < 0).float()
 
     # Most positions are closed: the best token alone fills top_p, so only it can be sampled.
     zero_N, one_N = torch.zeros_like(x_N), torch.ones_like(x_N)
-    answers_6N = torch.stack([-log_z_N, zero_N, other_N, other_N, zero_N, one_N])
+    answers_5N = torch.stack([-log_z_N, zero_N, other_N, zero_N, one_N])
     open_M = (~greedy_N & (-log_z_N < top_p_N.log())).nonzero()[:, 0]
     if len(open_M):
-        answers_6N[:, open_M] = _open_positions(
+        answers_5N[:, open_M] = _open_positions(
             logits_NV[open_M] / tau_N[open_M, None],
             log_z_N[open_M],
             x_N[open_M] / tau_N[open_M],
             top_p_N[open_M],
             top_k_N[open_M],
         )
-    expected_N, variance_N, outside_N, unlikely_N, unlikely_expected_N, best_drawn_N = answers_6N
+    expected_N, variance_N, unlikely_N, unlikely_expected_N, best_drawn_N = answers_5N
 
-    rare_N = (logprob_N < math.log(RARE)).float()
+    rare_N = (x_N - log_z1_N < math.log(RARE)).float()
     sure_N = (-log_z1_N >= math.log(SURE)).float()
     fitted_N = (-log_z1_N < math.log(OPEN_BELOW)) & (True if fit_N is None else fit_N)
-    fits_NF = torch.zeros(len(x_N), 1 + 3 * len(TEMPERATURES), device=x_N.device)
+    fits_NF = torch.zeros(len(x_N), 1 + 2 * len(TEMPERATURES), device=x_N.device)
     if fitted_N.any():
         fits_NF[fitted_N] = _fit(
             logits_NV[fitted_N],
@@ -129,14 +125,11 @@ def token_scores(
     return torch.stack(
         [
             one_N,
-            logprob_N,
             sampled_N,
             expected_N,
             variance_N,
-            1 - other_N,
             rare_N,
             rare_N * (sampled_N - expected_N),
-            outside_N,
             unlikely_N,
             unlikely_expected_N,
             sure_N,
@@ -161,7 +154,7 @@ def _open_positions(
     top_k_M: Tensor,
     candidates: int = CANDIDATES,
 ) -> Tensor:
-    """Returns [6, M]: expected, variance, outside, unlikely, unlikely_expected, best_drawn.
+    """Returns [5, M]: expected, variance, unlikely, unlikely_expected, best_drawn.
 
     `best_drawn` is the probability that the most likely token is sampled.
     """
@@ -190,14 +183,12 @@ def _open_positions(
         p_LV = _exp(logp_LV)
         expected_M[uncut_M] = (p_LV * logp_LV).sum(-1)
         variance_M[uncut_M] = (p_LV * logp_LV.square()).sum(-1) - expected_M[uncut_M].square()
-    outside_M = (x_M < values_MK.masked_fill(~kept_MK, math.inf).amin(-1)) & ~uncut_M
     unlikely_M = x_M < values_MK.masked_fill(~likely_MK, math.inf).amin(-1)
     unlikely_expected_M = 1 - (p_MK * likely_MK).sum(-1) / mass_M
-    answers_6M = torch.stack(
+    answers_5M = torch.stack(
         [
             expected_M,
             variance_M,
-            outside_M.float(),
             unlikely_M.float(),
             unlikely_expected_M,
             p_MK[:, 0] / mass_M,
@@ -205,7 +196,7 @@ def _open_positions(
     )
     larger_M = ~limited_M & (p_MK.sum(-1) < torch.where(uncut_M, likely_M, top_p_M))
     if candidates < vocabulary and larger_M.any():
-        answers_6M[:, larger_M] = _open_positions(
+        answers_5M[:, larger_M] = _open_positions(
             scaled_MV[larger_M],
             log_z_M[larger_M],
             x_M[larger_M],
@@ -213,7 +204,7 @@ def _open_positions(
             top_k_M[larger_M],
             vocabulary,
         )
-    return answers_6M
+    return answers_5M
 
 
 def _candidates(top_k_M: Tensor, vocabulary: int, least: int = CANDIDATES) -> int:
@@ -232,11 +223,10 @@ def _among_top_k(values_MK: Tensor, top_k_M: Tensor, vocabulary: int) -> Tensor:
 def _fit(
     logits_MV: Tensor, x_M: Tensor, temperature_M: Tensor, top_p_M: Tensor, top_k_M: Tensor
 ) -> Tensor:
-    """Returns [M, 1 + 3 x temperatures]: the columns of the temperature fit.
+    """Returns [M, 1 + 2 x temperatures]: the columns of the temperature fit.
 
     They are the log-likelihood of x under the distribution cut to top_k and top_p, at the logged
-    temperature and at each grid temperature; the same on the grid without the cut; and, on the
-    grid, whether the cut excludes x.
+    temperature and at each grid temperature, and, on the grid, whether the cut excludes x.
     """
     vocabulary = logits_MV.shape[-1]
     best_MK = logits_MV.topk(_candidates(top_k_M, vocabulary)).values
@@ -245,9 +235,9 @@ def _fit(
     above_MV = logits_MV > x_M[:, None]
     log_z1_M = logits_MV.exp().sum(-1).log()
     greedy_M = torch.where(x_M < 0, math.log(STRAY) + x_M - log_z1_M, 0.0)
-    greedy = greedy_M, greedy_M, (x_M < 0).float()
+    greedy = greedy_M, (x_M < 0).float()
 
-    def at(tau_M: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def at(tau_M: Tensor) -> tuple[Tensor, Tensor]:
         p_MV = _exp(logits_MV / tau_M[:, None])
         z_M = p_MV.sum(-1)
         p_MK = (best_MK / tau_M[:, None]).exp() / z_M[:, None]
@@ -259,16 +249,15 @@ def _fit(
         larger_M = ~limited_M & (p_MK.sum(-1) < top_p_M)
         mass_M = torch.where(larger_M, top_p_M, (p_MK * kept_MK).sum(-1))
         share_M = torch.where(inside_M, (1 - STRAY) / mass_M + STRAY, STRAY)
-        uncut_M = x_M / tau_M - z_M.log()
-        return uncut_M + share_M.log(), uncut_M, 1 - inside_M.float()
+        return x_M / tau_M - z_M.log() + share_M.log(), 1 - inside_M.float()
 
     decodes_greedily_M = temperature_M < GREEDY_BELOW
-    logged_M, *_ = at(torch.where(decodes_greedily_M, 1.0, temperature_M))
+    logged_M, _ = at(torch.where(decodes_greedily_M, 1.0, temperature_M))
     grid = [
         at(torch.full_like(x_M, temperature)) if temperature else greedy
         for temperature in TEMPERATURES
     ]
-    fits, uncut, strays = zip(*grid, strict=True)
+    fits, strays = zip(*grid, strict=True)
     return torch.stack(
-        [torch.where(decodes_greedily_M, greedy_M, logged_M), *fits, *uncut, *strays], dim=-1
+        [torch.where(decodes_greedily_M, greedy_M, logged_M), *fits, *strays], dim=-1
     )

@@ -54,7 +54,7 @@ from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, layer_index
 
 SUMMARY = "summary.json"
-SCORES_VERSION = 2
+SCORES_VERSION = 3
 """Increment when scores of the same tokens change (serving/token_scores.py, logged_text.py)."""
 LINE_EVERY_S = 60.0
 """Seconds between lines of progress if the output is not a terminal."""
