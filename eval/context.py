@@ -193,7 +193,7 @@ class EvaluationContext:
     def no_replay(self) -> tuple[str, str] | None:
         """A speculator without exact replay, and why; None if both have it."""
         for each in (self.speculators["custom"], self.speculators["base"]):
-            words = each.in_words
+            words = each.family.in_words
             if not each.has_replay:
                 return words, f"the drafts of {words} cannot be computed, only counted"
             if self.data.features is None:

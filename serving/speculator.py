@@ -102,11 +102,6 @@ class Speculator:
             return int(counters["drafts"])
         return int(counters["generation_tokens"] - responses - counters["accepted_tokens"])
 
-    @property
-    def in_words(self) -> str:
-        """The kind in words, such as `no speculation`."""
-        return self.family.in_words
-
 
 @dataclasses.dataclass(frozen=True)
 class Drafting:

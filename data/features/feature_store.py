@@ -12,10 +12,11 @@ A sequence may also have scores: sums of the target's scores of its completion
 contain no text, but text can be recovered from hidden states, so only the owner of these files can
 read them.
 
-    python -m outrider.data.features.feature_store runs/resume_screening/features    # checksums
+    store = FeatureStore.open(Path("runs/resume_screening/features"))
+    store.verify()                                                  # compares checksums
+    store.read(store.sequence_ids[0]).hidden                        # [tokens, width]
 """
 
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -240,10 +241,3 @@ def join_stores(directories: Sequence[Path], wanted: Collection[str], out_dir: P
         header = {key: first[key] for key in SAME if key in first}
         manifest = {**header, "source": source, "shards": shards, "sequences": sequences}
         write_json(folder / MANIFEST, manifest, private=True)
-
-
-if __name__ == "__main__":
-    store = FeatureStore.open(Path(sys.argv[1]))
-    store.verify()
-    tokens = sum(shard["tokens"] for shard in store.manifest["shards"])
-    print(f"{len(store.sequence_ids)} sequences, {tokens} tokens: all checksums match")

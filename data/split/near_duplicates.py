@@ -11,9 +11,10 @@ candidates; the Jaccard similarity of the sets decides.
 """
 
 import hashlib
+import itertools
 import random
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -79,19 +80,16 @@ def jaccard(left: frozenset[int], right: frozenset[int]) -> float:
 
 def _boilerplate(prompts: Sequence[str]) -> frozenset[int]:
     """Returns the shingles in over half of a sample of prompts, or of those of a template."""
-    rows = random.Random(0).sample(range(len(prompts)), min(len(prompts), 2000))
+    rows = random.Random(0).sample(range(len(prompts)), min(len(prompts), 1000))
     chosen = [prompts[row] for row in sorted(rows)]
-    everything: Counter[int] = Counter()
-    of_template: defaultdict[str, Counter[int]] = defaultdict(Counter)
     templates = name_templates(chosen)
+    sizes = {name: size for name, size in Counter(templates).items() if size >= FEWEST}
+    sizes["all"] = len(chosen)
+    counts: Counter[tuple[str, int]] = Counter()
     for template, prompt in zip(templates, chosen, strict=True):
-        own = shingles_of(prompt)
-        everything.update(own)
-        of_template[template].update(own)
-    groups = [(everything, len(chosen))]
-    groups += [(of_template[name], n) for name, n in Counter(templates).items() if n >= FEWEST]
+        counts.update(itertools.product({"all", template} & sizes.keys(), shingles_of(prompt)))
     return frozenset(
-        shingle for counts, n in groups for shingle, count in counts.items() if count > n / 2
+        shingle for (group, shingle), count in counts.items() if count > sizes[group] / 2
     )
 
 
