@@ -125,7 +125,8 @@ def check(context: EvaluationContext) -> None:
             f"eval.current_k = {settings.current_k}, but the speculator was trained with "
             f"speculator.depth = {depth}; raise speculator.depth or remove eval.current_k"
         )
-    fixed = [each.family.in_words for each in context.speculators.values() if each.family.fixed_k]
+    families = [each.family for each in context.speculators.values()]
+    fixed = [family.in_words for family in families if family.fixed_k]
     if fixed and context.by_batch_size:
         raise OutriderError(
             f"export.k_per_batch_size: true, but {fixed[0]} drafts the same number of tokens at"
@@ -136,7 +137,7 @@ def check(context: EvaluationContext) -> None:
             "export.k_per_batch_size: true, but with data parallelism vLLM ignores the schedule"
             " (serving.engine.data_parallel), and with EPLB it cannot be measured; set it to false"
         )
-    blocks = [each.family.in_words for each in context.speculators.values() if each.family.one_block]
+    blocks = [family.in_words for family in families if family.one_block]
     if blocks and settings.k not in ("auto", depth):
         raise OutriderError(
             f"eval.k = {settings.k}: the drafts of {blocks[0]} depend on their number, so it is"
@@ -147,8 +148,8 @@ def check(context: EvaluationContext) -> None:
     own_k = context.base_has_own_k and settings.k == "auto"
     if base.family.fixed_k and not own_k and settings.current_k not in (None, base_k):
         raise OutriderError(
-            f"eval.current_k = {settings.current_k}: {base.family.in_words} always drafts the number of"
-            f" tokens that its engine was started with, here {base_k}; set eval.k and"
+            f"eval.current_k = {settings.current_k}: {base.family.in_words} always drafts as many"
+            f" tokens as its engine was started with, here {base_k}; set eval.k and"
             " eval.current_k to the same number"
         )
     for workload in settings.general:

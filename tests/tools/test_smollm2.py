@@ -23,14 +23,14 @@ def test_a_served_target_answers_each_request_once(nano_r1: Path, tmp_path: Path
         "LlamaForCausalLM", tmp_path / "smollm2", vocabulary=4096, tokenizer_of=nano_r1
     )
     workload = smollm2.Workload(max_tokens=12, concurrency=3)
-    log, planned = tmp_path / "log.jsonl", smollm2.requests(smollm2.profiles(5), workload)
+    log, prompts = tmp_path / "log.jsonl", smollm2.prompts_for(smollm2.TASK, 5)
     engine = EngineConfig(max_model_len=512, dtype="float32")
     with Server(TargetConfig(model=str(target)), engine, log_path=tmp_path / "server") as server:
-        smollm2.record(server, log, smollm2.profiles(2), workload)
-        smollm2.record(server, log, smollm2.profiles(5), workload)  # resumes
+        smollm2.record(server, log, prompts[:2], workload)
+        smollm2.record(server, log, prompts, workload)  # resumes
     rows = sorted(map(json.loads, log.read_text().splitlines()), key=lambda row: row["timestamp"])
     assert [{**row, "response": None} for row in rows] == [
-        {**row, "response": None} for row in planned
+        {**row, "response": None} for row in smollm2.requests(prompts, workload)
     ]
     tokenizer = AutoTokenizer.from_pretrained(target)
     for row in rows:
@@ -48,7 +48,7 @@ def test_the_shipped_log_answers_the_planned_requests() -> None:
     assert len(rows) >= 400
     assert [{**row, "response": None} for row in rows] == [
         {**row, "response": None}
-        for row in smollm2.requests(smollm2.profiles(len(rows)), smollm2.SHORT)
+        for row in smollm2.requests(smollm2.prompts_for(smollm2.TASK, len(rows)), smollm2.SHORT)
     ]
     for row in rows:
         choice = row["response"]["choices"][0]
