@@ -228,7 +228,7 @@ def planned(args: argparse.Namespace) -> tuple[list[Any], list[Any]]:
     )
     rows = []
     for epoch in range(args.epochs):
-        rows += [row for [row] in plan_epoch(samples, args.row_tokens, 1, 0, epoch)]
+        rows += [row for [row] in plan_epoch(samples, args.row_tokens, 1, args.seed, epoch)]
     return samples, rows
 
 
@@ -259,7 +259,7 @@ def prepare(args: argparse.Namespace) -> int:
         lambda: token_counts(responses, vocab),
     )
     kind = Eagle3()
-    head = kind.start(origin, torch.float32, "cpu", seed=0)
+    head = kind.start(origin, torch.float32, "cpu", seed=args.seed)
     kind.write(kind.trained(head, head.state_dict()), origin, args.out / "start")
     ends_VH = {"embedding": ends.embedding_VH.float(), "lm_head": ends.lm_head_VH.float().clone()}
     save_file(ends_VH, args.out / "ends.safetensors")
@@ -296,7 +296,7 @@ class Side:
             *("--target", args.target, "--states", args.states),
             *("--sequences", str(args.sequences), "--epochs", str(args.epochs)),
             *("--row-tokens", str(args.row_tokens), "--their-head", args.their_head),
-            *("--learning-rate", str(args.learning_rate)),
+            *("--learning-rate", str(args.learning_rate), "--seed", str(args.seed)),
         ]
         threads = {"OMP_NUM_THREADS": str(args.threads)}
         script = Path(__file__).resolve()
@@ -348,6 +348,8 @@ def both(args: argparse.Namespace) -> Iterator[list[Side]]:
 
 def compare(args: argparse.Namespace) -> None:
     """Trains both in alternation, replays both, and prints the table."""
+    from outrider.eval.replay import replay
+
     args.out.mkdir(parents=True, exist_ok=True)
     steps = prepare(args)
     samples, rows = planned(args)
@@ -364,31 +366,34 @@ def compare(args: argparse.Namespace) -> None:
             side.ask(write=str(args.out / side.name))
     print("| | training tokens/s | peak memory, MB | for training | acceptance, k = 1 .. K |")
     print("|---|---|---|---|---|")
-    for side in sides:
-        lengths = ", ".join(f"{each:.3f}" for each in judge(args, args.out / side.name))
+    sums = [judge(args, args.out / side.name) for side in sides]
+    for side, own in zip(sides, sums, strict=True):
+        lengths = ", ".join(f"{each:.3f}" for each in own.acceptance_length())
         print(
             f"| {side.name} | {tokens / side.seconds:.0f} | {side.peak_mb:.0f} |"
             f" {side.peak_mb - side.loaded_mb:.0f} | {lengths} |"
         )
+    for k in range(1, args.depth + 1):
+        ratio = replay.compare(sums[1], sums[0], k)["ratio"]
+        print(f"ours / theirs at k = {k}: {ratio.value:.4f} [{ratio.low}, {ratio.high}]")
 
 
-def judge(args: argparse.Namespace, head_dir: Path) -> list[float]:
-    """Held-out acceptance lengths for k = 1..K, by exact greedy replay."""
+def judge(args: argparse.Namespace, head_dir: Path) -> Any:
+    """Sums of an exact greedy replay of the held-out responses."""
     from outrider.common.files import read_json
     from outrider.data.features.feature_store import FeatureStore
     from outrider.data.sequences import load_sequences
+    from outrider.eval.replay.heldout_replay import COLUMNS
     from outrider.eval.replay.replay import replay
     from outrider.serving.config import TargetConfig
 
     store = FeatureStore.open(args.run / args.states)
     held = {row["id"] for row in store.manifest["sequences"]}
     heldout = read_json(args.run / "split" / "parts.json")["heldout"]
-    columns = ["sequence_id", "session", "temperature", "top_p", "top_k"]
     ids = [name for name in heldout if name in held]
-    table = load_sequences(args.run / "traffic" / "sequences", ids).select_columns(columns)
+    table = load_sequences(args.run / "traffic" / "sequences", ids).select_columns(COLUMNS)
     target_dir = TargetConfig(model=args.target).directory()
-    sums = replay(head_dir, target_dir, store, list(table), args.depth, "greedy")
-    return list(sums.acceptance_length())
+    return replay(head_dir, target_dir, store, list(table), args.depth, "greedy")
 
 
 def main() -> None:
@@ -405,6 +410,7 @@ def main() -> None:
     parser.add_argument("--draft-vocabulary", type=int, default=256)
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0, help="of the weights and of the rows")
     parser.add_argument(
         "--their-head",
         choices=["frozen", "trained"],
