@@ -133,7 +133,6 @@ class Reject(Exception):
       `own_chat_template`, `prompt_not_messages`, `template_refuses`
     - does not fit the target: `token_out_of_vocabulary`, `longer_than_target`,
       `sampling_out_of_range`
-    - not an SGLang dump: `unsafe_pickle`, `damaged_pickle`, `pickle_too_large`, `not_a_dump`
     - set aside, without counting towards `traffic.max_reject_fraction`: sampled differently
       (`grammar`, `min_p`, `penalties`, `other_sampling`), personal data that cannot be replaced
       (`privacy_regenerate`, `privacy_ids_only`), and rows that are not part of the traffic

@@ -11,6 +11,7 @@ resumes; intervals, verdict and report are recomputed from the cache each time.
 """
 
 import functools
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -51,12 +52,15 @@ from outrider.eval.summary import conclude
 from outrider.eval.workloads import measured_workloads, prompts_of
 from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.vllm_hooks.drafts_file import Drafts
-from outrider.speculators.kinds import check_speculator
+from outrider.speculators.kinds import SUFFIX, check_speculator
+from outrider.speculators.kinds.weightless import HISTORY, write_history
 
 
 def evaluate(context: EvaluationContext) -> dict[str, Any]:
     """Evaluates custom against base and no speculation; returns the summary for scripts."""
     check(context)
+    if any(each.kind == SUFFIX for each in context.speculators.values()):
+        give_history(context)
     heldout = context.data.rows(context.data.parts["heldout"])
     requests = heldout_requests(context, heldout)
     replays = replay_parts(context)
@@ -164,6 +168,14 @@ def check(context: EvaluationContext) -> None:
     for each in context.speculators.values():
         if each.directory not in (None, target_dir):
             check_speculator(each.directory, target_dir)
+
+
+def give_history(context: EvaluationContext) -> None:
+    """Lets suffix lookup search the training part's responses, as after serving them."""
+    rows, path = context.data.rows(context.data.parts["train"]), context.folders.out / "history.npz"
+    responses = zip(rows["token_ids"], rows["completion_start"], strict=True)
+    write_history(path, [ids[start:] for ids, start in responses])
+    os.environ[HISTORY] = str(path.resolve())
 
 
 def not_measured(context: EvaluationContext) -> dict[str, str]:

@@ -101,7 +101,7 @@ def train_run(
 def evaluate_run(
     loaded: "LoadedRecipe", run: "RunDirectory", speculator: str | None = None
 ) -> "Results":
-    """Evaluates the run's speculator, or another: a directory, `ngram` or `none`."""
+    """Evaluates the run's speculator, or another: a directory, `ngram`, `suffix` or `none`."""
     from outrider.pipeline.stages.registry import stages_of
 
     stages, options = ["ingest", "split", "capture", "evaluate_other"], {}

@@ -21,6 +21,7 @@ from outrider.speculators.config import SpeculatorConfig
 from outrider.speculators.features import FeatureSpec
 from outrider.speculators.kinds import (
     KINDS,
+    SUFFIX,
     kind_of,
     native_kinds,
     trainable_kind,
@@ -28,6 +29,7 @@ from outrider.speculators.kinds import (
     weightless_names,
 )
 from outrider.speculators.kinds.protocol import DrafterKind, TrainableKind
+from outrider.speculators.kinds.weightless import fixed_cache
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +46,8 @@ def base_of(base: str | Path | None, target_dir: Path) -> Base:
     config = Path(target_dir) / "config.json"
     name = None if base is None else str(base)
     if name in weightless_names():
+        if name == SUFFIX:
+            fixed_cache(None)  # refuses here, not after hours, if the package is missing
         return Base(KINDS[name], None)
     if name is not None and name not in KINDS:
         directory = Path(name).expanduser()

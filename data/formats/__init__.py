@@ -26,7 +26,6 @@ from outrider.data.formats import (
     openai_pairs,
     otel_genai,
     sglang,
-    sglang_dump,
     token_ids,
     vllm_log,
 )
@@ -34,7 +33,6 @@ from outrider.data.formats.rows import row_records, sample_of
 from outrider.data.formats.sources import LogFile
 
 FORMATS: dict[str, Any] = {
-    "sglang_dump": sglang_dump,
     "sglang": sglang,
     "vllm_log": vllm_log,
     "litellm": litellm,

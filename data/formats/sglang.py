@@ -9,7 +9,7 @@ Flags: `--log-requests --log-requests-level 3 --log-requests-format json`.
              "meta_info": {"finish_reason": {"type": "stop", "matched": 1}, ...}}}
 
 Only `request.finished` is read, since it repeats the request. Level 2 cuts the middle out of long
-texts and lists; levels 0 and 1 omit them. sglang_dump.py reads pickled dumps of the same objects.
+texts and lists; levels 0 and 1 omit them.
 
 The model name and messages are lost, and often tenant and session. Rejects: `truncated_log` for
 texts cut at level 2, `text_not_logged` for lower levels, `text_log` for the text format. Times are

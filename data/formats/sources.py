@@ -31,7 +31,7 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-SUFFIXES = (".jsonl", ".ndjson", ".json", ".log", ".parquet", ".arrow", ".pkl")
+SUFFIXES = (".jsonl", ".ndjson", ".json", ".log", ".parquet", ".arrow")
 """Suffixes of the files that are read from a folder, compressed or not. A file that is named
 directly or matched by a glob is read regardless of its suffix."""
 

@@ -13,7 +13,7 @@ such as a file and its compressed copy, the one with the most unread rows is rea
 Some exchanges have their halves in different slices; the ingest leaves them out and counts them as
 `beyond_first`.
 
-Compressed files are read after `SETTLED_S` without a change. So are Parquet, Arrow and pickle files
+Compressed files are read after `SETTLED_S` without a change. So are Parquet and Arrow files
 and JSON arrays, which are read whole, so a slice may have more rows than requested.
 """
 
@@ -113,7 +113,7 @@ def end_of(unread: Sequence[Unread]) -> Position:
 
 
 def _unread_of(file: LogFile, position: Mapping[str, int]) -> Unread | None:
-    if unpacked_name(file.path).endswith((*TABLES, ".pkl")) or not is_lines(file.head()):
+    if unpacked_name(file.path).endswith(TABLES) or not is_lines(file.head()):
         if not _settled(file):
             return None
         key = f"whole {value_digest(file.identity())}"

@@ -74,7 +74,7 @@ class SpeculatorIdentity(Part):
     """The evaluated speculator."""
 
     kind: str
-    """Its kind, such as `mtp`, `eagle3`, `ngram` or `none`"""
+    """Its kind, such as `mtp`, `eagle3`, `ngram`, `suffix` or `none`"""
     weights_sha256: str | None
     """Digest of its weights, identical across runs of the same speculator; null without weights"""
 

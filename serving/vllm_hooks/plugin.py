@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from outrider.serving.admin.live_flags import ADMIN
 from outrider.serving.hooked import HOOKS
 from outrider.serving.vllm_hooks.version import vllm_version
+from outrider.speculators.kinds.weightless import HISTORY, fixed_cache
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +26,7 @@ def register() -> None:
     """
     if os.environ.get(HOOKS) != "1" and ADMIN not in os.environ:
         return
-    for install in (_admin_route, _correct_cpu_engine):
+    for install in (_admin_route, _correct_cpu_engine, _fix_suffix_lookup):
         try:
             install()
         except Exception as error:
@@ -79,6 +80,28 @@ def _correct_cpu_engine() -> None:
     if getattr(rejection_sampler.expand_kernel, "func", None) is not expand:
         register_kernels({"vllm.v1.sample.rejection_sampler.expand_kernel": expand})
     _custom_ops.CPUDNNLGEMMHandler.__del__ = release  # type: ignore[method-assign]
+
+
+def _fix_suffix_lookup() -> None:
+    """Gives suffix lookup the responses of HISTORY and no others, and any number of drafts."""
+    if HISTORY not in os.environ:
+        return
+    from vllm.v1.spec_decode.suffix_decoding import SuffixDecodingProposer
+
+    start, propose = SuffixDecodingProposer.__init__, SuffixDecodingProposer.propose
+    if start.__module__ == __name__:
+        return
+
+    def init(self: Any, *args: Any) -> None:
+        start(self, *args)
+        self.suffix_cache = fixed_cache(os.environ[HISTORY])
+
+    def propose_up_to(self: Any, k: int, *args: Any, **kwargs: Any) -> list[list[int]]:
+        self.num_speculative_tokens = k  # vLLM 0.32 refuses any but the first
+        return propose(self, k, *args, **kwargs)
+
+    SuffixDecodingProposer.__init__ = init  # type: ignore[method-assign, assignment]
+    SuffixDecodingProposer.propose = propose_up_to  # type: ignore[method-assign, assignment]
 
 
 def release(handler: Any) -> None:

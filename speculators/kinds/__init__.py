@@ -20,11 +20,19 @@ from outrider.speculators.kinds.eagle3.kind import Eagle3
 from outrider.speculators.kinds.mtp.kind import MTP
 from outrider.speculators.kinds.p_eagle.kind import PEagle
 from outrider.speculators.kinds.protocol import DrafterKind, TrainableKind
-from outrider.speculators.kinds.weightless import NGramLookup, NoSpeculation, WeightlessKind
+from outrider.speculators.kinds.weightless import (
+    NGramLookup,
+    NoSpeculation,
+    SuffixLookup,
+    WeightlessKind,
+)
 
 KINDS: dict[str, DrafterKind] = {
     kind.name: kind
-    for kind in (DSpark(), DFlash(), PEagle(), Eagle3(), MTP(), NGramLookup(), NoSpeculation())
+    for kind in (
+        *(DSpark(), DFlash(), PEagle(), Eagle3(), MTP()),
+        *(NGramLookup(), SuffixLookup(), NoSpeculation()),
+    )
 }
 """Kinds by name; a directory belongs to the first that recognizes it."""
 
@@ -33,6 +41,9 @@ DEFAULT_KIND = "mtp"
 
 NO_SPECULATION = NoSpeculation.name
 """Name of the kind that drafts nothing."""
+
+SUFFIX = SuffixLookup.name
+"""Name of the kind that also searches earlier responses; vLLM needs a package for it."""
 
 LOOKUP = NGramLookup.name
 """Name of the kind that every endpoint can use without training."""

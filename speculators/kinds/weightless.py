@@ -1,22 +1,38 @@
-"""Kinds without weights: n-gram lookup and no speculation.
+"""Kinds without weights: n-gram and suffix lookup, and no speculation.
 
 They are served and measured for comparison; there is nothing to train or swap. Their drafts depend
 only on the text, so replay needs no states.
 
     NGramLookup().drafts(token_ids_T, first=10, k=4)    # vLLM's own proposer at every anchor
 
+Suffix lookup also searches the responses to earlier requests. An evaluation fixes these to the
+training part's, for replay and servers alike: the servers answer the same prompts several times,
+and must not find their own answers.
+
 Shapes: T tokens of a sequence, A anchors, K drafts.
 """
 
+import functools
+import os
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.common.errors import OutriderError
+from outrider.common.files import publish
 from outrider.speculators.kinds.protocol import DrafterKind
 
 LOOKUP = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
 """Range of n-gram lengths; vLLM's documentation uses a maximum of 4."""
+
+DEPTH, CACHED = 24, 10_000
+"""vLLM's defaults for suffix lookup: tokens of a match, and responses that are searched."""
+
+HISTORY = "OUTRIDER_SUFFIX_HISTORY"
+"""Environment variable with the path of earlier responses, as `write_history` writes them."""
 
 NO_DRAFT = -1
 """Token id for no draft."""
@@ -28,6 +44,11 @@ class WeightlessKind(DrafterKind):
     def drafts(self, token_ids_T: NDArray[np.int32], first: int, k: int) -> NDArray[np.int32]:
         """Drafts [A, K] after each token from `first` to the second-to-last."""
         raise NotImplementedError
+
+    def vllm_settings(self, *given: Any, **named: Any) -> dict[str, Any] | None:
+        """vLLM's settings without a model or draft sampling method."""
+        unread, settings = ("model", "draft_sample_method"), super().vllm_settings(*given, **named)
+        return {key: value for key, value in (settings or {}).items() if key not in unread}
 
 
 class NGramLookup(WeightlessKind):
@@ -56,9 +77,71 @@ class NGramLookup(WeightlessKind):
         return drafts_AK
 
     def vllm_settings(self, *given: Any, **named: Any) -> dict[str, Any]:
-        """vLLM's settings without a model or draft sampling method."""
-        unread, settings = ("model", "draft_sample_method"), super().vllm_settings(*given, **named)
-        return {key: value for key, value in (settings or {}).items() if key not in unread} | LOOKUP
+        """vLLM's settings, with the range of n-gram lengths."""
+        return (super().vllm_settings(*given, **named) or {}) | LOOKUP
+
+
+class SuffixLookup(WeightlessKind):
+    """Drafts what most often followed the longest match in request and earlier responses."""
+
+    name = "suffix"
+    in_words = "suffix lookup"
+
+    def drafts(self, token_ids_T: NDArray[np.int32], first: int, k: int) -> NDArray[np.int32]:
+        """Asks vLLM's cache after every token.
+
+        With fewer than k drafts, another match may have the best score, so for those the replay is
+        an approximation.
+        """
+        cache = fixed_cache(os.environ.get(HISTORY))
+        anchors = max(len(token_ids_T) - 1 - first, 0)
+        drafts_AK = np.full((anchors, k), NO_DRAFT, np.int32)
+        cache.start_request(self.name, token_ids_T[:first])
+        for row_K, end in zip(drafts_AK, range(first + 1, len(token_ids_T)), strict=True):
+            cache.add_active_response(self.name, token_ids_T[end - 1 : end])
+            recent_T = token_ids_T[max(end - DEPTH, 0) : end]
+            found = cache.speculate(self.name, recent_T, max_spec_tokens=k).token_ids
+            row_K[: len(found)] = found
+        cache.stop_request(self.name)
+        return drafts_AK
+
+
+def write_history(path: Path, responses: Sequence[Sequence[int]]) -> None:
+    """Writes the newest responses for suffix lookup, for this user only."""
+    newest = [np.array(ids, np.int32) for ids in responses[-CACHED:]]
+    with publish(path) as temporary:
+        temporary.touch(mode=0o600)
+        with temporary.open("wb") as file:
+            np.savez(file, tokens=np.concatenate(newest), ends=np.cumsum([*map(len, newest)]))
+
+
+@functools.cache
+def fixed_cache(history: str | None) -> Any:
+    """vLLM's cache for suffix lookup, with the responses of `history` and no others.
+
+    Raises an `OutriderError` if the package that vLLM needs for it is missing.
+    """
+    try:
+        from arctic_inference.suffix_decoding import SuffixDecodingCache
+    except ImportError:
+        raise OutriderError(
+            "suffix lookup: vLLM needs arctic-inference for it; run"
+            " `pip install --no-deps arctic-inference==0.1.1` (it compiles for a minute)"
+        ) from None
+
+    class Fixed(SuffixDecodingCache):
+        def stop_request(self, req_id: Any) -> None:
+            super().stop_request(req_id)
+            self.evict_cached_response(req_id)
+
+    cache = Fixed(DEPTH, -1)
+    if history is not None:
+        with np.load(history) as stored:
+            for number, ids_T in enumerate(np.split(stored["tokens"], stored["ends"][:-1])):
+                cache.start_request(number, ids_T[:0])
+                cache.add_active_response(number, ids_T)
+                SuffixDecodingCache.stop_request(cache, number)
+    return cache
 
 
 class NoSpeculation(WeightlessKind):

@@ -1,0 +1,39 @@
+"""Suffix lookup with vLLM's own cache, where its package is installed."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from outrider.common.errors import OutriderError
+from outrider.speculators.base import base_of
+from outrider.speculators.kinds.weightless import (
+    HISTORY,
+    NO_DRAFT,
+    SuffixLookup,
+    fixed_cache,
+    write_history,
+)
+
+
+def test_suffix_lookup_continues_earlier_responses_and_the_request_itself(tmp_path, monkeypatch):
+    pytest.importorskip("arctic_inference", reason="suffix lookup needs arctic-inference")
+    history = tmp_path / "history.npz"
+    write_history(history, [[7, 8, 9, 10, 11, 12], [20, 21, 22]])
+    assert history.stat().st_mode & 0o077 == 0
+    monkeypatch.setenv(HISTORY, str(history))
+    ids_T = np.array([1, 2, 3, 7, 8, 9, 5, 1, 2, 3, 6], np.int32)
+    drafts_AK = SuffixLookup().drafts(ids_T, 3, 3)
+    assert drafts_AK.shape == (7, 3)
+    assert drafts_AK[1].tolist() == [9, 10, NO_DRAFT]  # after 7 8: as many as match
+    assert drafts_AK[2].tolist() == [10, 11, 12]  # after 7 8 9
+    assert drafts_AK[3].tolist() == [NO_DRAFT] * 3
+    assert drafts_AK[5].tolist() == [3, 7, NO_DRAFT]  # after 1 2, in the prompt
+    np.testing.assert_array_equal(SuffixLookup().drafts(ids_T, 3, 3), drafts_AK)  # nothing learned
+
+
+def test_without_its_package_suffix_lookup_names_the_command(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "arctic_inference.suffix_decoding", None)
+    fixed_cache.cache_clear()
+    with pytest.raises(OutriderError, match="pip install --no-deps arctic-inference"):
+        base_of("suffix", tmp_path)
