@@ -25,7 +25,6 @@ from outrider.eval.results.parts import CURRENT, DRAFTERS, LOOKUP, Drafter, Draf
 from outrider.eval.results.sections import Choice
 from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.vllm_hooks.drafts_file import Drafts
-from outrider.speculators.kinds import LOOKUP as LOOKUP_KIND
 
 MIN_GAIN = 0.01
 """Minimum relative gain in tokens/s from a larger k; a smaller gain is not worth the longer steps
@@ -93,7 +92,7 @@ def lookup_k(
     validation: Mapping[str, ReplaySums] | None,
     steps: Mapping[int, float] | None = None,
 ) -> int | None:
-    """K of n-gram lookup as a reference; None if not served.
+    """K of lookup as a reference; None if not served.
 
     If `choose_kind` timed lookup, its k is used; otherwise `eval.k` if it is a number. With "auto",
     k follows from replay and `steps`, the seconds per step of custom's engine, so that lookup's
@@ -102,7 +101,7 @@ def lookup_k(
     if not context.serves_lookup:
         return None
     for each in context.kinds:
-        if each.kind == LOOKUP_KIND:
+        if each.kind == context.settings.lookup:
             return each.k
     if context.settings.k != "auto" or validation is None:
         return context.depth if context.settings.k == "auto" else context.settings.k

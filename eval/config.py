@@ -6,6 +6,7 @@ EvalConfig(k="auto", requests=6, repeats=3, gate=GateConfig(min_acceptance_ratio
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -15,6 +16,9 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+
+from outrider.speculators.kinds import LOOKUP, SUFFIX
+from outrider.speculators.kinds.weightless import fixed_cache
 
 SHIP: Literal["ship"] = "ship"
 DO_NOT_SHIP: Literal["do not ship"] = "do not ship"
@@ -149,6 +153,15 @@ class ReportConfig(BaseModel):
     is refused."""
 
 
+def _lookup(name: str) -> str:
+    """Validates the name of a lookup; suffix lookup needs its package."""
+    if name not in (LOOKUP, SUFFIX):
+        raise ValueError(f"must be {LOOKUP} or {SUFFIX}")
+    if name == SUFFIX:
+        fixed_cache(None)
+    return name
+
+
 class EvalConfig(BaseModel):
     """Evaluation of the base and custom speculators on held-out traffic."""
 
@@ -168,6 +181,11 @@ class EvalConfig(BaseModel):
     """Engine modes in which tokens/s are measured and the verification pass runs. The bundle serves
     in the first one. With a small target, the modes give different results: compilation leaves less
     for speculation to gain."""
+
+    lookup: Annotated[str, AfterValidator(_lookup)] = LOOKUP
+    """What an endpoint gets without training, measured as a reference that custom must beat.
+    `ngram`: vLLM's n-gram lookup. `suffix`: its suffix lookup, which also searches the responses to
+    earlier requests, here those of the training part; stronger, but vLLM needs arctic-inference."""
 
     side_by_side: bool = True
     """Whether the server without speculation and the one for base and custom run at the same time,

@@ -216,13 +216,13 @@ class EvaluationContext:
     def serves_lookup(self) -> bool:
         """Whether to serve lookup: custom has weights and base is not lookup."""
         trained = self.speculators["custom"].directory is not None
-        return trained and self.speculators["base"].kind != LOOKUP
+        return trained and self.speculators["base"].kind != self.settings.lookup
 
     @property
     def served(self) -> dict[str, Speculator]:
         """The served speculators by variant."""
-        reference = {LOOKUP_VARIANT: Speculator(LOOKUP)} if self.serves_lookup else {}
-        return {str(name): each for name, each in self.speculators.items()} | reference
+        lookup = {LOOKUP_VARIANT: Speculator(self.settings.lookup)} if self.serves_lookup else {}
+        return {str(name): each for name, each in self.speculators.items()} | lookup
 
     @property
     def base_has_own_k(self) -> bool:

@@ -59,7 +59,7 @@ from outrider.speculators.kinds.weightless import HISTORY, write_history
 def evaluate(context: EvaluationContext) -> dict[str, Any]:
     """Evaluates custom against base and no speculation; returns the summary for scripts."""
     check(context)
-    if any(each.kind == SUFFIX for each in context.speculators.values()):
+    if SUFFIX in (context.settings.lookup, *(each.kind for each in context.speculators.values())):
         give_history(context)
     heldout = context.data.rows(context.data.parts["heldout"])
     requests = heldout_requests(context, heldout)
@@ -71,7 +71,7 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
         modes = context.settings.engine_modes
         choice = choose(context, servers, load, requests, validation, modes[0])
         k = choice.k
-        lookup = "" if choice.lookup_k is None else f", {choice.lookup_k} for n-gram lookup"
+        lookup = "" if choice.lookup_k is None else f", {choice.lookup_k} for lookup"
         context.say(f"k = {k.base} for base, {k.custom} for custom{lookup}")
         replayed = replay_stage(context, replays, k, heldout)
         served: dict[str, Served] = {}

@@ -3,7 +3,7 @@
     speed_checks(findings, settings.gate)
 
 At the main concurrency, custom must be shown to be faster than base at base's best K, base at
-`eval.current_k`, and n-gram lookup, which needs no training. It must also be shown to be at most 3
+`eval.current_k`, and `eval.lookup`, which needs no training. It must also be shown to be at most 3
 % slower than base at other concurrencies, and at most 3 % slower than no speculation at every
 concurrency (non-inferiority: the interval must lie above `gate.least_speed`). `ship` requires every
 check, so a lack of evidence does not pass. The levels need no correction: because all checks must
@@ -37,7 +37,7 @@ class Demand:
 
     kind: str
     versus: str
-    """`base`, `base at eval.current_k`, `n-gram lookup` or `none`"""
+    """`base`, `base at eval.current_k`, `lookup` or `none`"""
     concurrency: int
     ratio: Estimate
     threshold: float
@@ -92,7 +92,7 @@ def demands(speed: Mapping[str, SpeedRow], main: int, gate: GateConfig) -> list[
         ]
         if row.lookup and concurrency == main:
             ratio = row.lookup.custom_over
-            found.append(Demand(SUPERIOR, "n-gram lookup", concurrency, ratio, least))
+            found.append(Demand(SUPERIOR, "lookup", concurrency, ratio, least))
         found.append(Demand(NONE, "none", concurrency, row.custom_over_none, gate.least_speed))
     return found
 

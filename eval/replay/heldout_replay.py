@@ -27,12 +27,12 @@ from outrider.eval.context import EvaluationContext
 from outrider.eval.replay.replay import CEILING, ReplaySums, compare, has_steps, length_at, replay
 from outrider.eval.results.parts import DRAFTERS, Drafters, interval
 from outrider.eval.results.sections import OnPolicy, Replay
-from outrider.speculators.kinds import LOOKUP, weightless_kind
+from outrider.speculators.kinds import weightless_kind
 
 Replays = Mapping[str, ReplaySums]
 """Sums of each drafter, of `lookup` and, for held-out and general traffic, of `ceiling`."""
 
-REFERENCES: dict[str, Path | str] = {"lookup": LOOKUP, "ceiling": CEILING}
+REFERENCES = ("lookup", CEILING)
 """References for base and custom -> the `speculator` argument of `replay`."""
 
 COLUMNS = ["sequence_id", "session", "user", "temperature", "top_p", "top_k"]
@@ -69,7 +69,8 @@ def replay_drafter(context: EvaluationContext, part: str, name: str) -> ReplaySu
     or as tasks on the cluster; kinds without weights need no device and run in this process.
     """
     drafters = {str(own): each.replayed_as for own, each in context.speculators.items()}
-    speculator = (REFERENCES | drafters)[name]
+    references: dict[str, Path | str] = {"lookup": context.settings.lookup, CEILING: CEILING}
+    speculator = (references | drafters)[name]
     ids, most = context.data.parts.get(part, []), context.settings.replay_sequences
     if part != "validation" and most is not None and most < len(ids):
         ids = sorted(random.Random(SEED).sample(ids, most), key=ids.index)

@@ -36,7 +36,7 @@ from outrider.eval.results.sections import (
     Verification,
     Workload,
 )
-from outrider.speculators.kinds import LOOKUP
+from outrider.speculators.kinds import LOOKUP, kind_named
 
 VERSION = 15
 """Version of the measurements and of report.json. Raise it when the same settings would give
@@ -185,6 +185,11 @@ class Findings(Part):
         k = self.acceptance_k
         return f"{'both ' if k.base == k.custom else ''}at K = {k_list(k)}"
 
+    @property
+    def lookup_in_words(self) -> str:
+        """The reference `eval.lookup` in words."""
+        return kind_named(self.settings.get("lookup", LOOKUP)).in_words
+
 
 class Report(Findings):
     """report.json: measurements, prices, the verdict, and facts about the run."""
@@ -222,10 +227,10 @@ class Report(Findings):
             ratio = row.lookup.custom_over
             if ratio.low <= 1:
                 return (
-                    "N-gram lookup, which needs no training, is"
+                    f"{self.lookup_in_words.capitalize()}, which needs no training, is"
                     f" {'faster' if ratio.high < 1 else 'as fast'} ({mode}: custom / lookup"
                     f" {interval(ratio)}): ship it instead. `outrider eval RECIPE --speculator"
-                    f" {LOOKUP}` evaluates it."
+                    f" {self.settings.get('lookup', LOOKUP)}` evaluates it."
                 )
         return ""
 

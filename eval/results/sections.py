@@ -33,7 +33,7 @@ class Choice(Part):
     step_ms: dict[Drafter, dict[str, dict[int, float]]] = Field(default_factory=dict)
     """Speculator -> batch size -> k -> milliseconds per step; empty if nothing was timed"""
     lookup_k: int | None = None
-    """Drafted tokens per step of n-gram lookup; null if it is not served as a reference"""
+    """Drafted tokens per step of `eval.lookup`; null if it is not served as a reference"""
 
 
 class KindSpeed(Part):
@@ -87,7 +87,7 @@ class Replay(Part):
     ratio: ClusteredEstimate
     """custom / base, paired by response"""
     lookup: ClusteredEstimate
-    """Acceptance length of n-gram lookup at custom's K"""
+    """Acceptance length of `eval.lookup` at custom's K"""
     ceiling: ClusteredEstimate
     """Acceptance length of a perfect drafter at custom's K"""
     by_k: Series
@@ -174,7 +174,7 @@ class Block(Part):
 
 
 class Reference(Part):
-    """Another reference for custom: base at eval.current_k, or n-gram lookup."""
+    """Another reference for custom: base at eval.current_k, or `eval.lookup`."""
 
     block: Block
     """The reference's timed blocks"""
@@ -195,7 +195,7 @@ class SpeedRow(Ratios, Variants[Block]):
     current: Reference | None = None
     """Base at eval.current_k; null if that is not set or is base's own K"""
     lookup: Reference | None = None
-    """N-gram lookup at `choice.lookup_k`; null except at the main concurrency"""
+    """`eval.lookup` at `choice.lookup_k`; null except at the main concurrency"""
     starts: int | None = None
     """Number of times the engines of base and custom were started; null if they share one. With
     fewer than three starts, their ratio is undecided"""

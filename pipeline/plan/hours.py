@@ -21,7 +21,7 @@ from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stages.sources import listed
 from outrider.serving.config import EMBEDDED_TARGETS
 from outrider.speculators.base import planned, warms_up
-from outrider.speculators.kinds import LOOKUP, trainable_kind
+from outrider.speculators.kinds import trainable_kind
 from outrider.speculators.size import drafter_size
 
 LOG_BYTES_PER_TOKEN = 6
@@ -263,10 +263,10 @@ def engine_starts(recipe: Recipe) -> int:
     step timing starts one, verification and the first repeat each start both, and each further
     repeat starts the one that is not running. If engines cannot change drafters, step timing starts
     one for each speculator and K, verification starts three, and each repeat starts all variants.
-    N-gram lookup starts one more server unless it is the base.
+    Lookup starts one more server unless it is the base.
     """
     measured, modes = recipe.eval, len(recipe.eval.engine_modes)
-    lookup = recipe.speculator.base != LOOKUP
+    lookup = recipe.speculator.base != recipe.eval.lookup
     if not recipe.serving.engine.changes_drafters:
         variants = 3 + (measured.current_k is not None)
         timed = 2 * recipe.speculator.depth * modes * (measured.k == "auto")
