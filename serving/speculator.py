@@ -96,11 +96,14 @@ class Speculator:
 
         vLLM does not count steps without drafts. Each step delivers its accepted drafts and one
         token, so the number of steps is the number of tokens minus the accepted drafts and each
-        response's first token.
+        response's first token. This is too low if responses end on accepted drafts, so it is at
+        least the number of steps with drafts.
         """
+        drafts = int(counters["drafts"])
         if self.trainable:
-            return int(counters["drafts"])
-        return int(counters["generation_tokens"] - responses - counters["accepted_tokens"])
+            return drafts
+        others = counters["generation_tokens"] - responses - counters["accepted_tokens"]
+        return max(drafts, int(others))
 
 
 @dataclasses.dataclass(frozen=True)

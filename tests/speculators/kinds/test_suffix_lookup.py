@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from outrider.common.errors import OutriderError
+from outrider.serving.speculator import Speculator
 from outrider.speculators.base import base_of
 from outrider.speculators.kinds.weightless import (
     HISTORY,
@@ -37,3 +38,10 @@ def test_without_its_package_suffix_lookup_names_the_command(monkeypatch, tmp_pa
     fixed_cache.cache_clear()
     with pytest.raises(OutriderError, match="pip install --no-deps arctic-inference"):
         base_of("suffix", tmp_path)
+
+
+def test_a_response_that_ends_on_accepted_drafts_has_as_many_steps_as_drafted():
+    long = {"generation_tokens": 85, "accepted_tokens": 57, "drafts": 28}
+    rarely = {"generation_tokens": 85, "accepted_tokens": 10, "drafts": 5}
+    assert Speculator("suffix").steps(long, 1) == 28  # 85 - 1 - 57 = 27: one was not delivered
+    assert Speculator("ngram").steps(rarely, 1) == 74
