@@ -18,13 +18,13 @@ from outrider.eval.bench.prompts import customers_sampling, evaluation_prompts
 from outrider.eval.bench.step_times import StepTimes, time_steps
 from outrider.eval.choose_k import MIN_GAIN, best_k, speeds_of
 from outrider.eval.context import EvaluationContext
-from outrider.eval.evaluate import check
+from outrider.eval.evaluate import check, give_history
 from outrider.eval.replay.heldout_replay import replay_drafter
 from outrider.eval.replay.replay import ReplaySums, length_at
 from outrider.eval.results.parts import ClusteredEstimate
 from outrider.eval.results.sections import KindSpeed
 from outrider.eval.stats.clusters import clustered
-from outrider.speculators.kinds import LOOKUP
+from outrider.speculators.kinds import LOOKUPS
 
 
 def choose_kind(
@@ -37,6 +37,7 @@ def choose_kind(
     """
     for context in contexts.values():
         check(context)
+        give_history(context)
     first = next(iter(contexts.values()))
     replays = {
         kind: replay_drafter(context, "validation", "custom") for kind, context in contexts.items()
@@ -65,10 +66,12 @@ def ranked(
         for kind, own in replays.items()
     }
 
+    lookup = next((kind for kind in replays if kind in LOOKUPS), "")
+
     def over_lookup(kind: str) -> ClusteredEstimate | None:
-        if LOOKUP not in replays or kind == LOOKUP:
+        if not lookup or kind == lookup:
             return None
-        sums_R2 = np.stack([seconds_R[LOOKUP], seconds_R[kind]], axis=1)
+        sums_R2 = np.stack([seconds_R[lookup], seconds_R[kind]], axis=1)
         own = replays[kind]
         return clustered(sums_R2, own.sessions, lambda s: s[..., 0] / s[..., 1], users=own.users)
 
@@ -84,12 +87,12 @@ def ranked(
         for kind, own in replays.items()
     ]
     kinds.sort(key=lambda each: -each.tokens_per_s(main))
-    chosen = next(each for each in kinds if each.kind != LOOKUP)
+    chosen = next(each for each in kinds if each.kind != lookup)
     if (ratio := chosen.over_lookup) is not None:
         # With too few sessions for an interval, the estimated gain must exceed MIN_GAIN.
         faster = ratio.value > 1 + MIN_GAIN if ratio.low is None else ratio.low > 1
         if not faster:
-            chosen = next(each for each in kinds if each.kind == LOOKUP)
+            chosen = next(each for each in kinds if each.kind == lookup)
     return [chosen, *(each for each in kinds if each is not chosen)]
 
 

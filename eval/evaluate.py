@@ -59,8 +59,7 @@ from outrider.speculators.kinds.weightless import HISTORY, write_history
 def evaluate(context: EvaluationContext) -> dict[str, Any]:
     """Evaluates custom against base and no speculation; returns the summary for scripts."""
     check(context)
-    if SUFFIX in (context.settings.lookup, *(each.kind for each in context.speculators.values())):
-        give_history(context)
+    give_history(context)
     heldout = context.data.rows(context.data.parts["heldout"])
     requests = heldout_requests(context, heldout)
     replays = replay_parts(context)
@@ -171,7 +170,9 @@ def check(context: EvaluationContext) -> None:
 
 
 def give_history(context: EvaluationContext) -> None:
-    """Lets suffix lookup search the training part's responses, as after serving them."""
+    """Lets suffix lookup, if any, search the training part's responses, as after serving them."""
+    if SUFFIX not in (context.settings.lookup, *(own.kind for own in context.speculators.values())):
+        return
     rows, path = context.data.rows(context.data.parts["train"]), context.folders.out / "history.npz"
     responses = zip(rows["token_ids"], rows["completion_start"], strict=True)
     write_history(path, [ids[start:] for ids, start in responses])

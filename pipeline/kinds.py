@@ -22,7 +22,7 @@ from outrider.serving.vllm_arguments import runner_refusal, runs_mla
 from outrider.speculators.base import planned, unsupported_kinds
 from outrider.speculators.checkpoints.architectures import architecture_of
 from outrider.speculators.config import AUTO
-from outrider.speculators.kinds import DEFAULT_KIND, LOOKUP, trainable_kind, trainable_names
+from outrider.speculators.kinds import DEFAULT_KIND, trainable_kind, trainable_names
 
 MAX_MODEL_LEN = 32_768
 """Largest default of `serving.engine.max_model_len`. R1 has 163,840 positions; few logs need that
@@ -76,8 +76,9 @@ def _replaced(recipe: Recipe, target_dir: Path) -> Recipe:
             f"speculator.kind = {AUTO}: {recipe.target.model} supports no kind that trains"
             f" ({found}); use another target.model"
         )
-    if recipe.speculator.base != LOOKUP:  # as the base, it is compared with every kind anyway
-        names.append(LOOKUP)
+    lookup = recipe.eval.lookup
+    if recipe.speculator.base != lookup:  # as the base, it is compared with every kind anyway
+        names.append(lookup)
     left_out = "".join(f"; not {name}: {why}" for name, why in others.items())
     print(f"speculator.kind = {AUTO}: {', '.join(names)}{left_out}", file=sys.stderr)
     return recipe.of_kinds(names)

@@ -9,10 +9,10 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from outrider.speculators.head_config import HeadConfig
-from outrider.speculators.kinds import DEFAULT_KIND, LOOKUP, trainable_kind, trainable_names
+from outrider.speculators.kinds import DEFAULT_KIND, LOOKUPS, trainable_kind, trainable_names
 
 AUTO = "auto"
-"""Value of `speculator.kind` that selects n-gram lookup and every supported kind."""
+"""Value of `speculator.kind` that selects `eval.lookup` and every supported kind."""
 
 
 def _candidates(named: str | list[str]) -> str | list[str]:
@@ -20,11 +20,13 @@ def _candidates(named: str | list[str]) -> str | list[str]:
     if named == AUTO:
         return AUTO
     names = [named] if isinstance(named, str) else named
-    trained = [name for name in names if name != LOOKUP]
-    if not trained or set(trained) - set(trainable_names()) or len(set(names)) < len(names):
+    trained = [name for name in names if name not in LOOKUPS]
+    twice = len(set(names)) < len(names) or set(LOOKUPS) <= set(names)
+    if not trained or set(trained) - set(trainable_names()) or twice:
         raise ValueError(
-            f"list trainable kinds, each once: {', '.join(trainable_names())}; {LOOKUP} may be"
-            f" listed with them; {AUTO} alone selects all that the target supports"
+            f"list trainable kinds, each once: {', '.join(trainable_names())}; one of"
+            f" {' and '.join(LOOKUPS)} may be listed with them; {AUTO} alone selects all that the"
+            " target supports"
         )
     return names[0] if len(names) == 1 else names
 
@@ -43,8 +45,8 @@ class SpeculatorConfig(BaseModel):
     each other. `dspark`: a DFlash head whose drafts also depend on the preceding token; needs a
     GPU. docs/explanation/kinds.md compares them. With a list, such as `[mtp, eagle3, ngram]`, each
     kind is trained on the same captured states, and the one that serves the validation traffic
-    fastest is evaluated. `ngram`, vLLM's n-gram lookup, needs no training, so a trained kind must
-    be shown to be faster. `auto`: `ngram` and every kind that the target supports."""
+    fastest is evaluated. `ngram` or `suffix`, vLLM's lookups, need no training, so a trained kind
+    must be shown to be faster. `auto`: `eval.lookup` and every kind that the target supports."""
 
     base: str | None = None
     """The speculator in use today, the baseline of the evaluation.
@@ -91,10 +93,10 @@ class SpeculatorConfig(BaseModel):
                 f"speculator.head.{unread[0]}: {words} has no such setting; leave"
                 f" {', '.join(unread)} out, or choose another speculator.kind"
             )
-        if self.base == LOOKUP and self.kind != AUTO and LOOKUP in self.candidates:
+        if self.base in LOOKUPS and self.kind != AUTO and self.base in self.candidates:
             raise ValueError(
-                f"speculator.kind: {LOOKUP} is speculator.base, which every kind is compared with;"
-                " leave it out of the list"
+                f"speculator.kind: {self.base} is speculator.base, which every kind is compared"
+                " with; leave it out of the list"
             )
         if not any(self.train in kind.trains for kind in kinds):
             raise ValueError(
@@ -106,11 +108,11 @@ class SpeculatorConfig(BaseModel):
     @property
     def kinds(self) -> tuple[str, ...]:
         """Names of the trained kinds; `auto` must be resolved first."""
-        return tuple(name for name in self.candidates if name != LOOKUP)
+        return tuple(name for name in self.candidates if name not in LOOKUPS)
 
     @property
     def candidates(self) -> tuple[str, ...]:
-        """`kinds`, and n-gram lookup if it is listed."""
+        """`kinds`, and a lookup if one is listed."""
         return (self.kind,) if isinstance(self.kind, str) else tuple(self.kind)
 
     @property
@@ -121,7 +123,7 @@ class SpeculatorConfig(BaseModel):
 
     def of_kinds(self, names: Sequence[str]) -> "SpeculatorConfig":
         """The section for these kinds, without settings that none of them uses."""
-        kinds = [trainable_kind(name) for name in names if name != LOOKUP]
+        kinds = [trainable_kind(name) for name in names if name not in LOOKUPS]
         read = frozenset().union(*(kind.head_keys for kind in kinds))
         head = HeadConfig(**{key: value for key, value in self.head if key in read})
         train = self.train if any(self.train in kind.trains for kind in kinds) else "all"

@@ -36,7 +36,7 @@ from outrider.eval.results.sections import (
     Verification,
     Workload,
 )
-from outrider.speculators.kinds import LOOKUP, kind_named
+from outrider.speculators.kinds import LOOKUP, LOOKUPS, kind_named
 
 VERSION = 15
 """Version of the measurements and of report.json. Raise it when the same settings would give
@@ -211,9 +211,10 @@ class Report(Findings):
 
     @property
     def lookup_line(self) -> str:
-        """Advice to ship n-gram lookup; empty if it does not apply."""
-        if self.speculator.kind == LOOKUP and self.verdict.verdict == "ship":
-            text = "Ship n-gram lookup, which needs neither training nor weights"
+        """Advice to ship lookup; empty if it does not apply."""
+        if self.speculator.kind in LOOKUPS and self.verdict.verdict == "ship":
+            words = kind_named(self.speculator.kind).in_words
+            text = f"Ship {words}, which needs neither training nor weights"
             best = next((each for each in self.kinds if each.over_lookup), None)
             if best and best.over_lookup:
                 text += ": no trained kind is shown to be faster on validation"

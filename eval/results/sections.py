@@ -48,7 +48,7 @@ class KindSpeed(Part):
     step_ms: float
     """Milliseconds per step at k"""
     over_lookup: ClusteredEstimate | None = None
-    """Its tokens/s over those of n-gram lookup, with an interval over sessions; null for lookup
+    """Its tokens/s over those of the lookup, with an interval over sessions; null for lookup
     itself and if lookup is not a candidate"""
     parameters: int = 0
     """Number of parameters in its weight files"""

@@ -23,7 +23,7 @@ from outrider.pipeline.stages.sources import (
 )
 from outrider.serving.speculator import Speculator
 from outrider.speculators.checkpoints.safetensors_headers import tensor_headers
-from outrider.speculators.kinds import LOOKUP
+from outrider.speculators.kinds import LOOKUPS
 
 if TYPE_CHECKING:
     from outrider.eval.context import EvaluationContext
@@ -45,13 +45,13 @@ def _evaluate(
 
 
 def _choose_kind(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
-    """Ranks trained kinds and n-gram lookup by exact replay and timed steps."""
+    """Ranks trained kinds and lookup by exact replay and timed steps."""
     from outrider.eval.choose_kind import choose_kind
 
     contexts, facts = {}, {}
     for kind in recipe.speculator.candidates:
         own, one = run.of_kind(kind), recipe.of_kinds([kind])
-        named = kind if kind == LOOKUP else str(own.speculator)
+        named = kind if kind in LOOKUPS else str(own.speculator)
         contexts[kind] = evaluation_context(own, one, named, own.evaluation, own.evaluation)
     for kind in recipe.speculator.kinds:
         headers = tensor_headers(run.of_kind(kind).speculator).values()
@@ -81,7 +81,7 @@ def publish_chosen(run: RunDirectory, kind: str) -> str:
     Returns the speculator as `--speculator` names it.
     """
     own = run.of_kind(kind)
-    if kind == LOOKUP:
+    if kind in LOOKUPS:
         shutil.rmtree(run.speculator, ignore_errors=True)
         run.metrics.unlink(missing_ok=True)
         return kind

@@ -18,7 +18,7 @@ from outrider.serving.client import Sampling
 from outrider.serving.config import ServingConfig
 from outrider.serving.speculator import Drafting, Speculator
 from outrider.serving.vllm_hooks.version import vllm_version
-from outrider.speculators.kinds import LOOKUP
+from outrider.speculators.kinds import LOOKUPS
 
 
 def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
@@ -50,10 +50,10 @@ def _write(
     profile: dict[str, Any],
     to: str,
 ) -> None:
-    """Writes the bundle of the evaluated speculator; n-gram lookup has no weights."""
+    """Writes the bundle of the evaluated speculator; lookup has no weights."""
     k, schedule = evidence["k"]["custom"], _schedule(recipe, evidence)
     drafting = Drafting(
-        Speculator.named(kind if kind == LOOKUP else run.speculator),
+        Speculator.named(kind if kind in LOOKUPS else run.speculator),
         max([k, *(best for _, _, best in schedule or [])]),
         recipe.speculator.draft_sample_method,
         schedule,

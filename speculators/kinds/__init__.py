@@ -42,11 +42,9 @@ DEFAULT_KIND = "mtp"
 NO_SPECULATION = NoSpeculation.name
 """Name of the kind that drafts nothing."""
 
-SUFFIX = SuffixLookup.name
-"""Name of the kind that also searches earlier responses; vLLM needs a package for it."""
-
-LOOKUP = NGramLookup.name
-"""Name of the kind that every endpoint can use without training."""
+LOOKUPS = (LOOKUP, SUFFIX) = (NGramLookup.name, SuffixLookup.name)
+"""Names of the kinds that every endpoint can use without training, the default first. vLLM needs a
+package for the second."""
 
 
 def kind_named(name: str) -> DrafterKind:

@@ -167,6 +167,6 @@ def test_what_is_neither_says_what_is_known(target, tmp_path):
     edit_config(tmp_path / "other", num_nextn_predict_layers=0, architectures=["MedusaModel"])
     with pytest.raises(
         OutriderError,
-        match=r"architectures = \['MedusaModel'\].* without a directory are ngram, none",
+        match=r"architectures = \['MedusaModel'\].* without a directory are ngram, suffix, none",
     ):
         check_speculator(tmp_path / "other", target)
