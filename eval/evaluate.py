@@ -173,7 +173,8 @@ def give_history(context: EvaluationContext) -> None:
     """Lets suffix lookup, if any, search the training part's responses, as after serving them."""
     if SUFFIX not in (context.settings.lookup, *(own.kind for own in context.speculators.values())):
         return
-    rows, path = context.data.rows(context.data.parts["train"]), context.folders.out / "history.npz"
+    rows = context.data.rows(context.data.parts["train"])
+    path = context.folders.out / "steps" / "history.npz"  # which privacy.retention deletes
     responses = zip(rows["token_ids"], rows["completion_start"], strict=True)
     write_history(path, [ids[start:] for ids, start in responses])
     os.environ[HISTORY] = str(path.resolve())
