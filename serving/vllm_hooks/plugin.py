@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from outrider.serving.admin.live_flags import ADMIN
 from outrider.serving.hooked import HOOKS
 from outrider.serving.vllm_hooks.version import vllm_version
-from outrider.speculators.kinds.weightless import HISTORY, fixed_cache
 
 if TYPE_CHECKING:
     import torch
@@ -84,6 +83,8 @@ def _correct_cpu_engine() -> None:
 
 def _fix_suffix_lookup() -> None:
     """Gives suffix lookup the responses of HISTORY and no others, and any number of drafts."""
+    from outrider.speculators.kinds.weightless import HISTORY, fixed_cache
+
     if HISTORY not in os.environ:
         return
     from vllm.v1.spec_decode.suffix_decoding import SuffixDecodingProposer
