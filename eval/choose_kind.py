@@ -5,7 +5,7 @@
 
 Kinds are compared in the same way as numbers of drafts (choose_k.py): by replayed steps times
 seconds per step, each kind at its best K, at the main concurrency. The servers of all kinds are
-timed in turn. N-gram lookup needs no training, so it is chosen unless a trained kind is shown to be
+timed in turn. A lookup needs no training, so it is chosen unless a trained kind is shown to be
 faster. The choice does not use the held-out part, whose intervals therefore need no correction.
 """
 

@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from outrider.speculators.kinds import LOOKUP, SUFFIX
+from outrider.speculators.kinds import LOOKUP, LOOKUPS, SUFFIX
 from outrider.speculators.kinds.weightless import fixed_cache
 
 SHIP: Literal["ship"] = "ship"
@@ -155,8 +155,8 @@ class ReportConfig(BaseModel):
 
 def _lookup(name: str) -> str:
     """Validates the name of a lookup; suffix lookup needs its package."""
-    if name not in (LOOKUP, SUFFIX):
-        raise ValueError(f"must be {LOOKUP} or {SUFFIX}")
+    if name not in LOOKUPS:
+        raise ValueError(f"must be {' or '.join(LOOKUPS)}")
     if name == SUFFIX:
         fixed_cache(None)
     return name

@@ -73,16 +73,15 @@ def parse(record: Record) -> list[Exchange | Reject]:
     finished = take_time(row, "timestamp", "row")
     # SGLang's router groups the requests of a conversation by this key.
     session = take_text(headers, "x-smg-routing-key", "headers")
-    return [exchange(asked, answered, record.place, finished=finished, session=session)]
+    return [_exchange(asked, answered, record.place, finished=finished, session=session)]
 
 
-def exchange(
+def _exchange(
     asked: dict[str, Any],
     answered: dict[str, Any],
     place: Place,
     finished: float | None,
     session: str | None = None,
-    model: str | None = None,
 ) -> Exchange:
     """Builds an exchange from a `GenerateReqInput` and its output, both as dicts."""
     if (take_text(asked, "rid", "obj") or "").startswith("HEALTH_CHECK") or "embedding" in answered:
@@ -125,7 +124,7 @@ def exchange(
         stop_strings=stop_strings(sampling) if ended == "stop" and stop_reason is None else (),
         completion_tokens=counted,
         # Logged only for a LoRA adapter, whose traffic is not the target's.
-        model=take_text(asked, "lora_path", "obj") or model,
+        model=take_text(asked, "lora_path", "obj"),
         session=take_text(labels, "session_id", "custom_labels")
         or take_text(own_session, "id", "session")
         or session,
