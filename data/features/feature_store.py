@@ -13,7 +13,6 @@ contain no text, but text can be recovered from hidden states, so only the owner
 read them.
 
     store = FeatureStore.open(Path("runs/resume_screening/features"))
-    store.verify()                                                  # compares checksums
     store.read(store.sequence_ids[0]).hidden                        # [tokens, width]
 """
 
@@ -27,7 +26,6 @@ from safetensors import safe_open
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import link_or_copy, publish, read_json, write_json
-from outrider.common.fingerprint import file_digest
 from outrider.data.config import StateDtype
 from outrider.speculators.features import FINAL_NORM, FeatureSpec
 
@@ -149,15 +147,6 @@ class FeatureStore:
         row = self._table[sequence_id]
         span = slice(row["start"], row["start"] + row["length"])
         return self._shard(row["shard"]).get_slice("token_ids")[span]
-
-    def verify(self) -> None:
-        """Compares all bytes with the checksums; the error names the first damaged shard."""
-        for shard in self.manifest["shards"]:
-            if file_digest(self.directory / shard["file"]) != shard["sha256"]:
-                raise OutriderError(
-                    f"{self.directory / shard['file']}: its bytes have changed since capture;"
-                    " delete the folder and capture again"
-                )
 
     def _shard(self, index: int) -> Any:
         if index not in self._open:

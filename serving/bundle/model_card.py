@@ -18,7 +18,7 @@ _CARD = """\
 
 # {{ name }}
 
-A speculator ({{ kind }}) for `{{ served }}`: it drafts {{ manifest.num_speculative_tokens }} tokens per step, and the target verifies them, so the target's outputs keep their distribution. {% if trained %}It was trained on one endpoint's traffic by Outrider and is fast on such traffic; on other traffic it may draft worse than the target's own.{% else %}It has no weights: drafts are what followed the same tokens earlier in the request. On one endpoint's traffic no trained speculator was shown to be faster.{% endif %}
+A speculator ({{ kind.in_words }}) for `{{ served }}`: it drafts {{ manifest.num_speculative_tokens }} tokens per step, and the target verifies them, so the target's outputs keep their distribution. {% if trained %}It was trained on one endpoint's traffic by Outrider and is fast on such traffic; on other traffic it may draft worse than the target's own.{% else %}It has no weights: drafts are {{ kind.source_of_drafts }}. On one endpoint's traffic no trained speculator was shown to be faster.{% endif %}
 
 
 {% if measured -%}
@@ -88,7 +88,7 @@ def model_card(bundle: Path, repository: str) -> str:
     return template.render(
         metadata=metadata.to_yaml().strip(),
         name=repository.partition("/")[2],
-        kind=kind_named(manifest["method"]).in_words,
+        kind=kind_named(manifest["method"]),
         served=served,
         trained="config.json" in manifest["files"],
         manifest=manifest,

@@ -84,6 +84,8 @@ class DrafterKind:
     """A noun phrase for messages, such as `an MTP layer`."""
     directory_in_words: str | None = None
     """Description of the kind's directories; None for a kind without weights."""
+    source_of_drafts = ""
+    """For a kind without weights, what it drafts and what a server needs for it."""
     fixed_k = False
     """True if K is fixed at engine start, whatever the batch size."""
     one_block = False

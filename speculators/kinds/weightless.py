@@ -34,6 +34,9 @@ DEPTH, CACHED = 24, 10_000
 HISTORY = "OUTRIDER_SUFFIX_HISTORY"
 """Environment variable with the path of earlier responses, as `write_history` writes them."""
 
+INSTALL = "pip install --no-deps arctic-inference==0.1.1"
+"""Installs what vLLM needs for suffix lookup; compiles for a minute."""
+
 NO_DRAFT = -1
 """Token id for no draft."""
 
@@ -56,6 +59,7 @@ class NGramLookup(WeightlessKind):
 
     name = "ngram"
     in_words = "n-gram lookup"
+    source_of_drafts = "what followed the same tokens earlier in the request"
 
     def drafts(self, token_ids_T: NDArray[np.int32], first: int, k: int) -> NDArray[np.int32]:
         """Runs vLLM's proposer on the tokens up to each anchor.
@@ -86,6 +90,10 @@ class SuffixLookup(WeightlessKind):
 
     name = "suffix"
     in_words = "suffix lookup"
+    source_of_drafts = (
+        "what most often followed the same tokens in the request and in the responses to earlier"
+        f" requests, which vLLM keeps in memory. vLLM needs a package for it: `{INSTALL}`"
+    )
 
     def drafts(self, token_ids_T: NDArray[np.int32], first: int, k: int) -> NDArray[np.int32]:
         """Asks vLLM's cache after every token.
@@ -125,8 +133,8 @@ def fixed_cache(history: str | None) -> Any:
         from arctic_inference.suffix_decoding import SuffixDecodingCache
     except ImportError:
         raise OutriderError(
-            "suffix lookup: vLLM needs arctic-inference for it; run"
-            " `pip install --no-deps arctic-inference==0.1.1` (it compiles for a minute)"
+            f"suffix lookup: vLLM needs arctic-inference for it; run `{INSTALL}` (it compiles for"
+            " a minute)"
         ) from None
 
     class Fixed(SuffixDecodingCache):
