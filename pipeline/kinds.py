@@ -23,6 +23,7 @@ from outrider.speculators.base import planned, unsupported_kinds
 from outrider.speculators.checkpoints.architectures import architecture_of
 from outrider.speculators.config import AUTO
 from outrider.speculators.kinds import DEFAULT_KIND, trainable_kind, trainable_names
+from outrider.speculators.layers.rope import rope_of
 
 MAX_MODEL_LEN = 32_768
 """Largest default of `serving.engine.max_model_len`. R1 has 163,840 positions; few logs need that
@@ -128,13 +129,20 @@ def _unserved(recipe: Recipe, name: str, target_config: Mapping[str, Any], mla: 
 
 
 def with_target_defaults(recipe: Recipe, target_config: Mapping[str, Any]) -> Recipe:
-    """Fills in unset lengths and the learning rate.
+    """Fills in unset lengths and the learning rate; refuses more positions than the target has.
 
     Adam's best learning rate for matrices is proportional to 1 / width (muP, Yang et al. 2022):
     1e-3, tuned on nano R1 (width 192), becomes 3e-5 for R1 (width 7168).
     """
-    length = min(target_config.get("max_position_embeddings", MAX_MODEL_LEN), MAX_MODEL_LEN)
-    engine = _filled(recipe.serving.engine, max_model_len=length)
+    positions = target_config.get("max_position_embeddings", MAX_MODEL_LEN)
+    engine = _filled(recipe.serving.engine, max_model_len=min(positions, MAX_MODEL_LEN))
+    extended = rope_of(target_config)["rope_type"] in ("linear", "dynamic")  # beyond its positions
+    beyond = engine.max_model_len > positions and not extended
+    if beyond and "VLLM_ALLOW_LONG_MAX_MODEL_LEN" not in engine.environment:
+        raise OutriderError(
+            f"serving.engine.max_model_len = {engine.max_model_len}: {recipe.target.model} has"
+            f" {positions} positions (max_position_embeddings in its config.json); set at most that"
+        )
     one_digit = float(f"{1e-3 * 192 / target_config['hidden_size']:.0e}")
     training = _filled(recipe.training, learning_rate=one_digit, row_tokens=engine.max_model_len)
     serving = recipe.serving.model_copy(update={"engine": engine})

@@ -39,7 +39,8 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def recipe_of(target: Path, *words: str) -> Recipe:
-    return load_recipe("resume_screening", [f"target.model={target}", *words]).recipe
+    positions = "serving.engine.max_model_len=512"
+    return load_recipe("resume_screening", [f"target.model={target}", positions, *words]).recipe
 
 
 AUTO = "speculator.kind=auto"

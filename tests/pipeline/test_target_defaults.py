@@ -50,6 +50,15 @@ def test_a_template_run_resolves_them_before_anything_runs(tmp_path: Path) -> No
     assert loaded.recipe == with_kinds(loaded.recipe) and run.root.name == "mine"
 
 
+def test_more_positions_than_the_target_has_are_refused() -> None:
+    """vLLM would refuse them too, but minutes later; a scaled rotary embedding may have more."""
+    nano = json.loads((NANO_R1 / "config.json").read_text())
+    recipe = load_recipe("resume_screening", ["serving.engine.max_model_len=999999"]).recipe
+    with pytest.raises(OutriderError, match=r"max_model_len = 999999: .* has \d+ positions"):
+        with_target_defaults(recipe, nano)
+    with_target_defaults(recipe, nano | {"rope_scaling": {"rope_type": "linear", "factor": 512}})
+
+
 NO_LOGS = r"traffic\.path = '.*YOUR_LOGS': no such .* give a log"
 
 
@@ -64,7 +73,7 @@ def test_a_template_names_what_it_needs(
     name: str, given: str, message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(OutriderError, match=message):
-        open_run(name, (given,), tmp_path, dry_run=True)
+        open_run(name, (given, "serving.engine.max_model_len=512"), tmp_path, dry_run=True)
 
 
 def test_fp8_blocks_pass_and_other_quantizations_do_not(tmp_path: Path) -> None:
