@@ -30,8 +30,8 @@ STEP_ROUNDS = 5
 """Blocks per batch size and number of drafts when steps are timed."""
 
 STEP_TOKENS = 96
-"""Maximum response length when steps are timed. Batch size affects step time; response length does
-not."""
+"""Maximum response length when steps are timed. Longer contexts make steps longer for every number
+of drafts, so the times of short responses serve to compare these numbers."""
 
 PERMUTATIONS = 2000
 """Permutations in the token frequency test: enough to resolve the gate's p-value limit, 0.001."""
