@@ -5,8 +5,8 @@
 
 Exact replay of the held-out responses. At each step, the drafts are suffix lookup's if its score
 exceeds `--factor` times the number of accepted drafts that the head expects, the sum over j of its
-probability for drafts 1 to j. `best of both` knows which of the two will be accepted further, a
-limit that no rule reaches.
+probability for drafts 1 to j. `best of both` takes at each step the one that the target accepts
+further, which a server cannot know.
 
 vLLM cannot do this: it runs one method per server.
 """
