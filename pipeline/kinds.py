@@ -7,6 +7,7 @@ config.json determines which kinds are supported; the engine's KV-cache layout l
 it can serve. If a hub model is not on this machine, only its config.json is downloaded.
 """
 
+import math
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -134,7 +135,7 @@ def with_target_defaults(recipe: Recipe, target_config: Mapping[str, Any]) -> Re
     Adam's best learning rate for matrices is proportional to 1 / width (muP, Yang et al. 2022):
     1e-3, tuned on nano R1 (width 192), becomes 3e-5 for R1 (width 7168).
     """
-    positions = target_config.get("max_position_embeddings", MAX_MODEL_LEN)
+    positions = target_config.get("max_position_embeddings", math.inf)
     engine = _filled(recipe.serving.engine, max_model_len=min(positions, MAX_MODEL_LEN))
     extended = rope_of(target_config)["rope_type"] in ("linear", "dynamic")  # beyond its positions
     beyond = engine.max_model_len > positions and not extended
