@@ -12,45 +12,44 @@ vLLM cannot do this: it runs one method per server.
 """
 
 import argparse
+import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.data.features.feature_store import FeatureStore
 from outrider.data.sequences import load_sequences
 from outrider.eval.replay.heldout_replay import COLUMNS
 from outrider.eval.replay.replay import (
-    NO_TOKEN,
-    Response,
     acceptances,
     batches,
     load_replayed,
+    text_acceptances,
     unroll_responses,
 )
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stages.sources import parts_in_use
 from outrider.speculators.acceptance import pad_anchors, replay_chain
-from outrider.speculators.kinds.weightless import DEPTH, fixed_cache, write_history
+from outrider.speculators.kinds.weightless import HISTORY, SuffixLookup, fixed_cache, write_history
 
 
-def looked_up(cache: object, response: Response, depth: int) -> tuple[Tensor, Tensor]:
-    """Whether each draft of suffix lookup equals the log [A, K], and its scores [A]."""
-    ids_T, first = response.states.token_ids.numpy(), response.states.completion_start
-    anchors = len(ids_T) - 1 - first
-    equal_AK, score_A = np.zeros((anchors, depth)), np.zeros(anchors)
-    padded = np.append(ids_T, [NO_TOKEN] * depth)
-    cache.start_request("replayed", ids_T[:first])
-    for anchor, end in enumerate(range(first + 1, len(ids_T))):
-        cache.add_active_response("replayed", ids_T[end - 1 : end])
-        recent_T = ids_T[max(end - DEPTH, 0) : end]
-        found = cache.speculate("replayed", recent_T, max_spec_tokens=depth)
-        drafts = np.array(found.token_ids, np.int64)
-        equal_AK[anchor, : len(drafts)] = drafts == padded[end : end + len(drafts)]
-        score_A[anchor] = found.score
-    cache.stop_request("replayed")
-    return torch.from_numpy(equal_AK), torch.from_numpy(score_A)
+class ScoredLookup(SuffixLookup):
+    """Suffix lookup that keeps the score of each anchor's drafts."""
+
+    def __init__(self) -> None:
+        self.scores: list[float] = []
+
+    def found(self, token_ids_T: NDArray[np.int32], first: int, k: int) -> Iterator[Any]:
+        """As suffix lookup, one anchor after another."""
+        for each in super().found(token_ids_T, first, k):
+            self.scores.append(each.score)
+            yield each
 
 
 def expected(a_AK: Tensor) -> Tensor:
@@ -68,10 +67,12 @@ def main() -> None:
     run, depth = RunDirectory(args.run.resolve()), args.depth
     parts = parts_in_use(run)
     train = load_sequences(run.sequences, parts["train"])
-    history = run.root / "evaluation" / "steps" / "history.npz"
     responses = zip(train["token_ids"], train["completion_start"], strict=True)
-    write_history(history, [ids[start:] for ids, start in responses])
-    cache = fixed_cache(str(history))
+    with tempfile.TemporaryDirectory() as scratch:
+        os.environ[HISTORY] = f"{scratch}/history.npz"
+        write_history(Path(os.environ[HISTORY]), [ids[start:] for ids, start in responses])
+        fixed_cache(os.environ[HISTORY])  # is read once
+    lookup = ScoredLookup()
 
     model = load_replayed(run.speculator, args.target, "float32")
     head = model.drafter.head(model.ends)
@@ -83,8 +84,9 @@ def main() -> None:
         with torch.no_grad():
             states = unroll_responses(model, batch, depth).states[:depth]
             confidence_NK = torch.stack([head.logits(u).softmax(-1).amax(-1) for u in states], 1)
-        found = [looked_up(cache, response, depth) for response in batch]
-        lookup_NK, score_N = (torch.cat(each) for each in zip(*found, strict=True))
+        lookup_NK, _ = text_acceptances(lookup, batch, depth)
+        score_N = torch.tensor(lookup.scores, dtype=torch.float64)
+        lookup.scores.clear()
 
         rules = {"head": a_NK, "suffix lookup": lookup_NK}
         for factor in args.factor:

@@ -14,7 +14,7 @@ Shapes: T tokens of a sequence, A anchors, K drafts.
 
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,17 +101,21 @@ class SuffixLookup(WeightlessKind):
         With fewer than k drafts, another match may have the best score, so for those the replay is
         an approximation.
         """
-        cache = fixed_cache(os.environ.get(HISTORY))
         anchors = max(len(token_ids_T) - 1 - first, 0)
         drafts_AK = np.full((anchors, k), NO_DRAFT, np.int32)
+        for row_K, found in zip(drafts_AK, self.found(token_ids_T, first, k), strict=True):
+            row_K[: len(found.token_ids)] = found.token_ids
+        return drafts_AK
+
+    def found(self, token_ids_T: NDArray[np.int32], first: int, k: int) -> Iterator[Any]:
+        """Yields the cache's answer at each anchor: `token_ids`, at most k, and their `score`."""
+        cache = fixed_cache(os.environ.get(HISTORY))
         cache.start_request(self.name, token_ids_T[:first])
-        for row_K, end in zip(drafts_AK, range(first + 1, len(token_ids_T)), strict=True):
+        for end in range(first + 1, len(token_ids_T)):
             cache.add_active_response(self.name, token_ids_T[end - 1 : end])
             recent_T = token_ids_T[max(end - DEPTH, 0) : end]
-            found = cache.speculate(self.name, recent_T, max_spec_tokens=k).token_ids
-            row_K[: len(found)] = found
+            yield cache.speculate(self.name, recent_T, max_spec_tokens=k)
         cache.stop_request(self.name)
-        return drafts_AK
 
 
 def write_history(path: Path, responses: Sequence[Sequence[int]]) -> None:
