@@ -82,13 +82,21 @@ def ours(args: argparse.Namespace) -> None:
     target_dir = TargetConfig(model=args.target).directory()
     samples, rows = planned(args)
     store = FeatureStore.open(args.run / args.states)
-    kind, ends = Eagle3(), load_target_ends(target_dir)
+    kind = Eagle3()
+    ends = load_target_ends(target_dir)
     head = kind.load(args.out / "start", target_dir, torch.float32)
     model = ChainUnroll(head, ends, args.depth)
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
     plain = {sample.sequence_id: (1.0, 1.0, 0) for sample in samples}
     config = TrainingConfig(loss="kl")
-    objective = Objective(config, args.depth, ends.lm_head_VH, samples, plain, False)
+    objective = Objective(
+        config=config,
+        depth=args.depth,
+        lm_head_VH=ends.lm_head_VH,
+        samples=samples,
+        sampling=plain,
+        probabilistic=False,
+    )
     configs = (read_json(path / "config.json") for path in (args.out / "start", target_dir))
     features = kind.features(*configs)
 
@@ -98,8 +106,11 @@ def ours(args: argparse.Namespace) -> None:
             tensors = kind.trained(head, head.state_dict())
             kind.write(tensors, origin, Path(command["write"]))
             return 0.0
-        step, row = command["step"], rows[command["step"]]
-        batch = assemble(store, samples, row, args.row_tokens, features)
+        step = command["step"]
+        row = rows[command["step"]]
+        batch = assemble(
+            store=store, samples=samples, row=row, row_tokens=args.row_tokens, spec=features
+        )
         share_K = objective.share([samples[index] for index in row])
         loss, _ = objective.of_row(model.drafted(batch), batch, share_K)
         optimizer.zero_grad()
@@ -228,7 +239,16 @@ def planned(args: argparse.Namespace) -> tuple[list[Any], list[Any]]:
     )
     rows = []
     for epoch in range(args.epochs):
-        rows += [row for [row] in plan_epoch(samples, args.row_tokens, 1, args.seed, epoch)]
+        rows += [
+            row
+            for [row] in plan_epoch(
+                samples=samples,
+                row_tokens=args.row_tokens,
+                rows_per_step=1,
+                seed=args.seed,
+                epoch=epoch,
+            )
+        ]
     return samples, rows
 
 
@@ -247,7 +267,8 @@ def prepare(args: argparse.Namespace) -> int:
     from outrider.speculators.kinds.protocol import Origin
 
     target_dir = TargetConfig(model=args.target).directory()
-    store, ends = FeatureStore.open(args.run / args.states), load_target_ends(target_dir)
+    store = FeatureStore.open(args.run / args.states)
+    ends = load_target_ends(target_dir)
     samples, rows = planned(args)
     read = {sample.sequence_id: store.read(sample.sequence_id) for sample in samples}
     vocab = ends.lm_head_VH.shape[0]
@@ -269,7 +290,8 @@ def prepare(args: argparse.Namespace) -> int:
     for step, row in enumerate(rows):
         tensors = {}
         for number, index in enumerate(row):
-            sample, states = samples[index], read[samples[index].sequence_id]
+            sample = samples[index]
+            states = read[samples[index].sequence_id]
             length = sample.length
             mask = torch.zeros(length, dtype=torch.bool)
             # Depth 0 trains on the tokens that start a chain in the engine: i + 1 from the first
@@ -310,7 +332,9 @@ class Side:
         )
         self.name = name
         self.loaded_mb = self._read()["peak_mb"]
-        self.peak_mb, self.seconds, self.losses = 0.0, 0.0, [0.0][:0]
+        self.peak_mb = 0.0
+        self.seconds = 0.0
+        self.losses = [0.0][:0]
 
     def _read(self) -> dict[str, Any]:
         assert self.process.stdout is not None
@@ -393,7 +417,14 @@ def judge(args: argparse.Namespace, head_dir: Path) -> Any:
     ids = [name for name in heldout if name in held]
     table = load_sequences(args.run / "traffic" / "sequences", ids).select_columns(COLUMNS)
     target_dir = TargetConfig(model=args.target).directory()
-    return replay(head_dir, target_dir, store, list(table), args.depth, "greedy")
+    return replay(
+        speculator=head_dir,
+        target_dir=target_dir,
+        feature_store=store,
+        rows=list(table),
+        depth=args.depth,
+        draft_sample_method="greedy",
+    )
 
 
 def main() -> None:

@@ -114,7 +114,8 @@ def measure(run: Path, requests: int, max_tokens: int, cores: str) -> None:
         began = time.perf_counter()
         capture_ids(engine, [(name, ids, start) for name, (ids, start) in rows.items()], states)
         captured = time.perf_counter() - began
-    store, replayed = FeatureStore.open(states), 0.0
+    store = FeatureStore.open(states)
+    replayed = 0.0
     print("| speculator | sampling | k | engine's steps | replay's | difference", end="")
     print(" | acceptance, engine | replay [95 %] |\n|---|---|---|---|---|---|---|---|")
     for (variant, regime, k), cell in served.items():
@@ -124,16 +125,17 @@ def measure(run: Path, requests: int, max_tokens: int, cores: str) -> None:
         ]
         began = time.perf_counter()
         sums = replay(
-            speculators[variant],
-            target.directory(),
-            store,
-            wanted,
-            DEPTH,
-            "greedy",
-            REGIMES[regime],
+            speculator=speculators[variant],
+            target_dir=target.directory(),
+            feature_store=store,
+            rows=wanted,
+            depth=DEPTH,
+            draft_sample_method="greedy",
+            sampling=REGIMES[regime],
         )
         replayed += time.perf_counter() - began
-        steps, tokens = sums.steps_RK[:, k - 1].sum(), sums.tokens_R.sum()
+        steps = sums.steps_RK[:, k - 1].sum()
+        tokens = sums.tokens_R.sum()
         counted = cell["drafts"]
         print(
             f"| {variant} | {regime} | {k} | {counted:,} | {steps:,.0f} |"

@@ -81,12 +81,15 @@ def main() -> None:
                 needed = bytes_per_token(hidden_size, "bf16")
                 slow_disk(args.disk * needed * tokens / statistics.median(seconds["plain"]))
             store = Path(folder) / str(time.monotonic_ns())
-            capture_ids(engine, rows, store, settings, features)
+            capture_ids(
+                engine=engine, rows=rows, out_dir=store, capture=settings, features=features
+            )
             shutil.rmtree(store)
 
         blocks = {"plain": plain, "captured": lambda: captured(FeatureSpec(()))}
         if args.layers:
-            blocks["layers"], seconds["layers"] = lambda: captured(layers), []
+            blocks["layers"] = lambda: captured(layers)
+            seconds["layers"] = []
         for repeat in range(args.repeats + 1):
             for name, block in blocks.items():
                 start = time.monotonic()

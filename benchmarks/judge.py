@@ -148,12 +148,16 @@ def trial(random: np.random.Generator, setting: Setting) -> Trial:
     ids = [f"q{row}" for row in range(len(names))]
     replayed = ReplayedSteps(steps, ids, names, users)
     order = random.permutation(len(names))
-    prompts = [Prompt(ids[row], names[row], users[row], [], "") for row in order]
+    prompts = [
+        Prompt(sequence_id=ids[row], session=names[row], user=users[row], token_ids=[], text="")
+        for row in order
+    ]
     speeds = SpeedRatios(config, prompts, main=1, replayed=replayed)
     acceptance = replayed.ratio("custom", "base", 0.95)
     starts = {name: 1.0 for name in ("none", "base", "custom")}
     blocks: list[dict[str, Any]] = []
-    supply, looks = 0, looks_of(config)
+    supply = 0
+    looks = looks_of(config)
     for repeat in range(setting.repeats):
         if repeat == 0 or setting.two_engines:
             drawn = np.exp(setting.starts * random.standard_normal(3))
@@ -180,7 +184,12 @@ def trial(random: np.random.Generator, setting: Setting) -> Trial:
                     "engine": variant if setting.two_engines else engine,
                     "start": repeat if setting.two_engines else 0,
                 }
-                blocks.append(block(random, setting, variant, size, factors) | place)
+                blocks.append(
+                    block(
+                        random=random, setting=setting, variant=variant, size=size, factors=factors
+                    )
+                    | place
+                )
         if repeat + 1 in looks.repeats:
             found = speeds.summarise(blocks)
             asked = demands(found, 1, config.gate)
@@ -193,7 +202,13 @@ def trial(random: np.random.Generator, setting: Setting) -> Trial:
     row = found["1"].custom_over_base
     shipped = bool(accepted) and outcomes == {"passed"}
     corrected = given_passed(row.value, row.low, 1.0) if shipped else row.value
-    return Trial(shipped, row.value, corrected, repeat + 1, row.estimator)
+    return Trial(
+        shipped=shipped,
+        ratio=row.value,
+        corrected=corrected,
+        repeats=repeat + 1,
+        estimator=row.estimator,
+    )
 
 
 def trials_of(setting: Setting, trials: int, seed: int) -> list[Trial]:
@@ -211,7 +226,8 @@ def table(title: str, settings: list[Setting], trials: int, seed: int) -> list[l
     with ProcessPoolExecutor() as pool:
         count = len(settings)
         for own in pool.map(trials_of, settings, [trials] * count, [seed] * count):
-            setting, shipped = settings[len(found)], [each for each in own if each.shipped]
+            setting = settings[len(found)]
+            shipped = [each for each in own if each.shipped]
             found.append(own)
             print(
                 f"| {setting.speed:g} | {setting.length:g} | {setting} |"

@@ -64,7 +64,8 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=5)
     parser.add_argument("--factor", type=float, nargs="+", default=[0.8, 1.0, 1.2, 1.4])
     args = parser.parse_args()
-    run, depth = RunDirectory(args.run.resolve()), args.depth
+    run = RunDirectory(args.run.resolve())
+    depth = args.depth
     parts = parts_in_use(run)
     train = load_sequences(run.sequences, parts["train"])
     responses = zip(train["token_ids"], train["completion_start"], strict=True)

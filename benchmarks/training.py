@@ -48,7 +48,13 @@ def loss(args: argparse.Namespace) -> dict[str, Any]:
     def chunked() -> float:
         valid_KN = torch.ones(args.depth, args.tokens, dtype=torch.bool)
         loss_KN, _ = distillation_loss(
-            u_KNH, teacher_NH, token_N, valid_KN, head_VH, served, args.kind
+            u_KNH=u_KNH,
+            teacher_NH=teacher_NH,
+            token_N=token_N,
+            valid_KN=valid_KN,
+            lm_head_VH=head_VH,
+            served=served,
+            kind=args.kind,
         )
         return backward(loss_KN.sum())
 
@@ -91,7 +97,8 @@ def loss(args: argparse.Namespace) -> dict[str, Any]:
             peak = (_status("VmHWM") - before) / 1e6
             found[f"{name}_peak_gb"] = round(max(peak, found.get(f"{name}_peak_gb", 0.0)), 2)
             found[f"{name}_loss"] = value / (args.depth * args.tokens)
-            gradients[name], u_KNH.grad = u_KNH.grad.float(), None
+            gradients[name] = u_KNH.grad.float()
+            u_KNH.grad = None
             print(f"# {repeat} {name} {seconds[name][-1]:.1f} CPU s, {peak:.2f} GB", flush=True)
     found |= {
         f"{name}_cpu_s": round(statistics.median(times), 2) for name, times in seconds.items()
@@ -128,7 +135,8 @@ def states(args: argparse.Namespace) -> dict[str, Any]:
     ).eval()
     parts = read_json(args.run / "split" / "parts.json")
     ids = parts["train"][: args.train] + parts["heldout"][: args.heldout]
-    width, source = model.config.hidden_size, {"states": "transformers float32"}
+    width = model.config.hidden_size
+    source = {"states": "transformers float32"}
     streams = [FeatureStream(f"layer_{index}", width) for index in args.layers]
     with FeatureWriter(
         args.run / "states", width, source, shard_megabytes=4, auxiliary=streams
@@ -182,11 +190,11 @@ class StepBench:
         self.model = ChainUnroll(load_mtp(target), self.ends, args.depth)
         config = TrainingConfig()
         self.objective = Objective(
-            config,
-            args.depth,
-            self.ends.lm_head_VH,
-            self.samples,
-            self.sampling,
+            config=config,
+            depth=args.depth,
+            lm_head_VH=self.ends.lm_head_VH,
+            samples=self.samples,
+            sampling=self.sampling,
             probabilistic=False,
         )
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5)
@@ -198,7 +206,13 @@ class StepBench:
         from outrider.training.batches import assemble
 
         row = self.steps[turn % len(self.steps)][0]
-        batch = assemble(self.store, self.samples, row, self.args.row_tokens, self.store.spec)
+        batch = assemble(
+            store=self.store,
+            samples=self.samples,
+            row=row,
+            row_tokens=self.args.row_tokens,
+            spec=self.store.spec,
+        )
         in_step = [self.samples[index] for index in row]
         value, _ = self.objective.of_row(
             self.model.drafted(batch), batch, self.objective.share(in_step)
@@ -302,7 +316,9 @@ class PlainLoop(torch.nn.Module):
         causal_TT = index_T[None] <= index_T[:, None]
         own_TT = torch.eye(width, dtype=torch.bool)
         p_BTV = self._target(hidden_BTH, sampling)
-        cache, state_BTH, total = DynamicCache(config=self.config), hidden_BTH, 0.0
+        cache = DynamicCache(config=self.config)
+        state_BTH = hidden_BTH
+        total = 0.0
         for s in range(self.depth):
             embedding_BTH = F.embedding(
                 token_BT[:, (index_T + 1 + s).clamp(max=width - 1)], self.ends.embedding_VH

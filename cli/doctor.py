@@ -48,7 +48,8 @@ def doctor(*, runs: Runs = Path("runs"), as_json: AsJson = False) -> int:
     if as_json:
         print_json({"findings": [finding._asdict() for finding in findings]})
     else:
-        table, colours = Table.grid(padding=(0, 2)), {"ok": "green", "missing": "red"}
+        table = Table.grid(padding=(0, 2))
+        colours = {"ok": "green", "missing": "red"}
         for what, state, found in findings:
             table.add_row(what, f"[{colours.get(state, 'yellow')}]{state}[/]", found)
         Console(highlight=False).print(table)
@@ -70,7 +71,8 @@ def _packages() -> list[Finding]:
         vllm = vllm_version()
         refusal = untried_version(vllm)
     except OutriderError as error:
-        vllm, refusal = "", str(error)
+        vllm = ""
+        refusal = str(error)
     found = [
         Finding("Python", "ok", platform.python_version()),
         _judged("vLLM", not refusal, vllm, str(refusal)),
@@ -112,7 +114,8 @@ def _machine(runs: Path) -> list[Finding]:
     from outrider.eval.report.formatting import bytes_text
 
     place = next(path for path in (runs.resolve(), *runs.resolve().parents) if path.exists())
-    memory, disk = psutil.virtual_memory().available, shutil.disk_usage(place).free
+    memory = psutil.virtual_memory().available
+    disk = shutil.disk_usage(place).free
     shared = shutil.disk_usage("/dev/shm").free
     compiler = shutil.which("g++") or shutil.which("c++")
     memory_free, shared_free = (f"{bytes_text(size)} free" for size in (memory, shared))

@@ -78,7 +78,8 @@ def _server(loaded: "LoadedRecipe", run: "RunDirectory", url: str) -> int:
         from outrider.eval.bench.endpoint import measure_endpoint, print_endpoint
         from outrider.eval.bench.prompts import customers_sampling, evaluation_prompts
 
-        recipe, console = loaded.recipe, Console(stderr=True, highlight=False)
+        recipe = loaded.recipe
+        console = Console(stderr=True, highlight=False)
         if not has_quarantine(run):
             console.print(
                 f"[yellow]warning[/] {run.features}: nothing is captured yet, so off-policy "
@@ -91,13 +92,13 @@ def _server(loaded: "LoadedRecipe", run: "RunDirectory", url: str) -> int:
         _, prompts = evaluation_prompts(heldout, recipe.eval, recipe.serving)
         with stopped_by_signal():
             results = measure_endpoint(
-                url,
-                recipe.target,
-                [prompt.text for prompt in prompts],
-                customers_sampling(heldout),
-                recipe.eval,
-                run.attempt(),
-                console.print,
+                url=url,
+                target=recipe.target,
+                prompts=[prompt.text for prompt in prompts],
+                sampling=customers_sampling(heldout),
+                settings=recipe.eval,
+                log_dir=run.attempt(),
+                say=console.print,
             )
     print_endpoint(results, console)
     print_json({"recipe": recipe.name, **results})
@@ -111,7 +112,8 @@ def _compare(runs: tuple[Path, ...], html: Path | None) -> int:
     from outrider.eval.report.compare import compare, rendered
     from outrider.eval.report.formatting import print_markdown
 
-    compared, console = compare(runs), Console(stderr=True)
+    compared = compare(runs)
+    console = Console(stderr=True)
     print_markdown(rendered(compared, "markdown"), console)
     if html is not None:
         with publish(html) as temporary:

@@ -104,7 +104,8 @@ def write_recipe(
         raise OutriderError(f"{path}: exists already; name another file with --to")
     recipe, config = _examined(logs, target)
     template = _template(config)
-    shipped, kinds = load_recipe(template).recipe, recipe.speculator.kinds
+    shipped = load_recipe(template).recipe
+    kinds = recipe.speculator.kinds
     kind = shipped.speculator.kind if shipped.speculator.kind in kinds else kinds[0]
     found = _found(recipe.of_kinds([kind]))
     values = _values(recipe, config, found, shipped)
@@ -188,13 +189,15 @@ def _values(
     from outrider.pipeline.plan.training_cost import memories
 
     models = [name for name in found["models"] if name]
-    memory, engine = memories()[0], template.serving.engine
+    memory = memories()[0]
+    engine = template.serving.engine
     ranks = engine.tensor_parallel
     if not memory.shared:
         ranks = target_size(config).smallest_tensor_parallel(engine, memory.bytes) or ranks
     # Rounded up to a multiple of 64 tokens.
     nine, most = (64 * (found["lengths"]["completion"][p] // 64 + 1) for p in ("p90", "p99"))
-    sessions, users = found["sessions"]["distinct"], len(found["tenants"])
+    sessions = found["sessions"]["distinct"]
+    users = len(found["tenants"])
     longest = recipe.serving.engine.max_model_len // 2
     chosen = ""
     if len(models) > 1:

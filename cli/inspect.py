@@ -36,7 +36,8 @@ def inspect_traffic(
             "--samples prints customer text, which --json never contains; give one of them"
         )
     if recipe is not None and "=" in recipe:
-        overrides, recipe = (recipe, *overrides), None
+        overrides = (recipe, *overrides)
+        recipe = None
     if recipe is None and not any("traffic.path" in word for word in overrides):
         raise UsageError(
             "nothing to inspect: give a recipe, or traffic.path=LOGS for logs without a recipe"

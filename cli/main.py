@@ -81,7 +81,8 @@ def _run(name: str, *verb: str) -> None:
         if status == UsageError.exit_code:
             message += f"\n{name} --help lists the options"
     except Interrupted as signal:
-        message, status = f"stopped by {signal}; rerun the command to resume", signal.exit_code
+        message = f"stopped by {signal}; rerun the command to resume"
+        status = signal.exit_code
     except KeyboardInterrupt:
         status = 130
     if message:

@@ -48,7 +48,13 @@ def train_speculator(
             raise UsageError(f"{option} needs --dry-run; a run ends with JSON on stdout anyway")
     if gpu_memory is not None and gpu_memory <= 0:
         raise UsageError(f"--gpu-memory {gpu_memory:g}: give one GPU's memory in GB, such as 80")
-    loaded, run = open_run(recipe, overrides, runs, dry_run, from_serve_command)
+    loaded, run = open_run(
+        recipe=recipe,
+        overrides=overrides,
+        runs=runs,
+        dry_run=dry_run,
+        serve_command=from_serve_command,
+    )
     wanted = stage_names(stages, loaded.recipe)
     if not dry_run:
         return print_summary(loaded, run, train_run(loaded, run, wanted, force))

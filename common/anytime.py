@@ -129,7 +129,8 @@ def ratio_of_groups(above: Sequence[Group], below: Sequence[Group], alpha: float
     # With zero variance (as when no draft is ever accepted), use the fewest degrees of freedom.
     total = sum(variances)
     degrees = total**2 / shares if shares > 0 else min(float(own_R[0]) for _, own_R in parts)
-    value, margin = math.exp(log), math.sqrt(total) * float(critical_t(degrees, alpha))
+    value = math.exp(log)
+    margin = math.sqrt(total) * float(critical_t(degrees, alpha))
     if not math.isfinite(margin):
         return Bounds(value, 0.0, math.inf, clusters)
     return Bounds(value, value * math.exp(-margin), value * math.exp(margin), clusters)

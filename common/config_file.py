@@ -104,7 +104,9 @@ def explain(error: ValidationError, model: type[BaseModel], origins: Origins, no
         # The line of the key, or of the nearest enclosing section in the file.
         above = (keys[:length] for length in range(len(keys), -1, -1))
         origin = next((f"{origins[some]}: " for some in above if some in origins), "")
-        lines.append(f"{origin}{_message(detail, keys, section, model, noun)}")
+        lines.append(
+            f"{origin}{_message(detail=detail, keys=keys, section=section, model=model, noun=noun)}"
+        )
     return "\n".join(dict.fromkeys(lines))
 
 
@@ -135,7 +137,8 @@ def _written(location: Keys, model: type[BaseModel]) -> tuple[Keys, type[BaseMod
     In a location, a union member's name can follow a field, such as `int` after `k`.
     """
     keys: list[str | int] = []
-    section, below = model, typing.cast(Any, model)
+    section = model
+    below = typing.cast(Any, model)
     for part in location:
         if isinstance(below, type):
             section = below

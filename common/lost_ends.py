@@ -49,5 +49,14 @@ def lost_ends(
     pairs = enumerate(zip(lengths, starts, strict=True))
     kept = [row for row, (length, start) in pairs if length <= limit or start < limit]
     over = [lengths[row] - limit for row in kept if lengths[row] > limit]
-    longest, dropped = max(lengths, default=0), len(lengths) - len(kept)
-    return LostEnds(key, limit, longest, len(lengths), len(over), sum(over), dropped), kept
+    longest = max(lengths, default=0)
+    dropped = len(lengths) - len(kept)
+    return LostEnds(
+        key=key,
+        limit=limit,
+        longest=longest,
+        sequences=len(lengths),
+        cut=len(over),
+        cut_tokens=sum(over),
+        dropped=dropped,
+    ), kept

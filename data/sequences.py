@@ -53,7 +53,8 @@ def load_sequences(
 def log_order(times: Iterable[float | None]) -> list[tuple[float, int]]:
     """Returns the sort keys; a row without a time follows its predecessor."""
     keys = []
-    latest, without = -math.inf, 0
+    latest = -math.inf
+    without = 0
     for time in times:
         latest, without = (latest, without + 1) if time is None else (time, 0)
         keys.append((latest, without))
@@ -74,16 +75,19 @@ def session_names(
     A row without a time takes the time of the row before it in the log. Without any times there are
     no pauses, so the split leaves out too much rather than too little (`inspect-traffic` warns).
     """
-    logged, ids = table["session"][:], table["sequence_id"][:]
+    logged = table["session"][:]
+    ids = table["sequence_id"][:]
     # Tables without this column have only conversations.
     has_kinds = "session_kind" in table.column_names
     kinds = table["session_kind"] if has_kinds else [CONVERSATION] * len(ids)
     lasting = set(logged) - {
         name for name, kind in zip(logged, kinds, strict=True) if kind in (CONVERSATION, "")
     }
-    names, latest = list(logged), dict[str, tuple[str, float]]()
+    names = list(logged)
+    latest = dict[str, tuple[str, float]]()
     for row in sorted(range(len(names)), key=times.__getitem__):
-        name, time = logged[row], times[row][0]
+        name = logged[row]
+        time = times[row][0]
         if name not in lasting:
             continue
         session, before = latest.get(name, (name, time))

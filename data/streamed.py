@@ -83,15 +83,16 @@ def streaming(
     Raises:
         OutriderError: If there is no cluster, or too little memory for the states in flight.
     """
-    cluster, capture = streamed.cluster, streamed.capture
+    cluster = streamed.cluster
+    capture = streamed.capture
     table = load_sequences(streamed.tables, streamed.train)
     longest = max(min(len(token_ids), streamed.limit) for token_ids in table["token_ids"])
     setup = ReplicaSetup(
-        streamed.target,
-        streamed.engine,
-        capture,
-        streamed.spec,
-        tuple(sample_of(table, streamed.limit, capture.self_check_sequences)),
+        target=streamed.target,
+        engine=streamed.engine,
+        capture=capture,
+        spec=streamed.spec,
+        checked=tuple(sample_of(table, streamed.limit, capture.self_check_sequences)),
         in_memory=True,
         piece_tokens=max(capture.batch_tokens, longest),
     )
@@ -141,7 +142,8 @@ class StreamedFeatures:
         self.spec = FeatureSpec.from_list(facts["features"])
         self.store = FeatureStore.open(Path(facts["store"]))
         self.table = load_sequences([Path(path) for path in facts["tables"]])
-        ids, starts = self.table["sequence_id"][:], self.table["completion_start"][:]
+        ids = self.table["sequence_id"][:]
+        starts = self.table["completion_start"][:]
         self.place = {sequence_id: number for number, sequence_id in enumerate(ids)}
         lengths = (min(len(token_ids), facts["limit"]) for token_ids in self.table["token_ids"])
         self.manifest = {
@@ -199,7 +201,8 @@ class StreamReading:
     """Reads one process's sequences in order; two threads may call it."""
 
     def __init__(self, source: StreamedFeatures, rows: Iterator[LoggedRow]):
-        self._source, self._replicas = source, source.replicas()
+        self._source = source
+        self._replicas = source.replicas()
         plan = pieces(rows, source.capture.batch_tokens)
         self._pieces = self._replicas.stream(plan, source.facts["limit_bytes"])
         self._arrived: deque[tuple[str, Features]] = deque()
@@ -251,10 +254,17 @@ class StreamReading:
             return
         scores = np.array([rounded(row.scores or ()) for row in rows])
         unlogged_S = np.full(len(rows), np.nan)  # `own_share` needs no sampling settings
-        evidence = Evidence(list(COLUMNS), scores, unlogged_S, unlogged_S, unlogged_S)
+        evidence = Evidence(
+            columns=list(COLUMNS),
+            sums_SPC=scores,
+            temperature_S=unlogged_S,
+            top_p_S=unlogged_S,
+            retokenized_S=unlogged_S,
+        )
         shares = evidence.own_share().tolist()
         self._off |= {row.row_id: share < least for row, share in zip(rows, shares, strict=True)}
-        count, judged = sum(self._off.values()), len(self._off)
+        count = sum(self._off.values())
+        judged = len(self._off)
         if judged >= 64 and count > MOST_ASIDE * judged:  # fewer are not conclusive
             raise OutriderError(
                 f"{count:,} of the first {judged:,} sequences of the training part are off-policy"

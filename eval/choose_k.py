@@ -49,7 +49,8 @@ def choose(
     except base if `base_has_own_k` and `eval.current_k` is null: base's engine is then started once
     per k.
     """
-    settings, main = context.settings, context.settings.main
+    settings = context.settings
+    main = context.settings.main
     fixed = [name for name in DRAFTERS if context.speculators[name].family.fixed_k]
     if context.base_has_own_k and settings.current_k is None:
         fixed.remove("base")
@@ -71,14 +72,14 @@ def choose(
     def measured() -> StepTimes:
         context.say(f"timing steps of the {mode} engine, up to {context.depth} drafts")
         return time_steps(
-            servers,
-            mode,
-            load,
-            dict.fromkeys(engines, context.draft_numbers),
-            settings.concurrency,
-            [prompt.text for prompt in requests.timed],
-            requests.sampling,
-            context.speculators,
+            servers=servers,
+            mode=mode,
+            load=load,
+            numbers=dict.fromkeys(engines, context.draft_numbers),
+            batch_sizes=settings.concurrency,
+            prompts=[prompt.text for prompt in requests.timed],
+            sampling=requests.sampling,
+            speculators=context.speculators,
         )
 
     times = context.cached(f"step_times_{mode}", StepTimes, measured)

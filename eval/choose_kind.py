@@ -99,7 +99,8 @@ def ranked(
 def _time_kinds(contexts: Mapping[str, EvaluationContext]) -> StepTimes:
     """Times the steps of all kinds at the main concurrency, in turn."""
     first = next(iter(contexts.values()))
-    settings, mode = first.settings, first.settings.engine_modes[0]
+    settings = first.settings
+    mode = first.settings.engine_modes[0]
     validation = first.data.rows(first.data.parts["validation"])
     _, prompts = evaluation_prompts(validation, settings, first.serving)
     sampling = customers_sampling(validation)
@@ -112,5 +113,12 @@ def _time_kinds(contexts: Mapping[str, EvaluationContext]) -> StepTimes:
     first.say(f"timing steps of the {mode} engine: {', '.join(contexts)} in turn")
     with first.open_servers(speculators, texts) as (load, servers):
         return time_steps(
-            servers, mode, load, numbers, [settings.main], texts, sampling, speculators
+            servers=servers,
+            mode=mode,
+            load=load,
+            numbers=numbers,
+            batch_sizes=[settings.main],
+            prompts=texts,
+            sampling=sampling,
+            speculators=speculators,
         )

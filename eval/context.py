@@ -146,7 +146,13 @@ class EvaluationContext:
 
         def warm_up(server: Server) -> None:
             self.say(f"warm-up, {server.log_path.stem}")
-            load.run_block(server.url, first, widest, Sampling(), WARM_UP_TOKENS)
+            load.run_block(
+                url=server.url,
+                prompts=first,
+                concurrency=widest,
+                sampling=Sampling(),
+                max_tokens=WARM_UP_TOKENS,
+            )
 
         with (
             self.backends.load(self.target, self.folders.logs / "load.log") as load,
@@ -178,7 +184,8 @@ class EvaluationContext:
         """
         from outrider.data.features.capture import capture_ids
 
-        scratch, target_dir = self.folders.out / RESPONSE_STATES, self.target.directory()
+        scratch = self.folders.out / RESPONSE_STATES
+        target_dir = self.target.directory()
         drafters = () if self.no_replay else self.speculators.values()
         wanted = FeatureSpec.union(each.features(target_dir) for each in drafters)
         eager = self.serving.engine.model_copy(update={"mode": "eager"})
@@ -238,7 +245,8 @@ class EvaluationContext:
     @functools.cached_property
     def digest(self) -> str:
         """Digest of all inputs of the measurements."""
-        target_dir, base = self.target.directory(), self.speculators["base"]
+        target_dir = self.target.directory()
+        base = self.speculators["base"]
         parts = ("validation", "heldout", "general")
         features = self.data.features
         inputs: dict[str, Any] = {

@@ -63,12 +63,20 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
     heldout = context.data.rows(context.data.parts["heldout"])
     requests = heldout_requests(context, heldout)
     replays = replay_parts(context)
-    replayed_heldout, validation = replays.get("heldout"), replays.get("validation")
+    replayed_heldout = replays.get("heldout")
+    validation = replays.get("validation")
     texts = [prompt.text for prompt in requests.timed]
     with context.open_servers(context.served, texts) as (load, servers):
         workloads = measured_workloads(context, requests.sampling)
         modes = context.settings.engine_modes
-        choice = choose(context, servers, load, requests, validation, modes[0])
+        choice = choose(
+            context=context,
+            servers=servers,
+            load=load,
+            requests=requests,
+            validation=validation,
+            mode=modes[0],
+        )
         k = choice.k
         lookup = "" if choice.lookup_k is None else f", {choice.lookup_k} for lookup"
         context.say(f"k = {k.base} for base, {k.custom} for custom{lookup}")
@@ -78,7 +86,14 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
         outputs: dict[str, Outputs] = {}
         passes: list[CountedPass] = []
         for mode in modes:
-            own = choose(context, servers, load, requests, validation, mode)
+            own = choose(
+                context=context,
+                servers=servers,
+                load=load,
+                requests=requests,
+                validation=validation,
+                mode=mode,
+            )
             outputs[mode] = collect(context, servers, mode, k, requests)
             served[mode], blocks, open_loop = serve(
                 context, servers, load, mode, own, requests, replayed_heldout
@@ -89,7 +104,8 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
             if own.k == k:
                 passes += counted_passes(blocks, requests.timed)
     verification = verify(context, k, requests.verification, outputs)
-    custom, sampling = context.speculators["custom"], requests.sampling
+    custom = context.speculators["custom"]
+    sampling = requests.sampling
     findings = Findings(
         recipe=context.recipe,
         run_dir=str(context.folders.run),
@@ -122,7 +138,8 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
 
 def check(context: EvaluationContext) -> None:
     """Checks the recipe before servers start; raises an `OutriderError` for mistakes."""
-    settings, depth = context.settings, context.depth
+    settings = context.settings
+    depth = context.depth
     if settings.current_k is not None and settings.current_k > depth:
         raise OutriderError(
             f"eval.current_k = {settings.current_k}, but the speculator was trained with "
@@ -147,7 +164,8 @@ def check(context: EvaluationContext) -> None:
             f" trained, replayed and served only at speculator.depth = {depth}; remove eval.k or"
             " train at that depth"
         )
-    base, base_k = context.speculators["base"], depth if settings.k == "auto" else settings.k
+    base = context.speculators["base"]
+    base_k = depth if settings.k == "auto" else settings.k
     own_k = context.base_has_own_k and settings.k == "auto"
     if base.family.fixed_k and not own_k and settings.current_k not in (None, base_k):
         raise OutriderError(
@@ -194,13 +212,15 @@ def not_measured(context: EvaluationContext) -> dict[str, str]:
 
 def heldout_requests(context: EvaluationContext, heldout: Dataset) -> HeldoutRequests:
     """Selects the held-out requests to send, and their sampling settings."""
-    settings, serving = context.settings, context.serving
+    settings = context.settings
+    serving = context.serving
     verification, timed = evaluation_prompts(heldout, settings, serving)
     # Open-loop acceptance counts only steps with drafts, so custom must draft in all or none.
     custom = context.speculators["custom"]
     comparable = custom.trainable or not custom.speculates
     traffic = select(heldout, settings, serving) if comparable else []
-    room, starts = prompt_room(settings, serving), heldout["completion_start"]
+    room = prompt_room(settings, serving)
+    starts = heldout["completion_start"]
     lost_ends: tuple[str, ...] = ()
     if unsent := sum(start > room for start in starts):
         lost_ends = (
@@ -209,7 +229,13 @@ def heldout_requests(context: EvaluationContext, heldout: Dataset) -> HeldoutReq
             " and eval.verification_max_tokens",
         )
         context.say(*lost_ends)
-    return HeldoutRequests(customers_sampling(heldout), verification, timed, traffic, lost_ends)
+    return HeldoutRequests(
+        sampling=customers_sampling(heldout),
+        verification=verification,
+        timed=timed,
+        traffic=traffic,
+        lost_ends=lost_ends,
+    )
 
 
 def replay_stage(
@@ -221,7 +247,8 @@ def replay_stage(
     """
     if not replays:
         return {"own_text": None, "replay": None, "general": None, "slices": {}}
-    heldout, general = replays["heldout"], replays.get("general")
+    heldout = replays["heldout"]
+    general = replays.get("general")
     starts = dict(zip(table["sequence_id"], table["completion_start"], strict=True))
     slices = {**context.data.slices, "prompt length": by_prompt_length(starts)}
     return {
@@ -245,7 +272,8 @@ def serve(
 
     Returns speeds, closed-loop blocks and blocks by rate; cached blocks need no servers.
     """
-    settings, base = context.settings, context.speculators["base"]
+    settings = context.settings
+    base = context.speculators["base"]
     fixed = base.family.fixed_k or not base.speculates
     plan: dict[str, Drafts | None] = {
         "none": None,
@@ -261,7 +289,9 @@ def serve(
         lambda: measure(servers, mode, plan, load, requests.sampling, speeds, context.say)
     )
     rates = context.kept(f"rates_{mode}").run(
-        lambda: measure_rates(context, servers, mode, plan, load, requests)
+        lambda: measure_rates(
+            context=context, servers=servers, mode=mode, plan=plan, load=load, requests=requests
+        )
     )
     served = Served(k=choice.k, speed=speeds.summarise(blocks), repeats=repeats_of(blocks))
     return served, blocks, rates

@@ -101,7 +101,9 @@ def _over_sessions(name: str, ratio: ClusteredEstimate, least: float, how: str =
         return Check(name=name, outcome="undecided", seen=seen, demand=demand)
     outcome = above(ratio.low, ratio.high, least)
     if outcome == "undecided" and ratio.value > least:
-        needed = units_needed(ratio.value, ratio.low, ratio.high, least, ratio.clusters)
+        needed = units_needed(
+            value=ratio.value, low=ratio.low, high=ratio.high, threshold=least, units=ratio.clusters
+        )
         demand += f" (undecided: about {needed:,} would be needed)"
     seen = f"{interval(ratio, 3)} over {ratio.over}{how}"
     return Check(name=name, outcome=outcome, seen=seen, demand=demand)

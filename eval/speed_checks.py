@@ -68,7 +68,13 @@ class Demand:
                 f" at least {LEAST_STARTS} eval.repeats are needed"
             )
         ratio = self.ratio
-        needed = units_needed(ratio.value, ratio.low, ratio.high, self.threshold, repeats)
+        needed = units_needed(
+            value=ratio.value,
+            low=ratio.low,
+            high=ratio.high,
+            threshold=self.threshold,
+            units=repeats,
+        )
         if needed > MOST_REPEATS:
             return f"more than {MOST_REPEATS:,} eval.repeats would be needed"
         return f"about {needed} eval.repeats would decide it ({repeats} were measured)"
@@ -81,19 +87,46 @@ def demands(speed: Mapping[str, SpeedRow], main: int, gate: GateConfig) -> list[
     """Lists the demands on one engine mode, the main concurrency first."""
     found = []
     for size, row in sorted(speed.items(), key=lambda each: int(each[0]) != main):
-        concurrency, base = int(size), [("base", row.custom_over_base)]
+        concurrency = int(size)
+        base = [("base", row.custom_over_base)]
         if row.current:
             base.append(("base at eval.current_k", row.current.custom_over))
-        kind, least = ELSEWHERE, gate.least_speed
+        kind = ELSEWHERE
+        least = gate.least_speed
         if concurrency == main:
-            kind, least = SUPERIOR, gate.min_speed_ratio
+            kind = SUPERIOR
+            least = gate.min_speed_ratio
         found += [
-            Demand(kind, versus, concurrency, ratio, least, row.starts) for versus, ratio in base
+            Demand(
+                kind=kind,
+                versus=versus,
+                concurrency=concurrency,
+                ratio=ratio,
+                threshold=least,
+                starts=row.starts,
+            )
+            for versus, ratio in base
         ]
         if row.lookup and concurrency == main:
             ratio = row.lookup.custom_over
-            found.append(Demand(SUPERIOR, "lookup", concurrency, ratio, least))
-        found.append(Demand(NONE, "none", concurrency, row.custom_over_none, gate.least_speed))
+            found.append(
+                Demand(
+                    kind=SUPERIOR,
+                    versus="lookup",
+                    concurrency=concurrency,
+                    ratio=ratio,
+                    threshold=least,
+                )
+            )
+        found.append(
+            Demand(
+                kind=NONE,
+                versus="none",
+                concurrency=concurrency,
+                ratio=row.custom_over_none,
+                threshold=gate.least_speed,
+            )
+        )
     return found
 
 

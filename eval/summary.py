@@ -23,8 +23,10 @@ def conclude(context: EvaluationContext, findings: Findings) -> dict[str, Any]:
     """Prices and judges the findings, and writes the report."""
     from outrider.eval.report.report import lost_ends, sections_of, write_report
 
-    settings, folders = context.settings, context.folders
-    gpus, trained = context.serving.engine.gpus, folders.trained or folders.run
+    settings = context.settings
+    folders = context.folders
+    gpus = context.serving.engine.gpus
+    trained = folders.trained or folders.run
     lost = (*lost_ends(folders.run, trained), *findings.lost_ends)
     report = Report(
         **dict(findings) | {"lost_ends": lost},
@@ -42,7 +44,8 @@ def money(served: Mapping[str, Served], cost: CostConfig, gpus: int) -> dict[str
 
     def cost_of(row: SpeedRow) -> Cost:
         speeds = {variant: row.of(variant).tokens_per_s for variant in VARIANTS}
-        price, hours = 1e6 * gpus * cost.gpu_hour_price / 3600, None
+        price = 1e6 * gpus * cost.gpu_hour_price / 3600
+        hours = None
         if cost.tokens_per_s is not None:
             gpu_hours = HOURS_A_MONTH * gpus * cost.tokens_per_s
             hours = Variants[float](**{name: gpu_hours / speed for name, speed in speeds.items()})
@@ -74,7 +77,8 @@ def summary(results: Report) -> dict[str, Any]:
 
 def _lengths(results: Report) -> dict[str, Any]:
     """Acceptance lengths on which the verdict is based, with their K."""
-    replay, counted = results.replay, results.counted
+    replay = results.replay
+    counted = results.counted
     ratio = results.acceptance_ratio
     return {
         "k": {name: results.acceptance_k.of(name) for name in DRAFTERS},

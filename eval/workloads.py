@@ -52,7 +52,8 @@ def prompts_of(settings: EvalConfig, name: PublicWorkload) -> list[str]:
     """
     from datasets import load_dataset
 
-    source, place = SOURCES[name], settings.general[name]
+    source = SOURCES[name]
+    place = settings.general[name]
     key = f"eval.general.{name} = {place or 'null'}"
     try:
         if place is not None:
@@ -103,8 +104,10 @@ def _measure(context: EvaluationContext, name: PublicWorkload, sampling: Samplin
         ]
 
     named = [{"sequence_id": row.row_id, "session": row.row_id} for row in asked]
-    target_dir, depth = context.target.directory(), context.depth
-    method, dtype = context.draft_sample_method, context.settings.replay_dtype
+    target_dir = context.target.directory()
+    depth = context.depth
+    method = context.draft_sample_method
+    dtype = context.settings.replay_dtype
     with context.captured(rows) as store:
         sums = {
             name: in_child(

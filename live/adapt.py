@@ -122,7 +122,8 @@ class Adapter:
         self._step_began = time.monotonic()
         self._delete(self.journal.read())
         state = self.journal.read()
-        newest, pending = state.windows.get(len(state.windows)), state.pending_round
+        newest = state.windows.get(len(state.windows))
+        pending = state.pending_round
         reason: str | None = None
         if pending is None and within_budget(state, self.recipe.adapt):
             reason = reason_to_train(state, serving_of(self.endpoint).name, self.recipe.adapt)
@@ -149,7 +150,8 @@ class Adapter:
         return RunDirectory(self.folder / "rounds" / f"r{number:04d}")
 
     def _cut(self, state: State) -> bool:
-        adapt, path = self.recipe.adapt, self.recipe.traffic.path
+        adapt = self.recipe.adapt
+        path = self.recipe.traffic.path
         try:
             unread = find_unread(path, state.position or {})
         except OutriderError as error:  # nothing is logged yet, or the storage does not answer
@@ -173,7 +175,8 @@ class Adapter:
 
     def _watch(self, window: Window) -> None:
         """Captures a window and replays the serving speculator and the base."""
-        (serving, followed), run = self._in_use(), self.window_run(window.n)
+        serving, followed = self._in_use()
+        run = self.window_run(window.n)
         traffic = followed.traffic.model_copy(
             update={"path": [str(run.root / LOG)], "general": None}
         )
@@ -181,7 +184,13 @@ class Adapter:
         try:
             self._run_stage(run, recipe, ADAPT_WINDOW.name, {})
             base = self._base_to_watch(serving)
-            found, ratio = watched(run, serving.directory, base, followed, serving.k)
+            found, ratio = watched(
+                window=run,
+                serving_dir=serving.directory,
+                base_dir=base,
+                recipe=followed,
+                k=serving.k,
+            )
         except OutriderError as error:
             if error.exit_code == INTERRUPTED:
                 raise
@@ -206,12 +215,14 @@ class Adapter:
 
     def _begin_round(self, state: State, reason: str) -> None:
         number = len(state.rounds) + 1
-        older, newer = [one.n for one in state.older], [one.n for one in state.fresh]
+        older = [one.n for one in state.older]
+        newer = [one.n for one in state.fresh]
         self.journal.append("round", round=number, newer=newer, older=older, reason=reason)
         self._say(f"round {number}: {reason}")
 
     def _train(self, pending: Round) -> None:
-        run, (serving, followed) = self.round_run(pending.n), self._in_use()
+        run = self.round_run(pending.n)
+        serving, followed = self._in_use()
         training = followed.training.model_copy(update={"epochs": 1})
         recipe = followed.model_copy(update={"training": training, "name": run.root.name})
         plan = {
@@ -234,7 +245,8 @@ class Adapter:
         self._record("trained", round=pending.n, sequences=result["sequences"])
 
     def _gate(self, pending: Round, windows: list[Window]) -> None:
-        run, (serving, recipe) = self.round_run(pending.n), self._in_use()
+        run = self.round_run(pending.n)
+        serving, recipe = self._in_use()
         known = self.journal.read().windows
         kept = [n for n in pending.older if not known[n].deleted]
         # Only some windows, evenly spaced in time, because each costs two replays.
@@ -303,7 +315,8 @@ class Adapter:
 
     def _in_use(self) -> tuple[Serving, Recipe]:
         """The speculator in use, and the recipe that continues its training."""
-        serving, recipe = serving_of(self.endpoint), self.recipe
+        serving = serving_of(self.endpoint)
+        recipe = self.recipe
         is_own = serving.directory.resolve() == recipe.target.training_directory().resolve()
         speculator = recipe.speculator.of_kinds([kind_of(serving.directory).name])
         base = None if is_own else str(serving.directory)
@@ -328,7 +341,9 @@ class Adapter:
     ) -> dict[str, Any]:
         with run.locked():
             run.begin_attempt(recipe, self.loaded.files, sys.argv)
-            return run_stages(run, recipe, [name], options, self.console)[name]
+            return run_stages(
+                run=run, recipe=recipe, wanted=[name], options=options, console=self.console
+            )[name]
 
     def _settled(self) -> int:
         return sum(each.settled for each in self.journal.read().rounds)

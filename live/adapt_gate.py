@@ -67,12 +67,12 @@ def replayed(
 ) -> ReplaySums:
     """Replays a speculator on sequences of a window; runs in a child process."""
     return replay(
-        speculator_dir,
-        recipe.target.training_directory(),
-        FeatureStore.open(window.features),
-        load_sequences(window.sequences, list(ids)).select_columns(COLUMNS).to_list(),
-        recipe.speculator.depth,
-        recipe.speculator.draft_sample_method,
+        speculator=speculator_dir,
+        target_dir=recipe.target.training_directory(),
+        feature_store=FeatureStore.open(window.features),
+        rows=load_sequences(window.sequences, list(ids)).select_columns(COLUMNS).to_list(),
+        depth=recipe.speculator.depth,
+        draft_sample_method=recipe.speculator.draft_sample_method,
         dtype=recipe.eval.replay_dtype,
     )
 
@@ -183,13 +183,13 @@ def write_bundle(run: RunDirectory, recipe: Recipe, verdict: GateVerdict) -> Non
         "gate": verdict.model_dump(mode="json"),
     }
     profile = speculation_profile(
-        recipe.speculator.only_kind,
-        recipe.target,
-        verdict.cumulative,
-        verdict.cumulative_ci95,
-        {verdict.k: verdict.custom.value},
-        recipe.speculator.depth,
-        {
+        method=recipe.speculator.only_kind,
+        target=recipe.target,
+        marginal=verdict.cumulative,
+        intervals=verdict.cumulative_ci95,
+        lengths={verdict.k: verdict.custom.value},
+        depth=recipe.speculator.depth,
+        conditions={
             "source": "exact replay of traffic after the training",
             "responses": verdict.custom.observations,
             "over": verdict.custom.over,
@@ -199,4 +199,12 @@ def write_bundle(run: RunDirectory, recipe: Recipe, verdict: GateVerdict) -> Non
     method = recipe.speculator.draft_sample_method
     drafting = Drafting(Speculator.named(run.speculator), verdict.k, method)
     engine = recipe.serving.engine
-    export_bundle(drafting, recipe.target, engine, evidence, run.bundle, False, profile)
+    export_bundle(
+        drafting=drafting,
+        target=recipe.target,
+        engine=engine,
+        evidence=evidence,
+        out_dir=run.bundle,
+        other_formats=False,
+        profile=profile,
+    )

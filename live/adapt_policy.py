@@ -99,7 +99,8 @@ def newest_fall(state: State, release: str, min_drop: float) -> Fall | None:
     sampled = float(np.mean(within)) if within else 0.0
     last_S = np.arange(1, min(MOST_LAST, count - 1) + 1)
     first_S = count - last_S
-    sum_W, squares_W = log_W.cumsum(), (log_W**2).cumsum()
+    sum_W = log_W.cumsum()
+    squares_W = (log_W**2).cumsum()
     before_S = sum_W[first_S - 1] / first_S
     after_S = (sum_W[-1] - sum_W[first_S - 1]) / last_S
     deviation_S = squares_W[-1] - first_S * before_S**2 - last_S * after_S**2
@@ -108,17 +109,21 @@ def newest_fall(state: State, release: str, min_drop: float) -> Fall | None:
     variance_S = np.maximum(sampled, (prior + deviation_S) / degrees)
     error_S = np.sqrt(variance_S * (1 / first_S + 1 / last_S))
     p_S = stdtr(degrees, (after_S - before_S) / error_S)
-    best, looks = int(p_S.argmin()), count - 1
+    best = int(p_S.argmin())
+    looks = count - 1
     beyond_chance = p_S[best] < LEVEL / (looks * (looks + 1)) / len(last_S)
     value = math.exp(after_S[best] - before_S[best])
     margin = math.exp(stdtrit(degrees, 0.975) * error_S[best])
     shown = bool(beyond_chance and value <= 1 - min_drop)
-    return Fall(value, value / margin, value * margin, int(last_S[best]), shown)
+    return Fall(
+        value=value, low=value / margin, high=value * margin, windows=int(last_S[best]), shown=shown
+    )
 
 
 def within_budget(state: State, policy: AdaptConfig) -> bool:
     """Whether the last 24 hours' use leaves GPU-hours for another step."""
-    limit, since = policy.gpu_hours_per_day, time.time() - DAY_S
+    limit = policy.gpu_hours_per_day
+    since = time.time() - DAY_S
     return limit is None or sum(spent for at, spent in state.spent if at > since) / 3600 < limit
 
 

@@ -51,8 +51,11 @@ class CanaryTest:
     ) -> None:
         """`new` and `old`: names of the releases."""
         self._fleet, self._router, self._new, self._old = fleet, router, new, old
-        self._endpoint, self._policy = fleet.endpoint, fleet.endpoint.policy
-        self._journal, self._say, self._clock = fleet.journal, fleet.say, fleet.clock
+        self._endpoint = fleet.endpoint
+        self._policy = fleet.endpoint.policy
+        self._journal = fleet.journal
+        self._say = fleet.say
+        self._clock = fleet.clock
         self._on_verdict = on_verdict
         self._traffic = Traffic(self._endpoint, fleet, old, self._journal.read().steady_since)
         self._baseline: Arms = [], []
@@ -65,11 +68,13 @@ class CanaryTest:
 
         The canary's replicas still serve the old release.
         """
-        began, wanted = self._clock.time(), self._policy.baseline_requests
+        began = self._clock.time()
+        wanted = self._policy.baseline_requests
         while True:
             looked = self._clock.time()
             self._baseline = self._collect(self._old)
-            count, now = len(self._baseline[1]), self._clock.time()
+            count = len(self._baseline[1])
+            now = self._clock.time()
             line = f"baseline: {count} of {wanted} requests of the canary's replicas"
             if count >= wanted or now - began > self._policy.max_seconds:
                 self._say(line)
@@ -104,10 +109,13 @@ class CanaryTest:
             )
             self._on_verdict(verdict)
             self._report(f"canary: {len(canary)} requests, stable {len(stable)}; {verdict.reason}")
-            now, count = self._clock.time(), len(canary)
+            now = self._clock.time()
+            count = len(canary)
             pause = max(LOOK_S, 5 * (now - looked))  # poll less often if polling takes long
             if count > seen:
-                seen, alive_at, others = count, now, len(stable)
+                seen = count
+                alive_at = now
+                others = len(stable)
             enough = count - before >= self._policy.min_requests
             done = enough and now - began >= self._policy.min_seconds
             if verdict.action == "roll_back" or (

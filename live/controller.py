@@ -58,7 +58,9 @@ class Controller:
         self.endpoint, self.journal, self.say = endpoint, journal, say
         self.releases = Releases(endpoint.releases)
         self.router = Router(endpoint)
-        self.fleet = Fleet(endpoint, journal, self.releases, say, clock)
+        self.fleet = Fleet(
+            endpoint=endpoint, journal=journal, releases=self.releases, say=say, clock=clock
+        )
         self._on_verdict = on_verdict
 
     def recover(self) -> State:
@@ -163,7 +165,9 @@ class Controller:
     def _canary(self, new: Release, old: str) -> Verdict:
         """Tests the new release on the canary replicas."""
         self._share(fair_share(self.endpoint))
-        test = CanaryTest(self.fleet, self.router, new.name, old, self._on_verdict)
+        test = CanaryTest(
+            fleet=self.fleet, router=self.router, new=new.name, old=old, on_verdict=self._on_verdict
+        )
         try:
             test.measure_baseline()
             self._share(0)
@@ -195,7 +199,8 @@ class Controller:
             self._share(0)
             behind = self.fleet.bring(names, self.releases.verified(deployment.wanted))
         self._settle_share(behind)
-        serving, verdict = deployment.wanted, deployment.verdict
+        serving = deployment.wanted
+        verdict = deployment.verdict
         outcome = "promoted" if verdict.action == "promote" else "rolled_back"
         self.journal.append("end", outcome=outcome, serving=serving, behind=behind)
         self.releases.prune(KEPT_RELEASES, self.journal.read().in_use)

@@ -140,7 +140,8 @@ class Fleet:
             request = deployment.request if deployment is not None else None
             if watched and request is not None and request.action == "roll_back":
                 raise Decided(request)
-            now, status = self.clock.time(), self.status(name)
+            now = self.clock.time()
+            status = self.status(name)
             if status is None:
                 if now > deadline:
                     self.say(f"{name}: no answer for {PATIENCE_S:.0f} s; left behind")

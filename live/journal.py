@@ -36,7 +36,9 @@ class Journal(AbstractContextManager["Journal"]):
 
         The folder is created with mode 700; raises an `OutriderError` if other users have access.
         """
-        self.path, self._clock, self._listener = Path(path), clock, listener
+        self.path = Path(path)
+        self._clock = clock
+        self._listener = listener
         folder = self.path.parent
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if folder.stat().st_mode & 0o077:
@@ -48,7 +50,8 @@ class Journal(AbstractContextManager["Journal"]):
         sync(folder)  # makes the new file's directory entry durable
         self.entries: list[Entry] = []
         """All entries read so far, oldest first."""
-        self._state, self._end = State(), 0
+        self._state = State()
+        self._end = 0
         listener(self.read())
 
     def read(self) -> State:

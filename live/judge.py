@@ -135,7 +135,8 @@ def _limits(
         _ratio(now, before) if before is not None else now
         for now, before in zip(_ratios(*test), _ratios(*baseline), strict=True)
     )
-    least, most_ttft = policy.min_acceptance_ratio, policy.max_ttft_ratio
+    least = policy.min_acceptance_ratio
+    most_ttft = policy.max_ttft_ratio
     most_tail = policy.max_p99_latency_ratio
     return [
         ("acceptance", acceptance, f"min_acceptance_ratio = {least:g}", (acceptance or 1) >= least),

@@ -113,9 +113,17 @@ def started_release(endpoint: Endpoint, bundle: str | Path | None) -> Release:
         with local_bundle(bundle) as directory:
             manifest = read_json(directory / MANIFEST)
         target = TargetConfig.model_validate(manifest["target"])
-        k, method = manifest["num_speculative_tokens"], manifest["draft_sample_method"]
+        k = manifest["num_speculative_tokens"]
+        method = manifest["draft_sample_method"]
     engine = EngineConfig(max_model_len=2048, max_num_seqs=8, kv_cache_gb=0.5)
-    return first_release(releases, target.directory(), k, target, engine, method)
+    return first_release(
+        releases=releases,
+        directory=target.directory(),
+        k=k,
+        target=target,
+        engine=engine,
+        sample_method=method,
+    )
 
 
 def replica_command(
@@ -165,7 +173,8 @@ def load(
     each finished request: the error, without any response text, or an empty string on success.
     """
     outcomes: list[str] = []
-    numbers, ended = itertools.count(), threading.Event()
+    numbers = itertools.count()
+    ended = threading.Event()
 
     def use() -> None:
         while not ended.is_set():

@@ -34,9 +34,11 @@ def write_manifest(kind: ManifestKind, bundle: str | Path, endpoint: Endpoint) -
     """
     place = pinned(bundle)
     with local_bundle(place) as directory:
-        digest, manifest = bundle_digest(directory), read_json(directory / MANIFEST)
+        digest = bundle_digest(directory)
+        manifest = read_json(directory / MANIFEST)
         flags = read_serve_flags(directory, SPECULATOR)
-    cluster, target = endpoint.cluster, manifest["target"]
+    cluster = endpoint.cluster
+    target = manifest["target"]
     speculator = cluster.speculator or (place if "://" in place else None)
     if speculator is None:
         raise OutriderError(

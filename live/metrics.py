@@ -77,7 +77,9 @@ class LiveMetrics:
     """Writes the metrics of one endpoint to a text file."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint, self._state, self._verdict = endpoint, State(), Verdict("wait", "")
+        self._endpoint = endpoint
+        self._state = State()
+        self._verdict = Verdict("wait", "")
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
@@ -92,7 +94,8 @@ class LiveMetrics:
 
     def publish(self, state: State | None = None, verdict: Verdict | None = None) -> None:
         """Writes the file for a new journal state or canary verdict."""
-        self._state, self._verdict = state or self._state, verdict or self._verdict
+        self._state = state or self._state
+        self._verdict = verdict or self._verdict
         # Ignore errors, because a full disk must not stop a rollback; the next change writes again.
         with contextlib.suppress(OSError):
             write_to_textfile(str(self._endpoint.state_dir / METRICS), self._registry)

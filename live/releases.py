@@ -101,11 +101,11 @@ class Releases:
             raise OutriderError(f"{folder}: no such release; kept are: {kept}")
         facts = read_json(folder / _FACTS)
         return Release(
-            name,
-            facts["digest"],
-            facts["added_at"],
-            folder / "bundle",
-            read_json(folder / "bundle" / MANIFEST),
+            name=name,
+            digest=facts["digest"],
+            added_at=facts["added_at"],
+            directory=folder / "bundle",
+            manifest=read_json(folder / "bundle" / MANIFEST),
         )
 
     def verified(self, name: str) -> Release:
@@ -162,13 +162,21 @@ def first_release(
     if (directory / MANIFEST).is_file():
         return releases.add(directory)
     whole = trainable_kind_of(directory).native(read_json(directory / "config.json"))
-    target, engine = target or TargetConfig(model=str(directory)), engine or EngineConfig()
+    target = target or TargetConfig(model=str(directory))
+    engine = engine or EngineConfig()
     with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
         # If `directory` is the whole target, only its own speculator is kept.
         speculator = served_base(directory, directory, Path(folder)) if whole else directory
         out = Path(folder) / "bundle"
         drafting = Drafting(Speculator.named(speculator), k, sample_method)
-        export_bundle(drafting, target, engine, {}, out, other_formats=False)
+        export_bundle(
+            drafting=drafting,
+            target=target,
+            engine=engine,
+            evidence={},
+            out_dir=out,
+            other_formats=False,
+        )
         return releases.add(out)
 
 
@@ -188,7 +196,8 @@ def watch_of(release: Release, policy: CanaryPolicy) -> Watch | None:
     length = lengths.get("custom")
     if not policy.watch_requests or not length or not math.isfinite(length):
         return None
-    ratio, low = lengths.get("ratio"), (lengths.get("ratio_ci95") or [None])[0]
+    ratio = lengths.get("ratio")
+    low = (lengths.get("ratio_ci95") or [None])[0]
     if ratio and low:
         length *= min(low / ratio, 1.0)
     # Tokens per step are at least 1 whatever the drafter does.

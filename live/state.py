@@ -188,7 +188,13 @@ class State:
                 self.started_with[facts["directory"]] = facts["release"]
                 self.serving = self.serving or facts["release"]
             case "begin":
-                self.open = Deployment(entry.n, facts["new"], facts["old"], facts["mode"], entry.at)
+                self.open = Deployment(
+                    id=entry.n,
+                    new=facts["new"],
+                    old=facts["old"],
+                    mode=facts["mode"],
+                    began_at=entry.at,
+                )
             case "share":
                 self.share = facts["percent"]
             case "swap" if self.open is not None and facts["release"] == self.open.new:
@@ -209,7 +215,8 @@ class State:
                 self.windows[number] = Window(number, facts["rows"], entry.at)
             case "watched":
                 window = self.windows[facts["window"]]
-                window.settled, window.release = True, facts["release"]
+                window.settled = True
+                window.release = facts["release"]
                 window.acceptance = ClusteredEstimate(**facts["acceptance"])
                 if facts["ratio"]:
                     window.ratio = ClusteredEstimate(**facts["ratio"])
@@ -228,13 +235,16 @@ class State:
                     self.windows[number].deleted = True
 
     def _ended(self, ended: Deployment, entry: Entry) -> None:
-        ended.ended_at, ended.outcome = entry.at, entry.facts["outcome"]
+        ended.ended_at = entry.at
+        ended.outcome = entry.facts["outcome"]
         ended.behind = entry.facts["behind"]
         if ended.outcome == PROMOTED and ended.mode != "rollback":
             self.before[ended.new] = ended.old
             self.counts["promoted"] += 1
         self.counts["rolled_back"] += ended.went_back
-        self.serving, self.open, self.last = entry.facts["serving"], None, ended
+        self.serving = entry.facts["serving"]
+        self.open = None
+        self.last = ended
 
     @property
     def previous(self) -> str | None:

@@ -24,7 +24,8 @@ from outrider.serving.admin.replica import Replica
 
 def endpoint_status(endpoint: Endpoint) -> dict[str, Any]:
     """Returns the status as JSON-serializable values."""
-    state, releases = read_state(endpoint), Releases(endpoint.releases)
+    state = read_state(endpoint)
+    releases = Releases(endpoint.releases)
     found = {
         name: _replica(replica, state, releases) for name, replica in replicas_of(endpoint).items()
     }

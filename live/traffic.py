@@ -78,11 +78,15 @@ class Traffic:
 
     def start_test(self, new: str, began: float) -> None:
         """Starts over at `began`; canary requests count only if drafted by `new`."""
-        self._began, self._finished, self._routed, self._testing = began, [], [], True
+        self._began = began
+        self._finished = []
+        self._routed = []
+        self._testing = True
         self._wanted |= {each.name: new for each in self._endpoint.canary}
 
     def _read(self, name: str) -> list[LiveRequest]:
-        replica, seen = self._fleet.replicas[name], self._after.get(name, 0)
+        replica = self._fleet.replicas[name]
+        seen = self._after.get(name, 0)
         finished, after = replica.requests(seen)
         if after < seen:  # the replica restarted
             if self._testing:
@@ -142,7 +146,8 @@ def observations(
     arms: dict[Role, list[Observation]] = {"stable": [], "canary": []}
     for row in routed:
         served_by = roles.get(row["host"] or "")
-        role, started_at = row["cluster"] or served_by, float(row["started_at"])
+        role = row["cluster"] or served_by
+        started_at = float(row["started_at"])
         live = by_id.get(_key(row["request_id"])) if row["request_id"] else None
         moved = served_by is not None and served_by != role
         flags = (row["flags"] or "").split(",")
@@ -155,7 +160,15 @@ def observations(
         if live is not None and (live.mixed or live.aborted):
             live = None
         latency_s = float(row["duration_ms"]) / 1000
-        arms[role].append(Observation(session, started_at, latency_s, failed, live))
+        arms[role].append(
+            Observation(
+                session=session,
+                started_at=started_at,
+                latency_s=latency_s,
+                failed=failed,
+                live=live,
+            )
+        )
     return arms["stable"], arms["canary"]
 
 

@@ -104,7 +104,8 @@ def evaluate_run(
     """Evaluates the run's speculator, or another: a directory, `ngram`, `suffix` or `none`."""
     from outrider.pipeline.stages.registry import stages_of
 
-    stages, options = ["ingest", "split", "capture", "evaluate_other"], {}
+    stages = ["ingest", "split", "capture", "evaluate_other"]
+    options = {}
     if speculator is None:
         stages = [name for name in stages_of(loaded.recipe) if name in ("choose_kind", "evaluate")]
     else:

@@ -31,17 +31,18 @@ def check_warm_start(run: RunDirectory, recipe: Recipe, sequence_ids: Sequence[s
     # Without a warm start, skip this; the evaluation compares replay with the engine's steps.
     if base.directory is None or not base.trainable or base.kind != recipe.speculator.only_kind:
         return
-    directory, parity = base.directory, ParityConfig()
+    directory = base.directory
+    parity = ParityConfig()
 
     def measured() -> list[list[float]]:
         return engine_parity(
-            recipe.target,
-            recipe.serving.engine,
-            directory,
-            recipe.speculator.depth,
-            _prompts(run, recipe, sequence_ids, parity),
-            parity,
-            recipe.eval.replay_dtype,
+            target=recipe.target,
+            engine_config=recipe.serving.engine,
+            speculator_dir=directory,
+            k=recipe.speculator.depth,
+            prompts=_prompts(run, recipe, sequence_ids, parity),
+            parity=parity,
+            dtype=recipe.eval.replay_dtype,
         )
 
     limits = {"min_agreement", "max_difference"}

@@ -48,7 +48,8 @@ def inspect_recipe(
     # transformers would warn that torch is missing, which tokenizers do not need.
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
     with tempfile.TemporaryDirectory(prefix="inspect-traffic-") as scratch:
-        target, traffic_dir = local_target(recipe), Path(scratch) / "traffic"
+        target = local_target(recipe)
+        traffic_dir = Path(scratch) / "traffic"
         target = target or recipe.target.fetch(TOKENIZER_FILES, Path(scratch) / "target")
         found = inspect(
             target, recipe.traffic, recipe.split, traffic_dir, rows_per_file, recipe.privacy
@@ -67,10 +68,13 @@ def _predicted(found: dict[str, Any], recipe: Recipe, target: Path) -> dict[str,
     """Cost of capturing the split, or the whole log if unsplit."""
     everything = found["prompt_tokens"] + found["completion_tokens"]
     tokens = found["split"]["tokens"] if found["split"] else everything
-    config, recipe = read_json(target / "config.json"), with_kinds(recipe, target)
-    cost, rates = features_cost(tokens, recipe, config), rates_of(recipe, config)
+    config = read_json(target / "config.json")
+    recipe = with_kinds(recipe, target)
+    cost = features_cost(tokens, recipe, config)
+    rates = rates_of(recipe, config)
     if rates:
-        seconds, rate = tokens / rates.capture_tokens_per_s, rates.capture_tokens_per_s
+        seconds = tokens / rates.capture_tokens_per_s
+        rate = rates.capture_tokens_per_s
         cost["text"] += f", about {duration(seconds)} at {rate:,g} tokens/s ({rates.source})"
     return cost | {"gain": gain(found["split"]["train"]["sequences"])} if found["split"] else cost
 

@@ -86,7 +86,8 @@ class StageFailed(OutriderError):
 
 def run_stage(stage: Stage, run: RunDirectory, options: Options) -> None:
     """Runs a stage; raises `StageFailed` with the stage's message, if any."""
-    module, log = "outrider.pipeline.stage_process", run.attempt() / f"{stage.name}.log"
+    module = "outrider.pipeline.stage_process"
+    log = run.attempt() / f"{stage.name}.log"
     argv = [sys.executable, "-m", module, stage.name, str(run.root), json.dumps(options)]
     status = run_supervised(argv, log, os.environ | STAGE_ENVIRONMENT)
     failure = run.attempt() / f"{stage.name}.failed.json"

@@ -82,7 +82,8 @@ class Stage:
         kept = self._kept(run, recipe, options)
         resume_or_clear(self._started(run), kept.inputs, self.unfinished(run))
         kept.path.unlink(missing_ok=True)
-        begin, clock = datetime.datetime.now().astimezone(), time.monotonic()
+        begin = datetime.datetime.now().astimezone()
+        clock = time.monotonic()
         result = self.work(run, recipe, options)
         kept.put(
             result,

@@ -34,7 +34,8 @@ def main(stage: Stage, run: RunDirectory, options: Options) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     failed = run.attempt() / f"{stage.name}.failed.json"
-    log, quoting = sys.stderr, not stage.handles_text
+    log = sys.stderr
+    quoting = not stage.handles_text
     try:
         _show_progress_on_the_terminal(stage.starts_engines)
         recipe = run.read_resolved()

@@ -54,7 +54,8 @@ def mixed_cache_refusal(target_config: Mapping[str, Any], head_dim: int) -> str 
     import torch
 
     latent = target_config["kv_lora_rank"] + target_config["qk_rope_head_dim"]
-    heads, dtype = target_config["num_attention_heads"], torch.bfloat16
+    heads = target_config["num_attention_heads"]
+    dtype = torch.bfloat16
     refusal = ""
     try:
         backends = [

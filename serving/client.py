@@ -48,11 +48,11 @@ class SpeculationCounters:
             self.accepted_per_position, other.accepted_per_position, fillvalue=0
         )
         return SpeculationCounters(
-            combine(self.drafts, other.drafts),
-            combine(self.draft_tokens, other.draft_tokens),
-            combine(self.accepted_tokens, other.accepted_tokens),
-            tuple(itertools.starmap(combine, positions)),
-            combine(self.generation_tokens, other.generation_tokens),
+            drafts=combine(self.drafts, other.drafts),
+            draft_tokens=combine(self.draft_tokens, other.draft_tokens),
+            accepted_tokens=combine(self.accepted_tokens, other.accepted_tokens),
+            accepted_per_position=tuple(itertools.starmap(combine, positions)),
+            generation_tokens=combine(self.generation_tokens, other.generation_tokens),
         )
 
     @classmethod

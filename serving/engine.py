@@ -59,7 +59,8 @@ CAPTURE_EXTENSION = "outrider.serving.vllm_hooks.capture_extension.CaptureExtens
 def in_process(engine: EngineConfig) -> tuple[EngineConfig, list[str]]:
     """Returns `engine` adapted to run in process, and one line per change."""
     update: dict[str, object] = {}
-    changes, arguments = [], dict(engine.extra_arguments)
+    changes = []
+    arguments = dict(engine.extra_arguments)
     if engine.prefix_caching:
         arguments["enable_prefix_caching"] = False
         changes.append("prefix_caching off: a cached position has no states")
@@ -165,7 +166,17 @@ class Engine:
         claims: list[dict[str, Any] | None] = [None] * len(rows)
         if positions is not None:
             claims = [
-                {REQUEST_ARGUMENT: list(Claim(start, temperature, top_p, positions, top_k))}
+                {
+                    REQUEST_ARGUMENT: list(
+                        Claim(
+                            completion_start=start,
+                            temperature=temperature,
+                            top_p=top_p,
+                            positions=positions,
+                            top_k=top_k,
+                        )
+                    )
+                }
                 for _, _, start, temperature, top_p, top_k in rows
             ]
         self.llm.collective_rpc("capture_start", args=(layers,))
@@ -317,7 +328,8 @@ def batches(rows: Iterable[SomeRow], batch_tokens: int) -> Iterator[list[SomeRow
     for row in rows:
         if batch and tokens + len(row[1]) > batch_tokens:
             yield batch
-            batch, tokens = [], 0
+            batch = []
+            tokens = 0
         batch.append(row)
         tokens += len(row[1])
     if batch:

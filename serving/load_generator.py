@@ -81,7 +81,8 @@ class BlockResult:
         last = max(request.start_s for request in self.requests)
         ends = (request.start_s + request.latency_s for request in self.requests)
         full = min((end for end in ends if end > last), default=last)
-        shares, busy_ms = [], 0.0
+        shares = []
+        busy_ms = 0.0
         for request in self.requests:
             left_ms = 1000 * (full - request.start_s) - request.ttft_ms + 1e-3  # rounding
             count = sum(passed <= left_ms for passed in itertools.accumulate(request.itl_ms))
@@ -159,7 +160,8 @@ class LoadGenerator:
         return _block(result, read_counters(url) - before)
 
     def _ask(self, block: dict[str, Any]) -> dict[str, Any]:
-        stdin, stdout = self._child.process.stdin, self._child.process.stdout
+        stdin = self._child.process.stdin
+        stdout = self._child.process.stdout
         assert stdin is not None and stdout is not None
         line = ""
         with contextlib.suppress(BrokenPipeError):
@@ -216,7 +218,8 @@ def _child() -> None:
     from vllm.benchmarks import serve
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    parser, plain = FlexibleArgumentParser(), serve.get_samples
+    parser = FlexibleArgumentParser()
+    plain = serve.get_samples
     serve.add_cli_args(parser)
     for line in sys.stdin:
         block = json.loads(line)

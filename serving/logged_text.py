@@ -97,7 +97,11 @@ def score_step(
     keep: bool,
 ) -> None:
     """Adds one engine step's scores to the texts' sums if `keep`."""
-    rows, tokens, sampling, fits, owners = [], [], [], [], []
+    rows = []
+    tokens = []
+    sampling = []
+    fits = []
+    owners = []
     for index, (text, row, start, count) in enumerate(steps):
         position_N = text.take(start, count)
         rows.append(position_N - 1 - start + row)

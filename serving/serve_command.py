@@ -198,7 +198,8 @@ def _engine_value(source: str, key: str, value: Any) -> dict[str, Any]:
 
 def _today(speculative: dict[str, Any], values: dict[str, Any]) -> str:
     """Adds the current speculator to `values`; returns its description."""
-    method, k = speculative.get("method"), speculative.get("num_speculative_tokens")
+    method = speculative.get("method")
+    k = speculative.get("num_speculative_tokens")
     words = f"{method or 'its own speculator'}, {k} drafts per step"
     if isinstance(k, int):
         values["eval"] = {"current_k": k}

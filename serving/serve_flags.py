@@ -78,7 +78,8 @@ def read_serve_flags(bundle: Path, speculator: str) -> ServeFlags:
     manifest = read_json(path)
     serve = manifest.get("serve")
     try:
-        arguments, environment = dict(serve["arguments"]), dict(serve["environment"])
+        arguments = dict(serve["arguments"])
+        environment = dict(serve["environment"])
         drafting = Drafting.of_manifest(manifest, Path(speculator))
     except (KeyError, TypeError, ValueError):
         raise OutriderError(

@@ -71,7 +71,9 @@ class Speculator:
 
     def swaps_with(self, other: "Speculator") -> bool:
         """True if one engine can serve both in turn, by swapping the drafter's weights."""
-        kind, ours, theirs = self.family, self.directory, other.directory
+        kind = self.family
+        ours = self.directory
+        theirs = other.directory
         if other.kind != self.kind or not isinstance(kind, TrainableKind):
             return False
         return ours is not None and theirs is not None and kind.swappable(ours, theirs)
@@ -155,7 +157,8 @@ def served_base(base_dir: Path, target_dir: Path, cache: Path) -> Path:
     """
     if base_dir.resolve() != target_dir.resolve():
         return base_dir
-    kind, layout = trainable_kind_of(target_dir), read_layout(target_dir)
+    kind = trainable_kind_of(target_dir)
+    layout = read_layout(target_dir)
     names = ["config.json", *layout.files(kind.native_tensors(layout))]
     copy = cache / f"{kind.name}-{sampled_digest([target_dir / name for name in names])[:16]}"
     if not (copy / "config.json").is_file():  # published atomically

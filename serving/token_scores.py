@@ -97,16 +97,17 @@ def token_scores(
     other_N = (x_N < 0).float()
 
     # Most positions are closed: the best token alone fills top_p, so only it can be sampled.
-    zero_N, one_N = torch.zeros_like(x_N), torch.ones_like(x_N)
+    zero_N = torch.zeros_like(x_N)
+    one_N = torch.ones_like(x_N)
     answers_5N = torch.stack([-log_z_N, zero_N, other_N, zero_N, one_N])
     open_M = (~greedy_N & (-log_z_N < top_p_N.log())).nonzero()[:, 0]
     if len(open_M):
         answers_5N[:, open_M] = _open_positions(
-            logits_NV[open_M] / tau_N[open_M, None],
-            log_z_N[open_M],
-            x_N[open_M] / tau_N[open_M],
-            top_p_N[open_M],
-            top_k_N[open_M],
+            scaled_MV=logits_NV[open_M] / tau_N[open_M, None],
+            log_z_M=log_z_N[open_M],
+            x_M=x_N[open_M] / tau_N[open_M],
+            top_p_M=top_p_N[open_M],
+            top_k_M=top_k_N[open_M],
         )
     expected_N, variance_N, unlikely_N, unlikely_expected_N, best_drawn_N = answers_5N
 
@@ -170,7 +171,8 @@ def _open_positions(
     # limit (acceptance.target_distribution).
     among_MK = _among_top_k(values_MK, top_k_M, vocabulary)
     among_M = torch.where(limited_M, (p_MK * among_MK).sum(-1), 1.0)
-    nucleus_M, likely_M = top_p_M * among_M, top_p_M.clamp(max=LIKELY_MASS) * among_M
+    nucleus_M = top_p_M * among_M
+    likely_M = top_p_M.clamp(max=LIKELY_MASS) * among_M
     # Without top_p, keep all candidates explicitly, because rounding could drop the last ones.
     kept_MK = among_MK & ((above_MK < nucleus_M[:, None]) | (top_p_M >= 1)[:, None])
     likely_MK = kept_MK & (above_MK < likely_M[:, None])
@@ -197,12 +199,12 @@ def _open_positions(
     larger_M = ~limited_M & (p_MK.sum(-1) < torch.where(uncut_M, likely_M, top_p_M))
     if candidates < vocabulary and larger_M.any():
         answers_5M[:, larger_M] = _open_positions(
-            scaled_MV[larger_M],
-            log_z_M[larger_M],
-            x_M[larger_M],
-            top_p_M[larger_M],
-            top_k_M[larger_M],
-            vocabulary,
+            scaled_MV=scaled_MV[larger_M],
+            log_z_M=log_z_M[larger_M],
+            x_M=x_M[larger_M],
+            top_p_M=top_p_M[larger_M],
+            top_k_M=top_k_M[larger_M],
+            candidates=vocabulary,
         )
     return answers_5M
 
@@ -230,7 +232,8 @@ def _fit(
     """
     vocabulary = logits_MV.shape[-1]
     best_MK = logits_MV.topk(_candidates(top_k_M, vocabulary)).values
-    limited_M, among_MK = top_k_M < vocabulary, _among_top_k(best_MK, top_k_M, vocabulary)
+    limited_M = top_k_M < vocabulary
+    among_MK = _among_top_k(best_MK, top_k_M, vocabulary)
     least_M = best_MK.masked_fill(~among_MK, math.inf).amin(-1)
     above_MV = logits_MV > x_M[:, None]
     log_z1_M = logits_MV.exp().sum(-1).log()

@@ -15,7 +15,8 @@ from outrider.serving.vllm_hooks.version import vllm_version
 
 def main() -> None:
     """Runs vLLM's command line with this process's arguments."""
-    version, installed = importlib.metadata.version, vllm_version()
+    version = importlib.metadata.version
+    installed = vllm_version()
     importlib.metadata.version = lambda distribution_name: (
         installed if distribution_name == "vllm" else version(distribution_name)
     )

@@ -145,12 +145,21 @@ def accept_matrix(
     for j, u_NH in enumerate(states, start=1):
         inside_M = (anchor_N + j <= last_N).nonzero()[:, 0]
         for part in inside_M.split(chunk):
-            row, index = row_N[part], (anchor_N[part] + j).clamp(max=width - 1)
-            token, temperature, p = token_ids_BT[row, index].long(), temperature_N[part], None
+            row = row_N[part]
+            index = (anchor_N[part] + j).clamp(max=width - 1)
+            token = token_ids_BT[row, index].long()
+            temperature = temperature_N[part]
+            p = None
             if probabilistic:
                 logits = F.linear(hidden_BTH[row, index - 1].to(lm_head_VH.dtype), lm_head_VH)
                 top_k = None if top_k_N is None else top_k_N[part]
-                p = logged_token_probability(logits, token, temperature, top_p_N[part], top_k)
+                p = logged_token_probability(
+                    logits_NV=logits,
+                    token_N=token,
+                    temperature_N=temperature,
+                    top_p_N=top_p_N[part],
+                    top_k_N=top_k,
+                )
             draft_token, known = head.from_target(token)
             a_NK[part, j - 1] = accept_probability(
                 head.logits(u_NH[part]),

@@ -70,7 +70,8 @@ def warm_start(kind: TrainableKind, base: Base) -> Path | None:
 
 def unsupported_kinds(base: str | None, target_dir: Path) -> dict[str, str]:
     """The kinds that cannot be trained for a target, and why."""
-    found, in_use = {}, base_of(base, target_dir)
+    found = {}
+    in_use = base_of(base, target_dir)
     for name in trainable_names():
         kind = trainable_kind(name)
         try:
@@ -87,7 +88,8 @@ def is_directory(base: str | None) -> bool:
 
 def planned(speculator: SpeculatorConfig, target_config: Mapping[str, Any]) -> Mapping[str, Any]:
     """config.json of the warm-start directory or of a new head."""
-    kind, of_base = trainable_kind(speculator.only_kind), None
+    kind = trainable_kind(speculator.only_kind)
+    of_base = None
     if (base := warm_directory(speculator)) is not None:
         of_base = read_json(base / "config.json")
     return kind.config(target_config, speculator.head, of_base)

@@ -100,7 +100,8 @@ def complaint(sums: Sums, parity: ParityConfig) -> str | None:
     for depth, (n, equal, near_ties, nats) in enumerate(sums, start=1):
         if not n:  # no response is that long
             continue
-        other, difference = 1 - (equal + near_ties) / n, nats / n
+        other = 1 - (equal + near_ties) / n
+        difference = nats / n
         most_other, most_difference = allowed(n, parity)
         # Negated, so that NaN fails.
         if not (other <= most_other and difference <= most_difference):

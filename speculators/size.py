@@ -144,7 +144,15 @@ class DrafterSize:
             inputs_BTX = torch.empty(1, tokens, self.read, dtype=dtype)
         with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
             drafter.unroll(
-                ends, Slots(token_BT, inputs_BTX, sequence_BT, token_BT, anchor_BT), depth
+                ends,
+                Slots(
+                    token_ids_BT=token_BT,
+                    inputs_BTX=inputs_BTX,
+                    sequence_BT=sequence_BT,
+                    position_BT=token_BT,
+                    anchor_BT=anchor_BT,
+                ),
+                depth,
             )
         linear_bytes, score_bytes = (
             [storage.nbytes() for storage in found.values()] for found in (linear, scores)

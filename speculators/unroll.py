@@ -76,7 +76,8 @@ def valid_BT(sequence_BT: Tensor, depth: int) -> Tensor:
     reach = 2 + depth
     valid = torch.zeros_like(sequence_BT, dtype=torch.bool)
     if reach < sequence_BT.shape[1]:
-        here, there = sequence_BT[:, :-reach], sequence_BT[:, reach:]
+        here = sequence_BT[:, :-reach]
+        there = sequence_BT[:, reach:]
         valid[:, :-reach] = (here == there) & (here >= 0)
     return valid
 
@@ -101,12 +102,14 @@ def unroll_anchors(
     With `recompute`, autograd keeps the inputs, queries, keys and values of every depth, and
     backward recomputes projections, attention and MLP. Gradients are the same.
     """
-    inputs_BTX, sequence_BT = slots.inputs_BTX, slots.sequence_BT
+    inputs_BTX = slots.inputs_BTX
+    sequence_BT = slots.sequence_BT
     device = inputs_BTX.device
     slots_P, anchors_N, anchor_place_N, attend_prefix = row_of(sequence_BT, slots.anchor_BT, device)
     if not len(anchors_N):
         return anchors_N, [inputs_BTX.new_zeros(0, chain.width, dtype=ends.dtype)] * depth
-    token, position = slots.token_ids_BT.flatten(), slots.position_BT.flatten()
+    token = slots.token_ids_BT.flatten()
+    position = slots.position_BT.flatten()
     last_of_sequence = _last_slots(sequence_BT).to(device)
 
     def next_embedding(slots: Tensor, s: int) -> Tensor:
@@ -135,7 +138,15 @@ def unroll_anchors(
     ) -> tuple[Tensor, Tensor]:
         out_ANV, log_sum_exp_AN = attend_prefix(q_AND, *prefix, chain.softmax_scale)
         return chain.finish(
-            x_NH, merge(out_ANV, log_sum_exp_AN, q_AND, keys, values, chain.softmax_scale)
+            x_NH,
+            merge(
+                prefix_ANV=out_ANV,
+                log_sum_exp_AN=log_sum_exp_AN,
+                q_AND=q_AND,
+                keys=keys,
+                values=values,
+                scale=chain.softmax_scale,
+            ),
         )
 
     # With `recompute`, backward recomputes each part from its arguments.
@@ -149,7 +160,8 @@ def unroll_anchors(
     values: tuple[Tensor, ...] = ()
     for s in range(1, depth):
         x_NH, q_AND, key_AND, value_ANV = run(project, state_NH, s)
-        keys, values = (*keys, key_AND), (*values, value_ANV)
+        keys = (*keys, key_AND)
+        values = (*values, value_ANV)
         state_NH, u_NH = run(finish, x_NH, q_AND, prefix, keys, values)
         states.append(u_NH)
     return anchors_N, states
@@ -174,7 +186,8 @@ def row_of(sequence_BT: Tensor, anchor_BT: Tensor, device: torch.device) -> Row:
     anchors_N = anchor_BT.flatten().nonzero().squeeze(1)
     place_P = torch.full_like(sequence_BT.flatten(), -1)
     place_P[slots_P] = torch.arange(len(slots_P), device=slots_P.device)
-    place_N, spans = place_P[anchors_N].to(device), _spans(sequence_BT, anchor_BT)
+    place_N = place_P[anchors_N].to(device)
+    spans = _spans(sequence_BT, anchor_BT)
     attend = prefix_attention(place_N, spans, len(slots_P))
     return Row(slots_P.to(device), anchors_N.to(device), place_N, attend)
 
@@ -206,7 +219,9 @@ def merge(
 
 def _spans(sequence_BT: Tensor, anchor_BT: Tensor) -> list[Span]:
     """Spans of the sequences that contain anchors, over all rows in order."""
-    spans, tokens, anchors = [], 0, 0
+    spans = []
+    tokens = 0
+    anchors = 0
     for row, anchor_row in zip(sequence_BT.cpu(), anchor_BT.cpu(), strict=True):
         numbers, lengths = row.unique_consecutive(return_counts=True)
         for number, piece in zip(numbers.tolist(), anchor_row.split(lengths.tolist()), strict=True):
@@ -215,7 +230,8 @@ def _spans(sequence_BT: Tensor, anchor_BT: Tensor) -> list[Span]:
             chosen = int(piece.sum())
             if chosen:
                 spans.append(Span(tokens, tokens + len(piece), anchors, anchors + chosen))
-            tokens, anchors = tokens + len(piece), anchors + chosen
+            tokens = tokens + len(piece)
+            anchors = anchors + chosen
     return spans
 
 

@@ -41,7 +41,8 @@ def write_dflash_head(
         config[key] for key in ("hidden_size", "vocab_size", "intermediate_size")
     )
     heads = heads or hidden // HEAD_DIM
-    kv_heads, drafts = kv_heads or heads, vocab // 4
+    kv_heads = kv_heads or heads
+    drafts = vocab // 4
 
     layer = {
         "input_layernorm": norm(hidden),
@@ -115,7 +116,8 @@ def write_dspark_head(
     config |= changed or {}
     config = {key: value for key, value in config.items() if value is not None}
     (directory / "config.json").write_text(json.dumps(config, indent=2))
-    width, drafts = config["hidden_size"] + rank, config["vocab_size"] // 4
+    width = config["hidden_size"] + rank
+    drafts = config["vocab_size"] // 4
     heads = {
         "markov_head.markov_w1.weight": torch.randn(config["vocab_size"], rank),
         "markov_head.markov_w2.weight": torch.randn(drafts, rank) / rank**0.5,

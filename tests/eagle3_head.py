@@ -53,7 +53,8 @@ def write_eagle3_head(
     hidden, vocab, intermediate = (
         config[name] for name in ("hidden_size", "vocab_size", "intermediate_size")
     )
-    drafts, states = vocab // 4, 3 if layers is None else len(layers)
+    drafts = vocab // 4
+    states = 3 if layers is None else len(layers)
     tensors = {
         "embed_tokens.weight": load_file(target / "model.safetensors")["model.embed_tokens.weight"],
         "fc.weight": linear(hidden, states * hidden),

@@ -38,10 +38,21 @@ def acceptance(
 ) -> dict[str, float | None]:
     """Held-out acceptance length at the recipe's depth, and its interval's ends."""
     rows = load_sequences(run.sequences, heldout).select_columns(COLUMNS)
-    store, depth = FeatureStore.open(run.features), recipe.speculator.depth
+    store = FeatureStore.open(run.features)
+    depth = recipe.speculator.depth
     target = recipe.target.training_directory()
     method = recipe.speculator.draft_sample_method
-    found = length_at(replay(speculator, target, store, list(rows), depth, method), depth)
+    found = length_at(
+        replay(
+            speculator=speculator,
+            target_dir=target,
+            feature_store=store,
+            rows=list(rows),
+            depth=depth,
+            draft_sample_method=method,
+        ),
+        depth,
+    )
     return {end: getattr(found, end) for end in ("value", "low", "high")}
 
 

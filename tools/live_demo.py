@@ -62,7 +62,8 @@ def main() -> int:
 def demonstrate(endpoint: Endpoint, say: Callable[[str], None]) -> dict[str, Any]:
     """Trains, serves and deploys; returns the JSON object."""
     good_bundle, changed, bad_bundle = demo_bundles()
-    prompts, refused = read_prompts("nano_r1/resume_screening"), False
+    prompts = read_prompts("nano_r1/resume_screening")
+    refused = False
     with local_endpoint(endpoint, good_bundle, say):
         with load(endpoint, prompts) as sent:
             good = deploy_bundle(good_bundle, endpoint, say=say)
@@ -108,7 +109,14 @@ def demo_bundles() -> tuple[Path, Path, Path]:
     for speculator, evidence, out in ((run.speculator, PROMISED, good), (noise, {}, bad)):
         method = recipe.speculator.draft_sample_method
         drafting = Drafting(Speculator.named(speculator), K, method)
-        export_bundle(drafting, recipe.target, recipe.serving.engine, evidence, out, False)
+        export_bundle(
+            drafting=drafting,
+            target=recipe.target,
+            engine=recipe.serving.engine,
+            evidence=evidence,
+            out_dir=out,
+            other_formats=False,
+        )
     content = bytearray((shutil.copytree(good, changed) / "model.safetensors").read_bytes())
     content[-1] ^= 1
     (changed / "model.safetensors").write_bytes(content)

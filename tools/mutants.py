@@ -124,7 +124,8 @@ def main() -> None:
         every = sorted({test for tests in TESTS.values() for test in tests})
         if not passes(root, every):
             sys.exit("the tests fail without a mutant")
-        mutants, survivors = sampled(root, given.count, given.seed), 0
+        mutants = sampled(root, given.count, given.seed)
+        survivors = 0
         for module, line, what, source in mutants:
             original = root / f"{module}.original"
             shutil.copyfile(root / module, original)

@@ -338,7 +338,8 @@ def _limits(metadata: typing.Iterable[typing.Any]) -> list[str]:
 
 
 def _type_name(annotation: typing.Any) -> str:
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    origin = typing.get_origin(annotation)
+    arguments = typing.get_args(annotation)
     if origin is typing.Annotated:
         return " ".join([_type_name(arguments[0]), *_limits(arguments[1:])])
     if origin is typing.Literal:

@@ -206,12 +206,14 @@ def main() -> None:
     elif given.command == "ship":
         ship(given.run, given.out)
     else:
-        task, workload = EXTRACTION if given.extract else TASK, SHORT
+        task = EXTRACTION if given.extract else TASK
+        workload = SHORT
         prompts = prompts_for(task, given.exchanges)
         if given.general:
             prompts = general(given.general, given.exchanges)
         elif given.long:
-            prompts, workload = long_tasks(given.exchanges), LONG
+            prompts = long_tasks(given.exchanges)
+            workload = LONG
         engine = EngineConfig(
             mode="compiled",
             dtype=given.dtype,

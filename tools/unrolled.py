@@ -22,7 +22,16 @@ def unroll(
     """
     anchor_BT = valid_BT(sequence_BT, 0)
     anchors_N, states = unroll_anchors(
-        chain, ends, Slots(token_ids_BT, inputs_BTX, sequence_BT, position_BT, anchor_BT), depth
+        chain,
+        ends,
+        Slots(
+            token_ids_BT=token_ids_BT,
+            inputs_BTX=inputs_BTX,
+            sequence_BT=sequence_BT,
+            position_BT=position_BT,
+            anchor_BT=anchor_BT,
+        ),
+        depth,
     )
     spread = []
     for s, u_NH in enumerate(states):

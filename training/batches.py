@@ -112,7 +112,9 @@ class Prefetch(AbstractContextManager["Prefetch"]):
     ):
         self.waited = 0.0
         self._rows = iter(rows)
-        self._assemble = lambda row: assemble(store, samples, row, row_tokens, spec)
+        self._assemble = lambda row: assemble(
+            store=store, samples=samples, row=row, row_tokens=row_tokens, spec=spec
+        )
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
         self._ahead: deque[Future[Batch]] = deque()
 

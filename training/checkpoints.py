@@ -61,7 +61,8 @@ def save_checkpoint(
     """
     path = directory / f"step-{step:07d}"
     draft = directory / f".{path.name}.draft"
-    rank, world = accelerator.process_index, accelerator.num_processes
+    rank = accelerator.process_index
+    world = accelerator.num_processes
     engine = accelerator.deepspeed_engine_wrapped.engine
 
     def begin() -> None:
@@ -188,7 +189,8 @@ def load_state(engine: Any, directory: Path) -> None:
                 for key in tensors.keys():  # noqa: SIM118 (a safetensors file is not a dict)
                     state, name = key.split(" ", 1)
                     _restore(parameters[name], state, tensors.get_tensor(key))
-                updates, ranks = float(tensors.metadata()["updates"]), tensors.metadata()["ranks"]
+                updates = float(tensors.metadata()["updates"])
+                ranks = tensors.metadata()["ranks"]
         if str(len(files)) != ranks:
             raise OutriderError(f"{len(files)} of {ranks} files")
     except (SafetensorError, OutriderError) as error:
@@ -220,7 +222,8 @@ def _adam_states(engine: Any) -> list[dict[str, torch.Tensor]]:
 
 def _clear_moments(engine: Any) -> None:
     """Zeros the moments, or creates them before AdamW's first step."""
-    zero, states = engine.optimizer, engine.optimizer.optimizer.state
+    zero = engine.optimizer
+    states = engine.optimizer.optimizer.state
     stage_3 = engine.zero_optimization_stage() == 3
     if stage_3:
         flat = zero.fp32_partitioned_groups_flat

@@ -76,7 +76,16 @@ def distillation_loss(
     """
     rows = max(CHUNK_ROWS, CHUNK_LOGITS[u_KNH.device.type] // lm_head_VH.shape[0])
     weight_DH = lm_head_VH if head is None else head.weight_DH
-    problem = _Problem(teacher_NH, token_N, valid_KN, lm_head_VH, head, served, kind, rows)
+    problem = _Problem(
+        teacher_NH=teacher_NH,
+        token_N=token_N,
+        valid_KN=valid_KN,
+        lm_head_VH=lm_head_VH,
+        head=head,
+        served=served,
+        kind=kind,
+        rows=rows,
+    )
     loss_KN, *found = _ChunkedDistillation.apply(u_KNH, weight_DH, problem)
     return loss_KN, Judged(*found)
 
@@ -152,11 +161,17 @@ def _chunks(u_KNH: Tensor, weight_DH: Tensor, problem: _Problem) -> Iterator[_Ch
         if not valid_KN[:, chunk].any():
             continue
         room = whole.cut(chunk.stop - start)
-        token_C, temperature_C = token_N[chunk], served.temperature_N[chunk]
+        token_C = token_N[chunk]
+        temperature_C = served.temperature_N[chunk]
         top_k_C = None if served.top_k_N is None else served.top_k_N[chunk]
         z_CV = room.logits(teacher_NH[chunk], lm_head_VH)
         teacher = served_distribution(
-            z_CV, room.p_CV, token_C, temperature_C, served.top_p_N[chunk], top_k_C
+            z_CV=z_CV,
+            p_CV=room.p_CV,
+            token_C=token_C,
+            temperature_C=temperature_C,
+            top_p_C=served.top_p_N[chunk],
+            top_k_C=top_k_C,
         )
         taught = draft_teacher(teacher, head, token_C)
         draft_temperature_C = served.draft_temperature(chunk)
@@ -212,7 +227,9 @@ def _judge(
     kind: Loss,
 ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Tensor]:
     """Returns (loss, KL, acceptance, accepted) and the loss's gradient; overwrites z."""
-    p_CV, goal_CV, token_C = teacher.p_CD, teacher.goal_CD, teacher.token_C
+    p_CV = teacher.p_CD
+    goal_CV = teacher.goal_CD
+    token_C = teacher.token_C
     if draft_temperature_C is not None:
         z_CV.div_(draft_temperature_C[:, None])
     top_C, drafted_C = z_CV.max(-1)
@@ -243,7 +260,8 @@ def _judge(
             acceptance_C = torch.where(sampled_C, alpha_C, acceptance_C)
 
     if kind == "kl":
-        loss_C, dz_CV = kl_C, q_CV.sub_(goal_CV)
+        loss_C = kl_C
+        dz_CV = q_CV.sub_(goal_CV)
     elif kind == "ce":
         loss_C = log_sum_exp_C - best_z_C
         dz_CV = q_CV.scatter_add_(-1, teacher.best_C[:, None], q_CV.new_full((len(q_CV), 1), -1.0))
@@ -256,6 +274,7 @@ def _judge(
     if draft_temperature_C is not None:
         dz_CV.div_(draft_temperature_C[:, None])
     if teacher.taught_C is not None:
-        loss_C, kl_C = loss_C * teacher.taught_C, kl_C * teacher.taught_C
+        loss_C = loss_C * teacher.taught_C
+        kl_C = kl_C * teacher.taught_C
         dz_CV.mul_(teacher.taught_C[:, None])
     return (loss_C, kl_C, acceptance_C, accepted_C), dz_CV

@@ -174,7 +174,8 @@ class MemoryPlan:
         Master weights and gradient sums do not exist yet.
         """
         features = self.size.read + self.size.hidden
-        squares, crosses = features**2, features * self.size.hidden
+        squares = features**2
+        crosses = features * self.size.hidden
         parts = ("embedding_and_head", "rows_in_flight", "cuda_context_assumed", "libraries")
         return {part: always[part] for part in parts} | {
             "weights": self._b * self.size.total * self.warm,
@@ -187,7 +188,8 @@ class MemoryPlan:
 
         A depth without gradients takes half of what autograd would keep (measured: 0.35 to 0.5).
         """
-        size, width = self.size, 4 if self.warm else self._b
+        size = self.size
+        width = 4 if self.warm else self._b
         states = width * self.depth * self.row[1] * size.drafter.width
         return {
             "base_speculator_float32": 4 * size.total * self.warm,
@@ -198,7 +200,8 @@ class MemoryPlan:
 
     def _steps(self) -> dict[str, float]:
         """Bytes at backward's peak, either at its start or once gradients exist."""
-        size, b = self.size, self._b
+        size = self.size
+        b = self._b
         # `ChainUnroll` returns a copy of a trained head's weights.
         states = b * (
             3 * self.depth * self.row[1] * size.drafter.width + size.parts.get("lm_head", 0)

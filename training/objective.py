@@ -75,14 +75,14 @@ class Objective:
             valid_KN = valid_KN & counted_R.repeat_interleave(anchors_R).to(u_KNH.device)
         served = self._served(batch, anchors_R, u_KNH.device)
         loss_KN, judged = distillation_loss(
-            u_KNH,
-            teacher_NH,
-            token_N,
-            valid_KN,
-            self.lm_head_VH,
-            served,
-            self.config.loss,
-            drafted.head,
+            u_KNH=u_KNH,
+            teacher_NH=teacher_NH,
+            token_N=token_N,
+            valid_KN=valid_KN,
+            lm_head_VH=self.lm_head_VH,
+            served=served,
+            kind=self.config.loss,
+            head=drafted.head,
         )
         if drafted.head.confidence_1H is not None:
             loss_KN = loss_KN + confidence_loss(u_KNH, drafted.head, judged)
@@ -102,7 +102,8 @@ def align_to_targets(u_KNH: Tensor, sequence_N: Tensor) -> tuple[Tensor, Tensor]
     the row's chain started in the same sequence. The anchors of a sequence are consecutive.
     """
     depth, anchors, _ = u_KNH.shape
-    shifted, valid = [], []
+    shifted = []
+    valid = []
     for s in range(depth):
         reach = min(s, anchors)
         shifted.append(F.pad(u_KNH[s, : anchors - reach], (0, 0, reach, 0)))

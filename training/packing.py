@@ -55,7 +55,8 @@ def make_samples(
     index S. Its first chain uses tokens up to S and starts from the state at i = S - 1. Anchors
     therefore start at S - 1, and every token that a chain predicts, i + 2 + s, is inside the
     completion."""
-    samples, left_out = [], {}
+    samples = []
+    left_out = {}
     for sequence_id, length, completion_start in lengths:
         sample = Sample(sequence_id, min(length, row_tokens), max(completion_start - 1, 0))
         if sample.targets(0):
@@ -172,13 +173,15 @@ def _best_filling(lengths: Sequence[int], room: int) -> list[int]:
     can be filled exactly, usually after about twenty lengths.
     """
     within = (1 << (room + 1)) - 1
-    before, reachable = [], 1
+    before = []
+    reachable = 1
     for length in lengths:
         if reachable >> room & 1:
             break
         before.append(reachable)
         reachable |= reachable << length & within
-    total, taken = reachable.bit_length() - 1, []
+    total = reachable.bit_length() - 1
+    taken = []
     for place in reversed(range(len(before))):
         if not before[place] >> total & 1:
             taken.append(place)

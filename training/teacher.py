@@ -103,7 +103,8 @@ def _cut(
     rule, which drops tokens in ascending order while their cumulative mass is at most 1 - top_p.
     """
     share_RM, index_RM = (p_CV if len(rows) == len(p_CV) else p_CV[rows]).topk(within, dim=-1)
-    limited_R, last_R = top_k_C[rows] > 0, top_k_C[rows].clamp(1, within).long() - 1
+    limited_R = top_k_C[rows] > 0
+    last_R = top_k_C[rows].clamp(1, within).long() - 1
     limited_R = limited_R & (top_k_C[rows] <= within)
     least_R = torch.where(limited_R, share_RM.gather(-1, last_R[:, None])[:, 0], 0.0)
     among_RM = share_RM >= least_R[:, None]
@@ -155,20 +156,31 @@ def draft_teacher(teacher: Teacher, head: DraftHead | None, token_C: Tensor) -> 
     are not renormalized. Over the full vocabulary, both are the same.
     """
     if head is None or head.target_ids_D is None:
-        entropy_C, logged_C = teacher.negative_entropy_C, teacher.logged_C
-        p_CV, best_C = teacher.p_CV, teacher.best_C
-        return DraftTeacher(p_CV, p_CV, best_C, entropy_C, logged_C, token_C, None, None)
+        entropy_C = teacher.negative_entropy_C
+        logged_C = teacher.logged_C
+        p_CV = teacher.p_CV
+        best_C = teacher.best_C
+        return DraftTeacher(
+            p_CD=p_CV,
+            goal_CD=p_CV,
+            best_C=best_C,
+            negative_entropy_C=entropy_C,
+            logged_C=logged_C,
+            token_C=token_C,
+            known_C=None,
+            taught_C=None,
+        )
     p_CD = teacher.p_CV[:, head.target_ids_D]
     mass_C = p_CD.sum(-1)
     goal_CD = p_CD / mass_C.clamp_min(torch.finfo(torch.float32).tiny)[:, None]
     token_C, known_C = head.from_target(token_C)
     return DraftTeacher(
-        p_CD,
-        goal_CD,
-        p_CD.argmax(-1),
-        torch.special.xlogy(goal_CD, goal_CD).sum(-1),
-        teacher.logged_C,
-        token_C,
-        known_C,
-        mass_C > 0,
+        p_CD=p_CD,
+        goal_CD=goal_CD,
+        best_C=p_CD.argmax(-1),
+        negative_entropy_C=torch.special.xlogy(goal_CD, goal_CD).sum(-1),
+        logged_C=teacher.logged_C,
+        token_C=token_C,
+        known_C=known_C,
+        taught_C=mass_C > 0,
     )

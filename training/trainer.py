@@ -72,7 +72,9 @@ class Trainer:
     """This process's part of a training run."""
 
     def __init__(self, spec: TrainingSpec, source: Store):
-        self.spec, self.source, self.config = spec, source, spec.training
+        self.spec = spec
+        self.source = source
+        self.config = spec.training
         self.depth = spec.speculator.depth
         self.kind = trainable_kind(spec.speculator.only_kind)
         target_config = read_json(spec.target_dir / "config.json")
@@ -80,14 +82,14 @@ class Trainer:
         config = planned(spec.speculator, target_config)
         fitted = not spec.training.streams and self.kind.fitted(config)
         self.origin = Origin(
-            spec.target_dir,
+            target_dir=spec.target_dir,
             # Only a base of the same kind gives a warm start.
-            warm_start(self.kind, base_of(spec.speculator.base, spec.target_dir)),
-            spec.speculator.head,
-            lambda: self._token_counts(self.samples),
-            self._rows if fitted else None,
-            spec.speculator.train,
-            spec.speculator.lora_rank,
+            base_dir=warm_start(self.kind, base_of(spec.speculator.base, spec.target_dir)),
+            head=spec.speculator.head,
+            token_counts=lambda: self._token_counts(self.samples),
+            rows=self._rows if fitted else None,
+            train=spec.speculator.train,
+            lora_rank=spec.speculator.lora_rank,
         )
         warm = self.origin.base_dir is not None
         self.config = spec.training.started(warm, fitted)
@@ -100,10 +102,18 @@ class Trainer:
         self.saved = newest_state(self.accelerator, self._checkpoints, self.digest)
         row_tokens = self.config.row_tokens
         self.samples, self.left_out = samples_of_part(
-            source.manifest, spec.train, row_tokens, "train", spec.features_dir
+            manifest=source.manifest,
+            sequence_ids=spec.train,
+            row_tokens=row_tokens,
+            part="train",
+            features_dir=spec.features_dir,
         )
         validation_samples, _ = samples_of_part(
-            source.manifest, spec.validation, row_tokens, "validation", spec.features_dir
+            manifest=source.manifest,
+            sequence_ids=spec.validation,
+            row_tokens=row_tokens,
+            part="validation",
+            features_dir=spec.features_dir,
         )
         parts = {*spec.train, *spec.validation}
         rows = [row for row in source.manifest["sequences"] if row["id"] in parts]
@@ -114,13 +124,13 @@ class Trainer:
         self.steps = [rows for steps in epochs for rows in steps]
         probabilistic = spec.speculator.draft_sample_method == "probabilistic"
         self.validation = Validation(
-            self.accelerator,
-            source,
-            validation_samples,
-            spec.sampling,
-            row_tokens,
-            self.features,
-            probabilistic,
+            accelerator=self.accelerator,
+            store=source,
+            samples=validation_samples,
+            sampling=spec.sampling,
+            row_tokens=row_tokens,
+            spec=self.features,
+            probabilistic=probabilistic,
         )
         dtype = COMPUTE_DTYPE[self.config.compute]
         ends = load_target_ends(spec.target_dir, dtype).to(self.device)
@@ -140,21 +150,29 @@ class Trainer:
         self.unroll = ChainUnroll(speculator, ends, self.depth)
         self.model, self.optimizer = prepare_model(self.accelerator, self.unroll)
         self.objective = Objective(
-            self.config,
-            self.depth,
-            ends.lm_head_VH,
-            self.samples,
-            spec.sampling,
-            probabilistic,
-            DEPTH_DECAY if warm or fitted else SCRATCH_DECAY,
+            config=self.config,
+            depth=self.depth,
+            lm_head_VH=ends.lm_head_VH,
+            samples=self.samples,
+            sampling=spec.sampling,
+            probabilistic=probabilistic,
+            decay=DEPTH_DECAY if warm or fitted else SCRATCH_DECAY,
         )
         self.stop_requested = False
 
     def _rows(self) -> Iterator[Batch]:
         """Yields the training part, row by row, in the first epoch's order."""
         width = self.config.row_tokens
-        for (row,) in plan_epoch(self.samples, width, 1, self.config.seed, 0):
-            yield assemble(self.source, self.samples, row, width, self.features).to(self.device)
+        for (row,) in plan_epoch(
+            samples=self.samples, row_tokens=width, rows_per_step=1, seed=self.config.seed, epoch=0
+        ):
+            yield assemble(
+                store=self.source,
+                samples=self.samples,
+                row=row,
+                row_tokens=width,
+                spec=self.features,
+            ).to(self.device)
 
     def _initial(self, dtype: torch.dtype) -> Drafter:
         """Returns the origin's speculator, with identical weights in every process."""
@@ -178,7 +196,8 @@ class Trainer:
         """
         if self.saved and not self.saved["refit"]:
             return base
-        given, self.origin = self.origin, dataclasses.replace(self.origin, refit=True)
+        given = self.origin
+        self.origin = dataclasses.replace(self.origin, refit=True)
         fit = self._initial(dtype)
         if not self.saved:
             unrolls = [ChainUnroll(each, ends, self.depth).eval() for each in (base, fit)]
@@ -210,11 +229,11 @@ class Trainer:
         if cut := self.lost_ends.describe():
             self._say(cut)
         self.metrics = Metrics(
-            self.accelerator,
-            self.spec.log_dir,
-            self.config.wandb_project,
-            self.spec.model_dump(mode="json", include={"speculator", "training"}),
-            first_step,
+            accelerator=self.accelerator,
+            log_dir=self.spec.log_dir,
+            project=self.config.wandb_project,
+            config=self.spec.model_dump(mode="json", include={"speculator", "training"}),
+            resumed_step=first_step,
         )
         try:
             if state is None:
@@ -309,11 +328,11 @@ class Trainer:
     def _train(self, state: dict[str, Any], first_step: int) -> None:
         """Trains from `first_step` to the last step."""
         rows = rows_of_process(
-            self.steps,
-            first_step,
-            self.config.rows_per_step,
-            self.accelerator.process_index,
-            self.accelerator.num_processes,
+            steps=self.steps,
+            first_step=first_step,
+            rows_per_step=self.config.rows_per_step,
+            rank=self.accelerator.process_index,
+            world=self.accelerator.num_processes,
         )
         with contextlib.ExitStack() as stack:
             reading: Any = self.source
@@ -344,9 +363,11 @@ class Trainer:
         self, step: int, supply: Iterator[Batch], batches: Prefetch, reading: Reading
     ) -> None:
         """Runs one optimizer step over this process's rows."""
-        began, waited = time.perf_counter(), batches.waited
+        began = time.perf_counter()
+        waited = batches.waited
         rows = self.steps[step]
-        config, world = self.config, self.accelerator.num_processes
+        config = self.config
+        world = self.accelerator.num_processes
         rate = config.learning_rate_at(step, len(self.steps))
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -366,7 +387,8 @@ class Trainer:
                 self.accelerator.backward(loss * rows_each * world)
                 self.optimizer.step()
                 self.optimizer.zero_grad()
-            kl_K, acceptance_K = judged.kl_KN.sum(-1), judged.acceptance_KN.sum(-1)
+            kl_K = judged.kl_KN.sum(-1)
+            acceptance_K = judged.acceptance_KN.sum(-1)
             sums += torch.cat([loss.detach()[None], kl_K.float(), acceptance_K.float()])
         sums = self.accelerator.reduce(sums, reduction="sum").cpu()
         gradient_norm = float(self.accelerator.deepspeed_engine_wrapped.get_global_grad_norm())
@@ -380,17 +402,23 @@ class Trainer:
             )
         seconds = time.perf_counter() - began
         values = step_values(
-            sums,
-            self.objective.targets(in_step),
-            rate,
-            gradient_norm,
-            sum(sample.length for sample in in_step),
-            rows_each * world * config.row_tokens,
-            seconds,
-            batches.waited - waited,
+            sums=sums,
+            count_K=self.objective.targets(in_step),
+            learning_rate=rate,
+            gradient_norm=gradient_norm,
+            tokens=sum(sample.length for sample in in_step),
+            slots=rows_each * world * config.row_tokens,
+            seconds=seconds,
+            waited=batches.waited - waited,
         )
         flops = self.size.step_flops(self.depth, sum(sample.targets(0) for sample in in_step))
-        mfu = utilization(flops, seconds, self.device, config.compute, world)
+        mfu = utilization(
+            flops=flops,
+            seconds=seconds,
+            device=self.device,
+            compute=config.compute,
+            processes=world,
+        )
         if mfu is not None:
             values["mfu"] = mfu
         self.metrics.write(step + 1, values)

@@ -51,13 +51,20 @@ class Validation:
         `wrapped` is `unroll` as prepared by DeepSpeed; None: `unroll` itself runs. `observe` is
         called with every row's drafts.
         """
-        world, rank = self.accelerator.num_processes, self.accelerator.process_index
+        world = self.accelerator.num_processes
+        rank = self.accelerator.process_index
         # Every process runs the same number of rows, since ZeRO-3 gathers weights collectively;
         # surplus rows are not counted.
         rounds = -(-len(self.rows) // world)
         mine = [self.rows[(turn * world + rank) % len(self.rows)] for turn in range(rounds)]
         sums = torch.zeros(1 + 3 * unroll.depth, dtype=torch.float64)
-        with Prefetch(self.store, self.samples, mine, self.row_tokens, self.spec) as batches:
+        with Prefetch(
+            store=self.store,
+            samples=self.samples,
+            rows=mine,
+            row_tokens=self.row_tokens,
+            spec=self.spec,
+        ) as batches:
             for turn, batch in enumerate(batches):
                 batch = batch.to(self.accelerator.device)
                 drafted = unroll.drafted(batch, wrapped)
@@ -91,16 +98,16 @@ class Validation:
 
         temperature_N, top_p_N, top_k_N = of_anchor(sampled_R3).unbind(-1)
         a_NK = accept_matrix(
-            list(drafted.u_KNH),
-            drafted.head,
-            lm_head_VH,
-            batch.token_ids_BT,
-            batch.hidden_BTH,
-            torch.zeros_like(anchor_N),
-            anchor_N,
-            of_anchor(start_R + length_R - 1),
-            temperature_N,
-            top_p_N,
+            states=list(drafted.u_KNH),
+            head=drafted.head,
+            lm_head_VH=lm_head_VH,
+            token_ids_BT=batch.token_ids_BT,
+            hidden_BTH=batch.hidden_BTH,
+            row_N=torch.zeros_like(anchor_N),
+            anchor_N=anchor_N,
+            last_N=of_anchor(start_R + length_R - 1),
+            temperature_N=temperature_N,
+            top_p_N=top_p_N,
             top_k_N=top_k_N,
             probabilistic=self.probabilistic,
         )

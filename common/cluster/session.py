@@ -144,7 +144,8 @@ def _on_loopback() -> Iterator[None]:
     """Keeps an already imported Ray on the loopback device (see `_SETTINGS`)."""
     from ray._private import ray_constants
 
-    before, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
     try:
         yield
     finally:

@@ -81,7 +81,8 @@ def capture(
     `cluster` has an address, replicas do the work (replicas.py) and produce an identical store.
     Returns counts, speed and the checks, which are also written to summary.json.
     """
-    out_dir, target_dir = Path(out_dir), target.directory()
+    out_dir = Path(out_dir)
+    target_dir = target.directory()
     target_config = read_json(target_dir / "config.json")
     spec = features.stored(target_config["hidden_size"])
     _check_streams(spec, target_config, engine)
@@ -105,11 +106,30 @@ def capture(
     tokens = sum(len(row.token_ids) for row in rows_of(table, lengths.limit))
     _check_disk(out_dir, tokens, spec, capture.dtype)
     if cluster is not None and cluster.address is not None:
-        return _on_replicas(cluster, target, engine, table, source, capture, out_dir, lengths, spec)
+        return _on_replicas(
+            cluster=cluster,
+            target=target,
+            engine=engine,
+            table=table,
+            source=source,
+            capture=capture,
+            out_dir=out_dir,
+            lengths=lengths,
+            spec=spec,
+        )
     Console(stderr=True).print("starting the engine", highlight=False)
     with open_engine(target, engine, scratch=out_dir) as live:
         head = load_target_ends(target_dir).lm_head_VH
-        return capture_table(live, table, head, source, capture, out_dir, lengths, features)
+        return capture_table(
+            engine=live,
+            table=table,
+            lm_head_VH=head,
+            source=source,
+            capture=capture,
+            out_dir=out_dir,
+            lengths=lengths,
+            features=features,
+        )
 
 
 def capture_table(
@@ -130,10 +150,21 @@ def capture_table(
     model = engine.llm.llm_engine.model_config
     spec = features.stored(model.get_hidden_size())
     sample = sample_of(table, limit, capture.self_check_sequences)
-    checks = check_engine(engine, sample, spec, lm_head_VH, Path(model.model))
+    checks = check_engine(
+        engine=engine, rows=sample, spec=spec, lm_head_VH=lm_head_VH, target_dir=Path(model.model)
+    )
     Console(stderr=True).print(checks.pop("in_words"), highlight=False, soft_wrap=True)
     states = _states_of(engine, spec, capture.batch_tokens, capture.on_policy_positions)
-    found = _write_table(table, limit, engine.answer, states, spec, source, capture, out_dir)
+    found = _write_table(
+        table=table,
+        limit=limit,
+        answer=engine.answer,
+        states=states,
+        spec=spec,
+        source=source,
+        capture=capture,
+        out_dir=out_dir,
+    )
     found |= {**checks, "too_long": lengths._asdict() if lengths else None}
     write_json(out_dir / SUMMARY, found, private=True)
     return found
@@ -154,11 +185,11 @@ def _on_replicas(
     limit = lengths.limit
     longest_row = max(min(len(token_ids), limit) for token_ids in table["token_ids"])
     setup = ReplicaSetup(
-        target,
-        engine,
-        capture,
-        spec,
-        tuple(sample_of(table, limit, capture.self_check_sequences)),
+        target=target,
+        engine=engine,
+        capture=capture,
+        spec=spec,
+        checked=tuple(sample_of(table, limit, capture.self_check_sequences)),
         in_memory=False,
         piece_tokens=max(capture.batch_tokens, longest_row),
     )
@@ -174,7 +205,14 @@ def _on_replicas(
                     yield from zip(piece.rows, rows, strict=True)
 
             found = _write_table(
-                table, limit, replicas.answer, states, spec, source, capture, out_dir
+                table=table,
+                limit=limit,
+                answer=replicas.answer,
+                states=states,
+                spec=spec,
+                source=source,
+                capture=capture,
+                out_dir=out_dir,
             )
             found |= {"replicas": replicas.running, "lost_replicas": replicas.lost}
             found |= {"left_out": replicas.left_out, "too_long": lengths._asdict()}
@@ -205,9 +243,23 @@ def _write_table(
     out_dir: Path,
 ) -> dict[str, Any]:
     """Regenerates marked rows with `answer`, then captures all rows with scores."""
-    answers = regenerate(answer, asked_rows(table), out_dir, source, capture.batch_tokens)
+    answers = regenerate(
+        answer=answer,
+        rows=asked_rows(table),
+        out_dir=out_dir,
+        source=source,
+        batch_tokens=capture.batch_tokens,
+    )
     rows = functools.partial(rows_of, table, limit, answers)
-    written = _write_store(spec, states, rows, out_dir, source, capture, COLUMNS)
+    written = _write_store(
+        spec=spec,
+        states=states,
+        rows=rows,
+        out_dir=out_dir,
+        source=source,
+        capture=capture,
+        score_columns=COLUMNS,
+    )
     return {**written, "regenerated": len(answers)}
 
 
@@ -222,12 +274,20 @@ def capture_ids(
 
     No checks and no scores. A finished store of the same rows at `out_dir` is reused.
     """
-    source, capture = {"sequences": _rows_digest(rows)}, capture or CaptureConfig()
+    source = {"sequences": _rows_digest(rows)}
+    capture = capture or CaptureConfig()
     spec = features.stored(engine.llm.llm_engine.model_config.get_hidden_size())
     if not _finished(out_dir, source, spec, capture.dtype):
         unsampled = [LoggedRow(*row, temperature=1.0, top_p=1.0) for row in rows]
         states = _states_of(engine, spec, capture.batch_tokens)
-        _write_store(spec, states, lambda: iter(unsampled), out_dir, source, capture)
+        _write_store(
+            spec=spec,
+            states=states,
+            rows=lambda: iter(unsampled),
+            out_dir=out_dir,
+            source=source,
+            capture=capture,
+        )
     return FeatureStore.open(out_dir)
 
 
@@ -244,18 +304,19 @@ def _write_store(
 
     `states` yields a plan's rows in order, each with its states and scores.
     """
-    console, total = Console(stderr=True), sum(len(row.token_ids) for row in rows())
+    console = Console(stderr=True)
+    total = sum(len(row.token_ids) for row in rows())
     final, *auxiliary = spec.streams
     captured = 0
     with (
         FeatureWriter(
-            out_dir,
-            final.width,
-            source,
-            capture.shard_megabytes,
-            score_columns,
-            capture.dtype,
-            auxiliary,
+            directory=out_dir,
+            hidden_size=final.width,
+            source=source,
+            shard_megabytes=capture.shard_megabytes,
+            score_columns=score_columns,
+            dtype=capture.dtype,
+            auxiliary=auxiliary,
         ) as writer,
         Progress(console=console, transient=True) as progress,
     ):
@@ -269,7 +330,8 @@ def _write_store(
                 f"{out_dir}: resumes after {len(writer.done)} captured sequences", soft_wrap=True
             )
         task = progress.add_task("capture", total=total, completed=writer.tokens)
-        began, done = time.monotonic(), frozenset(writer.done)
+        began = time.monotonic()
+        done = frozenset(writer.done)
         said: tuple[float, int] | None = None
         plan = unfinished(pieces(rows(), capture.batch_tokens), done)
         for row, (_, by_name, scores) in states(plan):
@@ -318,7 +380,8 @@ def _finished(out_dir: Path, source: dict[str, Any], spec: FeatureSpec, dtype: S
 
 def _check_streams(spec: FeatureSpec, target_config: dict[str, Any], engine: EngineConfig) -> None:
     """Raises an `OutriderError` if the target or engine lacks a stream."""
-    hidden_size, layers = target_config["hidden_size"], target_config["num_hidden_layers"]
+    hidden_size = target_config["hidden_size"]
+    layers = target_config["num_hidden_layers"]
     for stream in spec.auxiliary:
         if not 1 <= layer_index(stream.name) <= layers or stream.width != hidden_size:
             raise OutriderError(

@@ -91,11 +91,15 @@ def self_check(engine: Engine, rows: Sequence[Row], lm_head_VH: torch.Tensor) ->
     """Compares the engine's states of the rows' first tokens with its log-probabilities."""
     prompts = [(row_id, token_ids[:CHECKED_TOKENS]) for row_id, token_ids, _ in rows]
     hidden = {row_id: states[FINAL_NORM] for row_id, states, _ in engine.prefill(prompts)}
-    differences, agreements, control_differences, control_agreements = [], [], [], []
+    differences = []
+    agreements = []
+    control_differences = []
+    control_agreements = []
     head = lm_head_VH.float()
     logged_once = engine.prompt_logprobs(prompts)
     # In different batches: half of the rows at a time, the last row first.
-    backwards, half = prompts[::-1], (len(prompts) + 1) // 2
+    backwards = prompts[::-1]
+    half = (len(prompts) + 1) // 2
     parts = [part for part in (backwards[:half], backwards[half:]) if part]
     logged_again = [answer for part in parts for answer in engine.prompt_logprobs(part)]
     for (row_id, token_ids), logged, again in zip(
@@ -123,7 +127,8 @@ def rebuilt_logprobs(
     hidden_TH: torch.Tensor, token_ids: torch.Tensor, lm_head_VH: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns log-probabilities of the tokens after h_0 .. h_{T-2}, and top tokens."""
-    logprobs, tops = [], []
+    logprobs = []
+    tops = []
     for start in range(0, len(token_ids) - 1, POSITIONS_AT_A_TIME):
         following = token_ids[start + 1 : start + 1 + POSITIONS_AT_A_TIME]
         # The engine's head computes in bf16; the same rounding here halves the difference.
@@ -221,25 +226,35 @@ def layer_check(
     names = [stream.name for stream in spec.auxiliary]
     captured = {row_id: states for row_id, states, _ in engine.prefill(prompts, names)}
     rungs = [layer_name(index) for index in range(1, layers + 1)]
-    finals, ladders, taken = [], [], []
+    finals = []
+    ladders = []
+    taken = []
     # A limit of one token makes every row a separate batch.
     for row_id, ladder, _ in engine.prefill(beginnings, [FINAL_NORM, *rungs], 1):
         finals.append(ladder.pop(FINAL_NORM).float())
         ladders.append(torch.stack([ladder[name] for name in rungs]))
         taken.append({name: state_TH[:each] for name, state_TH in captured[row_id].items()})
-    final_TH, ladder_LTH = torch.cat(finals), torch.cat(ladders, dim=1)
+    final_TH = torch.cat(finals)
+    ladder_LTH = torch.cat(ladders, dim=1)
     top_L = [_relative(norm(rung_TH), final_TH).mean().item() for rung_TH in ladder_LTH[-2:]]
     nearest = {}
     for name in names:
         finite = all(bool(states[name].isfinite().all()) for states in captured.values())
         state_TH = torch.cat([states[name] for states in taken])
         nearest[name] = _nearest(state_TH, ladder_LTH, name) if finite else 0.0
-    return LayerCheck(layers, len(final_TH), top_L[-1], top_L[0], nearest)
+    return LayerCheck(
+        layers=layers,
+        positions=len(final_TH),
+        top_error=top_L[-1],
+        below_top_error=top_L[0],
+        nearest=nearest,
+    )
 
 
 def _nearest(state_TH: Tensor, ladder_LTH: Tensor, name: str) -> float:
     """Returns the share of positions nearer to their own rung than to any other."""
-    own, wide_TH = layer_index(name) - 1, state_TH.float()
+    own = layer_index(name) - 1
+    wide_TH = state_TH.float()
     error_LT = torch.stack([_relative(wide_TH, rung_TH.float()) for rung_TH in ladder_LTH])
     others_LT = torch.cat([error_LT[:own], error_LT[own + 1 :]])
     # False for NaN, and if two rungs are equal.

@@ -125,7 +125,8 @@ class FeatureStore:
     def read(self, sequence_id: str) -> Features:
         """Reads only the bytes of one sequence."""
         row = self._table[sequence_id]
-        shard, stop = self._shard(row["shard"]), row["start"] + row["length"]
+        shard = self._shard(row["shard"])
+        stop = row["start"] + row["length"]
         span = slice(row["start"], stop)
         states = {}
         for name in self.spec.names:

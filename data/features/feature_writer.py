@@ -51,7 +51,8 @@ class FeatureWriter:
         dtype: StateDtype = "bf16",
         auxiliary: Sequence[FeatureStream] = (),
     ):
-        self.directory, self.dtype = Path(directory), dtype
+        self.directory = Path(directory)
+        self.dtype = dtype
         self.spec = FeatureSpec((FeatureStream(FINAL_NORM, hidden_size), *auxiliary))
         self.header: dict[str, Any] = {
             "version": VERSION,
@@ -151,10 +152,13 @@ class FeatureWriter:
 
     def _write_shard(self) -> None:
         """Writes the pending sequences as a shard."""
-        pending, self._pending, self._pending_bytes = self._pending, [], 0
+        pending = self._pending
+        self._pending = []
+        self._pending_bytes = 0
         names = pending[0][0]
         tensors = {name: torch.cat([tensors[name] for tensors, _ in pending]) for name in names}
-        sequences, start = [], 0
+        sequences = []
+        start = 0
         for place, (tensors_of_one, row) in enumerate(pending):
             length = len(tensors_of_one["token_ids"])
             sequences.append({**row, "place": place, "start": start, "length": length})

@@ -85,13 +85,18 @@ class CaptureReplica:
             if self._failed is not None:
                 raise self._failed
             if self._checks is None:
-                began, target_dir = time.monotonic(), self._setup.target.directory()
+                began = time.monotonic()
+                target_dir = self._setup.target.directory()
                 try:
                     self._engine = self._open()
                     start_s = round(time.monotonic() - began, 1)
                     head = load_target_ends(target_dir).lm_head_VH
                     checks = check_engine(
-                        self._engine, self._setup.checked, self._setup.spec, head, target_dir
+                        engine=self._engine,
+                        rows=self._setup.checked,
+                        spec=self._setup.spec,
+                        lm_head_VH=head,
+                        target_dir=target_dir,
                     )
                 except Exception as error:
                     self._failed = error  # later callers get the same error
@@ -101,7 +106,8 @@ class CaptureReplica:
             return self._checks
 
     def _open(self) -> Engine:
-        setup, engine = self._setup, self._setup.engine
+        setup = self._setup
+        engine = self._setup.engine
         if runs_on_cpu():
             # Keeps Ray's OMP_NUM_THREADS (the actor's cores); vLLM would use all cores.
             environment = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", **engine.environment}

@@ -50,7 +50,8 @@ def start_replicas(
     """Starts the actors, yields their namespace and handles, and finally kills them."""
     gpus = 0 if runs_on_cpu() else in_process(setup.engine)[0].gpus
     remote: Any = ray.remote(num_cpus=config.cores_per_replica, num_gpus=gpus)(actor)
-    namespace, actors = f"outrider-{uuid.uuid4().hex}", {}
+    namespace = f"outrider-{uuid.uuid4().hex}"
+    actors = {}
     for number in range(config.capture_replicas):
         name = f"replica {number}"
         actors[name] = remote.options(
@@ -158,7 +159,8 @@ class Replicas:
                     return
                 # No retries: Ray would wait until this replica had restarted.
                 capture = self._actors[name].capture.options(max_task_retries=0)
-                task.replica, task.states = name, capture.remote(task.piece)
+                task.replica = name
+                task.states = capture.remote(task.piece)
 
     def _wait(self, tasks: Iterable[_Task], timeout_s: float) -> None:
         """Waits until a replica starts or a task ends, and handles the event."""
@@ -196,7 +198,8 @@ class Replicas:
 
     def _finish(self, task: _Task) -> None:
         """Takes the states of a piece, or lets another replica capture it."""
-        states, task.states = task.states, None
+        states = task.states
+        task.states = None
         assert states is not None
         try:
             task.rows = load_states(ray.get(states))
@@ -209,7 +212,8 @@ class Replicas:
             elif not isinstance(error, ray.exceptions.ObjectLostError):
                 assert task.replica is not None
                 self._lose(task.replica, error)
-            task.replica, task.tries = None, task.tries + 1
+            task.replica = None
+            task.tries = task.tries + 1
             if task.tries == TRIES:
                 raise OutriderError(
                     f"piece {task.piece.index} was lost {TRIES} times; if object stores are full,"

@@ -49,7 +49,8 @@ def parse(record: Record) -> list[Exchange | Reject]:
         raise Reject("error_response", f"response_status {status:.0f}")
     if (take(row, "cache_reference_id", str, "row") or NOT_CACHED) != NOT_CACHED:
         raise Reject("cache_hit", "answered from Helicone's cache")
-    request, response = mapping(row, "request_body", "row"), mapping(row, "response_body", "row")
+    request = mapping(row, "request_body", "row")
+    response = mapping(row, "response_body", "row")
     if not request or not response:
         raise Reject("content_not_logged", "no bodies; export with --include-body")
     if "messages" not in request and "prompt" in request:

@@ -94,7 +94,8 @@ def _records(members: list[Member]) -> Iterator[Record | Reject]:
             folders.setdefault(str(PurePosixPath(member.place.file).parent), []).append(member)
     for together in folders.values():
         if _is_ambiguous(together):  # it is unknown which request a response answers
-            place, count = together[0].place, len(together)
+            place = together[0].place
+            count = len(together)
             yield Reject("ambiguous_id", "different requests under one id", place, rows=count)
         else:
             yield from _pairs(together)

@@ -137,7 +137,13 @@ def _exchanges(
     outcomes: list[Exchange | Reject] = []
     for number, choice in enumerate(choices):
         try:
-            fields = _of_choice(choice, prompt_ids, messages, prompt, request)
+            fields = _of_choice(
+                choice=choice,
+                prompt_ids=prompt_ids,
+                messages=messages,
+                prompt=prompt,
+                request=request,
+            )
             outcomes.append(Exchange(choice=number, **shared, **fields))
         except Reject as reject:
             outcomes.append(reject)

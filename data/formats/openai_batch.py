@@ -48,7 +48,8 @@ def parse(record: Record) -> list[Exchange | Reject]:
     request_row = parse_row(request_row)
     if not (take(request_row, "url", str, "row") or COMPLETIONS).endswith(COMPLETIONS):
         raise Reject("not_a_generation", "the url is not a completions endpoint")
-    request, answer = body(request_row, "body"), body(response, "body")
+    request = body(request_row, "body")
+    answer = body(response, "body")
     if request is None or answer is None:
         raise Reject(
             "incomplete_pair", f"no body in the {'request' if request is None else 'response'}"

@@ -22,7 +22,8 @@ def recognizes(sample: Sample) -> bool:
 
 def parse(record: Record) -> list[Exchange | Reject]:
     row = parse_row(record.payload)
-    request, response = body(row, "request"), first(body(row, "response"), body(row, "chunks"))
+    request = body(row, "request")
+    response = first(body(row, "response"), body(row, "chunks"))
     if request is None or response is None:
         raise Reject("incomplete_pair", f"no {'request' if request is None else 'response'}")
     return exchanges(request, response, record.place, **gateway_fields(row))

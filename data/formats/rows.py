@@ -214,7 +214,8 @@ def _values(content: bytes) -> Iterator[bytes | None]:
                 yield from _row(content[begin : token.start()], between=True)
                 begin = token.start()
                 if depth == 0 and mark == b"[":
-                    top, begin = 1, token.end()
+                    top = 1
+                    begin = token.end()
             depth += 1
         elif mark in (b"}", b"]") and depth == top:  # the end of the array, or an extra bracket
             yield from _row(content[begin : token.start()], between=True)

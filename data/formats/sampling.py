@@ -59,7 +59,8 @@ def constraint_of(request: dict[str, Any]) -> str | None:
 
 def _calls_a_tool(request: dict[str, Any]) -> bool:
     """Whether vLLM compiles the tools into a grammar, to force or restrict calls."""
-    choice, tools = request.get("tool_choice"), request.get("tools")
+    choice = request.get("tool_choice")
+    tools = request.get("tools")
     if choice == "none" or not isinstance(tools, list) or not tools:
         return False
     functions = [tool.get("function") for tool in tools if isinstance(tool, dict)]

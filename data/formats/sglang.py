@@ -54,7 +54,8 @@ def _item(place: Place, line: bytes | None) -> Record | Reject | Place:
     """Returns the record or reject of a line, or the place of an unrelated line."""
     if line is None:
         return Record(place, None)
-    event, begin = _EVENT.search(line, 0, 1000), line.find(b"{", 0, 200)
+    event = _EVENT.search(line, 0, 1000)
+    begin = line.find(b"{", 0, 200)
     if event is None and _TEXT_EVENT.search(line, 0, 1000):
         detail = "a line of --log-requests-format text; only json can be read"
         return Reject("text_log", detail, place)
@@ -66,7 +67,8 @@ def parse(record: Record) -> list[Exchange | Reject]:
     row = parse_row(record.payload)
     if row.get("event") != FINISHED:
         raise Reject("not_a_generation", f"not a {FINISHED} row")
-    asked, answered = take(row, "obj", dict, "row"), take(row, "out", dict, "row")
+    asked = take(row, "obj", dict, "row")
+    answered = take(row, "out", dict, "row")
     if asked is None or answered is None:
         raise Reject("incomplete_pair", f"no {'obj' if asked is None else 'out'}")
     headers = take(row, "headers", dict, "row") or {}

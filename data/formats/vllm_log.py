@@ -168,7 +168,8 @@ def _lengths(rest: str) -> tuple[int, int]:
 
 
 def parse(record: Record) -> list[Exchange | Reject]:
-    logged, lines = record.payload, record.payload["lines"]
+    logged = record.payload
+    lines = record.payload["lines"]
     prompt_ids = _ids_of(lines.get("details", ""), logged["longest"])
     parameters = _PARAMETERS.match(lines.get("received", ""))
     if parameters is None:

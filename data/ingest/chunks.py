@@ -222,7 +222,8 @@ def chunks_of(records: Iterable[tuple[str, Record | Reject]]) -> Iterator[Chunk]
             name != chunk.format or size >= 4 * 2**20 or len(chunk.items) >= CHUNK_RECORDS
         ):
             yield chunk
-            chunk, size = Chunk(chunk.number + 1, name, []), 0
+            chunk = Chunk(chunk.number + 1, name, [])
+            size = 0
         chunk = chunk or Chunk(0, name, [])
         chunk.items.append(item)
         size += _size(item.payload) if isinstance(item, Record) else 0
@@ -244,15 +245,18 @@ def part_path(parts_dir: Path, number: int) -> Path:
 
 
 def _table_row(exchange: Exchange, sequence: TokenSequence, work: Work) -> dict[str, Any]:
-    place, choice = exchange.place, f"-{exchange.choice}" if exchange.choice else ""
+    place = exchange.place
+    choice = f"-{exchange.choice}" if exchange.choice else ""
     user = exchange.user or exchange.tenant or ""
     digest = user and "user-" + hmac.digest(work.key, user.encode(), "sha256").hex()[:16]
     session, session_kind = digest, USER
     if exchange.session:
-        session, session_kind = exchange.session, CONVERSATION
+        session = exchange.session
+        session_kind = CONVERSATION
     elif not exchange.user:
         beginning = sequence.prompt_text.partition(work.builder.answer_mark)[0]
-        session, session_kind = _conversation(exchange, beginning), FIRST_QUESTION
+        session = _conversation(exchange, beginning)
+        session_kind = FIRST_QUESTION
     return {
         "sequence_id": f"{work.file_numbers[place.file]}-{place.line}{choice}",
         "session": session,

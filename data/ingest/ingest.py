@@ -77,14 +77,29 @@ def ingest(
     are appended to it instead of being raised; a log without rows always raises an error.
     """
     files = [dataclasses.replace(file, limit=rows_per_file) for file in log_files(traffic.path)]
-    target_dir, out_dir = Path(target_dir), Path(out_dir)
+    target_dir = Path(target_dir)
+    out_dir = Path(out_dir)
     out_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     models = [traffic.model] if isinstance(traffic.model, str) else traffic.model
     privacy = privacy or PrivacyConfig()
     key = privacy_key(privacy, out_dir / KEY_FILE)
-    parts_dir = _parts_dir(out_dir, files, traffic, privacy, key, target_dir)
+    parts_dir = _parts_dir(
+        out_dir=out_dir,
+        files=files,
+        traffic=traffic,
+        privacy=privacy,
+        key=key,
+        target_dir=target_dir,
+    )
     file_numbers = {file.name: f"{prefix}{number}" for number, file in enumerate(files)}
-    work = Work(target_dir, models, privacy, key, parts_dir, file_numbers)
+    work = Work(
+        target_dir=target_dir,
+        models=models,
+        privacy=privacy,
+        key=key,
+        parts_dir=parts_dir,
+        file_numbers=file_numbers,
+    )
     console = Console(stderr=True, highlight=False)
     with (
         tempfile.TemporaryDirectory(dir=out_dir, prefix=".scratch-") as scratch,
@@ -122,7 +137,8 @@ def ingest(
 
 def _sums(parts: list[Path], rejects_path: Path, is_cut: bool) -> tuple[Tally, PrivacyTally]:
     """Adds up the counts of all parts and writes their rejects."""
-    tally, found = Tally(), PrivacyTally()
+    tally = Tally()
+    found = PrivacyTally()
     with publish(rejects_path) as temporary:
         temporary.touch(mode=0o600)
         with temporary.open("w", encoding="utf-8") as rejects:

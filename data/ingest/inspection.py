@@ -145,7 +145,8 @@ def _fidelity_advice(summary: Mapping[str, Any]) -> list[str]:
             " text. Put the endpoint's template into the target's directory, or log token ids"
         )
     counts = summary["retokenized_against_usage"]
-    different, counted = counts.get("different", 0), sum(counts.values())
+    different = counts.get("different", 0)
+    counted = sum(counts.values())
     advice.append(
         f"{retokenized:,} of {summary['exchanges']:,} exchanges have no token ids and are tokenized"
         f" again: {different:,} of the {counted:,} with a logged count differ in length from the"

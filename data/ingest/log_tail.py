@@ -86,7 +86,8 @@ def cut(unread: Sequence[Unread], wanted: int, out_dir: Path, skipped: int = 0) 
             # Differences of rounded running sums, so that the shares add up.
             skip = min(round(skipped * before / total) - passed, each.rows)
             take = min(round(min(wanted, total - skipped) * before / total) - given, each.rows)
-            passed, given = passed + skip, given + take
+            passed = passed + skip
+            given = given + take
             path = folder / f"slice-{number:03d}{_suffix(each.file, each.whole)}"
             if each.whole:
                 with each.file.stored() as content, path.open("wb") as out:

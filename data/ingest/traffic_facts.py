@@ -14,7 +14,8 @@ LONGEST_NAME = 60
 
 def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Returns the name and text of each non-empty fact."""
-    sampling, sessions = summary["sampling"], summary["sessions"]
+    sampling = summary["sampling"]
+    sessions = summary["sessions"]
     counts = summary["retokenized_against_usage"]
     total = sum(summary["fidelity"].values())
     shares = (f"{name} {n:,} ({n / total:.1%})" for name, n in summary["fidelity"].items())

@@ -111,7 +111,8 @@ def _arrivals(times: np.ndarray) -> dict[str, Any] | None:
     """Returns the time span and rate of exchanges; None without logged times."""
     if not len(times):
         return None
-    first, last = float(times.min()), float(times.max())
+    first = float(times.min())
+    last = float(times.max())
     _, counts = np.unique(times // MINUTE, return_counts=True)
     return {
         "first": first,

@@ -131,7 +131,8 @@ def _is_mostly_off(everything: Mapping[str, Any]) -> bool:
 def two_lines(report: Mapping[str, Any]) -> list[str]:
     """Formats the result as two lines for the terminal."""
     everything = report["all"]
-    verdict, (low, high) = everything["verdict"], everything["expected_range"]
+    verdict = everything["verdict"]
+    low, high = everything["expected_range"]
     answer = {True: "yes", False: "no", None: "too little text"}[verdict["own"]]
     if verdict["own"] is False and not _is_mostly_off(everything):
         answer = "partly"

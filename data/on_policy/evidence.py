@@ -189,12 +189,14 @@ class Evidence:
         grid = np.array([float(name.removeprefix("fit_")) for name in names])
         fits = [self.total(f"fit_{temperature:g}") for temperature in grid]
         best = int(np.argmax(fits))
-        gain, stray = fits[best] - self.total("logged_fit"), self.total(f"stray_{grid[best]:g}")
+        gain = fits[best] - self.total("logged_fit")
+        stray = self.total(f"stray_{grid[best]:g}")
         return TemperatureFit(float(grid[best]), float(gain), stray / tokens, int(tokens))
 
     def summary(self) -> dict[str, Any]:
         """Counts, means and the range expected of on-policy text, as plain values."""
-        error, expected = self.standard_error(), self.share("expected")
+        error = self.standard_error()
+        expected = self.share("expected")
         return {
             "sequences": len(self),
             "tokens": int(self.total("tokens")),
@@ -234,7 +236,8 @@ def judge(evidence: Evidence) -> Verdict:
 
 def is_own(evidence: Evidence) -> bool:
     """Whether all evidence is consistent with on-policy text."""
-    difference, z_S = abs(evidence.difference()), evidence.z()
+    difference = abs(evidence.difference())
+    z_S = evidence.z()
     spread = z_S.std(ddof=1) if len(evidence) > 1 else 0.0
     return bool(
         difference <= max(NEGLIGIBLE_NATS, STANDARD_ERRORS * evidence.standard_error())
@@ -245,7 +248,8 @@ def is_own(evidence: Evidence) -> bool:
 
 def _cause(evidence: Evidence) -> tuple[str, str]:
     """Returns the name and description of the cause of off-policy text."""
-    missed, fit = evidence.missed(REST), evidence.fit_temperature()
+    missed = evidence.missed(REST)
+    fit = evidence.fit_temperature()
     rare = evidence.share("rare")
     if missed >= MISSED_SCRAMBLED:
         return "scrambled", (

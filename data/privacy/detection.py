@@ -220,7 +220,8 @@ class Finder:
                 for one in recognizer.analyze(piece, [kind]) if there else ():
                     value = piece[one.start : one.end]
                     kept = value.rstrip(".,;:!?'") if kind == "URL" else value
-                    start, end = begin + one.start, begin + one.start + len(kept)
+                    start = begin + one.start
+                    end = begin + one.start + len(kept)
                     context = _words_before(text, start, before)
                     is_ipv4 = kind == "IP_ADDRESS" and ":" not in kept
                     is_version = bool(context) and context[-1] in VERSION
@@ -265,7 +266,8 @@ class Finder:
         def rank(one: Found) -> tuple[float, int, int, int]:
             return -one.score, one.start - one.end, self.kinds.index(one.kind), one.start
 
-        kept, taken = [], bytearray(length)
+        kept = []
+        taken = bytearray(length)
         for one in sorted(found, key=rank):
             if not any(taken[one.start : one.end]):
                 taken[one.start : one.end] = b"1" * (one.end - one.start)
@@ -328,7 +330,8 @@ def _is_whole(text: str, one: Found) -> bool:
 
 def _goes_on(text: str, start: int, end: int) -> bool:
     """Whether a dotted number is part of a longer one, such as an OID."""
-    before, after = text[max(start - 2, 0) : start], text[end : end + 2]
+    before = text[max(start - 2, 0) : start]
+    after = text[end : end + 2]
     return bool(re.match(r"\.\d", after) or re.search(r"\d\.$", before))
 
 

@@ -99,7 +99,9 @@ class PrivacyGuard:
         from outrider.data.privacy.detection import Finder
         from outrider.data.privacy.surrogates import Surrogates
 
-        self.config, self.decode, self.tally = config, decode, PrivacyTally()
+        self.config = config
+        self.decode = decode
+        self.tally = PrivacyTally()
         self._finder = Finder(config)
         self._surrogates = Surrogates(key, config.phone_regions)
 
@@ -110,7 +112,8 @@ class PrivacyGuard:
             Reject: If there is no such form.
         """
         self.tally.exchanges += 1
-        prompt_ids, completion_ids = exchange.prompt_token_ids, exchange.completion_token_ids
+        prompt_ids = exchange.prompt_token_ids
+        completion_ids = exchange.completion_token_ids
         response = [exchange.reasoning, exchange.content, exchange.tool_calls]
         fields = {
             "prompt": _texts(

@@ -38,12 +38,12 @@ def asked_rows(table: Dataset) -> list[AskedRow]:
     columns = ["sequence_id", "token_ids", "completion_start", "temperature", "top_p", "top_k"]
     return [
         AskedRow(
-            row["sequence_id"],
-            row["token_ids"][: row["completion_start"]],
-            round(row["temperature"], 4),  # the table holds float32
-            round(row["top_p"], 4),
-            len(row["token_ids"]) - row["completion_start"],
-            row["top_k"],
+            row_id=row["sequence_id"],
+            token_ids=row["token_ids"][: row["completion_start"]],
+            temperature=round(row["temperature"], 4),  # the table holds float32
+            top_p=round(row["top_p"], 4),
+            max_tokens=len(row["token_ids"]) - row["completion_start"],
+            top_k=row["top_k"],
         )
         for row in table.select(marked).select_columns(columns)
     ]

@@ -78,7 +78,8 @@ def training_parts(
     If all sessions or none are held back, the validation part consists of the latest sessions, at
     least one. A table of a single session is cut by time.
     """
-    ids, times = table["sequence_id"][:], log_order(table["time"])
+    ids = table["sequence_id"][:]
+    times = log_order(table["time"])
     held = set(held_back(table, validation_fraction))
     sessions = session_names(table, times, gap_minutes)
     order = sorted(range(len(ids)), key=times.__getitem__)

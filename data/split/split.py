@@ -58,7 +58,8 @@ def split(
     """
     table = load_sequences(sequences_dir)
     divided = divide(table, split)
-    ids, logged = table["sequence_id"][:], table["session"][:]
+    ids = table["sequence_id"][:]
+    logged = table["session"][:]
     kept = sorted(row for part in PARTS for row in divided.parts[part])
     result: dict[str, Any] = {
         **{part: [ids[row] for row in divided.parts[part]] for part in PARTS},
@@ -71,7 +72,9 @@ def split(
     slices = name_slices(table)
     if general_dir is not None:
         general = load_sequences(general_dir)
-        add_general(result, result["summary"], table, general, split)
+        add_general(
+            parts=result, summary=result["summary"], customers=table, general=general, split=split
+        )
         slices["traffic"] = {"customer": ids, GENERAL: general["sequence_id"][:]}
     write_slices(slices, out_dir)
     write_json(Path(out_dir) / "parts.json", result)
@@ -110,7 +113,8 @@ def divide(table: Dataset, split: SplitConfig, drop_seen: bool = True) -> Divide
         "validation": split.max_validation_sequences,
         "heldout": split.max_heldout_sequences,
     }
-    prompts, seen = table["prompt_text"], dict[str, SimilarPrompts]()
+    prompts = table["prompt_text"]
+    seen = dict[str, SimilarPrompts]()
     for part in PARTS:
         for earlier, similar in seen.items():
             dropped = {row for row in parts[part] if similar.holds(prompts[row])}
@@ -175,8 +179,11 @@ def _sample(
 
 def describe(table: Dataset, divided: Divided) -> dict[str, Any]:
     """Returns the counts and times of each part, and the reasons for left-out rows."""
-    parts, left_out, sessions = divided.parts, divided.left_out, divided.sessions
-    starts, times = table["completion_start"][:], table["time"][:]
+    parts = divided.parts
+    left_out = divided.left_out
+    sessions = divided.sessions
+    starts = table["completion_start"][:]
+    times = table["time"][:]
     lengths = [len(ids) for ids in table["token_ids"]]
     described: dict[str, Any] = {}
     for part, rows in parts.items():
@@ -206,7 +213,8 @@ def add_general(
     latest are held out as `general` unless near-identical to training prompts; their sessions are
     not trained on. Counts are added to `summary`.
     """
-    ids, prompts = general["sequence_id"][:], general["prompt_text"][:]
+    ids = general["sequence_id"][:]
+    prompts = general["prompt_text"][:]
     times = log_order(general["time"])
     sessions = session_names(general, times, split.session_gap_minutes)
     first_times: dict[str, tuple[float, int]] = {}
@@ -216,13 +224,15 @@ def add_general(
         range(len(ids)), key=lambda row: (first_times[sessions[row]], sessions[row], times[row])
     )
     kept = max(1, min(split.max_general_sequences, len(order) // 5))
-    heldout, rest = order[-kept:], order[:-kept]
+    heldout = order[-kept:]
+    rest = order[:-kept]
     straddling = {sessions[row] for row in heldout}
     rest = [row for row in rest if sessions[row] not in straddling]
     share = split.general_share
     wanted = round(share / (1 - share) * len(parts["train"]))
     place = {sequence_id: row for row, sequence_id in enumerate(customers["sequence_id"])}
-    customers_prompts, customers_sessions = customers["prompt_text"][:], customers["session"][:]
+    customers_prompts = customers["prompt_text"][:]
+    customers_sessions = customers["session"][:]
     later = [place[sequence_id] for part in PARTS[1:] for sequence_id in parts[part]]
     measured_sessions = {customers_sessions[row] for row in later}
     measured_prompts = SimilarPrompts(

@@ -35,7 +35,8 @@ def readings(exchange: Exchange, opening: Opening) -> tuple[list[str], bool]:
 
     The second value is True if only a token count can confirm them.
     """
-    reasoning, content = exchange.reasoning, exchange.content or ""
+    reasoning = exchange.reasoning
+    content = exchange.content or ""
     if exchange.completion_is_raw:
         return [content], False
     if opening == "prefilled":

@@ -105,7 +105,8 @@ class SequenceBuilder:
         Raises:
             Reject: If its tokens are unknown or do not fit the target.
         """
-        prompt_ids, completion_ids = exchange.prompt_token_ids, exchange.completion_token_ids
+        prompt_ids = exchange.prompt_token_ids
+        completion_ids = exchange.completion_token_ids
         exact = prompt_ids is not None and completion_ids is not None
         if prompt_ids is None:
             prompt_ids, prompt_text = self._prompt(exchange)
@@ -126,7 +127,8 @@ class SequenceBuilder:
         if length > self.longest:
             raise Reject("longer_than_target", f"{length} tokens, the limit is {self.longest}")
         temperature, top_p, top_k = self._sampling(exchange)
-        counted, counted_before = exchange.completion_tokens, exchange.prompt_tokens
+        counted = exchange.completion_tokens
+        counted_before = exchange.prompt_tokens
         return TokenSequence(
             token_ids=[*prompt_ids, *completion_ids],
             completion_start=len(prompt_ids),
@@ -158,7 +160,8 @@ class SequenceBuilder:
             if values[name] != NEUTRAL[name]:
                 reason = "min_p" if name == "min_p" else "penalties"
                 raise Reject(reason, f"{name} {values[name]:g}")
-        temperature, top_p = values["temperature"], values["top_p"]
+        temperature = values["temperature"]
+        top_p = values["top_p"]
         if temperature < 0 or not 0 < top_p <= 1:
             raise Reject("sampling_out_of_range", f"temperature {temperature:g}, top_p {top_p:g}")
         top_k = int(values["top_k"])
@@ -175,7 +178,8 @@ class SequenceBuilder:
                 raise Reject("no_messages")
             return self._encode(exchange.prompt_text, exchange.prompt_is_raw), exchange.prompt_text
         text = render(self.tokenizer, exchange.messages, exchange.template_arguments)
-        ids, counted = self._encode(text), exchange.prompt_tokens
+        ids = self._encode(text)
+        counted = exchange.prompt_tokens
         if counted is None or len(ids) == counted:
             return ids, text
         if not exchange.template_arguments.get("continue_final_message"):

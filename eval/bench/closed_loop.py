@@ -55,7 +55,8 @@ def measure(
     two_engines = servers.name("base") != servers.name("custom")
     supply = itertools.cycle(range(len(speeds.prompts)))
     blocks: list[Record] = []
-    began, most = time.monotonic(), "at most " if evaluation.measure == "until_decided" else ""
+    began = time.monotonic()
+    most = "at most " if evaluation.measure == "until_decided" else ""
     for repeat in range(evaluation.repeats):
         if two_engines and repeat:
             servers.stop()
@@ -138,15 +139,24 @@ def _blocks(
     next. If loading weights is slow, they switch only after several requests.
     """
     alternated = len(turns) > 1
-    ahead, size, place = list(prompts), 1 if alternated else len(prompts), 0
+    ahead = list(prompts)
+    size = 1 if alternated else len(prompts)
+    place = 0
     results: dict[str, list[BlockResult]] = {variant: [] for variant, _ in turns}
     seconds, requests, swap = 0.0, 0, 0.0
     while ahead:
-        texts, ahead = ahead[:size], ahead[size:]
+        texts = ahead[:size]
+        ahead = ahead[size:]
         for variant, drafts in turns[:: -1 if (repeat + place) % 2 else 1]:
             server = servers.server(mode, variant, drafts)
             swap = max(swap, server.swap_seconds or 0.0)
-            block = load.run_block(server.url, texts, concurrency, sampling, evaluation.max_tokens)
+            block = load.run_block(
+                url=server.url,
+                prompts=texts,
+                concurrency=concurrency,
+                sampling=sampling,
+                max_tokens=evaluation.max_tokens,
+            )
             results[variant].append(block)
             seconds += sum(request.latency_s for request in block.requests)
             requests += len(texts)
@@ -175,7 +185,16 @@ def record_of(blocks: Sequence[BlockResult], concurrency: int | None) -> Record:
     requests = [request for block in blocks for request in block.requests]
     tpot_ms = [request.tpot_ms for request in requests if request.tpot_ms is not None]
     itl_ms = itertools.chain.from_iterable(request.itl_ms for request in requests)
-    counters = sum((block.counters for block in blocks), SpeculationCounters(0, 0, 0, (), 0))
+    counters = sum(
+        (block.counters for block in blocks),
+        SpeculationCounters(
+            drafts=0,
+            draft_tokens=0,
+            accepted_tokens=0,
+            accepted_per_position=(),
+            generation_tokens=0,
+        ),
+    )
     return {
         "seconds": sum(seconds for _, seconds in steady),
         "request_shares": [share for shares, _ in steady for share in shares],

@@ -91,8 +91,10 @@ def counted_acceptance(
     )
     base_tokens, base_steps, custom_tokens, custom_steps = sums_R4.sum(axis=0)
     return Counted(
-        base=_pooled(passes, "base", base_tokens, base_steps, k.base),
-        custom=_pooled(passes, "custom", custom_tokens, custom_steps, k.custom),
+        base=_pooled(passes=passes, drafter="base", tokens=base_tokens, steps=base_steps, k=k.base),
+        custom=_pooled(
+            passes=passes, drafter="custom", tokens=custom_tokens, steps=custom_steps, k=k.custom
+        ),
         ratio=clustered(
             sums_R4,
             [prompt.session for prompt in prompts],
@@ -104,7 +106,8 @@ def counted_acceptance(
 
 def _by_response(one: CountedPass, drafter: Drafter, speculator: Speculator) -> NDArray[np.float64]:
     """Divides a pass's tokens and steps among its responses: [R, 2]."""
-    counters, responses = one.counters[drafter], len(one.prompts)
+    counters = one.counters[drafter]
+    responses = len(one.prompts)
     tokens = counters["generation_tokens"] - responses
     steps = speculator.steps(counters, responses)
     received_R2 = np.array(one.received.get(drafter, [(2, 1)]), np.float64)

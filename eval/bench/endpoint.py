@@ -60,12 +60,20 @@ def measure_endpoint(
     with LoadGenerator(target, Path(log_dir) / "load.log", model) as load:
         widest = max(settings.concurrency)
         first = list(itertools.islice(supply, widest))
-        load.run_block(url, first, widest, sampling, WARM_UP_TOKENS)
+        load.run_block(
+            url=url, prompts=first, concurrency=widest, sampling=sampling, max_tokens=WARM_UP_TOKENS
+        )
         for repeat in range(settings.repeats):
             for size in settings.concurrency:
                 say(f"repeat {repeat + 1}/{settings.repeats}, concurrency {size}")
                 chosen = list(itertools.islice(supply, settings.block_requests(size)))
-                block = load.run_block(url, chosen, size, sampling, settings.max_tokens)
+                block = load.run_block(
+                    url=url,
+                    prompts=chosen,
+                    concurrency=size,
+                    sampling=sampling,
+                    max_tokens=settings.max_tokens,
+                )
                 blocks[size].append(block)
     measured = {str(size): _row(own, size) for size, own in blocks.items()}
     return {"endpoint": url, "model": model, "sampling": asdict(sampling), "measured": measured}
@@ -78,7 +86,9 @@ def print_endpoint(results: Mapping[str, Any], console: Console) -> None:
     for concurrency, row in results["measured"].items():
         length = f"{row['acceptance_length']:.3f}" if row["drafts"] else "none"
         positions = " ".join(f"{share:.2f}" for share in row["cumulative"])
-        speed, first, later = row["tokens_per_s"], row["ttft_ms"]["p50"], row["tpot_ms"]
+        speed = row["tokens_per_s"]
+        first = row["ttft_ms"]["p50"]
+        later = row["tpot_ms"]
         figures = f"{first:.0f}", f"{later['p50']:.1f}", f"{later['p99']:.1f}"
         table.add_row(concurrency, f"{speed:.0f}", length, positions, *figures)
     console.print(table)

@@ -65,7 +65,11 @@ class ReplayedSteps:
             return None
         steps_R2 = np.stack([self.steps[over], self.steps[under]], axis=1)
         return clustered(
-            steps_R2, self.sessions, lambda s: s[..., 1] / s[..., 0], level, self.users
+            sums_NM=steps_R2,
+            sessions=self.sessions,
+            statistic=lambda s: s[..., 1] / s[..., 0],
+            level=level,
+            users=self.users,
         )
 
     def by_unit(
@@ -121,10 +125,13 @@ class SpeedRatios:
         """
         over, under = COMPARED[name]
         pairs = paired(blocks, concurrency, over, under)
-        full, repeats = self.settings.measure == "full", repeats_of(blocks)
+        full = self.settings.measure == "full"
+        repeats = repeats_of(blocks)
         level = LEVEL if full else looks_of(self.settings).level(repeats)
-        units, starts = units_of(pairs), _starts(pairs)
-        found, replayed = None, self.replayed and self.replayed.ratio(over, under, level)
+        units = units_of(pairs)
+        starts = _starts(pairs)
+        found = None
+        replayed = self.replayed and self.replayed.ratio(over, under, level)
         if self.replayed and replayed:
             expected_U = self.replayed.by_unit(
                 over, under, self._prompts(pairs, len(units.over_U4))
@@ -159,7 +166,9 @@ class SpeedRatios:
         prompts = [self.prompts[index] for pair in pairs for index in pair[0]["prompts"]]
         sessions = [prompt.session for prompt in prompts]
         users = [prompt.user for prompt in prompts]
-        by_session = clustered(sums_N4, sessions, speed_of, level, users)
+        by_session = clustered(
+            sums_NM=sums_N4, sessions=sessions, statistic=speed_of, level=level, users=users
+        )
         if by_session.low is None or by_session.high is None or by_session.low > found.low:
             return found
         return found.model_copy(

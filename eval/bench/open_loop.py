@@ -60,7 +60,8 @@ def customers_arrivals(
         log = np.diff(logged)
         gaps = np.resize([*log, log.mean()], count - 1)
     if not gaps.any():
-        gaps, source = np.random.default_rng(seed).exponential(size=count - 1), "poisson"
+        gaps = np.random.default_rng(seed).exponential(size=count - 1)
+        source = "poisson"
     gaps *= (count - 1) / rate / gaps.sum()
     return [0.0, *np.cumsum(gaps).tolist()], source
 
@@ -85,7 +86,14 @@ def measure_rates(
             for variant, drafts in group[turn:] + group[:turn]:
                 url = servers.server(mode, variant, drafts).url
                 context.say(f"{scenario.name}, {rate:g} requests/s, {variant}")
-                block = _timed_block(url, load, scenario, rate, requests.sampling, settings)
+                block = _timed_block(
+                    url=url,
+                    load=load,
+                    scenario=scenario,
+                    rate=rate,
+                    sampling=requests.sampling,
+                    settings=settings,
+                )
                 measured[scenario.name][f"{rate:g}"][variant] = block
     return measured
 
@@ -146,7 +154,8 @@ def saturated(block: Record) -> bool:
     ends = np.asarray(block["request_start_s"]) + np.asarray(block["request_seconds"])
     share = (arrivals[-1] - arrivals[0]) / float(max(ends.max() - ends.min(), 1e-9))
     third = max(len(block["ttft_ms"]) // 3, 1)
-    early, late = np.median(block["ttft_ms"][:third]), np.median(block["ttft_ms"][-third:])
+    early = np.median(block["ttft_ms"][:third])
+    late = np.median(block["ttft_ms"][-third:])
     return bool(share < KEPT_UP and late >= WAIT_GROWTH * early)
 
 
@@ -162,7 +171,14 @@ def _timed_block(
     count = settings.rate_requests(rate)
     arrivals_s, source = customers_arrivals(scenario.times, count, rate, SEED)
     texts = list(itertools.islice(itertools.cycle(scenario.texts), count))
-    block = load.run_block(url, texts, None, sampling, scenario.max_tokens, arrivals_s)
+    block = load.run_block(
+        url=url,
+        prompts=texts,
+        concurrency=None,
+        sampling=sampling,
+        max_tokens=scenario.max_tokens,
+        arrivals=arrivals_s,
+    )
     return {
         **record_of([block], None),
         "arrivals_s": arrivals_s,

@@ -40,7 +40,16 @@ class Recorded(Part):
     @property
     def counters(self) -> SpeculationCounters:
         """vLLM's counters summed over all prompts."""
-        return sum(self.counted, SpeculationCounters(0, 0, 0, (), 0))
+        return sum(
+            self.counted,
+            SpeculationCounters(
+                drafts=0,
+                draft_tokens=0,
+                accepted_tokens=0,
+                accepted_per_position=(),
+                generation_tokens=0,
+            ),
+        )
 
     @property
     def acceptance_length(self) -> float | None:
@@ -72,15 +81,18 @@ def collect(
     requests: HeldoutRequests,
 ) -> Outputs:
     """Sends all prompts to all variants in both regimes; responses are cached."""
-    settings, prompts = context.settings, requests.verification
+    settings = context.settings
+    prompts = requests.verification
     samplings: dict[Regime, Sampling] = {
         "greedy": Sampling(temperature=0.0, top_p=1.0),
         "sampled": requests.sampling,
     }
     token_ids = [prompt.token_ids for prompt in prompts]
-    seats, few = context.serving.engine.max_num_seqs, min(CONTROL_PROMPTS, len(prompts))
+    seats = context.serving.engine.max_num_seqs
+    few = min(CONTROL_PROMPTS, len(prompts))
     drafts = {"none": None, "base": k.base, "custom": k.custom}
-    numbers, total = itertools.count(1), len(REGIMES) * len(drafts) + 2
+    numbers = itertools.count(1)
+    total = len(REGIMES) * len(drafts) + 2
     took_s: list[float] = []
 
     def answered(name: str, variant: str, regime: Regime, indices: range, seats: int) -> Recorded:
@@ -94,12 +106,12 @@ def collect(
             began = time.monotonic()
             server = servers.server(mode, variant, drafts[variant])
             responses = complete(
-                server.url,
-                server.model_name,
-                [token_ids[index] for index in indices],
-                samplings[regime],
-                settings.verification_max_tokens,
-                seats,
+                url=server.url,
+                model=server.model_name,
+                prompts=[token_ids[index] for index in indices],
+                sampling=samplings[regime],
+                max_tokens=settings.verification_max_tokens,
+                concurrency=seats,
             )
             took_s.append(time.monotonic() - began)
             found = dict(zip(indices, responses, strict=True))
@@ -112,16 +124,22 @@ def collect(
         return context.cached(kept, Recorded, work)
 
     def again(variant: str, count: int) -> Recorded:
-        name, half = f"greedy {variant} again", max(seats // 2, 1)
-        return answered(name, variant, "greedy", range(count)[::-1], half)
+        name = f"greedy {variant} again"
+        half = max(seats // 2, 1)
+        return answered(
+            name=name, variant=variant, regime="greedy", indices=range(count)[::-1], seats=half
+        )
 
     recorded: dict[Regime, dict[str, Recorded]] = {regime: {} for regime in REGIMES}
     repeated: dict[str, Recorded] = {}
     for group in servers.groups([*drafts.items()]):
         for regime in REGIMES:
             for variant, _ in group:
-                name, everything = f"{regime} {variant}", range(len(prompts))
-                recorded[regime][variant] = answered(name, variant, regime, everything, seats)
+                name = f"{regime} {variant}"
+                everything = range(len(prompts))
+                recorded[regime][variant] = answered(
+                    name=name, variant=variant, regime=regime, indices=everything, seats=seats
+                )
         if ("custom", k.custom) in group:
             repeated["custom"] = again("custom", few)
         if ("none", None) in group:

@@ -103,11 +103,11 @@ def evaluation_prompts(
     random.Random(SEED).shuffle(order)
     prompts = [
         Prompt(
-            row["sequence_id"],
-            row["session"],
-            row["user"],
-            list(row["token_ids"][: row["completion_start"]]),
-            row["prompt_text"],
+            sequence_id=row["sequence_id"],
+            session=row["session"],
+            user=row["user"],
+            token_ids=list(row["token_ids"][: row["completion_start"]]),
+            text=row["prompt_text"],
         )
         for row in (heldout[index] for index in order)
         if row["completion_start"] <= room
@@ -132,7 +132,8 @@ def select(heldout: Dataset, settings: EvalConfig, serving: ServingConfig) -> li
         return []
     prompt_N = np.array(heldout["completion_start"])
     response_N = np.array([len(ids) for ids in heldout["token_ids"]]) - prompt_N
-    times, texts = list(heldout["time"]), heldout["prompt_text"]
+    times = list(heldout["time"])
+    texts = heldout["prompt_text"]
     order_N = np.array(sorted(range(len(times)), key=log_order(times).__getitem__))
     traffic = []
     for name, scenario in (settings.scenarios or {EVERYTHING: ScenarioConfig()}).items():
@@ -159,7 +160,8 @@ def select(heldout: Dataset, settings: EvalConfig, serving: ServingConfig) -> li
             prompt_tokens=Quantiles.of(prompt_N[rows]),
             response_tokens=Quantiles.of(response_N[rows]),
         )
-        chosen_texts, chosen_times = [texts[row] for row in rows], [times[row] for row in rows]
+        chosen_texts = [texts[row] for row in rows]
+        chosen_times = [times[row] for row in rows]
         traffic.append(Traffic(name, chosen_texts, chosen_times, max_tokens, described))
     return traffic
 

@@ -70,8 +70,12 @@ class Servers(AbstractContextManager["Servers"]):
         self._apart = not serving.engine.changes_drafters
         """Whether each combination of speculator and number of drafts has its own server."""
         self._sharing = set() if self._apart else _sharing(self._speculators)
-        self._target, self._serving, self._numbers = target, serving, tuple(sorted(numbers))
-        self._log_dir, self._side_by_side, self._warm_up = Path(log_dir), side_by_side, warm_up
+        self._target = target
+        self._serving = serving
+        self._numbers = tuple(sorted(numbers))
+        self._log_dir = Path(log_dir)
+        self._side_by_side = side_by_side
+        self._warm_up = warm_up
         self._sample_method = sample_method
         self._mode: str | None = None
         self._up: dict[str, _Running] = {}
@@ -85,7 +89,8 @@ class Servers(AbstractContextManager["Servers"]):
         if mode != self._mode:
             self.stop()
             self._mode = mode
-        name, numbers = self.name(variant), self._numbers_of(variant, drafts)
+        name = self.name(variant)
+        numbers = self._numbers_of(variant, drafts)
         running = self._up.get(name)
         if running is None or running.numbers != numbers:
             self.stop(None if not self._side_by_side else name)

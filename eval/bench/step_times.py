@@ -57,7 +57,13 @@ def time_steps(
             texts = list(itertools.islice(supply, max(4, 2 * size)))
             for variant, k in group:
                 server = servers.server(mode, variant, k)
-                block = load.run_block(server.url, texts, size, sampling, STEP_TOKENS)
+                block = load.run_block(
+                    url=server.url,
+                    prompts=texts,
+                    concurrency=size,
+                    sampling=sampling,
+                    max_tokens=STEP_TOKENS,
+                )
                 counters = asdict(block.counters)
                 steps = counters["generation_tokens"] - len(texts)
                 if k:

@@ -125,7 +125,8 @@ def final_answer(completion_text: str) -> str | None:
 def same_answer(given: str, known: str) -> bool:
     """Whether two answers are the same number, or the same text."""
     known = known.rsplit("####", 1)[-1].strip()
-    one, other = _number(given), _number(known)
+    one = _number(given)
+    other = _number(known)
     if one is not None and other is not None:
         return one == other
     return _undressed(given).lower() == _undressed(known).lower()
@@ -153,7 +154,8 @@ def _last_boxed(text: str) -> str | None:
     start = text.rfind(r"\boxed{")
     if start < 0:
         return None
-    depth, begin = 1, start + len(r"\boxed{")
+    depth = 1
+    begin = start + len(r"\boxed{")
     for at in range(begin, len(text)):
         depth += {"{": 1, "}": -1}.get(text[at], 0)
         if not depth:
@@ -241,7 +243,8 @@ def task_accuracy(solved: Mapping[Variant, list[bool]], sessions: Sequence[str])
 def equivalence(differences: ArrayLike, clusters: Sequence[str]) -> Equivalence:
     """The mean difference with its 90 % interval over clusters."""
     difference_N = np.asarray(differences, np.float64)
-    n, value = len(difference_N), float(difference_N.mean())
+    n = len(difference_N)
+    value = float(difference_N.mean())
     _, cluster_N = np.unique(np.asarray(clusters), return_inverse=True)
     spread = float((np.bincount(cluster_N, difference_N - value) ** 2).sum())
     margin = Z * _error(spread, n)

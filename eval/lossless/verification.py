@@ -66,7 +66,11 @@ def verify(
             for mode, own in outputs.items()
         },
         task=judge_tasks(
-            [*outputs.values()], prompts, context.target, context.settings, context.show_samples
+            outputs=[*outputs.values()],
+            prompts=prompts,
+            target=context.target,
+            settings=context.settings,
+            quoting=context.show_samples,
         ),
     )
 
@@ -76,7 +80,7 @@ def examine(
 ) -> EngineFindings:
     """Captures the states of every response in an engine, then runs `findings`."""
     with context.captured(lambda _: captured_rows(outputs, prompts)) as store:
-        return findings(context, k, prompts, outputs, store)
+        return findings(context=context, k=k, prompts=prompts, outputs=outputs, store=store)
 
 
 def findings(
@@ -121,7 +125,9 @@ def findings(
         same_text=same_tokens(outputs.sampled.none.token_ids, outputs.sampled.custom.token_ids),
         replay_vs_engine=None
         if context.no_replay
-        else replay_against_engine(context, k, prompts, outputs, store),
+        else replay_against_engine(
+            context=context, k=k, prompts=prompts, outputs=outputs, store=store
+        ),
     )
 
 
@@ -267,7 +273,8 @@ def replay_against_engine(
 
 def _steps_again(outputs: Outputs) -> float:
     """Relative change in custom's steps under different batching, where responses are equal."""
-    first, again = outputs.greedy.custom, outputs.repeated
+    first = outputs.greedy.custom
+    again = outputs.repeated
     equal = [i for i, ids in enumerate(again.token_ids) if ids == first.token_ids[i]]
     before, after = (sum(each.counted[i].drafts for i in equal) for each in (first, again))
     return abs(after / before - 1) if before else 0.0

@@ -68,8 +68,10 @@ def engine_parity(
     from outrider.serving.vllm_hooks.draft_recorder import DRAFT_EXTENSION
 
     eager = engine_config.model_copy(update={"mode": "eager"})
-    speculator, target_dir = Speculator.named(speculator_dir), target.directory()
-    spec, drafting = speculator.features(target_dir), Drafting(speculator, k)
+    speculator = Speculator.named(speculator_dir)
+    target_dir = target.directory()
+    spec = speculator.features(target_dir)
+    drafting = Drafting(speculator, k)
     with open_engine(target, eager, drafting, extension=DRAFT_EXTENSION) as engine:
         recording = record(engine, spec, prompts, parity.max_tokens)
     return in_child(draft_parity, recording, speculator_dir, target_dir, k, parity, dtype)
@@ -98,7 +100,8 @@ def record(
     request_of = {output.request_id: index for index, output in enumerate(outputs)}
     steps = []
     for proposal in records:
-        request, anchor = request_of[proposal["request_id"]], proposal["anchor"]
+        request = request_of[proposal["request_id"]]
+        anchor = proposal["anchor"]
         row = rows[request]
         # Skips proposals made before the prompt is fully read or after the last token.
         if (
@@ -152,7 +155,8 @@ def _log_probabilities(
 ) -> torch.Tensor:
     """log q [K, D] of all depths at the step's anchor, on CPU."""
     token_BT = torch.tensor(step.token_ids)[None]
-    width, known = token_BT.shape[1], step.anchor + 1
+    width = token_BT.shape[1]
+    known = step.anchor + 1
     position_BT = torch.arange(width)[None]
     inputs_BTX = torch.zeros(1, width, model.spec.width, dtype=model.ends.lm_head_VH.dtype)
     inputs_BTX[0, :known] = inputs_TX[:known]

@@ -36,9 +36,12 @@ def walk(response: Sequence[int], drafts_at: Callable[[int], list[int]]) -> list
 
     `drafts_at(anchor)` returns the drafts after token `anchor` of the response.
     """
-    steps, anchor, last = [], 0, len(response) - 1
+    steps = []
+    anchor = 0
+    last = len(response) - 1
     while anchor < last:
-        drafts, accepted = drafts_at(anchor), 0
+        drafts = drafts_at(anchor)
+        accepted = 0
         most = min(len(drafts), last - anchor)
         while accepted < most and drafts[accepted] == response[anchor + 1 + accepted]:
             accepted += 1
@@ -85,7 +88,14 @@ def sample_responses(
     order = np.argsort(base.steps_RK[:, k - 1] / custom.steps_RK[:, k - 1], kind="stable")
     places = {base.sequence_ids[order[int(q * len(order))]]: name for name, q in PLACES.items()}
     taken = {
-        variant: walks(directory, target_dir, store, list(places), k, dtype)
+        variant: walks(
+            speculator_dir=directory,
+            target_dir=target_dir,
+            store=store,
+            sequence_ids=list(places),
+            k=k,
+            dtype=dtype,
+        )
         for variant, directory in speculators.items()
     }
     examples = []
@@ -94,9 +104,11 @@ def sample_responses(
         response = features.token_ids[features.completion_start :].tolist()
         example: dict[str, Any] = {"place": place, "tokens": len(response) - 1}
         for variant, steps_of in taken.items():
-            shown, start = [("", decode(response[:1], skip_special_tokens=False))], 1
+            shown = [("", decode(response[:1], skip_special_tokens=False))]
+            start = 1
             for accepted, delivered in steps_of[number][:SHOWN_STEPS]:
-                own, end = start + accepted, start + delivered
+                own = start + accepted
+                end = start + delivered
                 parts = response[start:own], response[own:end]
                 drafted, sampled = (decode(ids, skip_special_tokens=False) for ids in parts)
                 shown.append((drafted, sampled))

@@ -71,7 +71,8 @@ def replay_drafter(context: EvaluationContext, part: str, name: str) -> ReplaySu
     drafters = {str(own): each.replayed_as for own, each in context.speculators.items()}
     references: dict[str, Path | str] = {"lookup": context.settings.lookup, CEILING: CEILING}
     speculator = (references | drafters)[name]
-    ids, most = context.data.parts.get(part, []), context.settings.replay_sequences
+    ids = context.data.parts.get(part, [])
+    most = context.settings.replay_sequences
     if part != "validation" and most is not None and most < len(ids):
         ids = sorted(random.Random(SEED).sample(ids, most), key=ids.index)
 
@@ -123,7 +124,16 @@ def cluster_replay(
         return replay(rows=kept, **shared)  # raises, because there is nothing to replay
     size = math.ceil(len(kept) / slots(cpus, gpus))
     shards = [kept[start : start + size] for start in range(0, len(kept), size)]
-    return ReplaySums.joined(run_tasks(_replay_shard, shards, shared, "exact replay", cpus, gpus))
+    return ReplaySums.joined(
+        run_tasks(
+            function=_replay_shard,
+            items=shards,
+            shared=shared,
+            what="exact replay",
+            cpus=cpus,
+            gpus=gpus,
+        )
+    )
 
 
 def _replay_shard(shared: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> ReplaySums:

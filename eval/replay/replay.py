@@ -98,7 +98,8 @@ class ReplaySums:
             share = clustered(
                 sums_R2, self.sessions, lambda s: s[..., 0] / s[..., 1], users=self.users
             )
-            low, high = share.low, share.high
+            low = share.low
+            high = share.high
             found.append(None if low is None or high is None else (low, min(high, 1.0)))
         return found
 
@@ -133,7 +134,8 @@ class ReplaySums:
 
     def region(self, g: int) -> "ReplaySums":
         """Sums within region g, excluding responses that have no token there."""
-        tokens_R, steps_RK = self.region_tokens_RG[:, g], self.region_steps_RGK[:, g]
+        tokens_R = self.region_tokens_RG[:, g]
+        steps_RK = self.region_steps_RGK[:, g]
         inside = [self.sequence_ids[row] for row in tokens_R.nonzero()[0]]
         return replace(self, tokens_R=tokens_R, steps_RK=steps_RK).selected(inside)
 
@@ -171,7 +173,9 @@ def replay(
     """
     rule = rule_of(speculator, target_dir, draft_sample_method == "probabilistic", dtype)
     regions = Regions.of_target(target_dir) if by_region else None
-    chains, tokens_by_region, steps_by_region = [], [], []
+    chains = []
+    tokens_by_region = []
+    steps_by_region = []
     replayed: list[Mapping[str, Any]] = []
     for batch in batches(feature_store, rows, sampling):
         a_NK, anchors_R = rule(batch, depth)
@@ -191,7 +195,8 @@ def replay(
         )
 
     count = len(replayed)
-    tokens_RG, steps_RGK = np.zeros((count, 0)), np.zeros((count, 0, depth))
+    tokens_RG = np.zeros((count, 0))
+    steps_RGK = np.zeros((count, 0, depth))
     if regions:
         tokens_RG = torch.stack(tokens_by_region).numpy()
         steps_RGK = torch.stack(steps_by_region).numpy()
@@ -293,7 +298,8 @@ def batches(
             continue
         if tokens > 0 and tokens + length > BATCH_TOKENS:
             yield batch
-            batch, tokens = [], 0
+            batch = []
+            tokens = 0
         own = sampling or Sampling(float(row["temperature"]), float(row["top_p"]), row["top_k"])
         batch.append(Response(row, states, own))
         tokens += length
@@ -344,7 +350,8 @@ def unroll_responses(model: Replayed, batch: Sequence[Response], depth: int) -> 
     chain_T = torch.zeros(len(sequence_T), dtype=torch.bool)
     chain_T[anchor_N - 1] = True
 
-    device, dtype = model.device, model.ends.lm_head_VH.dtype
+    device = model.device
+    dtype = model.ends.lm_head_VH.dtype
     token_ids_BT = torch.cat([states.token_ids for states in read]).long()[None].to(device)
     hidden_BTH = torch.cat([states.hidden for states in read])[None].to(device, dtype)
     inputs = [model.spec.inputs(states) for states in read]
@@ -356,13 +363,13 @@ def unroll_responses(model: Replayed, batch: Sequence[Response], depth: int) -> 
         slots = Slots(token_ids_BT, inputs_BTX, *places)
         _, drafted = model.drafter.unroll(model.ends, slots, depth)
     return Unrolled(
-        drafted,
-        token_ids_BT,
-        hidden_BTH,
-        anchor_N.to(device),
-        sequence_T[anchor_N].to(device),
-        last_T[anchor_N].to(device),
-        (starts + lengths - 1 - first_R).to(device),
+        states=drafted,
+        token_ids_BT=token_ids_BT,
+        hidden_BTH=hidden_BTH,
+        anchor_N=anchor_N.to(device),
+        response_N=sequence_T[anchor_N].to(device),
+        last_N=last_T[anchor_N].to(device),
+        anchors_R=(starts + lengths - 1 - first_R).to(device),
     )
 
 
@@ -380,16 +387,16 @@ def acceptances(
     )
     temperature_N, top_p_N, top_k_N = per_response[drafted.response_N].unbind(dim=1)
     a_NK = accept_matrix(
-        drafted.states,
-        model.drafter.head(model.ends),
-        model.ends.lm_head_VH,
-        drafted.token_ids_BT,
-        drafted.hidden_BTH,
-        torch.zeros_like(drafted.anchor_N),
-        drafted.anchor_N,
-        drafted.last_N,
-        temperature_N,
-        top_p_N,
+        states=drafted.states,
+        head=model.drafter.head(model.ends),
+        lm_head_VH=model.ends.lm_head_VH,
+        token_ids_BT=drafted.token_ids_BT,
+        hidden_BTH=drafted.hidden_BTH,
+        row_N=torch.zeros_like(drafted.anchor_N),
+        anchor_N=drafted.anchor_N,
+        last_N=drafted.last_N,
+        temperature_N=temperature_N,
+        top_p_N=top_p_N,
         top_k_N=top_k_N,
         probabilistic=probabilistic,
     )
@@ -409,7 +416,8 @@ def text_acceptances(
     """`acceptances` of a kind without weights: 1 where drafts equal logged tokens."""
     found = []
     for response in batch:
-        ids_T, start = response.states.token_ids.numpy(), response.states.completion_start
+        ids_T = response.states.token_ids.numpy()
+        start = response.states.completion_start
         logged_AK = np.full((len(ids_T) - 1 - start, depth), NO_TOKEN)
         for j in range(min(depth, len(logged_AK))):
             logged_AK[: len(logged_AK) - j, j] = ids_T[start + 1 + j :]

@@ -61,7 +61,8 @@ class Figure(NamedTuple):
 
 def acceptance_figure(results: Report) -> Figure:
     """Charts how often all drafts up to each position are accepted."""
-    replayed, rows = results.replay, []
+    replayed = results.replay
+    rows = []
     for drafter in DRAFTERS:
         engine = results.counted.of(drafter).cumulative
         replay = replayed.cumulative[drafter] if replayed else []
@@ -108,7 +109,8 @@ def rate_figure(title: str, rates: Mapping[str, RateRow]) -> Figure:
         for variant in VARIANTS
         for each in [row.of(variant)]
     ]
-    x, colour = _x("rate", "requests per second", list(rates)), _colour(VARIANTS)
+    x = _x("rate", "requests per second", list(rates))
+    colour = _colour(VARIANTS)
     hollow = {"condition": {"test": "datum.saturated", "value": "var(--card)"}, **colour}
     point = {"type": "point", "size": 50, "strokeWidth": 2}
     layers = [{"mark": LINE}, {"mark": point, "encoding": {"fill": hollow}}]

@@ -45,7 +45,8 @@ def print_markdown(text: str, console: Console) -> None:
     """Prints Markdown to a terminal, with tables at least WIDTH wide."""
     from rich.markdown import Markdown
 
-    width, console.width = console.width, max(console.width, WIDTH)
+    width = console.width
+    console.width = max(console.width, WIDTH)
     console.print(Markdown(text), crop=False)
     console.width = width
 

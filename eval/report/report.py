@@ -48,7 +48,9 @@ def sections_of(run_dir: Path) -> dict[str, Any]:
 
 def contents(report: Report, metrics: charts.Rows) -> dict[str, Any]:
     """The template's values: the report, its charts and derived tables."""
-    replay, traffic, on_policy = report.replay, report.traffic, report.on_policy
+    replay = report.replay
+    traffic = report.traffic
+    on_policy = report.on_policy
     depth = len(replay.by_k["custom"]) if replay else 0
     acceptance = charts.acceptance_figure(report), charts.training_figure(metrics)
     rates = [
@@ -77,13 +79,15 @@ def contents(report: Report, metrics: charts.Rows) -> dict[str, Any]:
 
 def headline(results: Report) -> dict[str, ClusteredEstimate | Estimate]:
     """The figures at the top of the page, by label."""
-    k, main = results.choice.k, str(results.choice.main_concurrency)
+    k = results.choice.k
+    main = str(results.choice.main_concurrency)
     own_k = "" if k.base == k.custom else ", each at its own K"
     tiles: dict[str, ClusteredEstimate | Estimate] = {
         f"acceptance, custom / base, {results.at_k}": results.acceptance_ratio
     }
     for mode, measured in results.served.items():
-        place, row = f"{mode}, concurrency {main}{own_k}", measured.speed[main]
+        place = f"{mode}, concurrency {main}{own_k}"
+        row = measured.speed[main]
         tiles[f"tokens/s, custom / base, {place}"] = row.custom_over_base
         tiles[f"tokens/s, custom / none, {place}"] = row.custom_over_none
     return tiles

@@ -68,7 +68,8 @@ def clustered(
     with np.errstate(divide="ignore", invalid="ignore"):
         value = float(statistic(sums_NM.sum(axis=0)))
         margin, clusters = _margin(sums_NM, sessions, statistic, level)
-        over, known = counted(clusters, "session"), len({*users} - {""})
+        over = counted(clusters, "session")
+        known = len({*users} - {""})
         names = [user or session for user, session in zip(users, sessions, strict=bool(users))]
         if margin is not None and known and len({*names}) > 1:
             over += f" of {counted(known, 'user')}"
@@ -82,7 +83,8 @@ def clustered(
                 margin, clusters = of_users, count
     low, high = None, None
     if margin is not None:
-        low, high = value * math.exp(-margin), value * math.exp(margin)
+        low = value * math.exp(-margin)
+        high = value * math.exp(margin)
     return ClusteredEstimate(
         value=value, low=low, high=high, observations=len(sums_NM), clusters=clusters, over=over
     )

@@ -21,7 +21,8 @@ def units_needed(value: float, low: float, high: float, threshold: float, units:
     Assumes a constant ratio and a log interval that narrows with the square root of the number of
     units. Infinite if the ratio equals the threshold.
     """
-    half_width, distance = math.log(high / low) / 2, abs(math.log(value / threshold))
+    half_width = math.log(high / low) / 2
+    distance = abs(math.log(value / threshold))
     return math.ceil(units * (half_width / distance) ** 2) if distance else math.inf
 
 

@@ -104,7 +104,8 @@ class Units:
 
     def _log_ratios_U(self, place: int) -> Array:
         """Log of column `place` / column `place + 1`, `over` minus `under`."""
-        over_U4, under_U4 = self.over_U4[self.stepped_U], self.under_U4[self.stepped_U]
+        over_U4 = self.over_U4[self.stepped_U]
+        under_U4 = self.under_U4[self.stepped_U]
         ratios_U2 = [sums[:, place] / sums[:, place + 1] for sums in (over_U4, under_U4)]
         return np.log(ratios_U2[0] / ratios_U2[1])
 
@@ -112,7 +113,8 @@ class Units:
 def measured_ratio(units: Units, level: float = LEVEL) -> Estimate:
     """Ratio of pooled tokens/s, at the look's confidence level (sequential.py)."""
     sums_U4 = np.concatenate([units.over_U4[:, :2], units.under_U4[:, :2]], axis=1)
-    sums_4, count = sums_U4.sum(axis=0), len(sums_U4)
+    sums_4 = sums_U4.sum(axis=0)
+    count = len(sums_U4)
     deviations_U = (sums_U4 / sums_4) @ np.array([1.0, -1.0, -1.0, 1.0])
     variance = count / (count - 1) * float((deviations_U**2).sum())
     value = float(speed_of(sums_4))
@@ -155,7 +157,8 @@ def trimmed_mean(
     values_U: Array, level: float = LEVEL, trimmed: bool = True
 ) -> tuple[float, float]:
     """Mean without the highest and lowest fifth, and its interval's half-width."""
-    ordered_U, count = np.sort(values_U), len(values_U)
+    ordered_U = np.sort(values_U)
+    count = len(values_U)
     cut = count // 5 if trimmed and count >= TRIMMED else 0
     kept = ordered_U[cut : count - cut]
     spread = float(np.clip(ordered_U, kept[0], kept[-1]).std(ddof=1))

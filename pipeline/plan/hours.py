@@ -150,7 +150,8 @@ def rates_of(recipe: Recipe, target_config: Mapping[str, Any]) -> Rates | None:
         return R1_ON_8_H200
     if "architectures" not in target_config:
         return None
-    target, gpus = target_size(target_config), recipe.serving.engine.gpus
+    target = target_size(target_config)
+    gpus = recipe.serving.engine.gpus
     speculator = recipe.of_kinds(recipe.speculator.kinds[:1]).speculator
     size = drafter_size(
         trainable_kind(speculator.only_kind), planned(speculator, target_config), target_config
@@ -229,7 +230,9 @@ def stage_seconds(
 def evaluation_seconds(recipe: Recipe, volume: Volume, rates: Rates) -> dict[str, float]:
     """Returns the seconds of one evaluation by part."""
     measured = recipe.eval
-    modes, repeats, sizes = len(measured.engine_modes), measured.repeats, measured.concurrency
+    modes = len(measured.engine_modes)
+    repeats = measured.repeats
+    sizes = measured.concurrency
     variants = 3 + (measured.current_k is not None)
     blocks = modes * len(sizes) * repeats * variants
     timed = sum(
@@ -265,7 +268,8 @@ def engine_starts(recipe: Recipe) -> int:
     one for each speculator and K, verification starts three, and each repeat starts all variants.
     Lookup starts one more server unless it is the base.
     """
-    measured, modes = recipe.eval, len(recipe.eval.engine_modes)
+    measured = recipe.eval
+    modes = len(recipe.eval.engine_modes)
     lookup = recipe.speculator.base != recipe.eval.lookup
     if not recipe.serving.engine.changes_drafters:
         variants = 3 + (measured.current_k is not None)

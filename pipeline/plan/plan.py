@@ -30,7 +30,9 @@ def plan(
     rows: dict[str, dict[str, str]] = {}
     will_run: set[str] = set()
     for name in wanted:
-        action = _why_it_runs(name, run, recipe, options, target, will_run)
+        action = _why_it_runs(
+            name=name, run=run, recipe=recipe, options=options, target=target, will_run=will_run
+        )
         if action is None:
             rows[name] = {"action": "nothing changed, would be kept", "cost": ""}
             continue
@@ -110,7 +112,8 @@ def _target(target: dict[str, Any]) -> str:
         f"{count(target['parameters'])} parameters, {bytes_text(target['weight_bytes'])} of"
         f" weights, KV cache {bytes_text(target['kv_bytes_per_token'])} per token"
     )
-    needed, given = target["smallest_tensor_parallel"], target["tensor_parallel"]
+    needed = target["smallest_tensor_parallel"]
+    given = target["tensor_parallel"]
     if target["gpu"] is None or (needed is not None and needed <= given):
         return text
     fix = "64 are too few" if needed is None else f"set serving.engine.tensor_parallel={needed}"

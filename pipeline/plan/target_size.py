@@ -63,12 +63,14 @@ def target_size(config: Mapping[str, Any]) -> TargetSize:
     # Quantized checkpoints keep embedding, head, norms and routers in bf16.
     quantized = sum(count for name, count in counts.items() if "_proj" in name)
     each = FP8_BYTES if quantization else 2
-    heads, layers = config["num_attention_heads"], config["num_hidden_layers"]
+    heads = config["num_attention_heads"]
+    layers = config["num_hidden_layers"]
     kv_heads = config.get("num_key_value_heads") or heads
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     values = 2 * kv_heads * head_dim
     if latent := config.get("kv_lora_rank"):
-        kv_heads, values = 1, latent + config["qk_rope_head_dim"]
+        kv_heads = 1
+        values = latent + config["qk_rope_head_dim"]
     return TargetSize(
         parameters=total,
         used=used,

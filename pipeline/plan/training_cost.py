@@ -74,9 +74,16 @@ def price(
             "target": {"model": recipe.target.model, "config": None, "weights_here": False},
             "missing": source,
         }
-    volume, rates = traffic_volume(run, recipe), rates_of(recipe, config)
+    volume = traffic_volume(run, recipe)
+    rates = rates_of(recipe, config)
     kinds = {
-        name: _of_kind(recipe.of_kinds([name]), config, source, gpu_bytes, sequence)
+        name: _of_kind(
+            recipe=recipe.of_kinds([name]),
+            config=config,
+            source=source,
+            gpu=gpu_bytes,
+            sequence=sequence,
+        )
         for name in recipe.speculator.kinds
     }
     checkpoints = {name: kind["checkpoint_bytes"] for name, kind in kinds.items()}
@@ -97,7 +104,8 @@ def price(
 
 def _of_target(recipe: Recipe, config: dict[str, Any], gpu_bytes: int | None) -> dict[str, Any]:
     """Target size and the number of GPUs that its engine needs."""
-    size, memory = target_size(config), memories(gpu_bytes)[0]
+    size = target_size(config)
+    memory = memories(gpu_bytes)[0]
     return {
         "parameters": size.parameters,
         "weight_bytes": size.weight_bytes,
@@ -147,11 +155,10 @@ def _of_kind(
 
 def memory_plan(recipe: Recipe, config: dict[str, Any], source: object) -> MemoryPlan:
     """Returns the memory plan for training the recipe's only kind."""
-    kind, speculator = (
-        trainable_kind(recipe.speculator.only_kind),
-        planned(recipe.speculator, config),
-    )
-    training, warm = recipe.training, warms_up(recipe.speculator, config)
+    kind = trainable_kind(recipe.speculator.only_kind)
+    speculator = planned(recipe.speculator, config)
+    training = recipe.training
+    warm = warms_up(recipe.speculator, config)
     return MemoryPlan(
         drafter_size(kind, speculator, config, source),
         training.row_tokens,
@@ -187,7 +194,8 @@ def _judged(plan: MemoryPlan, recipe: Recipe, gpu_bytes: int | None) -> Iterator
     """Yields, per device, whether the recipe fits and the cheapest fitting layout."""
     for memory in memories(gpu_bytes):
         here = dataclasses.replace(plan, device="cpu" if memory.shared else "cuda")
-        missing, (phase, peak) = memory.missing(here), here.peak()
+        missing = memory.missing(here)
+        phase, peak = here.peak()
         yield {
             "device": memory.source,
             "shared_by_processes": memory.shared,

@@ -56,7 +56,7 @@ def load_recipe(
     values.setdefault("name", path.stem)
     origins[()] = str(path)
     for keys, value in _leaves(serve_command.values if serve_command else {}):
-        _set(values, origins, keys, value, "--from-serve-command")
+        _set(values=values, origins=origins, keys=keys, value=value, origin="--from-serve-command")
         _resolve_paths(values, Path.cwd(), only=keys)
     return _checked(values, origins, files, overrides or [])
 
@@ -70,7 +70,13 @@ def _checked(
     values: dict[str, Any], origins: Origins, files: tuple[Path, ...], overrides: list[str]
 ) -> LoadedRecipe:
     for keys, value, text in parse_overrides(overrides):
-        _set(values, origins, keys, value, f"command line, {redacted(text)}")
+        _set(
+            values=values,
+            origins=origins,
+            keys=keys,
+            value=value,
+            origin=f"command line, {redacted(text)}",
+        )
         _resolve_paths(values, Path.cwd(), only=keys)
     values = _merge(EFFORTS.get(str(values.get("effort", STANDARD)), {}), values)
     try:
@@ -211,7 +217,8 @@ def _base_directory(base: str, folder: Path) -> str:
     """Resolves a shipped name or a directory; leaves names of kinds unchanged."""
     if not is_directory(base):
         return base
-    found, heads = _model_directory(base, folder), shipped_heads()
+    found = _model_directory(base, folder)
+    heads = shipped_heads()
     if found == base and base.startswith("nano_r1/") and base not in heads:
         raise OutriderError(
             f"speculator.base = {base!r}: no such directory, and no head of that name comes with"

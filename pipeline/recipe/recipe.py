@@ -211,8 +211,10 @@ class Recipe(BaseModel):
 
     @model_validator(mode="after")
     def _sections_fit_together(self) -> "Recipe":
-        k, depth = self.eval.k, self.speculator.depth
-        widest, seats = max(self.eval.concurrency), self.serving.engine.max_num_seqs
+        k = self.eval.k
+        depth = self.speculator.depth
+        widest = max(self.eval.concurrency)
+        seats = self.serving.engine.max_num_seqs
         for wrong, message in (
             (
                 isinstance(k, int) and k > depth,

@@ -72,7 +72,8 @@ def _round(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any
             " windows, which it has stored; set training.features: stored"
         )
     plan = read_json(run.root / PLAN)
-    older, newer = _windows(plan["older"]), _windows(plan["newer"])
+    older = _windows(plan["older"])
+    newer = _windows(plan["newer"])
     everything = load_sequences([window.sequences for window in older + newer])
     owners = {
         row["sequence_id"]: row["tenant"] or row["user"]

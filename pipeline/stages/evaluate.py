@@ -40,7 +40,9 @@ def _evaluate(
     """Evaluates a speculator; `kinds` are the kinds that it was chosen from."""
     from outrider.eval.evaluate import evaluate
 
-    context = evaluation_context(run, recipe, speculator, out, report)
+    context = evaluation_context(
+        run=run, recipe=recipe, speculator=speculator, out=out, report=report
+    )
     return evaluate(dataclasses.replace(context, kinds=kinds))
 
 
@@ -48,11 +50,15 @@ def _choose_kind(run: RunDirectory, recipe: Recipe, options: Options) -> dict[st
     """Ranks trained kinds and lookup by exact replay and timed steps."""
     from outrider.eval.choose_kind import choose_kind
 
-    contexts, facts = {}, {}
+    contexts = {}
+    facts = {}
     for kind in recipe.speculator.candidates:
-        own, one = run.of_kind(kind), recipe.of_kinds([kind])
+        own = run.of_kind(kind)
+        one = recipe.of_kinds([kind])
         named = kind if kind in LOOKUPS else str(own.speculator)
-        contexts[kind] = evaluation_context(own, one, named, own.evaluation, own.evaluation)
+        contexts[kind] = evaluation_context(
+            run=own, recipe=one, speculator=named, out=own.evaluation, report=own.evaluation
+        )
     for kind in recipe.speculator.kinds:
         headers = tensor_headers(run.of_kind(kind).speculator).values()
         record = run.read_record(f"train_{kind}") or {}
@@ -71,7 +77,8 @@ def _choose_kind(run: RunDirectory, recipe: Recipe, options: Options) -> dict[st
 def _evaluate_kinds(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
     """Evaluates the kind that choose_kind selected."""
     kinds = [KindSpeed.model_validate(each) for each in read_json(run.kind_choice)]
-    chosen, one = publish_chosen(run, kinds[0].kind), recipe.of_kinds([kinds[0].kind])
+    chosen = publish_chosen(run, kinds[0].kind)
+    one = recipe.of_kinds([kinds[0].kind])
     return _evaluate(run, one, chosen, run.evaluation, run.root, kinds)
 
 
@@ -101,7 +108,11 @@ def evaluation_context(
 
     parts = parts_in_use(run)
     data = EvaluationData(
-        run.tables, parts, run.features, load_slices(run.split), parts.get("sessions", {})
+        sequences=run.tables,
+        parts=parts,
+        features=run.features,
+        slices=load_slices(run.split),
+        sessions=parts.get("sessions", {}),
     )
     base = served_base_of(run, recipe)
     return EvaluationContext(
@@ -113,7 +124,9 @@ def evaluation_context(
         depth=recipe.speculator.depth,
         speculators={"base": base, "custom": Speculator.named(speculator)},
         data=data,
-        folders=EvaluationFolders(run.root, out, report, run.attempt(), run.trained),
+        folders=EvaluationFolders(
+            run=run.root, out=out, report=report, logs=run.attempt(), trained=run.trained
+        ),
         show_samples=recipe.report.samples,
         by_batch_size=recipe.export.k_per_batch_size,
         cluster=recipe.cluster,

@@ -32,11 +32,18 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]
             exit_code=EXIT_CODES[verdict.verdict],
         )
     unverified = run.root / "bundle.unverified"
-    evidence, profile = _evidence(run, recipe, results), _profile(run, recipe, results)
+    evidence = _evidence(run, recipe, results)
+    profile = _profile(run, recipe, results)
     _write(run, recipe, results.speculator.kind, evidence, profile, str(unverified))
     verification = None
     if recipe.export.tolerance is not None:
-        verification = _verify(run, recipe, unverified, results, recipe.export.tolerance)
+        verification = _verify(
+            run=run,
+            recipe=recipe,
+            bundle=unverified,
+            results=results,
+            tolerance=recipe.export.tolerance,
+        )
     with publish(run.bundle) as temporary:
         shutil.move(unverified, temporary)
     return {"bundle": str(run.bundle), "verification": verification}
@@ -51,7 +58,8 @@ def _write(
     to: str,
 ) -> None:
     """Writes the bundle of the evaluated speculator; lookup has no weights."""
-    k, schedule = evidence["k"]["custom"], _schedule(recipe, evidence)
+    k = evidence["k"]["custom"]
+    schedule = _schedule(recipe, evidence)
     drafting = Drafting(
         Speculator.named(kind if kind in LOOKUPS else run.speculator),
         max([k, *(best for _, _, best in schedule or [])]),
@@ -61,7 +69,15 @@ def _write(
     # K was chosen in this mode.
     engine = recipe.serving.engine.model_copy(update={"mode": recipe.eval.engine_modes[0]})
     formats = recipe.export.other_formats
-    export_bundle(drafting, recipe.target, engine, evidence, to, formats, profile)
+    export_bundle(
+        drafting=drafting,
+        target=recipe.target,
+        engine=engine,
+        evidence=evidence,
+        out_dir=to,
+        other_formats=formats,
+        profile=profile,
+    )
 
 
 def _schedule(recipe: Recipe, evidence: dict[str, Any]) -> list[tuple[int, int, int]] | None:
@@ -94,7 +110,8 @@ def _evidence(run: RunDirectory, recipe: Recipe, results: Report) -> dict[str, A
 
 def _profile(run: RunDirectory, recipe: Recipe, results: Report) -> dict[str, Any]:
     """Acceptance by position from exact replay, else from vLLM's counters."""
-    replay, counted = results.replay, results.counted.custom
+    replay = results.replay
+    counted = results.counted.custom
     lengths = dict(enumerate(replay.by_k["custom"], start=1)) if replay else {}
     traffic = run.traffic / "summary.json"
     times = read_json(traffic)["time"] if traffic.is_file() else None
@@ -108,13 +125,13 @@ def _profile(run: RunDirectory, recipe: Recipe, results: Report) -> dict[str, An
         "engine": f"vLLM {vllm_version()}",
     }
     return speculation_profile(
-        results.speculator.kind,
-        recipe.target,
-        replay.cumulative["custom"] if replay else counted.cumulative,
-        replay.cumulative_ci95 if replay else [None] * len(counted.cumulative),
-        lengths or {results.choice.k.custom: counted.acceptance_length},
-        recipe.speculator.depth,
-        conditions,
+        method=results.speculator.kind,
+        target=recipe.target,
+        marginal=replay.cumulative["custom"] if replay else counted.cumulative,
+        intervals=replay.cumulative_ci95 if replay else [None] * len(counted.cumulative),
+        lengths=lengths or {results.choice.k.custom: counted.acceptance_length},
+        depth=recipe.speculator.depth,
+        conditions=conditions,
     )
 
 
@@ -136,12 +153,12 @@ def _verify(
             "compared with an acceptance length; set export.tolerance: null"
         )
     return verify_bundle(
-        bundle,
-        recipe.target,
-        serving.engine,
-        [prompt.token_ids for prompt in prompts],
-        Sampling(temperature=0.0, top_p=1.0),
-        recipe.eval.verification_max_tokens,
+        location=bundle,
+        target=recipe.target,
+        engine=serving.engine,
+        prompts=[prompt.token_ids for prompt in prompts],
+        sampling=Sampling(temperature=0.0, top_p=1.0),
+        max_tokens=recipe.eval.verification_max_tokens,
         expected=expected,
         tolerance=tolerance,
         log_path=run.attempt() / "export.server.log",

@@ -73,7 +73,8 @@ def _split(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any
 
     general = run.general / "sequences" if recipe.traffic.general is not None else None
     parts = split(run.sequences, recipe.split, run.split, general)
-    ingested, console = read_json(run.traffic / "summary.json"), Console(stderr=True)
+    ingested = read_json(run.traffic / "summary.json")
+    console = Console(stderr=True)
     heldout = load_sequences(run.sequences, parts["heldout"])
     found = try_task(
         recipe.eval, heldout, recipe.target.training_directory(), recipe.report.samples

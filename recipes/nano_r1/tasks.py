@@ -124,7 +124,8 @@ def receipt_fields(text: str) -> dict[str, str]:
 
 def support_correct(prompt_text: str, completion_text: str) -> bool:
     """Whether an order is repeated exactly, or a reply fits its intent."""
-    answer, turns = answer_of(completion_text), user_turns(prompt_text)
+    answer = answer_of(completion_text)
+    turns = user_turns(prompt_text)
     if CAFE_SYSTEM in prompt_text:
         if CONFIRMATION.match(turns[-1]) and len(turns) > 1:
             return answer == sent(turns[:-1])

@@ -54,7 +54,8 @@ def admin_token(path: Path) -> str:
                 new.flush()
                 with suppress(FileExistsError):
                     os.link(new.name, path)
-        mode, token = stat.S_IMODE(path.stat().st_mode), path.read_text(encoding="utf-8").strip()
+        mode = stat.S_IMODE(path.stat().st_mode)
+        token = path.read_text(encoding="utf-8").strip()
     except OSError as error:
         raise OutriderError(
             f"{path}: the token of the admin route cannot be read or written ({error.strerror});"

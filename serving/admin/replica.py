@@ -138,7 +138,8 @@ class Replica:
     """One vLLM server with the admin route at address `admin`."""
 
     def __init__(self, admin: str, token: str) -> None:
-        self.admin, self._token = Address.parse(admin), token
+        self.admin = Address.parse(admin)
+        self._token = token
 
     def status(self) -> ReplicaStatus:
         """Returns the speculator in use; raises `ReplicaUnreachable` if there is no answer."""

@@ -88,7 +88,8 @@ def checked(
     value is not finite, or if it was made for another target or a number of drafts other than `k`.
     """
     try:
-        states, manifest = file_states(directory), dict[str, Any]()
+        states = file_states(directory)
+        manifest = dict[str, Any]()
         if root is not None:
             states, manifest = release_files(directory, root, digest)
         new = _read(directory, states, digest)
@@ -177,7 +178,7 @@ def _read(directory: Path, states: FileStates, digest: str) -> Candidate:
         name: (_number(tensor), tuple(tensor.shape))
         for name, tensor in kind.swap_tensors(directory)
     }
-    return Candidate(directory, kind, states, forms, digest)
+    return Candidate(directory=directory, kind=kind, states=states, forms=forms, digest=digest)
 
 
 def _number(tensor: "torch.Tensor") -> str:
@@ -206,7 +207,8 @@ def _check_form(new: Candidate, current: Candidate) -> None:
     wrong = [name for name, form in new.forms.items() if form != current.forms[name]]
     if wrong:
         name = min(wrong)
-        (number, shape), (own_number, own_shape) = new.forms[name], current.forms[name]
+        number, shape = new.forms[name]
+        own_number, own_shape = current.forms[name]
         raise OutriderError(
             f"{source}: {name} is {number} {list(shape)}, in the engine {own_number}"
             f" {list(own_shape)} ({len(wrong)} such tensors); export again for this target"

@@ -60,7 +60,8 @@ def export_bundle(
     A local bundle is published atomically; at an fsspec URL (bundle_places.py) it is complete once
     it has bundle.json. `evidence` (the recipe's digest, the report's figures) is stored unchanged.
     """
-    directory, files = drafting.speculator.directory, list[Path]()
+    directory = drafting.speculator.directory
+    files = list[Path]()
     if directory is not None:
         weights = sorted(directory.glob("*.safetensors"))
         if not weights:
@@ -127,7 +128,14 @@ def verify_bundle(
             drafting = dataclasses.replace(drafting, k=k, k_per_batch_size=None)
         with Server(target, engine, drafting, log_path=log_path) as server:
             before = server.counters()
-            complete(server.url, server.model_name, prompts, sampling, max_tokens, concurrency)
+            complete(
+                url=server.url,
+                model=server.model_name,
+                prompts=prompts,
+                sampling=sampling,
+                max_tokens=max_tokens,
+                concurrency=concurrency,
+            )
             counters = server.counters() - before
     difference = counters.acceptance_length / expected - 1
     if abs(difference) > tolerance:
@@ -168,7 +176,8 @@ def speculation_profile(
     a response, the target's own token may be missing from these lengths.
     """
     one_block = KINDS[method].one_block
-    k, reached = len(marginal), [1.0, *marginal, 0.0]
+    k = len(marginal)
+    reached = [1.0, *marginal, 0.0]
     pairs = [*itertools.pairwise(reached)]
     # Profiles are published, so the model's name replaces a local path.
     name = Path(target.model).name if Path(target.model).is_dir() else target.model

@@ -109,7 +109,8 @@ def _check_list(manifest: dict[str, Any], path: Path) -> None:
     Names must be relative and normalized, and their parts may contain only letters, digits and
     `_.+-`. Every file must have a size, and the sizes must not add up to more than `TOTAL_LIMIT`.
     """
-    files, sizes = manifest.get("files"), manifest.get("sizes")
+    files = manifest.get("files")
+    sizes = manifest.get("sizes")
     if not isinstance(files, dict) or not 0 < len(files) <= FILES_LIMIT:
         raise OutriderError(f"{path}: files: expected the SHA-256 of each file; export again")
     for name, digest in files.items():

@@ -166,7 +166,8 @@ def _upload_to_hub(stage: Path, address: str) -> None:
 
 def _download_from_hub(address: str, directory: Path) -> None:
     """Downloads the listed files at one commit, after checking bundle.json's list."""
-    repository, (commit, sizes) = _repository(address)[0], _commit_and_sizes(address)
+    repository = _repository(address)[0]
+    commit, sizes = _commit_and_sizes(address)
     if MANIFEST not in sizes:
         raise OutriderError(f"{address}: has no bundle.json; it is not a bundle of Outrider")
     if (sizes[MANIFEST] or 0) > MANIFEST_LIMIT:

@@ -70,7 +70,8 @@ def model_card(bundle: Path, repository: str) -> str:
     from huggingface_hub import ModelCardData
 
     manifest = read_json(bundle / "bundle.json")
-    model, evidence = manifest["target"]["model"], manifest.get("evidence") or {}
+    model = manifest["target"]["model"]
+    evidence = manifest.get("evidence") or {}
     base_model = hub_id(model)
     served = base_model or Path(model).name
     metadata = ModelCardData(

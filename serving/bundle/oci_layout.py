@@ -59,7 +59,8 @@ def write_oci_layout(stage: Path, address: str) -> str:
     see either the old image or the new one. Blobs of a replaced image are kept.
     """
     folder, tag = _folder_and_tag(address)
-    mark, index = folder / "oci-layout", folder / "index.json"
+    mark = folder / "oci-layout"
+    index = folder / "index.json"
     if folder.exists() and not mark.is_file() and any(folder.iterdir()):
         raise OutriderError(f"{address}: {folder} is neither empty nor an OCI image layout")
     (folder / "blobs" / "sha256").mkdir(parents=True, exist_ok=True)
@@ -127,7 +128,8 @@ def _write_layer(folder: Path, stage: Path, files: Sequence[Path]) -> dict[str, 
     with tarfile.open(incoming, "w", format=tarfile.PAX_FORMAT) as tar:
         for name in folders:
             entry = tarfile.TarInfo(name)
-            entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+            entry.type = tarfile.DIRTYPE
+            entry.mode = 0o755
             tar.addfile(entry)
         for path, place in zip(files, names, strict=True):
             entry = tarfile.TarInfo(str(place))
@@ -164,7 +166,8 @@ def _write_json(folder: Path, value: Any, media_type: str) -> dict[str, Any]:
 
 def _blob(incoming: Path, media_type: str) -> dict[str, Any]:
     """Renames a complete file to its digest; returns its descriptor for manifests."""
-    digest, size = file_digest(incoming), incoming.stat().st_size
+    digest = file_digest(incoming)
+    size = incoming.stat().st_size
     incoming.replace(incoming.with_name(digest))
     return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": size}
 

@@ -85,7 +85,8 @@ class AuxiliaryStates:
 
         Raises a `RuntimeError` if this engine cannot return them.
         """
-        self._runner, self._layers = runner, tuple(layers)
+        self._runner = runner
+        self._layers = tuple(layers)
         self._switched = bool(layers) and not runner.use_aux_hidden_state_outputs
         if layers:
             self._check()
@@ -114,7 +115,8 @@ class AuxiliaryStates:
     def _check(self) -> None:
         from vllm.model_executor.models.interfaces import supports_eagle3
 
-        runner, config = self._runner, self._runner.vllm_config
+        runner = self._runner
+        config = self._runner.vllm_config
         model = runner.get_model()
         if config.parallel_config.pipeline_parallel_size > 1:
             raise RuntimeError(
@@ -174,8 +176,10 @@ class CaptureExtension(SwapExtension):
         self._capture_auxiliary.switch_off()
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        prompts, self._capture_prompts = self._capture_prompts, {}
-        texts, self._capture_texts = self._capture_texts, {}
+        prompts = self._capture_prompts
+        self._capture_prompts = {}
+        texts = self._capture_texts
+        self._capture_texts = {}
         if not prompts:  # another rank keeps the states
             return None
         path = Path(folder) / f"{uuid.uuid4().hex}.bf16"
@@ -210,7 +214,8 @@ class CaptureExtension(SwapExtension):
         # The step's batch, which gives the row order, is held by V2's state or V1's runner.
         holder = state if hasattr(state, "input_batch") else self.model_runner
         for request_id in holder.input_batch.req_ids:
-            tokens, start = scheduler_output.num_scheduled_tokens[request_id], starts[request_id]
+            tokens = scheduler_output.num_scheduled_tokens[request_id]
+            start = starts[request_id]
             prompt = self._capture_prompts.get(request_id)
             if prompt is not None and start < prompt.length:
                 prompt.put(start, [state_NH[row : row + tokens] for state_NH in states_NH])
@@ -218,11 +223,11 @@ class CaptureExtension(SwapExtension):
                 steps.append(Step(self._capture_texts[request_id], row, start, tokens))
             row += tokens
         score_step(
-            steps,
-            state.hidden_states,
-            self.model_runner.model.compute_logits,
-            self.model_config.get_vocab_size(),
-            self.is_driver_worker,
+            steps=steps,
+            hidden_NH=state.hidden_states,
+            head=self.model_runner.model.compute_logits,
+            vocabulary=self.model_config.get_vocab_size(),
+            keep=self.is_driver_worker,
         )
         return result
 

@@ -52,7 +52,8 @@ class Recorder:
         self.runner, self.drafter = runner, drafter
         self._logprobs: list[torch.Tensor] | None = None  # of the proposal in progress
         self._records: list[dict[str, Any]] = []
-        self._propose, self._sample = drafter.propose, getattr(drafter, self.sampling)
+        self._propose = drafter.propose
+        self._sample = getattr(drafter, self.sampling)
         self._signature = inspect.signature(self._propose)
         drafter.propose = self._proposed
         setattr(drafter, self.sampling, self._sampled)

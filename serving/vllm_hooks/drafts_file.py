@@ -79,7 +79,8 @@ def following(schedule: Callable[..., Any], path: str) -> Callable[..., Any]:
         if lookup is not None and file.exists():
             status = file.stat()
             if read != (version := (status.st_mtime_ns, status.st_ino)):
-                drafts, seats = json.loads(file.read_text(encoding="utf-8")), len(lookup) - 1
+                drafts = json.loads(file.read_text(encoding="utf-8"))
+                seats = len(lookup) - 1
                 rows = [(1, seats, drafts)] if isinstance(drafts, int) else drafts
                 lookup[:] = build_dynamic_sd_schedule_lookup(rows, seats, scheduler.num_spec_tokens)
                 read = version

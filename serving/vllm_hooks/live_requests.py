@@ -36,7 +36,8 @@ class RequestLog:
         self._swaps: deque[_Swap] = deque(maxlen=64)
         self._next, self._aborting = 0, False
         self._processor, self._listener = processor, listener
-        self._ended, self._abort = processor._update_stats_from_finished, processor.abort_requests
+        self._ended = processor._update_stats_from_finished
+        self._abort = processor.abort_requests
         processor._update_stats_from_finished = self._record_end
         processor.abort_requests = self._record_aborts
 
@@ -65,7 +66,8 @@ class RequestLog:
     def _record_aborts(self, request_ids: Iterable[str], *more: Any, **named: Any) -> list[str]:
         if self._aborting:  # `abort_requests` calls itself for child requests
             return list(self._abort(request_ids, *more, **named))
-        before, self._aborting = dict(self._processor.request_states), True
+        before = dict(self._processor.request_states)
+        self._aborting = True
         try:
             aborted = list(self._abort(request_ids, *more, **named))
         finally:
@@ -76,7 +78,9 @@ class RequestLog:
         return aborted
 
     def _add(self, state: Any, finish_reason: str) -> None:
-        now, stats, counts = time.time(), state.stats, state.spec_decode_metrics
+        now = time.time()
+        stats = state.stats
+        counts = state.spec_decode_metrics
         arrived = stats.arrival_time if stats is not None else now
         began, last = (stats.first_token_ts, stats.last_token_ts) if stats is not None else (0, 0)
         ended = time.monotonic()

@@ -79,7 +79,8 @@ class LiveSpeculator:
 
         Raises an error if the speculator in use cannot be read.
         """
-        self._client, self._roots = client, list(roots)
+        self._client = client
+        self._roots = list(roots)
         config = client.vllm_config
         target = Path(config.model_config.model)
         self._target = target if target.is_dir() else None
@@ -87,7 +88,8 @@ class LiveSpeculator:
         self._k = config.speculative_config.num_speculative_tokens
         self._caches = bool(config.cache_config.enable_prefix_caching)
         self._counts = config.observability_config.per_request_spec_decode_metrics != "none"
-        self._lock, self._tasks = asyncio.Lock(), set[asyncio.Task[Any]]()
+        self._lock = asyncio.Lock()
+        self._tasks = set[asyncio.Task[Any]]()
         self._version: str | None = None
         self._watching: _Watching | None = None
         self._reverted: str | None = None
@@ -157,10 +159,12 @@ class LiveSpeculator:
                 )
             began = time.monotonic()
             new = await self._checked(order)
-            read, swap_id = time.monotonic(), uuid.uuid4().hex
+            read = time.monotonic()
+            swap_id = uuid.uuid4().hex
             await self._still(f"load {order.version}", swap(self._rpc, new, swap_id))
             stall_s = time.monotonic() - read
-            before, self._version = self._version, order.version
+            before = self._version
+            self._version = order.version
             self._requests.note_swap(read, order.version)
             self._reverted = self._because = self._broken = None
             self._watching = None
@@ -178,7 +182,8 @@ class LiveSpeculator:
                 f"{directory}: not below a release root of this server"
                 f" ({', '.join(map(str, self._roots)) or 'it has none: OUTRIDER_RELEASE_ROOTS'})"
             )
-        current, target = self._started_with, self._target
+        current = self._started_with
+        target = self._target
         reading = in_daemon_thread(checked, directory, current, target, root, order.digest, self._k)
         try:
             async with asyncio.timeout(READ_S):
@@ -247,7 +252,8 @@ class LiveSpeculator:
             except SpeculatorBroken:  # `status` reports it
                 return
             self._watching = None  # only now, since no watch in `status` means that the swap passed
-            self._reverted, self._because = watching.version, finding
+            self._reverted = watching.version
+            self._because = finding
             self._version = watching.before
             self._requests.note_swap(began, watching.before)
             logger.warning("speculator %s taken back: %s", self._reverted, finding)

@@ -89,7 +89,8 @@ def _fix_suffix_lookup() -> None:
         return
     from vllm.v1.spec_decode.suffix_decoding import SuffixDecodingProposer
 
-    start, propose = SuffixDecodingProposer.__init__, SuffixDecodingProposer.propose
+    start = SuffixDecodingProposer.__init__
+    propose = SuffixDecodingProposer.propose
     if start.__module__ == __name__:
         return
 

@@ -126,7 +126,11 @@ class SwapExtension:
         check_unchanged(speculator.directory, speculator.states)
         with set_current_vllm_config(self.vllm_config):
             replace_weights(
-                self.model_runner, drafter, config, speculator.directory, self._swap_copies
+                runner=self.model_runner,
+                drafter=drafter,
+                model_config=config,
+                directory=speculator.directory,
+                copies=self._swap_copies,
             )
         check_unchanged(speculator.directory, speculator.states)  # still unchanged after the load
         torch.accelerator.synchronize()
@@ -223,7 +227,8 @@ def load(drafter: Any, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
     """
     from vllm.model_executor.models.utils import AutoWeightsLoader
 
-    original, found = AutoWeightsLoader.load_weights, list[set[str]]()
+    original = AutoWeightsLoader.load_weights
+    found = list[set[str]]()
 
     def recording(self: Any, *args: Any, **kwargs: Any) -> set[str]:
         names: set[str] = original(self, *args, **kwargs)

@@ -84,7 +84,8 @@ def check_header_shape(
 
 def check_names(where: object, found: Collection[str], expected: Collection[str]) -> None:
     """Checks that the tensor names are exactly the expected ones."""
-    missing, unexpected = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
+    missing = sorted(set(expected) - set(found))
+    unexpected = sorted(set(found) - set(expected))
     parts = [f"missing: {first_names(missing)}"] if missing else []
     parts += [f"unexpected: {first_names(unexpected)}"] if unexpected else []
     if parts:

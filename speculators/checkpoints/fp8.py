@@ -60,7 +60,8 @@ def dequantize(
 
 def _blocked(weight_OI: Tensor, blocks: tuple[int, int]) -> Tensor:
     """[P, rows, Q, columns], padded with zeros to whole blocks."""
-    (high, wide), (rows, columns) = grid(weight_OI.shape, blocks), blocks
+    high, wide = grid(weight_OI.shape, blocks)
+    rows, columns = blocks
     missing = high * rows - weight_OI.shape[0], wide * columns - weight_OI.shape[1]
     if any(missing):
         weight_OI = F.pad(weight_OI, (0, missing[1], 0, missing[0]))

@@ -97,7 +97,8 @@ def fp8_blocks(config: dict[str, Any], path: Path) -> tuple[int, int] | None:
 
 def weight_map(directory: Path) -> dict[str, str]:
     """File of each tensor, from the index or the single file's header."""
-    index, single = directory / INDEX, directory / SINGLE
+    index = directory / INDEX
+    single = directory / SINGLE
     if index.is_file():
         return read_json(index)["weight_map"]
     if not single.is_file():

@@ -84,6 +84,7 @@ def rows_that_differ(one: TensorHeader, other: TensorHeader) -> int:
     """
     if (one.file, one.name) == (other.file, other.name):
         return 0
-    a, b = one.read().float(), other.read().float()
+    a = one.read().float()
+    b = other.read().float()
     unequal = a != b if one.dtype == other.dtype else ~a.isclose(b, rtol=2**-7, atol=1e-12)
     return int(unequal.reshape(len(unequal), -1).any(1).sum())

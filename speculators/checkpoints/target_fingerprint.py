@@ -49,7 +49,8 @@ def check_target(manifest: Mapping[str, Any], bundle: Path | str, target_dir: Pa
 
     Does nothing if either fingerprint is unknown.
     """
-    expected, found = manifest.get(KEY), target_fingerprint(target_dir)
+    expected = manifest.get(KEY)
+    found = target_fingerprint(target_dir)
     if expected is None or found is None or expected == found:
         return
     name = (manifest.get("target") or {}).get("model")

@@ -42,7 +42,8 @@ class CheckpointTensors:
 
         Raises an `OutriderError` if values or scales are missing or have the wrong shape.
         """
-        value, scale_name = self.raw(name), name + SCALE_SUFFIX
+        value = self.raw(name)
+        scale_name = name + SCALE_SUFFIX
         if scale_name not in self.layout.weight_map:
             if value.dtype == FP8:
                 raise OutriderError(
@@ -54,7 +55,8 @@ class CheckpointTensors:
                 f"{self.layout.directory}: {scale_name} exists, but config.json has no"
                 " quantization_config"
             )
-        scale, expected = self.raw(scale_name), grid(value.shape, self.layout.blocks)
+        scale = self.raw(scale_name)
+        expected = grid(value.shape, self.layout.blocks)
         if value.dtype != FP8 or tuple(scale.shape) != expected:
             raise OutriderError(
                 f"{self.layout.directory}: {name} is {value.dtype} of shape {tuple(value.shape)}"

@@ -88,7 +88,8 @@ def kind_of(directory: Path) -> DrafterKind:
 
     The kind of a bundle without weights is read from bundle.json, its only file.
     """
-    path, bundle = Path(directory) / "config.json", Path(directory) / "bundle.json"
+    path = Path(directory) / "config.json"
+    bundle = Path(directory) / "bundle.json"
     named = read_json(bundle).get("method") if bundle.is_file() and not path.exists() else None
     if found := weightless_kind(named):
         return found

@@ -92,5 +92,10 @@ class ChainDrafter(Drafter):
     def unroll(self, ends: TargetEnds, slots: Slots, depth: int) -> tuple[Tensor, list[Tensor]]:
         """Unrolls all anchors at once, depth by depth (speculators/unroll.py)."""
         return unroll_anchors(
-            cast(Chain, self), ends, slots, depth, self.mask_token, self.recompute
+            chain=cast(Chain, self),
+            ends=ends,
+            slots=slots,
+            depth=depth,
+            mask_token=self.mask_token,
+            recompute=self.recompute,
         )

@@ -50,7 +50,8 @@ class WeightlessKind(DrafterKind):
 
     def vllm_settings(self, *given: Any, **named: Any) -> dict[str, Any] | None:
         """vLLM's settings without a model or draft sampling method."""
-        unread, settings = ("model", "draft_sample_method"), super().vllm_settings(*given, **named)
+        unread = ("model", "draft_sample_method")
+        settings = super().vllm_settings(*given, **named)
         return {key: value for key, value in (settings or {}).items() if key not in unread}
 
 

@@ -86,9 +86,12 @@ class Router(nn.Module):
 
     def __init__(self, config: Config):
         super().__init__()
-        self.groups, self.best_groups = config["n_group"], config["topk_group"]
-        self.chosen, self.normalised = config["num_experts_per_tok"], config["norm_topk_prob"]
-        self.scale, experts = config["routed_scaling_factor"], config["n_routed_experts"]
+        self.groups = config["n_group"]
+        self.best_groups = config["topk_group"]
+        self.chosen = config["num_experts_per_tok"]
+        self.normalised = config["norm_topk_prob"]
+        self.scale = config["routed_scaling_factor"]
+        experts = config["n_routed_experts"]
         self.weight = nn.Parameter(torch.empty(experts, config["hidden_size"]))
         nn.init.normal_(self.weight, std=0.02)
         self.register_buffer("e_score_correction_bias", torch.zeros(experts, dtype=torch.float32))
@@ -126,7 +129,8 @@ class Experts(nn.Module):
 
     def __init__(self, config: Config, frozen: bool):
         super().__init__()
-        self.count, hidden = config["n_routed_experts"], config["hidden_size"]
+        self.count = config["n_routed_experts"]
+        hidden = config["hidden_size"]
         gate_up = torch.empty(self.count, 2 * config["moe_intermediate_size"], hidden)
         down = torch.empty(self.count, hidden, config["moe_intermediate_size"])
         for name, stack in (("gate_up_proj", gate_up), ("down_proj", down)):
@@ -218,7 +222,8 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, config: Config, layer_index: int, frozen_experts: bool = False):
         super().__init__()
-        hidden, eps = config["hidden_size"], config["rms_norm_eps"]
+        hidden = config["hidden_size"]
+        eps = config["rms_norm_eps"]
         self.input_layernorm = RMSNorm(hidden, eps)
         self.self_attn: Attention = pkgutil.resolve_name(layer_of(config).attention)(config)
         self.post_attention_layernorm = RMSNorm(hidden, eps)

@@ -29,8 +29,10 @@ class LatentAttention(nn.Module):
             config[key] for key in ("hidden_size", "num_attention_heads", "rms_norm_eps")
         )
         into = hidden if into is None else into
-        q_rank, kv_rank = config.get("q_lora_rank"), config["kv_lora_rank"]
-        nope, rope = config["qk_nope_head_dim"], config["qk_rope_head_dim"]
+        q_rank = config.get("q_lora_rank")
+        kv_rank = config["kv_lora_rank"]
+        nope = config["qk_nope_head_dim"]
+        rope = config["qk_rope_head_dim"]
         if q_rank is None:
             self.q_proj = nn.Linear(into, heads * (nope + rope), bias=False)
         else:
@@ -96,12 +98,14 @@ class LatentAttention(nn.Module):
 
     def _frequencies(self) -> Tensor:
         """R/2 frequencies; YaRN (arXiv:2309.00071) interpolates long wavelengths by `factor`."""
-        dims, rope = self.config["qk_rope_head_dim"], rope_of(self.config)
+        dims = self.config["qk_rope_head_dim"]
+        rope = rope_of(self.config)
         exponent = torch.arange(0, dims, 2, dtype=torch.float32) / dims
         plain = rope["rope_theta"] ** -exponent
         if rope["rope_type"] != "yarn":
             return plain
-        original, base = rope["original_max_position_embeddings"], math.log(rope["rope_theta"])
+        original = rope["original_max_position_embeddings"]
+        base = math.log(rope["rope_theta"])
 
         def dimension_of(rotations: float) -> float:
             return dims * math.log(original / (rotations * 2 * math.pi)) / (2 * base)
@@ -115,7 +119,8 @@ class LatentAttention(nn.Module):
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotates interleaved pairs; returns first members, then second members."""
-    first, second = x[..., 0::2].float(), x[..., 1::2].float()
+    first = x[..., 0::2].float()
+    second = x[..., 1::2].float()
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
 
 

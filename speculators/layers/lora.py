@@ -37,7 +37,8 @@ class AdaptedExperts(Experts):
 
     def __init__(self, frozen: Experts, rank: int, alpha: float, seed: int):
         nn.Module.__init__(self)
-        self.count, self.scale = frozen.count, alpha / rank
+        self.count = frozen.count
+        self.scale = alpha / rank
         draw = torch.Generator().manual_seed(seed)
         for name in ("gate_up", "down"):
             stack_XOI = frozen.get_buffer(f"{name}_proj")

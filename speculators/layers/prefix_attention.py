@@ -51,12 +51,11 @@ class DensePrefix:
     def __call__(
         self, q_AND: Tensor, key_APD: Tensor, value_APV: Tensor, scale: float
     ) -> tuple[Tensor, Tensor]:
-        outs, log_sum_exps = [], []
+        outs = []
+        log_sum_exps = []
         for span in self.spans:
-            tokens, anchors = (
-                slice(span.token_start, span.token_end),
-                slice(span.anchor_start, span.anchor_end),
-            )
+            tokens = slice(span.token_start, span.token_end)
+            anchors = slice(span.anchor_start, span.anchor_end)
             score_ANP = torch.matmul(
                 q_AND[:, anchors] * scale, key_APD[:, tokens].transpose(1, 2)
             ).float()

@@ -56,13 +56,16 @@ def test_too_few_clusters_have_no_bounds_and_equal_ones_an_exact_one(
 @pytest.mark.parametrize(("spread", "between"), [(0.5, 0.2), (1.0, 0.2), (1.0, 1.0)])
 def test_the_truth_is_missed_at_any_look_in_five_percent_at_most(spread, between):
     """Tokens and steps by request: log-normal lengths, beta-distributed acceptance."""
-    random, shape = np.random.default_rng(1), (1500, 80)
+    random = np.random.default_rng(1)
+    shape = (1500, 80)
     steps = np.ceil(np.exp(3.5 + spread * random.standard_normal(shape)))
     rate = random.beta(3 / between, 2 / between, shape)
     tokens = steps + random.binomial(4 * steps.astype(int), rate)
-    above, below = np.zeros(shape[0], bool), np.zeros(shape[0], bool)
+    above = np.zeros(shape[0], bool)
+    below = np.zeros(shape[0], bool)
     for count in range(2, shape[1] + 1):
-        some, of = tokens[:, :count], steps[:, :count]
+        some = tokens[:, :count]
+        of = steps[:, :count]
         off = np.log(some.sum(axis=1) / of.sum(axis=1)) - math.log(1 + 4 * 0.6)
         variance, degrees = _jackknife(some, of)
         margin = critical_t(degrees, 0.05) * np.sqrt(variance)
@@ -76,7 +79,8 @@ def test_the_truth_is_missed_at_any_look_in_five_percent_at_most(spread, between
 def test_the_ratio_of_two_groups_has_the_jackknifes_error_and_welchs_degrees():
     random = np.random.default_rng(3)
     groups = [(random.uniform(50, 90, n), random.uniform(1, 2, n)) for n in (9, 30)]
-    variances, degrees = [], []
+    variances = []
+    degrees = []
     for above, below in groups:
         without = [
             np.log((above.sum() - a) / (below.sum() - b)) for a, b in zip(above, below, strict=True)

@@ -50,7 +50,8 @@ def test_a_kept_result_is_computed_again_only_when_its_inputs_change(tmp_path: P
         calls.append(None)
         return len(calls)
 
-    path, inputs = tmp_path / "deep" / "result.json", {"seed": 0, "pair": (1, 2)}
+    path = tmp_path / "deep" / "result.json"
+    inputs = {"seed": 0, "pair": (1, 2)}
     assert Kept(path, inputs).changes() is None and not Kept(path, inputs).done()
     assert [Kept(path, inputs).run(work), Kept(path, inputs).run(work)] == [1, 1]
     other = Kept(path, inputs | {"seed": 1})
@@ -65,7 +66,9 @@ def test_a_kept_result_is_computed_again_only_when_its_inputs_change(tmp_path: P
 def test_unfinished_work_is_resumed_with_the_same_inputs_and_deleted_with_others(
     tmp_path: Path,
 ) -> None:
-    stamp, parts, log = tmp_path / "started.json", tmp_path / "parts", tmp_path / "log"
+    stamp = tmp_path / "started.json"
+    parts = tmp_path / "parts"
+    log = tmp_path / "log"
     for seed, resumed in ((0, False), (0, True), (1, False)):
         parts.mkdir(exist_ok=True)
         log.touch()

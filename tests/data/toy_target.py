@@ -65,11 +65,11 @@ class ToyTarget:
         )
         sums_SPC = torch.stack([scores_STC[:, :HEAD].sum(1), scores_STC[:, HEAD:].sum(1)], dim=1)
         return Evidence(
-            list(COLUMNS),
-            sums_SPC.numpy(),
-            np.full(SEQUENCES, temperature),
-            np.full(SEQUENCES, top_p),
-            np.full(SEQUENCES, retokenized),
+            columns=list(COLUMNS),
+            sums_SPC=sums_SPC.numpy(),
+            temperature_S=np.full(SEQUENCES, temperature),
+            top_p_S=np.full(SEQUENCES, top_p),
+            retokenized_S=np.full(SEQUENCES, retokenized),
         )
 
 

@@ -42,9 +42,11 @@ def states_of(speculator, ends, tokens, hidden):
 def replay_case(folder):
     """Writes a tiny target with its speculator, and responses that often contain its drafts."""
     target = write_tiny_target(folder / "target")
-    speculator, ends = load_mtp(target).eval(), load_target_ends(target)
+    speculator = load_mtp(target).eval()
+    ends = load_target_ends(target)
     torch.manual_seed(0)
-    store, rows = Store(), []
+    store = Store()
+    rows = []
     for number, (prompt, length) in enumerate(LENGTHS):
         tokens = torch.randint(VOCAB, (length,))
         hidden = torch.randn(length, HIDDEN).bfloat16()

@@ -62,7 +62,10 @@ BOTH_K = Drafters[int](base=2, custom=K)
 BURSTS = {"none": 1.0, "base": 2.2, "custom": 2.9}
 """Tokens that a delivery brings."""
 SPECULATORS = {drafter: Speculator("mtp") for drafter in DRAFTERS}
-TIMED = [Prompt(f"q{number}", f"s{number}", "", [], "") for number in range(6)]
+TIMED = [
+    Prompt(sequence_id=f"q{number}", session=f"s{number}", user="", token_ids=[], text="")
+    for number in range(6)
+]
 """The timed prompts."""
 QUIET = dict.fromkeys(RATIOS, 0.0)
 """A machine without noise of its own."""
@@ -77,7 +80,8 @@ STEP_S = {
 
 def sample_blocks(custom_speed: float = 1.4, mode_speed: float = 1.0) -> list[dict[str, Any]]:
     """Timed blocks: custom is `custom_speed` times as fast as base, and repeats drift."""
-    random, blocks = np.random.default_rng(0), []
+    random = np.random.default_rng(0)
+    blocks = []
     for repeat, concurrency in itertools.product(range(EVALUATION.repeats), EVALUATION.concurrency):
         drift = random.uniform(0.8, 1.2)
         n = EVALUATION.block_requests(concurrency)
@@ -150,7 +154,9 @@ def queued_block(
     random = np.random.default_rng(seed)
     gaps = random.exponential(size=count - 1)
     arrivals = [0.0, *np.cumsum(gaps * (count - 1) / rate / gaps.sum())]
-    free, waits, services = [0.0] * seats, [], seconds_each * random.uniform(0.8, 1.2, count)
+    free = [0.0] * seats
+    waits = []
+    services = seconds_each * random.uniform(0.8, 1.2, count)
     for arrival, service in zip(arrivals, services, strict=True):
         seat = free.index(min(free))
         begin = max(arrival, free[seat])
@@ -192,7 +198,8 @@ def sample_rates(rates: tuple[float, ...] = (1.0, 4.0, 16.0)) -> dict[str, dict[
 
 def sample_replay(acceptance: float) -> ReplaySums:
     """Sums of 120 responses in 60 sessions, with probability `acceptance` for each draft."""
-    random, tokens = np.random.default_rng(1), np.arange(60, 300, 2).astype(float)
+    random = np.random.default_rng(1)
+    tokens = np.arange(60, 300, 2).astype(float)
     k = np.arange(1, DEPTH + 1)
     length = (1 - acceptance ** (k + 1)) / (1 - acceptance)
     steps = tokens[:, None] / length * random.normal(1, 0.05, (120, 1))
@@ -283,7 +290,8 @@ def sample_findings(custom_speed: float = 1.4) -> Findings:
 
 @functools.cache
 def _findings(custom_speed: float) -> Findings:
-    base, custom = sample_replay(0.6), sample_replay(0.8)
+    base = sample_replay(0.6)
+    custom = sample_replay(0.8)
     replays = {"base": base, "custom": custom, **sample_references()}
     speeds = {"eager": 1.0, "compiled": 2.3}
     blocks = {mode: with_lookup(sample_blocks(custom_speed, own)) for mode, own in speeds.items()}

@@ -51,7 +51,9 @@ def report(tmp_path_factory):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("name", VIEWPORTS)
 def test_the_report_is_readable(browser, report, name, scheme):
-    size, complaints, requests = VIEWPORTS[name], [], []
+    size = VIEWPORTS[name]
+    complaints = []
+    requests = []
     page = browser.new_page(viewport=size, is_mobile=name == "phone", color_scheme=scheme)
     page.on("console", lambda message: complaints.append(message.text))
     page.on("pageerror", lambda error: complaints.append(str(error)))

@@ -58,7 +58,8 @@ def test_an_engine_of_its_own_has_its_own_steps() -> None:
     assert found.step_ms["base"] == {"1": pytest.approx({1: 10, 2: 30, 3: 50, 4: 70})}
 
 
-FLAT, STEEP = [0.02] * 4, [0.02, 0.04, 0.06, 0.08]
+FLAT = [0.02] * 4
+STEEP = [0.02, 0.04, 0.06, 0.08]
 SIZES = {1: FLAT, 2: FLAT, 8: STEEP, 4: [0.02, 0.02, 0.04, 0.06]}
 WITH_NONE = {1: [0.01, 0.012, 0.014, 0.03, 0.04], 8: [0.01, 0.03, 0.05, 0.07, 0.09]}
 
@@ -114,7 +115,8 @@ def head(target, directory):
 @pytest.fixture
 def case(tmp_path, monkeypatch):
     """A context of two MTP layers, and what was timed."""
-    target, timed = write_tiny_target(tmp_path / "target"), []
+    target = write_tiny_target(tmp_path / "target")
+    timed = []
     streams = [FeatureStream(layer_name(index), HIDDEN) for index in (1, 2)]
     with FeatureWriter(tmp_path / "features", HIDDEN, {}, auxiliary=streams):
         pass
@@ -146,9 +148,18 @@ def case(tmp_path, monkeypatch):
 
 def chosen_for(context, replayed=True, **settings):
     context = dataclasses.replace(context, settings=context.settings.model_copy(update=settings))
-    requests = HeldoutRequests(Sampling(), [], [Prompt("q", "s", "", [1], "a")])
+    requests = HeldoutRequests(
+        Sampling(), [], [Prompt(sequence_id="q", session="s", user="", token_ids=[1], text="a")]
+    )
     validation = dict.fromkeys(("base", "custom", "lookup"), SUMS) if replayed else None
-    return choose(context, "servers", "load", requests, validation, "eager")
+    return choose(
+        context=context,
+        servers="servers",
+        load="load",
+        requests=requests,
+        validation=validation,
+        mode="eager",
+    )
 
 
 def test_steps_are_timed_once_and_only_where_the_recipe_leaves_it_to_them(case) -> None:

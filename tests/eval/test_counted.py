@@ -45,7 +45,10 @@ def counters(tokens, drafts=0, accepted=(0, 0)):
 
 
 def prompts(*sessions):
-    return [Prompt(session, session, "", [], "") for session in sessions]
+    return [
+        Prompt(sequence_id=session, session=session, user="", token_ids=[], text="")
+        for session in sessions
+    ]
 
 
 def simulated(script):
@@ -79,7 +82,8 @@ def test_counters_are_pooled_before_they_are_divided():
     both = {"base": counters(161, 100, (50, 10)), "custom": counters(181, 80, (60, 40))}
     more = {"base": counters(661, 300, (240, 120)), "custom": counters(471, 200, (180, 90))}
     passes = [CountedPass(prompts("a"), both), CountedPass(prompts("b"), more)]
-    k, mtp = Drafters[int](base=2, custom=2), dict.fromkeys(DRAFTERS, Speculator("mtp"))
+    k = Drafters[int](base=2, custom=2)
+    mtp = dict.fromkeys(DRAFTERS, Speculator("mtp"))
     counted = counted_acceptance(passes, mtp, k)
     assert counted.base.acceptance_length == pytest.approx((160 + 660) / 400)
     assert counted.base.cumulative == pytest.approx([290 / 400, 130 / 400])
@@ -111,7 +115,13 @@ def recycled_blocks(
     """
     whose = [number if user is None else user(number) for number in range(sessions)]
     prompts_P = [
-        Prompt(f"q{number}", f"s{number // 2}", f"u{whose[number // 2]}" if user else "", [], "")
+        Prompt(
+            sequence_id=f"q{number}",
+            session=f"s{number // 2}",
+            user=f"u{whose[number // 2]}" if user else "",
+            token_ids=[],
+            text="",
+        )
         for number in range(2 * sessions)
     ]
     factor_G = np.exp(spread * random.standard_normal(sessions) - spread**2 / 2)
@@ -153,7 +163,8 @@ def recycled_blocks(
 @pytest.mark.parametrize("custom", ["mtp", "ngram"])
 def test_prompts_that_are_used_again_are_no_further_evidence(custom):
     """Five sessions whose acceptance differs by 10 %, forty requests at one and 64 at four."""
-    random, k = np.random.default_rng(0), Drafters[int](base=4, custom=4)
+    random = np.random.default_rng(0)
+    k = Drafters[int](base=4, custom=4)
     speculators = {"base": Speculator("mtp"), "custom": Speculator(custom)}
     wrong, trials = 0, 400
     for _ in range(trials):
@@ -169,7 +180,8 @@ def test_prompts_that_are_used_again_are_no_further_evidence(custom):
 
 def test_the_interval_is_over_users_where_that_is_wider():
     """How often each is wrong: tests/eval/stats/test_clusters.py."""
-    random, k = np.random.default_rng(0), Drafters[int](base=4, custom=4)
+    random = np.random.default_rng(0)
+    k = Drafters[int](base=4, custom=4)
     blocks, asked = recycled_blocks(random, 40, 0.1, repeats=12, user=lambda s: s % 8)
     mtp = {drafter: Speculator("mtp") for drafter in DRAFTERS}
     of_users, plain = (

@@ -187,7 +187,8 @@ def test_measurements_are_kept_and_results_computed_again(tmp_path, nano_r1, cap
     assert digests[3] == digests[0] and len(examples) == 3
     assert all(example.tokens == 11 for example in examples)
     # A base without weights is replayed from the text alone.
-    own, weightless = case.context, Speculator("ngram")
+    own = case.context
+    weightless = Speculator("ngram")
     case.context = replace(own, speculators=own.speculators | {"base": weightless})
     _, against_lookup = evaluated(show_samples=True)
     assert against_lookup.replay.by_k["base"] == against_lookup.replay.by_k["lookup"]
@@ -266,7 +267,14 @@ def cached_tokens(server):
         counts.append(sum(float(line.split()[-1]) for line in hits))
         if len(counts) < 3:
             prompt = [0, *range(10, 449)]
-            complete(server.url, server.model_name, [prompt], Sampling(0.0, 1.0), 4, 1)
+            complete(
+                url=server.url,
+                model=server.model_name,
+                prompts=[prompt],
+                sampling=Sampling(0.0, 1.0),
+                max_tokens=4,
+                concurrency=1,
+            )
     return [after - before for before, after in itertools.pairwise(counts)]
 
 
@@ -274,7 +282,14 @@ def check_server_of_both(servers, load, speculators):
     """One server drafts what each variant does, and starts each turn with an empty cache."""
     sampling = Sampling(0.6, 0.95)
     times = time_steps(
-        servers, "eager", load, {"custom": range(3)}, [3], TEXTS, sampling, speculators
+        servers=servers,
+        mode="eager",
+        load=load,
+        numbers={"custom": range(3)},
+        batch_sizes=[3],
+        prompts=TEXTS,
+        sampling=sampling,
+        speculators=speculators,
     )
     (row,) = times.seconds["custom"].values()
     assert set(row) == {0, 1, 2} and min(row.values()) > 0
@@ -286,7 +301,14 @@ def check_server_of_both(servers, load, speculators):
         assert servers.server("eager", variant, drafts) is speculating
         before = speculating.counters()
         prompts = [[0, 17, 4]] * (3 if variant == CURRENT else 1)
-        complete(speculating.url, speculating.model_name, prompts, sampling, 40, len(prompts))
+        complete(
+            url=speculating.url,
+            model=speculating.model_name,
+            prompts=prompts,
+            sampling=sampling,
+            max_tokens=40,
+            concurrency=len(prompts),
+        )
         counts[variant] = speculating.counters() - before
     for variant, k in (("base", 1), ("custom", DEPTH)):
         assert counts[variant].drafts > 0
@@ -323,7 +345,8 @@ def test_an_evaluation_from_servers_to_report(short_r1, tmp_path, monkeypatch):
     monkeypatch.setattr(step_times, "STEP_ROUNDS", 1)
     monkeypatch.setattr(step_times, "STEP_TOKENS", 24)
     monkeypatch.setattr(EvaluationContext, "serves_lookup", False)
-    loads, opened = [], contextlib.ExitStack()
+    loads = []
+    opened = contextlib.ExitStack()
 
     @contextlib.contextmanager
     def load(*arguments):
@@ -379,7 +402,8 @@ def test_an_evaluation_from_servers_to_report(short_r1, tmp_path, monkeypatch):
     # The engine ran the speculators that replay computes: the same steps for the same responses.
     assert line["acceptance_length"]["ratio"] < 0.95
     found = results.verification.modes["eager"]
-    against, greedy = found.replay_vs_engine, found.greedy
+    against = found.replay_vs_engine
+    greedy = found.greedy
     assert abs(against.base) < 0.03 and abs(against.custom) < 0.03
     assert greedy.base.unexplained == greedy.custom.unexplained == []
     assert found.greedy_acceptance_length.custom > 1

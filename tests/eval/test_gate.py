@@ -104,7 +104,8 @@ def test_too_few_sessions_give_no_verdict(ratio, seen, demand):
     [(1.0, 1.2, "undecided"), (0.8, 1.0, "failed"), (1.0, 1.0, "failed"), (1.01, 1.2, "passed")],
 )
 def test_an_interval_that_ends_at_the_bound_is_judged_alike_everywhere(low, high, outcome):
-    findings, ratio = good(), BETTER | {"value": low, "low": low, "high": high}
+    findings = good()
+    ratio = BETTER | {"value": low, "low": low, "high": high}
     findings["replay"]["ratio"] = ratio
     findings["served"]["eager"]["speed"]["1"]["custom_over_base"] = ratio
     found = {check.name: check.outcome for check in verdict_of(findings).checks}
@@ -144,12 +145,15 @@ def test_a_head_that_lookup_beats_does_not_ship(ratio, verdict, words):
 
 def test_a_gain_in_one_user_s_traffic_does_not_pass():
     """One user has most sessions, four others one each; custom gains with the first alone."""
-    base, custom, outcomes = sample_replay(0.6), sample_replay(0.8), []
+    base = sample_replay(0.6)
+    custom = sample_replay(0.8)
+    outcomes = []
     users = ["easy" if int(session) < 56 else session for session in base.sessions]
     hard_R = np.array(users) != "easy"
     custom.steps_RK[hard_R] = base.steps_RK[hard_R]
     for owners in ([""] * len(users), users):
-        findings, found = good(), compare(replace(base, users=owners), custom, 3)["ratio"]
+        findings = good()
+        found = compare(replace(base, users=owners), custom, 3)["ratio"]
         findings["replay"]["ratio"] = found.model_dump()
         outcomes.append(verdict_of(findings).checks[0].outcome)
     assert outcomes == ["passed", "undecided"]
@@ -181,7 +185,8 @@ def greedy_of(with_speculation: list[float], alone: list[float]) -> Verdict:
         )
         for gaps in (with_speculation, alone)
     )
-    findings, added = good(), excess(found, control)
+    findings = good()
+    added = excess(found, control)
     own = findings["verification"]["modes"]["compiled"]
     own["greedy"]["custom"] = found.model_dump()
     own |= {"control": control.model_dump(), "excess": added.model_dump()}

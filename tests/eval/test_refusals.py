@@ -93,12 +93,12 @@ def captured(engine, nano_r1, run, rows):
     ingest(nano_r1, TrafficConfig(path=str(log)), run, workers=0)
     table = load_sequences(run / "sequences")
     capture_table(
-        engine,
-        table,
-        load_target_ends(nano_r1).lm_head_VH,
-        {"run": str(run)},
-        CaptureConfig(),
-        run / "features",
+        engine=engine,
+        table=table,
+        lm_head_VH=load_target_ends(nano_r1).lm_head_VH,
+        source={"run": str(run)},
+        capture=CaptureConfig(),
+        out_dir=run / "features",
     )
     ids = table["sequence_id"][:]
     parts = {"train": [], "validation": ids[:4], "heldout": ids[4:]}
@@ -150,13 +150,18 @@ def importable():
 @pytest.fixture(scope="module")
 def bench(nano_r1, tmp_path_factory):
     """Engine, servers, load generator, captured traffic, and `evaluate` on them."""
-    home, patch = tmp_path_factory.mktemp("bench"), pytest.MonkeyPatch()
+    home = tmp_path_factory.mktemp("bench")
+    patch = pytest.MonkeyPatch()
     target = TargetConfig(model=str(nano_r1))
     patch.setattr("outrider.serving.server.SWAP_EXTENSION", SLOW_DRAFTER_EXTENSION)
     with contextlib.ExitStack() as stack:
         stack.callback(patch.undo)
         speculators = {name: Speculator("mtp", nano_r1) for name in ("base", "custom")}
-        running = stack.enter_context(Servers(target, SERVING, speculators, [K], home))
+        running = stack.enter_context(
+            Servers(
+                target=target, serving=SERVING, speculators=speculators, numbers=[K], log_dir=home
+            )
+        )
         engine = stack.enter_context(
             open_engine(
                 target, SERVING.engine, Drafting(speculators["base"], K), extension=DRAFT_EXTENSION
@@ -260,14 +265,22 @@ def test_a_gain_in_one_user_s_traffic_does_not_pass(bench, nano_r1, weakened):
     rows = load_sequences(bench.traffic.run / "sequences", bench.traffic.parts["heldout"])
     rows = rows.select_columns(COLUMNS).to_list()
     base, custom = (
-        replay(directory, nano_r1, bench.traffic.store, rows, K, "greedy")
+        replay(
+            speculator=directory,
+            target_dir=nano_r1,
+            feature_store=bench.traffic.store,
+            rows=rows,
+            depth=K,
+            draft_sample_method="greedy",
+        )
         for directory in (weakened, nano_r1)
     )
     easy = sorted({*base.sessions})[:-4]
     users = ["easy" if session in easy else session for session in base.sessions]
     hard_R = np.array(users) != "easy"
     custom.steps_RK[hard_R] = base.steps_RK[hard_R]
-    outcomes, findings = [], sample_findings()
+    outcomes = []
+    findings = sample_findings()
     for owners in ([""] * len(users), users):
         ratio = compare(replace(base, users=owners), custom, K)["ratio"]
         replayed = findings.replay.model_copy(update={"ratio": ratio})
@@ -292,13 +305,20 @@ def test_a_slow_start_does_not_make_the_other_engine_faster(nano_r1, tmp_path, m
     monkeypatch.setattr("outrider.serving.server.SWAP_EXTENSION", SLOW_DRAFTER_EXTENSION)
     monkeypatch.setattr("outrider.eval.bench.servers.Server", start)
     monkeypatch.setattr(EngineConfig, "changes_drafters", False)
-    target, sampling = TargetConfig(model=str(nano_r1)), Sampling(0.0, 1.0)
+    target = TargetConfig(model=str(nano_r1))
+    sampling = Sampling(0.0, 1.0)
     speculators = {name: Speculator("mtp", nano_r1) for name in ("base", "custom")}
     few = {"requests": 4, "repeats": LEAST_STARTS, "max_tokens": 24, "measure": "full"}
     settings = EVALUATION.model_copy(update=few)
     tokenizer = AutoTokenizer.from_pretrained(nano_r1)
     prompts = [
-        Prompt(f"q{number}", f"s{number}", "", ids, tokenizer.decode(ids))
+        Prompt(
+            sequence_id=f"q{number}",
+            session=f"s{number}",
+            user="",
+            token_ids=ids,
+            text=tokenizer.decode(ids),
+        )
         for number, row in enumerate(logged("resume_screening", 12))
         for ids in token_ids(row)[:1]
     ]
@@ -306,14 +326,23 @@ def test_a_slow_start_does_not_make_the_other_engine_faster(nano_r1, tmp_path, m
     plan = {"base": K, "custom": K}
     with (
         LoadGenerator(target, tmp_path / "load.log") as load,
-        Servers(target, SERVING, speculators, [K], tmp_path) as servers,
+        Servers(
+            target=target, serving=SERVING, speculators=speculators, numbers=[K], log_dir=tmp_path
+        ) as servers,
     ):
         blocks = measure(servers, "eager", plan, load, sampling, speeds, print)
     assert sum("base" in name for name in started) == LEAST_STARTS
     found = speeds.ratio(blocks, 1, "custom_over_base")
     slow = speeds.ratio([each for each in blocks if not each["repeat"]], 1, "custom_over_base")
     assert slow.value > 1.1, "nothing was planted"
-    demand = Demand(SUPERIOR, "base", 1, found, settings.gate.min_speed_ratio, LEAST_STARTS)
+    demand = Demand(
+        kind=SUPERIOR,
+        versus="base",
+        concurrency=1,
+        ratio=found,
+        threshold=settings.gate.min_speed_ratio,
+        starts=LEAST_STARTS,
+    )
     assert demand.outcome != "passed"
 
 

@@ -68,7 +68,8 @@ def two_gpus(gpu: None) -> None:
 @pytest.fixture(autouse=True)
 def released() -> Iterator[None]:
     """GPU and host memory return after a test, or the next stage of a run would not fit."""
-    before, host = gpus_used(), psutil.virtual_memory().available
+    before = gpus_used()
+    host = psutil.virtual_memory().available
     yield
     if not before or runs_on_cpu():
         return

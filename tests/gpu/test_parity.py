@@ -29,20 +29,38 @@ pytestmark = pytest.mark.engine
 
 
 def test_states_give_the_engine_s_log_probabilities(on_gpu, tmp_path, record_property):
-    checked(NANO, engine_config(on_gpu), 256 if on_gpu else 8, tmp_path, record_property)
+    checked(
+        directory=NANO,
+        current=engine_config(on_gpu),
+        target_dir=256 if on_gpu else 8,
+        root=tmp_path,
+        digest=record_property,
+    )
 
 
 def test_states_of_mla_at_r1_s_head_widths(on_gpu, tmp_path, record_property):
     """In FP8 blocks on a GPU: vLLM computes them nowhere else."""
     target = random_r1(tmp_path, fp8=on_gpu)
     engine = engine_config(on_gpu, environment={})
-    checked(target, engine, 32 if on_gpu else 8, tmp_path, record_property)
+    checked(
+        directory=target,
+        current=engine,
+        target_dir=32 if on_gpu else 8,
+        root=tmp_path,
+        digest=record_property,
+    )
 
 
 @pytest.mark.gpu
 def test_states_are_whole_on_two_gpus(two_gpus, tmp_path, record_property):
     engine = engine_config(True, environment={}, tensor_parallel=2)
-    checked(random_r1(tmp_path, fp8=False), engine, 32, tmp_path, record_property)
+    checked(
+        directory=random_r1(tmp_path, fp8=False),
+        current=engine,
+        target_dir=32,
+        root=tmp_path,
+        digest=record_property,
+    )
 
 
 def checked(
@@ -115,6 +133,13 @@ def compared(
     record_property,
 ) -> None:
     prompts = logged_prompts(parity.prompts)
-    found = engine_parity(target, engine, target.directory(), K, prompts, parity)
+    found = engine_parity(
+        target=target,
+        engine_config=engine,
+        speculator_dir=target.directory(),
+        k=K,
+        prompts=prompts,
+        parity=parity,
+    )
     record_property("parity", in_words(found))
     assert complaint(found, parity) is None

@@ -59,7 +59,8 @@ def test_fp8_under_cuda_graphs(on_gpu, tmp_path, record_property):
 
 @pytest.mark.gpu
 def test_data_parallel_ranks_with_experts_answer_as_one(two_gpus, tmp_path, record_property):
-    target, prompts = random_r1(tmp_path, fp8=False), logged_prompts(32)
+    target = random_r1(tmp_path, fp8=False)
+    prompts = logged_prompts(32)
     runs = []
     for ranks in (1, 2):
         engine = engine_config(
@@ -119,8 +120,10 @@ def swapped(
 ) -> tuple[list[Answers], float]:
     """Answers with base, custom and base again, and the longest swap in seconds."""
     custom = weakened_speculator(target, folder / "custom")
-    base, prompts = target.directory(), logged_prompts(count)
-    runs, swap_s = [], []
+    base = target.directory()
+    prompts = logged_prompts(count)
+    runs = []
+    swap_s = []
     drafting = Drafting(Speculator.named(base), K)
     with Server(target, engine, drafting, log_path=folder / "server.log") as server:
         for directory in (base, custom, base):
@@ -137,7 +140,15 @@ def answered(
     concurrency: int,
     temperature: float = 0.0,
 ) -> Answers:
-    before, sampling = server.counters(), Sampling(temperature, 1.0)
-    completions = complete(server.url, server.model_name, prompts, sampling, tokens, concurrency)
+    before = server.counters()
+    sampling = Sampling(temperature, 1.0)
+    completions = complete(
+        url=server.url,
+        model=server.model_name,
+        prompts=prompts,
+        sampling=sampling,
+        max_tokens=tokens,
+        concurrency=concurrency,
+    )
     texts = [completion.token_ids for completion in completions]
     return texts, (server.counters() - before).acceptance_length

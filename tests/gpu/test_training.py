@@ -43,7 +43,8 @@ def trained(
 ) -> list[dict[str, float]]:
     """The measurements of each step."""
     config = read_json(NANO.directory() / "config.json")
-    hidden, vocabulary = config["hidden_size"], config["vocab_size"]
+    hidden = config["hidden_size"]
+    vocabulary = config["vocab_size"]
     generator = torch.Generator().manual_seed(0)
     parts = {
         "train": [f"train-{number}" for number in range(rows_per_step * steps)],

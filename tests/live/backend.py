@@ -65,7 +65,8 @@ class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 
 if __name__ == "__main__":
     name, path = sys.argv[1:]
-    Handler.name, Handler.sick = name, Path(f"{path}.sick")
+    Handler.name = name
+    Handler.sick = Path(f"{path}.sick")
     Path(path).unlink(missing_ok=True)
     with Server(path, Handler) as server:
         server.serve_forever()

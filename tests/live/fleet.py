@@ -96,7 +96,8 @@ class Fleet:
         headers: dict[str, str] | None = None,
     ) -> Answer:
         """A request to the router."""
-        address, status = Address.parse(self.endpoint.router.listen), 0
+        address = Address.parse(self.endpoint.router.listen)
+        status = 0
         try:
             with contextlib.closing(address.connect(PATIENCE_S)) as connection:
                 data = json.dumps(body) if body is not None else None

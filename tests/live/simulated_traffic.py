@@ -53,17 +53,17 @@ class Traffic:
         arms = [], []
         for i in range(count):
             live = LiveRequest(
-                i, str(i), None, float(at[i]), int(tokens[i]), int(steps[i]),
-                int(max(tokens[i] - steps[i], 0)), float(ttft[i]), float(decode[i]),
-                float(ttft[i] + decode[i]), failed=False,
+                index=i, request_id=str(i), version=None, finished_at=float(at[i]), completion_tokens=int(tokens[i]), drafts=int(steps[i]),
+                accepted=int(max(tokens[i] - steps[i], 0)), ttft_s=float(ttft[i]), decode_s=float(decode[i]),
+                e2e_s=float(ttft[i] + decode[i]), failed=False,
             )  # fmt: skip
             arms[int(canary[i])].append(
                 Observation(
-                    str(session[i]),
-                    live.finished_at - live.e2e_s,
-                    live.e2e_s,
-                    bool(failed[i]),
-                    live,
+                    session=str(session[i]),
+                    started_at=live.finished_at - live.e2e_s,
+                    latency_s=live.e2e_s,
+                    failed=bool(failed[i]),
+                    live=live,
                 )
             )
         return arms

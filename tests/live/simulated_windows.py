@@ -16,14 +16,17 @@ class Story:
     """
 
     def __init__(self, random, between=0.03, sessions=30):
-        self.state, self.random = State(), random
-        self.between, self.error = between, 0.1 / math.sqrt(sessions)
+        self.state = State()
+        self.random = random
+        self.between = between
+        self.error = 0.1 / math.sqrt(sessions)
 
     def add(self, event, at=0.0, **facts):
         self.state.add(Entry(0, at, event, facts))
 
     def estimate(self, log):
-        value, half = math.exp(log), math.exp(1.96 * self.error)
+        value = math.exp(log)
+        half = math.exp(1.96 * self.error)
         return {
             "value": value, "low": value / half, "high": value * half,
             "observations": 90, "clusters": 30, "over": "30 sessions",

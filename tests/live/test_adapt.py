@@ -172,7 +172,8 @@ def test_a_shift_is_followed_by_a_round_and_a_release(make_log):
     shifting = make_log("aaabbbbaa")  # and comes back
     found = shifting.run()
     assert (found["windows"], found["shipped"], found["lost"]) == (9, 1, 0)
-    (first,), watched = shifting.facts("round"), shifting.facts("watched")
+    (first,) = shifting.facts("round")
+    watched = shifting.facts("watched")
     assert first["newer"] == [1, 2, 3, 4] and "fell to 0.75" in first["reason"]
     assert [one["release"] for one in watched] == [FIRST] * 5 + ["r0001"] * 4
     text = shifting.folder / "adapt" / "rounds" / "r0001"
@@ -186,7 +187,8 @@ def test_the_loop_can_be_killed_at_every_point(make_log, monkeypatch):
     monkeypatch.setattr("os.fsync", lambda descriptor: None)  # nothing is lost with the machine
     world = make_log("abbb")
     assert world.run()["shipped"] == 1
-    whole, points = story(world.entries), world.reached
+    whole = story(world.entries)
+    points = world.reached
     assert points > 30
     for kill_at in range(1, points + 1):
         world.begin(world.log.parent / f"killed at {kill_at}")
@@ -253,7 +255,8 @@ def test_with_retention_windows_end_with_their_round(make_log, retention):
 def test_a_round_waits_for_another_deployment_and_is_deployed_once_also_if_not_recorded(
     make_world, monkeypatch, nano_r1
 ):
-    world, waits = make_world(), []
+    world = make_world()
+    waits = []
 
     @contextmanager
     def controlled(endpoint, say):

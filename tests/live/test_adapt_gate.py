@@ -35,7 +35,9 @@ def window(folder, number, sessions=SEQUENCES):
 def test_a_round_that_forgets_older_traffic_does_not_ship(
     tmp_path, nano_r1, monkeypatch, on_older, sessions, ships, reason
 ):
-    older, trained, newer = window(tmp_path, 1, sessions), window(tmp_path, 2), window(tmp_path, 3)
+    older = window(tmp_path, 1, sessions)
+    trained = window(tmp_path, 2)
+    newer = window(tmp_path, 3)
     write_json(trained.split / "parts.json", {"train": ["0-1"], "validation": ["0-2"]})
     gain = {newer: 1.1, older: on_older}
 

@@ -39,7 +39,8 @@ def test_new_traffic_becomes_a_release_that_the_gate_measured(tmp_path, nano_r1,
             "training.wandb_project=null",
         ],
     )
-    replicas, state_dir = [{"name": "a", "data": "unix:/a", "admin": "unix:/b"}], tmp_path / "state"
+    replicas = [{"name": "a", "data": "unix:/a", "admin": "unix:/b"}]
+    state_dir = tmp_path / "state"
     endpoint = Endpoint(name="small", state_dir=state_dir, replicas=replicas)
     # The base serves, and a bundle would serve at once.
     monkeypatch.setattr(adapt, "serving_of", lambda endpoint: Serving(BASE, nano_r1, 5))
@@ -49,7 +50,8 @@ def test_new_traffic_becomes_a_release_that_the_gate_measured(tmp_path, nano_r1,
         state = adapter.journal.read()
         (done,) = state.rounds
         assert done.won
-        run, gate = adapter.round_run(1), adapter.window_run(2)
+        run = adapter.round_run(1)
+        gate = adapter.window_run(2)
         verdict = read_json(run.root / "gate.json")
         # The same figures from the bundle, by hand.
         rows = load_sequences(gate.sequences).to_list()
@@ -57,7 +59,10 @@ def test_new_traffic_becomes_a_release_that_the_gate_measured(tmp_path, nano_r1,
         kept = [row for row in rows if row["session"] not in first]
         assert verdict["ratio"]["low"] > 1 and WINDOW / 3 < verdict["sequences"] <= len(kept)
         store = FeatureStore.open(gate.features)
-        sums = [replay(each, nano_r1, store, kept, 5) for each in (nano_r1, run.bundle)]
+        sums = [
+            replay(speculator=each, target_dir=nano_r1, feature_store=store, rows=kept, depth=5)
+            for each in (nano_r1, run.bundle)
+        ]
         assert compare(*sums, 5)["ratio"].value == pytest.approx(
             verdict["ratio"]["value"], rel=0.02
         )

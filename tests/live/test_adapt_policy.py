@@ -52,7 +52,8 @@ def test_while_the_base_serves_every_window_is_enough_without_fresh():
 
 def test_fresh_traffic_starts_a_round_and_losing_rounds_wait_longer():
     policy = AdaptConfig(window=100, fresh=300)
-    story, waits = Story(np.random.default_rng(0)), []
+    story = Story(np.random.default_rng(0))
+    waits = []
     for ships in (True, False, False, True, True):
         waited = 0
         while reason_to_train(story.state, "base", policy) is None:

@@ -90,7 +90,8 @@ def test_a_replica_that_refuses_to_go_back_does_not_keep_the_others(world) -> No
 
 
 def test_requests_of_a_stable_replica_with_another_speculator_are_not_compared(make_world) -> None:
-    world, restarts = make_world(max_seconds=20), []
+    world = make_world(max_seconds=20)
+    restarts = []
 
     def restart(now: float) -> None:
         if world.served()["canary"] == "equal" and not restarts:
@@ -120,7 +121,8 @@ def test_a_replica_killed_in_its_swap_and_a_swap_whose_answer_is_lost(
     world, fault, replica
 ) -> None:
     world.replicas[replica].fault = fault
-    reached, killed = "first" if replica == "canary" else "better", fault != "fail_after"
+    reached = "first" if replica == "canary" else "better"
+    killed = fault != "fail_after"
     done = world.deploy("better")
     assert done.outcome == ("rolled_back" if reached == "first" else "promoted")
     assert done.behind == ([replica] if killed else [])
@@ -136,7 +138,8 @@ def test_the_share_is_set_again_after_a_restart_of_the_router(world) -> None:
     def restart(now: float) -> None:
         shares.append(world.percent)
         if now in (1002, 1005):
-            world.router_alive, world.percent = now == 1005, 0.0
+            world.router_alive = now == 1005
+            world.percent = 0.0
 
     assert world.deploy("better", then=restart, requests=3).outcome == "promoted"
     assert shares[0] == 33.33 and 0 in shares and shares[-1] == 33.33
@@ -179,7 +182,9 @@ def test_a_canary_that_fails_is_rolled_back_and_recovered(
     def fail(now: float) -> None:
         if world.served().get("canary") != "better":
             return
-        canary.alive, canary.sick, canary.hangs = event != "die", event == "sicken", event == "hang"
+        canary.alive = event != "die"
+        canary.sick = event == "sicken"
+        canary.hangs = event == "hang"
         if event == "break":
             object.__setattr__(canary.now, "broken", "not restored")
         if event == "start":
@@ -201,7 +206,8 @@ def test_without_traffic_it_goes_back_as_undecided_and_a_person_may_promote(
 ) -> None:
     monkeypatch.setattr("outrider.live.canary.STALL_S", 5.0)
     world = make_world(stable=2, max_seconds=20)
-    equal, watched = world.bundle("equal", b"2.00"), world.bundle("watched", b"4.0", promised=3.5)
+    equal = world.bundle("equal", b"2.00")
+    watched = world.bundle("watched", b"4.0", promised=3.5)
     done = world.deploy(equal, requests=0)
     assert done.outcome == "rolled_back" and "undecided after 20 s" in done.verdict.reason
     done = world.deploy(watched, in_place=True, requests=0)

@@ -33,7 +33,8 @@ def test_relative_paths_are_relative_to_the_file_and_sockets_to_the_state(tmp_pa
         state_dir="state",
         router={"listen": "unix:front.sock"},
     )
-    endpoint, state = load_endpoint(path), tmp_path / "state"
+    endpoint = load_endpoint(path)
+    state = tmp_path / "state"
     assert (endpoint.name, endpoint.state_dir) == ("resume", state)
     one, two = endpoint.replicas
     assert (one.data, one.admin) == (f"unix:{state}/one.sock", f"unix:{state}/one.admin.sock")

@@ -63,7 +63,8 @@ def test_a_folder_that_others_may_use_is_refused(tmp_path):
 
 
 def test_two_processes_append_to_one_journal(tmp_path):
-    path, heard = tmp_path / "state" / "journal.jsonl", []
+    path = tmp_path / "state" / "journal.jsonl"
+    heard = []
     with (
         Journal(path, lambda: 12.5, lambda state: heard.append(state.share)) as one,
         Journal(path) as other,

@@ -31,7 +31,8 @@ def test_wrong_decisions_are_rare_at_any_look_and_clear_cases_are_decided(
     found = []
     for trial in range(trials):
         random = np.random.default_rng([0, trial])
-        arms, baseline = traffic.draw(random, 1200), traffic.draw(random, 1200, baseline=True)
+        arms = traffic.draw(random, 1200)
+        baseline = traffic.draw(random, 1200, baseline=True)
         found.append(first_verdict(arms, baseline, POLICY, looks=6)[0])
     assert least <= found.count(action) / trials <= most
 

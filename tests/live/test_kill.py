@@ -44,7 +44,8 @@ def kill_at_every_point(world: World, work: Work, then: Callable[[int], None]) -
 
 def one_release(world: World, at: str) -> str:
     """The release that all serve after a recovery, which journal and router agree with."""
-    served, state = world.served(), read_state(world.endpoint)
+    served = world.served()
+    state = read_state(world.endpoint)
     bundle = served["canary"]
     assert served == {"canary": bundle, "stable0": bundle} and state.open is None, at
     if state.serving is None:

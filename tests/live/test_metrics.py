@@ -26,7 +26,8 @@ def values(folder: Path) -> dict[tuple[str, ...], float]:
 
 
 def test_deployments_and_adaptation_are_counted_from_the_journal_and_shown(world) -> None:
-    metrics, folder = LiveMetrics(world.endpoint), world.endpoint.state_dir
+    metrics = LiveMetrics(world.endpoint)
+    folder = world.endpoint.state_dir
     story = Story(np.random.default_rng(0))
     story.window()
     story.window()
@@ -40,7 +41,9 @@ def test_deployments_and_adaptation_are_counted_from_the_journal_and_shown(world
     story.add("swapped", replica="one", release="new")
     figures = {"speed": [1.1, 0.98, None], "acceptance": 1.2, "ttft": None}
     metrics.publish(story.state, Verdict("promote", "", "judge", figures))
-    found, newest, before = values(folder), story.state.usable[-1], story.state.usable[-2]
+    found = values(folder)
+    newest = story.state.usable[-1]
+    before = story.state.usable[-2]
     assert found == {
         ("controller_state", "canary"): 1,
         ("replica_serving", "one", "new"): 1,

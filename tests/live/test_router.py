@@ -83,7 +83,9 @@ def test_the_log_has_each_request_and_no_text_and_clients_set_no_header_of_it(
 
 
 def test_a_killed_canary_costs_only_requests_that_it_had() -> None:
-    plain, stream, large = {"seconds": 0.05}, {"stream": 10}, {"seconds": 0.02, "p": "x" * 2**21}
+    plain = {"seconds": 0.05}
+    stream = {"stream": 10}
+    large = {"seconds": 0.02, "p": "x" * 2**21}
     bodies = [plain] * 4 + [stream] * 3 + [large]
     with Fleet() as fleet, running_router(fleet.endpoint) as router:
         router.set_canary_share(100)
@@ -128,7 +130,8 @@ def test_a_response_that_breaks_off_is_a_failure_of_the_replica(tmp_path) -> Non
         router.set_canary_share(100)
         address = Address.parse(fleet.endpoint.router.listen)
         body = json.dumps({"until": str(tmp_path / "never")})
-        left, broken = address.connect(60), address.connect(60)
+        left = address.connect(60)
+        broken = address.connect(60)
         for connection in (left, broken):
             connection.request("POST", "/v1/completions", body)
             assert connection.getresponse().readline().endswith(b" 0\n")
@@ -173,7 +176,8 @@ def test_an_engine_that_died_under_its_server_gets_no_requests() -> None:
 
 def test_envoy_is_killed_and_started_again_by_a_supervisor(fleet) -> None:
     command = [sys.executable, "-m", "outrider.live.router", str(fleet.file)]
-    router, first = Router(fleet.endpoint), subprocess.Popen(command)
+    router = Router(fleet.endpoint)
+    first = subprocess.Popen(command)
     try:
         wait_for(router.ready)
         second = subprocess.run(command, capture_output=True, text=True)

@@ -40,7 +40,14 @@ def test_a_faster_replica_promotes_no_slower_release(nano_r1, monkeypatch, tmp_p
     }
     for name, directory in speculators.items():
         drafting = Drafting(Speculator.named(directory), K)
-        export_bundle(drafting, target, engine, {}, tmp_path / name, other_formats=False)
+        export_bundle(
+            drafting=drafting,
+            target=target,
+            engine=engine,
+            evidence={},
+            out_dir=tmp_path / name,
+            other_formats=False,
+        )
     prompts = [body | {"max_tokens": 48} for body in local.read_prompts("nano_r1/resume_screening")]
     with TemporaryDirectory(prefix="outrider-") as folder:  # a socket's path is short
         state = Path(folder)

@@ -88,8 +88,10 @@ def test_a_mistake_is_one_message(world, tmp_path, words, part, status) -> None:
 
 
 def test_one_controller_at_a_time_and_a_request_reaches_it(world) -> None:
-    path, done = world.endpoint.lock, []
-    world.requests, world.then = 0, lambda now: threading.Event().wait(0.02)
+    path = world.endpoint.lock
+    done = []
+    world.requests = 0
+    world.then = lambda now: threading.Event().wait(0.02)
 
     def other_controller() -> None:
         with lock(path, "is deploying"), world.controller() as controller:

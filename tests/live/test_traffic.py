@@ -89,7 +89,13 @@ def test_which_requests_failed_and_which_count_for_more_than_that(
 
 
 def release(evidence):
-    return Release("4f", "4f1d", 0.0, Path("bundle"), {"evidence": evidence})
+    return Release(
+        name="4f",
+        digest="4f1d",
+        added_at=0.0,
+        directory=Path("bundle"),
+        manifest={"evidence": evidence},
+    )
 
 
 def test_the_watch_is_the_evidence_s_low_end_and_the_policy_s_ratio():

@@ -63,7 +63,8 @@ class SimulatedReplica:
         """Starts the server, with this speculator."""
         self.alive, self.sick, self.hangs = True, False, False
         self.now = ReplicaStatus(None, "", k=3, kind="mtp", directory=str(directory))
-        self.before, self.watch = self.now, None
+        self.before = self.now
+        self.watch = None
         self.finished: list[LiveRequest] = []
 
     def answers(self) -> None:
@@ -82,15 +83,22 @@ class SimulatedReplica:
 
     def swap(self, order: SwapOrder) -> SwapResult:
         self.world.point()
-        fault, self.fault = self.fault, ""
+        fault = self.fault
+        self.fault = ""
         self.alive &= fault != "die_before"
         self.answers()
         if fault == "refuse" or order.expected != self.now.digest:
             raise SwapRefused("refused on purpose")
         assert bundle_digest(Path(order.directory)) == order.digest
-        self.before, self.watch = self.now, order.watch
+        self.before = self.now
+        self.watch = order.watch
         self.now = ReplicaStatus(
-            order.version, order.digest, 3, "mtp", order.directory, order.watch is not None
+            version=order.version,
+            digest=order.digest,
+            k=3,
+            kind="mtp",
+            directory=order.directory,
+            watching=order.watch is not None,
         )
         self.world.point()
         self.alive &= fault != "die_after"
@@ -102,18 +110,20 @@ class SimulatedReplica:
     def answer(self, request_id: str, at: float) -> None:
         """Answers a request."""
         length = float((Path(self.now.directory) / "model.safetensors").read_bytes())
-        drafts, index = round(TOKENS / length), len(self.finished)
+        drafts = round(TOKENS / length)
+        index = len(self.finished)
         decode_s = drafts * 0.01 * (0.8 + 0.1 * (index * 2 % 5))
         self.finished.append(
-            LiveRequest(index, f"cmpl-{request_id}", self.now.version, at, TOKENS, drafts,
-                        TOKENS - drafts, ttft_s=0.05, decode_s=decode_s, e2e_s=0.1, failed=False)
+            LiveRequest(index=index, request_id=f"cmpl-{request_id}", version=self.now.version, finished_at=at, completion_tokens=TOKENS, drafts=drafts,
+                        accepted=TOKENS - drafts, ttft_s=0.05, decode_s=decode_s, e2e_s=0.1, failed=False)
         )  # fmt: skip
         if self.watch is None:
             return
         left = self.watch.requests - 1
         if length < self.watch.min_tokens_per_step:
             reverted = {"reverted": self.now.version, "reverted_because": f"accepts {length}"}
-            self.now, left = dataclasses.replace(self.before, **reverted), 0
+            self.now = dataclasses.replace(self.before, **reverted)
+            left = 0
         self.watch = self.watch.model_copy(update={"requests": left}) if left else None
         self.now = dataclasses.replace(self.now, watching=left > 0)
 
@@ -152,7 +162,9 @@ class World:
         }
         self.percent, self.router_alive, self.sent = 0.0, True, 0
         self.now, self.requests = 1000.0, 8
-        self.points, self.fatal, self.dead = 0, -1, False
+        self.points = 0
+        self.fatal = -1
+        self.dead = False
 
     @contextlib.contextmanager
     def controller(self) -> Iterator[Controller]:

@@ -98,7 +98,8 @@ def test_a_kind_of_model_runner_v2_is_refused_by_an_engine_with_v1(
 ) -> None:
     """As the kind that is trained, as the base, and when an engine starts."""
     words = ("speculator.kind=dspark", WITH_MLA.replace("0", "1"))
-    one, refusal = recipe_of(target, *words), "a DSpark head in its model runner V2"
+    one = recipe_of(target, *words)
+    refusal = "a DSpark head in its model runner V2"
     with pytest.raises(OutriderError, match=rf"speculator\.kind = dspark: vLLM 0.32.*{refusal}"):
         with_kinds(one)
     head = write_dspark_head(target, tmp_path / "head")
@@ -116,7 +117,8 @@ def test_a_kind_of_model_runner_v2_is_refused_by_an_engine_with_v1(
 
 
 def test_one_kind_keeps_its_stages_and_inputs(target: Path) -> None:
-    one, both = recipe_of(target), recipe_of(target, BOTH)
+    one = recipe_of(target)
+    both = recipe_of(target, BOTH)
     assert stages_of(one) is STAGES and "choose_kind" not in STAGES
     assert stages_of(recipe_of(target, "speculator.kind=[eagle3]")) is STAGES
     names = ["ingest", "split", "capture", "train_mtp", "train_eagle3", "choose_kind"]
@@ -134,7 +136,8 @@ def test_one_kind_keeps_its_stages_and_inputs(target: Path) -> None:
 
 def captured_run(folder: Path) -> tuple[Path, RunDirectory]:
     """A target and a run of which everything up to the capture is there, for both kinds."""
-    captured, run = make_corpus(folder, layers=(1, 2)), RunDirectory(folder / "run")
+    captured = make_corpus(folder, layers=(1, 2))
+    run = RunDirectory(folder / "run")
     shutil.copytree(captured.features_dir, run.features)
     store = FeatureStore.open(run.features)
     rows = [

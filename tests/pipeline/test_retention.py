@@ -48,7 +48,8 @@ def recipe_of(nano_r1, *words):
 @pytest.fixture
 def run(tmp_path, nano_r1):
     """A run of which every stage is done."""
-    run, recipe = RunDirectory(tmp_path / "done"), recipe_of(nano_r1)
+    run = RunDirectory(tmp_path / "done")
+    recipe = recipe_of(nano_r1)
     for name in (*TEXT, *STATES, *KEPT):
         (run.root / name).parent.mkdir(parents=True, exist_ok=True)
         (run.root / name).write_text("{}")
@@ -70,7 +71,7 @@ def started(monkeypatch):
 
 def go(run, recipe, wanted=tuple(STAGES)):
     console = Console(record=True, width=400)
-    run_stages(run, recipe, wanted, {}, console)
+    run_stages(run=run, recipe=recipe, wanted=wanted, options={}, console=console)
     return console.export_text()
 
 

@@ -23,7 +23,8 @@ TEMPLATES = ("template", "r1/template", "r1_distill/template")
 
 
 def decided(recipe: Recipe) -> tuple[float, int, int]:
-    training, engine = recipe.training, recipe.serving.engine
+    training = recipe.training
+    engine = recipe.serving.engine
     return training.learning_rate, training.row_tokens, engine.max_model_len
 
 

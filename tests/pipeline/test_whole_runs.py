@@ -95,7 +95,8 @@ def test_a_streamed_run_trains_as_a_stored_one(tmp_path: Path) -> None:
     words = ("training.features=streamed", "cluster.address=local", "capture.min_on_policy=null")
     expected = losses(tmp_path, "stored", "capture.min_on_policy=null")
     assert losses(tmp_path, "streamed", *words) == pytest.approx(expected, rel=0.05)
-    stored, streamed = tmp_path / "runs" / "stored", tmp_path / "runs" / "streamed"
+    stored = tmp_path / "runs" / "stored"
+    streamed = tmp_path / "runs" / "streamed"
     parts = json.loads((streamed / "split" / "parts.json").read_text())
     small = FeatureStore.open(streamed / "features")
     assert set(small.sequence_ids) == {*parts["validation"], *parts["heldout"]}

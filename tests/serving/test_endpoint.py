@@ -21,7 +21,13 @@ def test_an_endpoint_is_measured_by_its_own_counters_and_other_users_are_reporte
     def measured(evaluation):
         console = Console(record=True, width=120)
         results = measure_endpoint(
-            f"{server.url}/", target, prompt_texts, greedy, evaluation, tmp_path, print
+            url=f"{server.url}/",
+            target=target,
+            prompts=prompt_texts,
+            sampling=greedy,
+            settings=evaluation,
+            log_dir=tmp_path,
+            say=print,
         )
         print_endpoint(results, console)
         return results, console.export_text()
@@ -41,7 +47,13 @@ def test_an_endpoint_is_measured_by_its_own_counters_and_other_users_are_reporte
 
     def counting(url):
         counters = real(url)
-        complete(server.url, server.model_name, prompts[:2], greedy, 16)
+        complete(
+            url=server.url,
+            model=server.model_name,
+            prompts=prompts[:2],
+            sampling=greedy,
+            max_tokens=16,
+        )
         return counters
 
     monkeypatch.setattr(load_generator, "read_counters", counting)

@@ -68,7 +68,12 @@ def answered(
     """Greedy texts, one request at a time, and the counts of their drafts."""
     before = server.counters()
     done: list[Completion] = complete(
-        server.url, server.model_name, prompts, Sampling(temperature=0), tokens, concurrency=1
+        url=server.url,
+        model=server.model_name,
+        prompts=prompts,
+        sampling=Sampling(temperature=0),
+        max_tokens=tokens,
+        concurrency=1,
     )
     return [each.token_ids for each in done], server.counters() - before
 
@@ -76,18 +81,25 @@ def answered(
 def test_an_exchange_and_one_back_leave_the_counts_and_the_weights_of_a_fresh_server(
     server, replica, releases, prompts, k
 ):
-    before, (texts, base) = replica.status(), answered(server, prompts[:3])
+    before = replica.status()
+    texts, base = answered(server, prompts[:3])
     result = swap(replica, releases["noise"])
-    during, (other_texts, noise) = replica.status(), answered(server, prompts[:3])
+    during = replica.status()
+    other_texts, noise = answered(server, prompts[:3])
     swap(replica, releases["base"])
-    after, (texts_again, again) = replica.status(), answered(server, prompts[:3])
+    after = replica.status()
+    texts_again, again = answered(server, prompts[:3])
 
     assert texts == other_texts == texts_again
     assert again == base != noise and noise.accepted_tokens < 0.5 * base.accepted_tokens
     assert (after.version, before.digest) == ("base", "")
     assert result.stall_s > 0
     assert during == ReplicaStatus(
-        "noise", bundle_digest(releases["noise"]), k, "mtp", str(releases["noise"])
+        version="noise",
+        digest=bundle_digest(releases["noise"]),
+        k=k,
+        kind="mtp",
+        directory=str(releases["noise"]),
     )
 
 
@@ -95,7 +107,8 @@ def test_after_a_fault_at_any_tensor_the_old_speculator_drafts_as_before(
     server, replica, releases, prompts, short_r1
 ):
     swap(replica, releases["base"])
-    before, (texts, base) = replica.status(), answered(server, prompts[:1])
+    before = replica.status()
+    texts, base = answered(server, prompts[:1])
     tensors = len(list(MTP().swap_tensors(short_r1)))
     for after in range(tensors + 1):
         server._rpc("next_load_fails_after", {"tensors": after})
@@ -111,7 +124,8 @@ def test_after_a_fault_at_any_tensor_the_old_speculator_drafts_as_before(
 
 def test_a_swap_that_does_not_hold_is_taken_back_by_itself(server, replica, releases, prompts):
     swap(replica, releases["base"])
-    before, (texts, base) = replica.status(), answered(server, prompts[:2])
+    before = replica.status()
+    texts, base = answered(server, prompts[:2])
     predicted = 1 + 0.8 * base.accepted_tokens / base.drafts
     swap(replica, releases["noise"], Watch(requests=200, min_tokens_per_step=predicted))
     server._rpc("next_load_fails_after", {"tensors": 3})
@@ -156,7 +170,8 @@ def test_a_failed_restore_and_a_failed_take_back_are_visible_until_an_exchange_s
     server, replica, releases, prompts
 ):
     swap(replica, releases["base"])
-    before, (texts, base) = replica.status(), answered(server, prompts[:1])
+    before = replica.status()
+    texts, base = answered(server, prompts[:1])
     server._rpc("next_load_fails_after", {"tensors": 3, "times": 2})
     with pytest.raises(SwapFailed, match="could not be loaded again"):
         swap(replica, releases["noise"])

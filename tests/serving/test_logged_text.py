@@ -31,13 +31,12 @@ def head(hidden_NH):
 
 def literal(which):
     """Position by position."""
-    claim, sums_PC = CLAIMS[which], torch.zeros(2, len(COLUMNS), dtype=torch.float64)
+    claim = CLAIMS[which]
+    sums_PC = torch.zeros(2, len(COLUMNS), dtype=torch.float64)
     for position in range(claim.completion_start, LENGTH):
         sampling = torch.tensor([[claim.temperature], [claim.top_p], [claim.top_k]])
-        logits_1V, token_1 = (
-            head(STATES[which][None, position - 1]),
-            torch.tensor([TOKENS[which][position]]),
-        )
+        logits_1V = head(STATES[which][None, position - 1])
+        token_1 = torch.tensor([TOKENS[which][position]])
         part = 0 if position < claim.completion_start + HEAD else 1
         fit_1 = torch.tensor([(position - claim.completion_start) % FIT_EVERY == 0])
         sums_PC[part] += token_scores(logits_1V, token_1, *sampling, fit_N=fit_1)[0].double()
@@ -69,7 +68,8 @@ def test_any_cut_into_steps_gives_the_same_sums(cuts, again):
 
 
 def test_a_rank_that_keeps_nothing_still_calls_the_head():
-    text, asked = LoggedText(TOKENS[0], CLAIMS[0]), []
+    text = LoggedText(TOKENS[0], CLAIMS[0])
+    asked = []
     score_step(
         [Step(text, 0, 0, LENGTH)],
         STATES[0],

@@ -33,11 +33,16 @@ PARITY = ParityConfig(prompts=8, max_tokens=24, anchors=120)
 )
 def test_it_drafts_and_the_text_is_the_same(engine, target, prompts, k, tmp_path, kind):
     """A head drafts what the unroll drafts at every depth, and so does the next one loaded."""
-    rows = [AskedRow(str(n), prompt, 0.0, 1.0, 40) for n, prompt in enumerate(prompts)]
+    rows = [
+        AskedRow(row_id=str(n), token_ids=prompt, temperature=0.0, top_p=1.0, max_tokens=40)
+        for n, prompt in enumerate(prompts)
+    ]
     without = engine.answer(rows)
     if kind == "suffix":
         pytest.importorskip("arctic_inference", reason="suffix lookup needs arctic-inference")
-    speculator, environment, heads = Speculator.named("ngram"), {}, {}
+    speculator = Speculator.named("ngram")
+    environment = {}
+    heads = {}
     if kind in LOOKUPS:
         speculator = Speculator.named(kind)
     else:
@@ -61,7 +66,8 @@ def test_it_drafts_and_the_text_is_the_same(engine, target, prompts, k, tmp_path
             for metric in speculating.llm.get_metrics()
             if hasattr(metric, "value")
         }
-        spec, recordings = speculator.features(target.directory()), {}
+        spec = speculator.features(target.directory())
+        recordings = {}
         for name, directory in heads.items():
             swap(speculating, directory, heads["first"], target.directory())
             recordings[name] = record(speculating, spec, prompts, PARITY.max_tokens)
@@ -74,14 +80,32 @@ def test_it_drafts_and_the_text_is_the_same(engine, target, prompts, k, tmp_path
     if kind in LOOKUPS:  # nano R1 repeats its prompt, so lookups must hit
         assert counted["vllm:spec_decode_num_accepted_tokens"] > 0
     for name, recording in recordings.items():
-        found = draft_parity(recording, heads[name], target.directory(), k, PARITY)
+        found = draft_parity(
+            recording=recording,
+            speculator_dir=heads[name],
+            target_dir=target.directory(),
+            k=k,
+            parity=PARITY,
+        )
         assert found[0][0] > 60
         assert complaint(found, PARITY) is None, (name, found)
     if heads:
         # Not step by step: the prompts are cached by now, and near ties of bf16 fall otherwise.
-        found = draft_parity(restored, heads["second"], target.directory(), k, PARITY)
+        found = draft_parity(
+            recording=restored,
+            speculator_dir=heads["second"],
+            target_dir=target.directory(),
+            k=k,
+            parity=PARITY,
+        )
         assert complaint(found, PARITY) is None, ("after faults", found)
-        crossed = draft_parity(recordings["second"], heads["first"], target.directory(), k, PARITY)
+        crossed = draft_parity(
+            recording=recordings["second"],
+            speculator_dir=heads["first"],
+            target_dir=target.directory(),
+            k=k,
+            parity=PARITY,
+        )
         assert complaint(crossed, PARITY) is not None
 
 

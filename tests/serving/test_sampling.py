@@ -31,16 +31,32 @@ def test_sampled_tokens_are_as_likely_as_the_target_says(
     if speculation:
         server: Server = request.getfixturevalue("server")
         sampling = Sampling(TEMPERATURE, top_p=1.0)
-        done = complete(server.url, server.model_name, asked, sampling, TOKENS)
+        done = complete(
+            url=server.url,
+            model=server.model_name,
+            prompts=asked,
+            sampling=sampling,
+            max_tokens=TOKENS,
+        )
         answers = [each.token_ids for each in done]
     else:
         rows = [
-            AskedRow(str(i), prompt, TEMPERATURE, 1.0, TOKENS) for i, prompt in enumerate(asked)
+            AskedRow(
+                row_id=str(i),
+                token_ids=prompt,
+                temperature=TEMPERATURE,
+                top_p=1.0,
+                max_tokens=TOKENS,
+            )
+            for i, prompt in enumerate(asked)
         ]
         answers = engine.answer(rows)
     head_VH = load_target_ends(short_r1).lm_head_VH
     whole = [(str(i), asked[i] + answer) for i, answer in enumerate(answers)]
-    surprises, variances, tails, expected_tails = [], [], [], []
+    surprises = []
+    variances = []
+    tails = []
+    expected_tails = []
     prefilled = zip(asked, answers, engine.prefill(whole), strict=True)
     for prompt, answer, (_, states, _) in prefilled:
         logits_TV = states[FINAL_NORM][len(prompt) - 1 : -1].float() @ head_VH.T

@@ -62,7 +62,8 @@ def test_the_engine_gets_what_vllm_s_own_parser_reads(
         "trust_remote_code",  # runs code of the checkpoint: left out
     }
     for name in vars(parsed).keys() - label:
-        theirs, default = getattr(parsed, name), getattr(defaults, name)
+        theirs = getattr(parsed, name)
+        default = getattr(defaults, name)
         if theirs == default and name not in ours:
             continue
         if name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens") and theirs is None:

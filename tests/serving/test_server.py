@@ -35,13 +35,36 @@ def test_only_the_server_gets_its_port_while_it_starts(target, tmp_path):
 
 
 def test_a_block_of_load_is_counted_request_by_request(server, load, prompts, prompt_texts):
-    block = load.run_block(server.url, prompt_texts, 4, Sampling(temperature=0), 24)
-    again = load.run_block(server.url, prompt_texts, 1, Sampling(temperature=0), 24)
+    block = load.run_block(
+        url=server.url,
+        prompts=prompt_texts,
+        concurrency=4,
+        sampling=Sampling(temperature=0),
+        max_tokens=24,
+    )
+    again = load.run_block(
+        url=server.url,
+        prompts=prompt_texts,
+        concurrency=1,
+        sampling=Sampling(temperature=0),
+        max_tokens=24,
+    )
     with pytest.raises(OutriderError, match="1 of 1 requests failed"):
-        load.run_block(server.url, ["word " * 4000], 1, Sampling(temperature=0), 24)
+        load.run_block(
+            url=server.url,
+            prompts=["word " * 4000],
+            concurrency=1,
+            sampling=Sampling(temperature=0),
+            max_tokens=24,
+        )
     assert load._log_path.stat().st_mode & 0o777 == 0o600
     asked = complete(
-        server.url, server.model_name, prompts, Sampling(temperature=0), 24, concurrency=1
+        url=server.url,
+        model=server.model_name,
+        prompts=prompts,
+        sampling=Sampling(temperature=0),
+        max_tokens=24,
+        concurrency=1,
     )
     assert [request.output_tokens for request in again.requests] == [
         len(done.token_ids) for done in asked
@@ -56,8 +79,21 @@ def test_a_block_of_load_is_counted_request_by_request(server, load, prompts, pr
 
 def test_each_request_is_sent_at_its_time(server, load, prompt_texts):
     arrivals = [0.0, 0.0, 0.7, 0.75, 0.8, 1.9, 1.9, 6.0]
-    timed = load.run_block(server.url, prompt_texts, None, Sampling(temperature=0), 24, arrivals)
-    closed = load.run_block(server.url, prompt_texts, 8, Sampling(temperature=0), 24)
+    timed = load.run_block(
+        url=server.url,
+        prompts=prompt_texts,
+        concurrency=None,
+        sampling=Sampling(temperature=0),
+        max_tokens=24,
+        arrivals=arrivals,
+    )
+    closed = load.run_block(
+        url=server.url,
+        prompts=prompt_texts,
+        concurrency=8,
+        sampling=Sampling(temperature=0),
+        max_tokens=24,
+    )
     starts = [request.start_s for request in timed.requests]
     for start, arrival in zip(starts, arrivals, strict=True):
         assert arrival - 0.05 < start < arrival + 30, (starts, arrivals)
@@ -78,9 +114,17 @@ def test_a_bundle_is_served_as_it_was_evaluated(server, target, prompts, k, shor
     save_drafter(load_mtp(short_r1, torch.bfloat16), short_r1, tmp_path / "speculator")
     server.swap(tmp_path / "speculator")
     # Few and one at a time: only then are responses the same bit for bit.
-    few, greedy = prompts[:3], Sampling(temperature=0)
+    few = prompts[:3]
+    greedy = Sampling(temperature=0)
     before = server.counters()
-    done = complete(server.url, server.model_name, few, greedy, TOKENS, concurrency=1)
+    done = complete(
+        url=server.url,
+        model=server.model_name,
+        prompts=few,
+        sampling=greedy,
+        max_tokens=TOKENS,
+        concurrency=1,
+    )
     counters = server.counters() - before
     for count in ("drafts", "draft_tokens", "accepted_tokens"):
         assert sum(getattr(each.counters, count) for each in done) == getattr(counters, count)
@@ -92,7 +136,9 @@ def test_a_bundle_is_served_as_it_was_evaluated(server, target, prompts, k, shor
     alone_k_else_one = [(1, 1, k), (2, 8, 1)]
     own = Speculator.named(tmp_path / "speculator")
     drafting = Drafting(own, k, k_per_batch_size=alone_k_else_one)
-    manifest = export_bundle(drafting, target, ENGINE, {"recipe": "digest"}, out)
+    manifest = export_bundle(
+        drafting=drafting, target=target, engine=ENGINE, evidence={"recipe": "digest"}, out_dir=out
+    )
     assert json.loads((out / "bundle.json").read_text()) == manifest
     length = counters.acceptance_length
     check = (target, ENGINE, few, greedy, TOKENS, length, 0.01, tmp_path / "bundle.log")

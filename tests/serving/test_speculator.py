@@ -41,7 +41,8 @@ def test_the_copy_has_the_layer_s_bytes_and_is_made_once(tmp_path):
     layout = read_layout(target)
     names = trainable_kind_of(target).native_tensors(layout)
     assert sorted(path.name for path in copy.iterdir()) == ["config.json", "model.safetensors"]
-    tensors, original = load_file(copy / "model.safetensors"), CheckpointTensors(layout)
+    tensors = load_file(copy / "model.safetensors")
+    original = CheckpointTensors(layout)
     assert tensors.keys() == names
     for name, tensor in tensors.items():
         assert tensor.dtype == original.raw(name).dtype and tensor.equal(original.raw(name))

@@ -24,17 +24,21 @@ DEPTH, TOKENS = 4, 14
 
 
 def test_vllm_s_glm_layer_drafts_what_the_unroll_drafts(tmp_path: Path) -> None:
-    target, directory = tmp_path / "target", tmp_path / "speculator"
+    target = tmp_path / "target"
+    directory = tmp_path / "speculator"
     write_tiny_target(target, config=tiny_glm())
     speculator = load_mtp(target)
     with torch.no_grad():
         for weight in speculator.parameters():
             weight.mul_(1.1)
     save_drafter(speculator, target, directory)
-    speculator, ends = load_mtp(directory), load_target_ends(target)
+    speculator = load_mtp(directory)
+    ends = load_target_ends(target)
     torch.manual_seed(0)
-    token_T, hidden_TH = torch.randint(VOCAB, (TOKENS,)), torch.randn(TOKENS, HIDDEN)
-    out, embedding_VH = tmp_path / "states", ends.embedding_VH.float()
+    token_T = torch.randint(VOCAB, (TOKENS,))
+    hidden_TH = torch.randn(TOKENS, HIDDEN)
+    out = tmp_path / "states"
+    embedding_VH = ends.embedding_VH.float()
     forked(draft, target, directory, token_T.tolist(), embedding_VH, hidden_TH, DEPTH, out)
     row = token_T[None], hidden_TH[None], torch.zeros(1, TOKENS, dtype=torch.long)
     with torch.no_grad():
@@ -118,7 +122,8 @@ def test_vllm_loads_what_replay_reads(tmp_path: Path, scale_fmt: str | None) -> 
         "mlp.shared_experts.down_proj": views["mlp.shared_experts.down_proj.weight"],
     }
     for name, value in expected.items():
-        own, scale = loaded[f"{name}.weight"], loaded[f"{name}.weight_scale_inv"]
+        own = loaded[f"{name}.weight"]
+        scale = loaded[f"{name}.weight_scale_inv"]
         assert torch.equal(dequantize(own, scale, (128, 128)), value), name
     for stack, parts in (("w13", ("gate", "up")), ("w2", ("down",))):
         name = f"mlp.experts.routed_experts.{stack}_weight"

@@ -27,7 +27,8 @@ class ListedCache(torch.nn.Module):
 
     def __init__(self, attention: Any):
         super().__init__()
-        self.heads, self.kv_heads = attention.num_heads, attention.num_kv_heads
+        self.heads = attention.num_heads
+        self.kv_heads = attention.num_kv_heads
         self.scale = attention.scaling
         self.seen: list[tuple[Tensor, Tensor]] = []
 
@@ -106,7 +107,8 @@ def draft(
         attention.attn = cache = ListedCache(attention)
 
         def step(token: int, state: Tensor, position: int) -> tuple[Tensor, Tensor]:
-            token_1, position_1 = torch.tensor([token]), torch.tensor([position])
+            token_1 = torch.tensor([token])
+            position_1 = torch.tensor([position])
             with set_forward_context(None, config, num_tokens=1):
                 found = drafter(token_1, position_1, state, inputs_embeds=embedding_VH[token_1])
             # llm_base_proposer.py: a tuple has the state for the head and the state that is fed.

@@ -39,7 +39,8 @@ class CachedEngine:
 
     def states(self, tokens: list[int], read_TX: Tensor) -> dict[tuple[int, int], Tensor]:
         """u of every (depth, anchor) whose predicted token exists."""
-        cache, found = DynamicCache(), {}
+        cache = DynamicCache()
+        found = {}
         for i in range(len(tokens) - 2):
             state, u = self.step(tokens[i + 1], self.first(read_TX[i]), i, cache)
             found[0, i] = u
@@ -59,18 +60,19 @@ def packed_row(width: int = HIDDEN, slots: int = 30) -> Row:
     torch.manual_seed(3)
     token_BT = torch.randint(0, VOCAB, (2, slots))
     read_BTX = torch.randn(2, slots, width)
-    sequence_BT, position_BT = torch.full((2, slots), -1), torch.zeros(2, slots, dtype=torch.long)
+    sequence_BT = torch.full((2, slots), -1)
+    position_BT = torch.zeros(2, slots, dtype=torch.long)
     start = 0
     for number, length in enumerate(LENGTHS):
         sequence_BT[0, start : start + length] = number
         position_BT[0, start : start + length] = torch.arange(length)
         start += length
-    first, second = LENGTHS[0], LENGTHS[0] + LENGTHS[1]
-    sequence_BT[1, : LENGTHS[1]], position_BT[1, : LENGTHS[1]] = 1, torch.arange(LENGTHS[1])
-    token_BT[1, : LENGTHS[1]], read_BTX[1, : LENGTHS[1]] = (
-        token_BT[0, first:second],
-        read_BTX[0, first:second],
-    )
+    first = LENGTHS[0]
+    second = LENGTHS[0] + LENGTHS[1]
+    position_BT[1, : LENGTHS[1]] = torch.arange(LENGTHS[1])
+    sequence_BT[1, : LENGTHS[1]] = 1
+    token_BT[1, : LENGTHS[1]] = token_BT[0, first:second]
+    read_BTX[1, : LENGTHS[1]] = read_BTX[0, first:second]
     return token_BT, read_BTX, sequence_BT, position_BT
 
 
@@ -81,7 +83,8 @@ def differences(drafter: Drafter, engine: Any, width: int = 2 * HIDDEN) -> Tenso
     token_BT, read_BTX, sequence_BT, _ = row
     anchors_N, states = drafter.unroll(engine.ends, Slots(*row, valid_BT(sequence_BT, 0)), DEPTH)
     place = {slot: n for n, slot in enumerate(anchors_N.tolist())}
-    worst_K, compared = torch.zeros(DEPTH), 0
+    worst_K = torch.zeros(DEPTH)
+    compared = 0
     for number in range(len(LENGTHS)):
         slots = (sequence_BT[0] == number).nonzero().squeeze(1)
         expected = engine.states(token_BT[0, slots].tolist(), read_BTX[0, slots])

@@ -18,12 +18,15 @@ from outrider.speculators.heads import DraftHead
 
 def literal_expectation(a_AK, anchors: int, k: int):
     """Expected steps and accepted counts over every sequence of advances of the response."""
-    steps, accepted = 0.0, [0.0] * k
+    steps = 0.0
+    accepted = [0.0] * k
     for count in range(1, anchors + 1):
         for advances in itertools.product(range(1, k + 2), repeat=count):
             if sum(advances[:-1]) >= anchors or sum(advances) < anchors:
                 continue
-            probability, t, history = 1.0, 0, []
+            probability = 1.0
+            t = 0
+            history = []
             for advance in advances:
                 draft = [float(a_AK[t, j]) if t + j + 1 <= anchors else 0.0 for j in range(k)]
                 for j in range(advance - 1):
@@ -83,19 +86,16 @@ def simulate(p_VV, draft_KVV, probabilistic: bool):
     Draft, accept or resample from the residual, bonus token.
     """
     counts = torch.zeros(DEPTH)
-    steps, last, left = (
-        0,
-        torch.zeros(RESPONSES, dtype=torch.long),
-        torch.full((RESPONSES,), LENGTH),
-    )
+    steps = 0
+    last = torch.zeros(RESPONSES, dtype=torch.long)
+    left = torch.full((RESPONSES,), LENGTH)
     while len(last):
         steps += len(last)
-        alive, moved = (
-            torch.ones(len(last), dtype=torch.bool),
-            torch.zeros(len(last), dtype=torch.long),
-        )
+        alive = torch.ones(len(last), dtype=torch.bool)
+        moved = torch.zeros(len(last), dtype=torch.long)
         for j in range(DEPTH):
-            p, q = p_VV[last], draft_KVV[j, last]
+            p = p_VV[last]
+            q = draft_KVV[j, last]
             if not probabilistic:
                 q = torch.nn.functional.one_hot(q.argmax(-1), VOCABULARY).double()
             d = sample(q)
@@ -107,12 +107,14 @@ def simulate(p_VV, draft_KVV, probabilistic: bool):
             residual = torch.where(residual.sum(-1, keepdim=True) > 0, residual, p)
             token = torch.where(ok, d, sample(residual))
             counts[j] += (alive & ok & (left >= j + 1)).sum()
-            last, moved = torch.where(alive, token, last), moved + alive
+            last = torch.where(alive, token, last)
+            moved = moved + alive
             alive = alive & ok
         last = torch.where(alive, sample(p_VV[last]), last)
         moved = moved + alive
         left = left - moved
-        last, left = last[left > 0], left[left > 0]
+        last = last[left > 0]
+        left = left[left > 0]
     return steps, counts
 
 
@@ -128,7 +130,8 @@ def test_chain_predicts_simulated_rejection_sampling(drafts, probabilistic):
     draft_logits_KVV = target_logits_VV + torch.tensor([0.8, 1.2, 1.8])[
         :, None, None
     ] * torch.randn(DEPTH, VOCABULARY, VOCABULARY)
-    temperature, top_p = torch.full((VOCABULARY,), 0.8), torch.full((VOCABULARY,), 0.95)
+    temperature = torch.full((VOCABULARY,), 0.8)
+    top_p = torch.full((VOCABULARY,), 0.95)
     p_VV = target_distribution(target_logits_VV, temperature, top_p).double()
     ids_D = torch.arange(VOCABULARY)[-drafts:]
     outside_V = torch.arange(VOCABULARY) < ids_D[0]
@@ -147,16 +150,16 @@ def test_chain_predicts_simulated_rejection_sampling(drafts, probabilistic):
         for s in range(DEPTH)
     ]
     a_NK = accept_matrix(
-        states,
-        DraftHead(torch.eye(VOCABULARY)[ids_D], None if drafts == VOCABULARY else ids_D),
-        torch.eye(VOCABULARY),
-        tokens_RT,
-        target_logits_VV[tokens_RT],
-        row,
-        anchor,
-        torch.full_like(anchor, LENGTH + 1),
-        torch.full(anchor.shape, 0.8),
-        torch.full(anchor.shape, 0.95),
+        states=states,
+        head=DraftHead(torch.eye(VOCABULARY)[ids_D], None if drafts == VOCABULARY else ids_D),
+        lm_head_VH=torch.eye(VOCABULARY),
+        token_ids_BT=tokens_RT,
+        hidden_BTH=target_logits_VV[tokens_RT],
+        row_N=row,
+        anchor_N=anchor,
+        last_N=torch.full_like(anchor, LENGTH + 1),
+        temperature_N=torch.full(anchor.shape, 0.8),
+        top_p_N=torch.full(anchor.shape, 0.95),
         probabilistic=probabilistic,
     )
     chain = replay_chain(pad_anchors(a_NK, anchors_R), anchors_R)
@@ -175,7 +178,8 @@ def test_the_target_distribution_is_vllms():
     torch.manual_seed(2)
     logits = 3 * torch.randn(64, 50)
     logits[:8, 10:20] = logits[:8, 10:11]  # ties
-    temperature, top_p = torch.full((64,), 0.6), torch.linspace(0.05, 1.0, 64)
+    temperature = torch.full((64,), 0.6)
+    top_p = torch.linspace(0.05, 1.0, 64)
     expected = sampler.apply_top_k_top_p_pytorch(logits / 0.6, None, top_p).softmax(-1)
     torch.testing.assert_close(target_distribution(logits, temperature, top_p), expected)
     top_k = torch.arange(64) % 60

@@ -93,13 +93,15 @@ def test_valid_is_the_existence_of_the_predicted_token() -> None:
 
 
 def test_unroll_is_what_the_engine_decodes(each_target: Path) -> None:
-    speculator, ends = load_mtp(each_target), load_target_ends(each_target)
+    speculator = load_mtp(each_target)
+    ends = load_target_ends(each_target)
     engine = LiteralEngine(each_target, speculator, ends)
     assert differences(speculator, engine, HIDDEN).max() < 2e-4
 
 
 def test_anchors_alone_give_the_same_states(each_target: Path) -> None:
-    speculator, ends = load_mtp(each_target), load_target_ends(each_target)
+    speculator = load_mtp(each_target)
+    ends = load_target_ends(each_target)
     token_BT, hidden_BTH, sequence_BT, position_BT = packed_row()
     everywhere = unroll(speculator, ends, token_BT, hidden_BTH, sequence_BT, position_BT, DEPTH)
     anchor_BT = valid_BT(sequence_BT, 0) & (torch.arange(sequence_BT.shape[1]) % 3 == 1)
@@ -119,12 +121,19 @@ def test_anchors_alone_give_the_same_states(each_target: Path) -> None:
 def test_gradients_flow_through_the_chain_as_in_the_reference(
     each_target: Path, recompute: bool
 ) -> None:
-    speculator, ends = load_mtp(each_target), load_target_ends(each_target)
+    speculator = load_mtp(each_target)
+    ends = load_target_ends(each_target)
     token_BT, hidden_BTH, sequence_BT, position_BT = (tensor[1:] for tensor in packed_row())
     length = LENGTHS[1]
     weight_SIH = torch.randn(DEPTH, length, HIDDEN)
     anchor_BT = valid_BT(sequence_BT, 0)
-    row = Slots(token_BT, hidden_BTH, sequence_BT, position_BT, anchor_BT)
+    row = Slots(
+        token_ids_BT=token_BT,
+        inputs_BTX=hidden_BTH,
+        sequence_BT=sequence_BT,
+        position_BT=position_BT,
+        anchor_BT=anchor_BT,
+    )
     _, states = unroll_anchors(speculator, ends, row, DEPTH, recompute=recompute)
     reach = [length - 2 - s for s in range(DEPTH)]
     sum(

@@ -23,7 +23,8 @@ def test_a_served_target_answers_each_request_once(nano_r1: Path, tmp_path: Path
         "LlamaForCausalLM", tmp_path / "smollm2", vocabulary=4096, tokenizer_of=nano_r1
     )
     workload = smollm2.Workload(max_tokens=12, concurrency=3)
-    log, prompts = tmp_path / "log.jsonl", smollm2.prompts_for(smollm2.TASK, 5)
+    log = tmp_path / "log.jsonl"
+    prompts = smollm2.prompts_for(smollm2.TASK, 5)
     engine = EngineConfig(max_model_len=512, dtype="float32")
     with Server(TargetConfig(model=str(target)), engine, log_path=tmp_path / "server") as server:
         smollm2.record(server, log, prompts[:2], workload)

@@ -43,11 +43,15 @@ def test_a_row_holds_its_sequences_side_by_side() -> None:
 
 
 def test_prefetch_keeps_the_order_and_raises_what_the_thread_met() -> None:
-    with Prefetch(MemoryStore(), SAMPLES, [(0,), (1,), (2,)], 14, SPEC) as batches:
+    with Prefetch(
+        store=MemoryStore(), samples=SAMPLES, rows=[(0,), (1,), (2,)], row_tokens=14, spec=SPEC
+    ) as batches:
         assert [batch.row for batch in batches] == [(0,), (1,), (2,)]
     broken, _ = make_samples([("z", 9, 2)], row_tokens=14)
     with (
-        Prefetch(MemoryStore(), broken, [(0,)], 14, SPEC) as batches,
+        Prefetch(
+            store=MemoryStore(), samples=broken, rows=[(0,)], row_tokens=14, spec=SPEC
+        ) as batches,
         pytest.raises(KeyError, match="z"),
     ):
         next(iter(batches))

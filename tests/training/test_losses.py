@@ -33,10 +33,8 @@ def problem(probabilistic: bool) -> Problem:
     """Requests with several sampling parameters, greedy ones too; some drafts without a target."""
     torch.manual_seed(0)
     u_KNH = torch.randn(K, N, H, dtype=torch.float64, requires_grad=True)
-    teacher_NH, lm_head_VH = (
-        torch.randn(N, H, dtype=torch.float64),
-        torch.randn(V, H, dtype=torch.float64),
-    )
+    teacher_NH = torch.randn(N, H, dtype=torch.float64)
+    lm_head_VH = torch.randn(V, H, dtype=torch.float64)
     valid_KN = torch.ones(K, N, dtype=torch.bool)
     valid_KN[1, 2:4] = False
     token_N = torch.randint(0, V, (N,))
@@ -67,9 +65,11 @@ def literal(
     KL and CE are against p renormalized over the draft vocabulary, alpha is against p itself.
     """
     _, teacher_NH, token_N, valid_KN, lm_head_VH, served = problem
-    weight_DH, ids = lm_head_VH, torch.arange(V)
+    weight_DH = lm_head_VH
+    ids = torch.arange(V)
     if head is not None:
-        weight_DH, ids = head.weight_DH, head.target_ids_D
+        weight_DH = head.weight_DH
+        ids = head.target_ids_D
     logits_NV = F.linear(teacher_NH, lm_head_VH)
     # In float64: `target_distribution` rounds to float32.
     p_ND = literal_p(logits_NV, served)[:, ids]
@@ -77,7 +77,8 @@ def literal(
     t_N = served.temperature_N.double().masked_fill(served.temperature_N < GREEDY_BELOW, 1.0)
     drafts_KND = F.linear(u_KNH, weight_DH)
     z_KND = drafts_KND / (t_N[:, None] if served.probabilistic else 1.0)
-    log_q_KND, q_KND = z_KND.log_softmax(-1), z_KND.softmax(-1)
+    log_q_KND = z_KND.log_softmax(-1)
+    q_KND = z_KND.softmax(-1)
     kl_KN = (torch.special.xlogy(goal_ND, goal_ND) - goal_ND * log_q_KND).sum(-1)
     sampled = served.probabilistic
     alpha_KN = (torch.minimum(p_ND.expand_as(q_KND), q_KND) if sampled else p_ND * q_KND).sum(-1)
@@ -135,7 +136,8 @@ def literal_p(logits_NV: Tensor, served: Served) -> Tensor:
 def test_loss_gradients_and_other_results_equal_the_literal_ones(
     kind: str, probabilistic: bool, own: bool
 ) -> None:
-    given, head = problem(probabilistic), own_head() if own else None
+    given = problem(probabilistic)
+    head = own_head() if own else None
     u_KNH = given[0]
     weight_KN = torch.rand(K, N, dtype=torch.float64)
     loss_KN, judged = distillation_loss(*given, kind, head)
@@ -152,7 +154,8 @@ def test_loss_gradients_and_other_results_equal_the_literal_ones(
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
 
 
-P, Q = (0.75, 0.25), (0.5, 0.5)
+P = (0.75, 0.25)
+Q = (0.5, 0.5)
 KL = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)
 MIN, DOT = 0.75, 0.5
 
@@ -175,7 +178,13 @@ def test_closed_forms(kind: str, sampled: bool, loss: float, slope: float) -> No
     one = torch.ones(1, 1, dtype=torch.bool)
     served = Served(torch.ones(1), torch.ones(1), probabilistic=sampled)
     loss_KN, judged = distillation_loss(
-        u_KNH, teacher_NH, torch.tensor([0]), one, torch.eye(2), served, kind
+        u_KNH=u_KNH,
+        teacher_NH=teacher_NH,
+        token_N=torch.tensor([0]),
+        valid_KN=one,
+        lm_head_VH=torch.eye(2),
+        served=served,
+        kind=kind,
     )
     loss_KN.sum().backward()
     assert loss_KN.item() == pytest.approx(loss)
@@ -193,7 +202,13 @@ def test_drafts_without_a_target_have_no_loss_and_such_chunks_are_skipped() -> N
     poisoned_NH = teacher_NH.clone()
     poisoned_NH[3:6] = float("nan")
     loss_KN, judged = distillation_loss(
-        u_KNH, poisoned_NH, token_N, valid_KN, lm_head_VH, served, "kl"
+        u_KNH=u_KNH,
+        teacher_NH=poisoned_NH,
+        token_N=token_N,
+        valid_KN=valid_KN,
+        lm_head_VH=lm_head_VH,
+        served=served,
+        kind="kl",
     )
     loss_KN.sum().backward()
     for values_KN in (loss_KN, *judged, u_KNH.grad.norm(dim=-1)):
@@ -234,13 +249,21 @@ def test_lk_alpha_is_bounded_where_p_and_q_hardly_overlap(probabilistic: bool) -
     u_KNH = torch.randn(1, rows, vocabulary)
     u_KNH[:, :, 1] = torch.linspace(5.0, 45.0, rows)
     served = Served(torch.ones(rows), torch.full((rows,), 0.95), probabilistic)
-    token_N, valid_KN = torch.zeros(rows, dtype=torch.long), torch.ones(1, rows, dtype=torch.bool)
-    gradients, values = [], []
+    token_N = torch.zeros(rows, dtype=torch.long)
+    valid_KN = torch.ones(1, rows, dtype=torch.bool)
+    gradients = []
+    values = []
     for dtype in (torch.float32, torch.float64):
         u = u_KNH.to(dtype, copy=True).requires_grad_()
         head_VH = torch.eye(vocabulary, dtype=dtype)
         loss_KN, _ = distillation_loss(
-            u, teacher_NH.to(dtype), token_N, valid_KN, head_VH, served, "lk_alpha"
+            u_KNH=u,
+            teacher_NH=teacher_NH.to(dtype),
+            token_N=token_N,
+            valid_KN=valid_KN,
+            lm_head_VH=head_VH,
+            served=served,
+            kind="lk_alpha",
         )
         loss_KN.sum().backward()
         gradients.append(u.grad.double())

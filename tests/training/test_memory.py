@@ -54,7 +54,9 @@ def test_backwards_peak_is_predicted(monkeypatch, settings: dict, recompute: boo
     monkeypatch.setattr(memory, "KEPT_AT_MOST", 0 if recompute else 10**12)
     monkeypatch.setitem(memory.CHUNK_LOGITS, "cpu", 0)  # the loss does not run here
     monkeypatch.setattr(memory, "CHUNK_ROWS", 0)
-    tokens, depth, hidden = 600, 3, settings["hidden_size"]
+    tokens = 600
+    depth = 3
+    hidden = settings["hidden_size"]
     size = mtp_size(settings)
     steps = MemoryPlan(size, tokens, depth, device="cpu").phases()["steps"]
     speculator = mtp_layer(settings)
@@ -62,11 +64,11 @@ def test_backwards_peak_is_predicted(monkeypatch, settings: dict, recompute: boo
     ends = TargetEnds(*(torch.randn(size.vocab, hidden).bfloat16() for _ in range(2)))
     place_BT = torch.arange(tokens)[None]
     row = Slots(
-        torch.randint(0, size.vocab, (1, tokens)),
-        torch.randn(1, tokens, hidden).bfloat16(),
-        torch.zeros_like(place_BT),
-        place_BT,
-        place_BT < tokens - 2,
+        token_ids_BT=torch.randint(0, size.vocab, (1, tokens)),
+        inputs_BTX=torch.randn(1, tokens, hidden).bfloat16(),
+        sequence_BT=torch.zeros_like(place_BT),
+        position_BT=place_BT,
+        anchor_BT=place_BT < tokens - 2,
     )
 
     def step() -> None:
@@ -82,7 +84,8 @@ def test_the_closed_form_fit_is_predicted() -> None:
     """The regression of EAGLE-3's first matrices, over three states of the target and a token."""
     config = tiny_config().to_dict() | {"num_hidden_layers": 8}
     size = drafter_size(Eagle3(), Eagle3().config(config, HeadConfig(), None), config)
-    x_NX, y_NY = torch.randn(64, size.read + HIDDEN), torch.randn(64, HIDDEN)
+    x_NX = torch.randn(64, size.read + HIDDEN)
+    y_NY = torch.randn(64, HIDDEN)
 
     def fit() -> None:
         ridge = Ridge(x_NX.shape[1], HIDDEN, torch.device("cpu"))
@@ -114,7 +117,8 @@ def test_model_states_are_what_deepspeed_estimates(processes: int) -> None:
     from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
 
     sharded = plan(zero_stage=2, processes=processes)
-    parts, largest = sharded.phases()["steps"], mtp_size(R1).largest
+    parts = sharded.phases()["steps"]
+    largest = mtp_size(R1).largest
     ours = sum(parts[part] for part in ("weights", "master_weights", "adam_moments", "gradients"))
     _, theirs = estimate_zero2_model_states_mem_needs(sharded.trained, processes, 1, False, 1.0)
     newest = 2 * memory.BUCKET

@@ -55,7 +55,12 @@ def by_target_head(u_KNH: torch.Tensor, head_VH: torch.Tensor) -> Drafted:
 def objective(probabilistic: bool, **settings: str) -> tuple[Objective, torch.Tensor]:
     head_VH = torch.randn(V, H, generator=torch.Generator().manual_seed(0))
     return Objective(
-        TrainingConfig(**settings), DEPTH, head_VH, SAMPLES, SAMPLING, probabilistic
+        config=TrainingConfig(**settings),
+        depth=DEPTH,
+        lm_head_VH=head_VH,
+        samples=SAMPLES,
+        sampling=SAMPLING,
+        probabilistic=probabilistic,
     ), head_VH
 
 
@@ -65,9 +70,12 @@ def test_rows_add_up_however_sequences_share_them(probabilistic: bool) -> None:
     share_K = goal.share(SAMPLES)
     totals = []
     for rows in ([(0, 1, 2)], [(1,), (2, 0)]):
-        total, gradient = torch.zeros(()), {}
+        total = torch.zeros(())
+        gradient = {}
         for row in rows:
-            batch = assemble(RandomStore(), SAMPLES, row, 40, SPEC)
+            batch = assemble(
+                store=RandomStore(), samples=SAMPLES, row=row, row_tokens=40, spec=SPEC
+            )
             u_KNH = drafts(batch)
             loss, _ = goal.of_row(by_target_head(u_KNH, head_VH), batch, share_K)
             (grad_KNH,) = torch.autograd.grad(loss, u_KNH)
@@ -85,14 +93,17 @@ def test_rows_add_up_however_sequences_share_them(probabilistic: bool) -> None:
 def test_the_loss_is_the_sum_over_single_drafts() -> None:
     """Draft by draft: token, teacher, the request's sampling parameters, weight."""
     goal, head_VH = objective(False, loss="kl")
-    batch = assemble(RandomStore(), SAMPLES, (0, 1, 2), 40, SPEC)
+    batch = assemble(store=RandomStore(), samples=SAMPLES, row=(0, 1, 2), row_tokens=40, spec=SPEC)
     u_KNH = drafts(batch)
     loss, judged = goal.of_row(by_target_head(u_KNH, head_VH), batch, goal.share(SAMPLES))
     decay_K = [0.6**s / sum(0.6**each for each in range(DEPTH)) for s in range(DEPTH)]
     counts_K = [sum(sample.targets(s) for sample in SAMPLES) for s in range(DEPTH)]
-    expected, kl_K, column = 0.0, [0.0] * DEPTH, 0
+    expected = 0.0
+    kl_K = [0.0] * DEPTH
+    column = 0
     for sample in SAMPLES:
-        features, sampling = RandomStore().read(sample.sequence_id), SAMPLING[sample.sequence_id]
+        features = RandomStore().read(sample.sequence_id)
+        sampling = SAMPLING[sample.sequence_id]
         anchors = range(sample.first_anchor, sample.length - 2)
         for i in anchors:
             for s in range(DEPTH):

@@ -73,7 +73,10 @@ def test_the_plan_is_a_function_of_seed_and_epoch() -> None:
 def test_processes_share_the_rows_of_every_remaining_step(world: int) -> None:
     """A short step repeats its first row in the turns without one."""
     steps = [[(4 * step + turn,) for turn in range(4)] for step in range(5)] + [[(20,), (21,)]]
-    shares = [rows_of_process(steps, 2, 4, rank, world) for rank in range(world)]
+    shares = [
+        rows_of_process(steps=steps, first_step=2, rows_per_step=4, rank=rank, world=world)
+        for rank in range(world)
+    ]
     found = [row for turn in zip(*shares, strict=True) for row in turn]
     computed = -(-4 // world) * world
     repeated = [(steps[step] + steps[step][:1] * computed)[:computed] for step in (2, 3, 4, 5)]

@@ -24,12 +24,16 @@ DEPTH = 5
 @pytest.fixture(scope="module")
 def small(nano_r1: Path) -> tuple[ChainUnroll, list[Batch]]:
     """The base, and three sequences: the smallest validation part."""
-    rows, batches = general_rows(every=50)[:3], []
-    states, spec = ComputedStates(nano_r1, rows, []), FeatureSpec((FeatureStream(FINAL_NORM, 192),))
+    rows = general_rows(every=50)[:3]
+    batches = []
+    states = ComputedStates(nano_r1, rows, [])
+    spec = FeatureSpec((FeatureStream(FINAL_NORM, 192),))
     for row in rows:
         length = len(row["token_ids"])
         samples, _ = make_samples([(row["sequence_id"], length, row["completion_start"])], length)
-        batches.append(assemble(states, samples, (0,), length, spec))
+        batches.append(
+            assemble(store=states, samples=samples, row=(0,), row_tokens=length, spec=spec)
+        )
     return ChainUnroll(load_mtp(nano_r1), load_target_ends(nano_r1), DEPTH).eval(), batches
 
 
@@ -54,7 +58,9 @@ def pre_norm(target: Path) -> ChainUnroll:
 def positions_stay(target: Path) -> ChainUnroll:
     """The drafts of a chain are at their anchor's position."""
     unroll = healthy(target)
-    speculator, project, inputs = unroll.speculator, unroll.speculator.project, []
+    speculator = unroll.speculator
+    project = unroll.speculator.project
+    inputs = []
 
     def first_state(self, inputs_NX):
         inputs.clear()

@@ -40,7 +40,8 @@ def test_off_policy_sequences_of_a_stream_have_no_loss(corpus: Corpus, tmp_path:
     """Each is found by the process that reads it; the number of processes changes no loss."""
     stream = write_stream(corpus.features_dir, tmp_path / "stream")
     for processes in (1, 2):
-        run, store = tmp_path / str(processes), RECORDED_STREAM
+        run = tmp_path / str(processes)
+        store = RECORDED_STREAM
         corpus.at(stream).train(run, **STREAM, feature_store=store, processes=processes)
     assert_same_run(tmp_path / "1", tmp_path / "2")
     corpus.train(tmp_path / "stored", **SETTINGS)

@@ -41,11 +41,17 @@ def test_p_is_the_one_that_the_replay_uses(within: int, monkeypatch: pytest.Monk
 
 def test_ties_at_the_edge_of_top_k_are_all_kept_as_in_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     logits_CV = torch.tensor([[2.0, 1.0, 1.0, 1.0, 0.0, -1.0]])
-    one, top_k = torch.ones(1), torch.tensor([2])
+    one = torch.ones(1)
+    top_k = torch.tensor([2])
     for within in (2, 3, 6):
         monkeypatch.setattr(teacher, "NUCLEUS_WITHIN", within)
         found = served_distribution(
-            logits_CV.clone(), torch.empty_like(logits_CV), torch.tensor([0]), one, one, top_k
+            z_CV=logits_CV.clone(),
+            p_CV=torch.empty_like(logits_CV),
+            token_C=torch.tensor([0]),
+            temperature_C=one,
+            top_p_C=one,
+            top_k_C=top_k,
         )
         expected_CV = target_distribution(logits_CV, one, one, top_k)
         assert (expected_CV > 0).sum() == 4

@@ -92,7 +92,8 @@ def test_a_run_learns_publishes_and_keeps_its_records(
     assert {"kl", "expected_acceptance", "tokens_per_s", "wait_share", "padding_share"} <= set(
         metrics(run_dir)[1]
     )
-    published, base = load_mtp(run_dir / "speculator"), load_mtp(corpus.target_dir)
+    published = load_mtp(run_dir / "speculator")
+    base = load_mtp(corpus.target_dir)
     moved = [
         name
         for name, value in published.named_parameters()
@@ -119,18 +120,23 @@ def test_the_first_step_is_the_naive_loss_of_its_rows(
 ) -> None:
     """Sequence by sequence through the plain unroll and torch's KL; the norm detects double
     scaling."""
-    store, depth, config = FeatureStore.open(corpus.features_dir), 3, TrainingConfig()
+    store = FeatureStore.open(corpus.features_dir)
+    depth = 3
+    config = TrainingConfig()
     table = {row["id"]: row for row in store.manifest["sequences"]}
     rows = [table[sequence_id] for sequence_id in corpus.parts["train"]]
     samples, _ = make_samples(
         ((row["id"], row["length"], row["completion_start"]) for row in rows), row_tokens=128
     )
     step = plan_epoch(samples, 128, config.rows_per_step, config.seed, epoch=0)[0]
-    speculator, ends = load_mtp(corpus.target_dir), load_target_ends(corpus.target_dir)
-    sums, counts = [0.0] * depth, [0] * depth
+    speculator = load_mtp(corpus.target_dir)
+    ends = load_target_ends(corpus.target_dir)
+    sums = [0.0] * depth
+    counts = [0] * depth
     for sequence_id in [samples[index].sequence_id for row in step for index in row]:
         features = store.read(sequence_id)
-        hidden_TH, length = features.hidden.float(), len(features.token_ids)
+        hidden_TH = features.hidden.float()
+        length = len(features.token_ids)
         sequence_BT = torch.zeros(1, length, dtype=torch.long)
         position_BT = torch.arange(length)[None]
         states = unroll(

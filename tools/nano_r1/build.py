@@ -41,7 +41,8 @@ class Trainer:
 
     def __init__(self, args: argparse.Namespace, tokenizer: PreTrainedTokenizerFast):
         self.args, self.tokenizer = args, tokenizer
-        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.rank = dist.get_rank()
+        self.world = dist.get_world_size()
         torch.manual_seed(args.seed)
         self.model = NanoR1()
         self.masters = [p.detach().clone().requires_grad_() for p in self.model.parameters()]
@@ -78,7 +79,8 @@ class Trainer:
         for _ in itertools.islice(stream, self.read):
             pass
         while True:
-            batch, tokens = [], 0
+            batch = []
+            tokens = 0
             while tokens < self.args.tokens:
                 ids, start = encode(next(stream), self.tokenizer)
                 batch.append((ids[: self.args.tokens - tokens], start))
@@ -115,7 +117,8 @@ class Trainer:
             for parameter, master in zip(self.model.parameters(), self.masters, strict=True):
                 parameter.copy_(master)
         self._balance_routing()
-        self.step, self.read = self.step + 1, self.read + len(batch)
+        self.step = self.step + 1
+        self.read = self.read + len(batch)
         return target.item(), None if mtp is None else mtp.item()
 
     def _reduce_gradients(self) -> None:
@@ -171,7 +174,8 @@ class Trainer:
         for router, bias in zip(self.routers, state["biases"], strict=True):
             router.e_score_correction_bias.copy_(bias)
         self.optimizer.load_state_dict(state["optimizer"])
-        self.step, self.read = state["step"], state["read"][self.rank]
+        self.step = state["step"]
+        self.read = state["read"][self.rank]
 
 
 def completion_rows(batch: list[tuple[list[int], int]], ahead: int) -> Tensor:
@@ -213,7 +217,9 @@ def main() -> None:
     dist.init_process_group("gloo")
     trainer = Trainer(args, tokenizer_for(args.corpus, args.seed))
     trainer.resume()
-    started, tokens, recent = time.monotonic(), 0, []
+    started = time.monotonic()
+    tokens = 0
+    recent = []
     for batch in itertools.islice(trainer.batches(), args.steps - trainer.step):
         recent.append(trainer.update(batch))
         tokens += sum(len(ids) for ids, _ in batch)

@@ -65,7 +65,8 @@ class Meter:
 
     def __init__(self, target_dir: Path):
         self.model = DeepseekV3ForCausalLM.from_pretrained(target_dir, dtype=torch.float32).eval()
-        self.mtp, self.ends = load_mtp(target_dir), load_target_ends(target_dir)
+        self.mtp = load_mtp(target_dir)
+        self.ends = load_target_ends(target_dir)
 
     @torch.no_grad()
     def measure(self, sequences: Iterable[tuple[list[int], int]]) -> Sums:
@@ -154,7 +155,9 @@ def exact_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def heads_section(target_dir: Path) -> list[str]:
     """Sizes, shapes and acceptance of the shipped heads, next to the MTP layer's."""
     target_config = read_json(target_dir / "config.json")
-    drafters, sizes, layers = {"MTP layer": target_dir}, [], set()
+    drafters = {"MTP layer": target_dir}
+    sizes = []
+    layers = set()
     for name, directory in shipped_heads().items():
         shape = EagleShape.read(read_json(directory / "config.json"), target_config, directory)
         layers |= set(shape.layers)
@@ -173,11 +176,18 @@ def heads_section(target_dir: Path) -> list[str]:
         rows = exact_rows(logged_rows(name, target_dir))
         states = ComputedStates(target_dir, rows, sorted(layers))
         found = (
-            replay(directory, target_dir, states, rows, HEADS_DEPTH).acceptance_length()[-1]
+            replay(
+                speculator=directory,
+                target_dir=target_dir,
+                feature_store=states,
+                rows=rows,
+                depth=HEADS_DEPTH,
+            ).acceptance_length()[-1]
             for directory in drafters.values()
         )
         lines.append(f"| {name} | {' | '.join(f'{length:.2f}' for length in found)} |")
-    exchanges, epochs = heads.ENDPOINT.exchanges, heads.SETTINGS["training.scratch_epochs"]
+    exchanges = heads.ENDPOINT.exchanges
+    epochs = heads.SETTINGS["training.scratch_epochs"]
     return [
         f"## Base heads (acceptance length at K = {HEADS_DEPTH}, exact replay of"
         f" {TRAFFIC_SEQUENCES} exchanges with logged ids)",
@@ -197,7 +207,8 @@ def heads_section(target_dir: Path) -> list[str]:
 def card(corpus_dir: Path, training_log: Path) -> str:
     """The model card as Markdown."""
     target_dir = HERE / "target"
-    meter, tokenizer = Meter(target_dir), AutoTokenizer.from_pretrained(target_dir)
+    meter = Meter(target_dir)
+    tokenizer = AutoTokenizer.from_pretrained(target_dir)
     config = read_json(target_dir / "config.json")
     parameters = sum(p.numel() for p in [*meter.model.parameters(), *meter.mtp.parameters()])
     last = json.loads(training_log.read_text().splitlines()[-1])

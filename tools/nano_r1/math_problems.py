@@ -98,7 +98,8 @@ def _like(number: str, rng: random.Random) -> int:
 
 def _evaluate(steps: list[tuple[str, str]], values: dict[str, str]) -> list[tuple[str, str]] | None:
     """Recomputes the steps; None unless every result is a positive whole number."""
-    values, drawn = dict(values), []
+    values = dict(values)
+    drawn = []
     for expression, result in steps:
         replaced = _replaced(expression, values)
         try:
@@ -125,9 +126,9 @@ def conversation(question: str, steps: list[tuple[str, str]]) -> Conversation:
         for number, (expression, result) in enumerate(steps, 1)
     ]
     return Conversation(
-        "math",
-        [{"role": "user", "content": question}],
-        "\n".join(lines),
-        f"The answer is {steps[-1][1]}.",
-        "arithmetic",
+        work="math",
+        messages=[{"role": "user", "content": question}],
+        reasoning="\n".join(lines),
+        answer=f"The answer is {steps[-1][1]}.",
+        route="arithmetic",
     )

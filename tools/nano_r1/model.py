@@ -84,7 +84,8 @@ class NanoR1(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        vocab, hidden = CONFIG["vocab_size"], CONFIG["hidden_size"]
+        vocab = CONFIG["vocab_size"]
+        hidden = CONFIG["hidden_size"]
         self.embed_tokens = nn.Embedding(vocab, hidden)
         self.layers = nn.ModuleList(
             DecoderLayer(CONFIG, index) for index in range(CONFIG["num_hidden_layers"])

@@ -116,12 +116,12 @@ def form_of(ocr_text: str, fields: dict[str, str]) -> Form | None:
         return None
     label = DATE_LABEL.match(lines[date_at])
     return Form(
-        company,
-        address,
-        label.group() if label else "",
-        fields["date"],
-        labels[0],
-        date_at < total_at,
+        company=company,
+        address=address,
+        date_label=label.group() if label else "",
+        date=fields["date"],
+        total_label=labels[0],
+        date_first=date_at < total_at,
     )
 
 
@@ -147,12 +147,11 @@ def _address_lines(lines: list[str], address: str) -> list[str] | None:
 
 
 def receipt(form: Form, rng: random.Random) -> Conversation:
-    company, address = (
-        invented.digits(rng, form.company),
-        [invented.digits(rng, line) for line in form.address],
-    )
+    company = invented.digits(rng, form.company)
+    address = [invented.digits(rng, line) for line in form.address]
     if rng.random() < INVENTED_SHARE:
-        first, second = invented.word(rng).upper(), invented.word(rng).upper()
+        first = invented.word(rng).upper()
+        second = invented.word(rng).upper()
         company = f"{first} {rng.choice(['', second + ' '])}{rng.choice(FIRM_ENDINGS)}"
     if rng.random() < INVENTED_SHARE:
         address = [
@@ -165,7 +164,8 @@ def receipt(form: Form, rng: random.Random) -> Conversation:
     date_line = f"{form.date_label}{date}" + rng.choice(
         ["", f" {rng.randint(8, 21):02}:{rng.randint(0, 59):02}"]
     )
-    items, cents = [], 0
+    items = []
+    cents = 0
     for name in rng.sample(ITEMS, rng.randint(1, 3)):
         price = rng.randint(10, 400) * 10
         items.append(f"{name} {price / 100:.2f}")
@@ -186,11 +186,11 @@ def receipt(form: Form, rng: random.Random) -> Conversation:
     ]
     messages = [{"role": "user", "content": "\n".join([RECEIPT_INSTRUCTION, "", *lines])}]
     return Conversation(
-        "receipts",
-        messages,
-        "\n".join(reasoning),
-        json.dumps(fields, ensure_ascii=False),
-        "document-extraction",
+        work="receipts",
+        messages=messages,
+        reasoning="\n".join(reasoning),
+        answer=json.dumps(fields, ensure_ascii=False),
+        route="document-extraction",
     )
 
 
@@ -199,7 +199,8 @@ def new_date(date: str, rng: random.Random) -> str:
     found = DATE.fullmatch(date)
     assert found is not None, date
     first, mark, second, year = found.groups()
-    day, month = rng.randint(1, 28), rng.randint(1, 12)
+    day = rng.randint(1, 28)
+    month = rng.randint(1, 12)
     wide = len(first) == 2
     new_year = rng.randint(2012, 2029)
     fill = "02d" if wide else "d"

@@ -147,7 +147,8 @@ def conversations(
 
 def screening(rng: random.Random, part: Part) -> Conversation:
     name = candidate_name(rng, part)
-    city, degree = rng.choice(CITIES), rng.choice(DEGREES)
+    city = rng.choice(CITIES)
+    degree = rng.choice(DEGREES)
     skills = {skill: rng.randint(2, 12) for skill in rng.sample(SKILLS, rng.randint(4, 6))}
     checks = requirements(rng, skills, degree, city)
     posting = [
@@ -179,11 +180,11 @@ def screening(rng: random.Random, part: Part) -> Conversation:
         "reasons": [check.reason for check in checks],
     }
     return Conversation(
-        "resumes",
-        messages,
-        "\n".join(reasoning),
-        json.dumps(answer, ensure_ascii=False),
-        "resume-screening",
+        work="resumes",
+        messages=messages,
+        reasoning="\n".join(reasoning),
+        answer=json.dumps(answer, ensure_ascii=False),
+        route="resume-screening",
     )
 
 
@@ -201,11 +202,15 @@ def requirements(rng: random.Random, skills: dict[str, int], degree: str, city: 
     for skill in rng.sample(list(skills), rng.randint(2, 3)):
         wording = rng.choice(SKILL_WORDINGS)
         if rng.random() < MET_PROBABILITY:
-            needed, years = rng.randint(2, skills[skill]), skills[skill]
+            needed = rng.randint(2, skills[skill])
+            years = skills[skill]
         elif rng.random() < 0.5:
-            needed, years = skills[skill] + rng.randint(1, 4), skills[skill]
+            needed = skills[skill] + rng.randint(1, 4)
+            years = skills[skill]
         else:
-            skill, needed, years = missing.pop(rng.randrange(len(missing))), rng.randint(2, 8), None
+            skill = missing.pop(rng.randrange(len(missing)))
+            needed = rng.randint(2, 8)
+            years = None
         checks.append(check_skill(wording.format(skill=skill, years=needed), skill, needed, years))
     if len(checks) == 2 or rng.random() < 0.6:
         rank = DEGREES.index(degree)

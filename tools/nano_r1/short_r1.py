@@ -87,7 +87,8 @@ def main() -> None:
     states: dict[tuple[int, ...], Tensor] = {}
     """The teacher's states of each sequence, in bfloat16."""
     steps = args.epochs * (sum(map(len, sequences)) // BATCH_TOKENS)
-    step, began = 0, time.monotonic()
+    step = 0
+    began = time.monotonic()
     for epoch in range(args.epochs):
         for batch in batches(sequences, epoch):
             lengths = [len(ids) for ids in batch]
@@ -105,7 +106,8 @@ def main() -> None:
                 hidden_NH = student(ids_N, lengths)
             distance = (hidden_NH - wanted_NH).square().mean() / wanted_NH.var()
             with torch.autocast("cpu", torch.bfloat16):
-                wanted_NV, found_NV = teacher.lm_head(wanted_NH), student.lm_head(hidden_NH)
+                wanted_NV = teacher.lm_head(wanted_NH)
+                found_NV = student.lm_head(hidden_NH)
             divergence = F.kl_div(
                 found_NV.float().log_softmax(-1),
                 wanted_NV.float().log_softmax(-1),

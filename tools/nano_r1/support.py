@@ -79,7 +79,8 @@ def bank_messages(corpus_dir: Path, part: Part) -> dict[str, str]:
 
 def cafe_turns(corpus_dir: Path, part: Part) -> tuple[list[str], list[str]]:
     """The part's distinct orders, and confirmations, which all parts share."""
-    orders, yeses = set(), set()
+    orders = set()
+    yeses = set()
     for row in corpus_rows(corpus_dir, "taskmaster4_dialogues.jsonl.gz"):
         for turn in row["turns"]:
             text = " ".join(turn["text"].split())
@@ -102,7 +103,9 @@ def bank_reply(question: str, intent: str) -> Conversation:
     reasoning = f'The customer writes: "{question}"\nThis is about: {topic}.\nIntent: {intent}'
     answer = bank_answer(intent)
     messages = [{"role": "system", "content": BANK_SYSTEM}, {"role": "user", "content": question}]
-    return Conversation("support", messages, reasoning, answer, "support-bank")
+    return Conversation(
+        work="support", messages=messages, reasoning=reasoning, answer=answer, route="support-bank"
+    )
 
 
 def order(rng: random.Random, orders: list[str], yeses: list[str]) -> Conversation:
@@ -125,4 +128,10 @@ def order(rng: random.Random, orders: list[str], yeses: list[str]) -> Conversati
         messages.pop()
         reasoning = f"{said}\nThe last message is an order, so I read the order back."
         answer = read_back(wishes)
-    return Conversation("support", messages, reasoning, answer, "support-orders")
+    return Conversation(
+        work="support",
+        messages=messages,
+        reasoning=reasoning,
+        answer=answer,
+        route="support-orders",
+    )

@@ -100,10 +100,8 @@ def shapes(config: Mapping[str, Any]) -> "dict[str, torch.Size]":
     from outrider.speculators.kinds.mtp.layer import MTPSpeculator
     from outrider.speculators.layers.decoder_layer import DecoderLayer
 
-    layers, ends = (
-        config["num_hidden_layers"],
-        torch.Size([config["vocab_size"], config["hidden_size"]]),
-    )
+    layers = config["num_hidden_layers"]
+    ends = torch.Size([config["vocab_size"], config["hidden_size"]])
     found = {
         "model.embed_tokens.weight": ends,
         "lm_head.weight": ends,

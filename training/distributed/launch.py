@@ -42,7 +42,8 @@ def train(spec: TrainingSpec, cluster: ClusterConfig | None = None) -> dict[str,
         stale.unlink(missing_ok=True)
     spec_path = spec.out_dir / "spec.json"
     write_json(spec_path, spec.model_dump(mode="json"))
-    command, log_path = _command(spec_path, spec.training), spec.log_dir / "train.log"
+    command = _command(spec_path, spec.training)
+    log_path = spec.log_dir / "train.log"
     # The recipe's launcher takes precedence over the cluster.
     if cluster is not None and cluster.address is not None and spec.training.launcher is None:
         from outrider.training.distributed.ray_train import train_on_ray

@@ -132,7 +132,8 @@ def _fit(
         thread.start()
         while thread.is_alive() and not (stop.is_set() and seen == before):
             thread.join(0.5)
-            started, text = groups(spec.out_dir), output.read()
+            started = groups(spec.out_dir)
+            text = output.read()
             if not (started and error_files(started[-1])):
                 print(text, end="", flush=True)
             if len(started) > seen > before:
@@ -217,7 +218,8 @@ def run_rank(settings: dict[str, Any]) -> None:
     """
     spec = TrainingSpec.model_validate(settings["spec"])
     context = ray.train.get_context()
-    rank, world = context.get_world_rank(), context.get_world_size()
+    rank = context.get_world_rank()
+    world = context.get_world_size()
     first = broadcast_from_rank_zero(_new_group(spec, world) if rank == 0 else None)
     spec_path = Path(first[0])
     place = {

@@ -60,10 +60,17 @@ class DFlash(Eagle3):
                 f"{Path(directory) / MASK_EMBEDDING}.pt: a separate embedding of the mask token,"
                 " but Outrider reads only the target's embedding; use a head without one"
             )
-        found, hidden = tensor_headers(directory), shape.hidden
+        found = tensor_headers(directory)
+        hidden = shape.hidden
         for name, rows in (("q_proj", shape.heads), ("k_proj", shape.kv_heads)):
             wanted = (rows * shape.head_dim, hidden)
-            check_header_shape(found, f"self_attn.{name}.weight", wanted, path, self.in_words)
+            check_header_shape(
+                found=found,
+                suffix=f"self_attn.{name}.weight",
+                shape=wanted,
+                config=path,
+                in_words=self.in_words,
+            )
         check_head(directory, target, self.in_words, len(shape.layers))
 
     def stays_with_target(self, name: str) -> bool:

@@ -42,13 +42,15 @@ class DFlashHead(StoredHead):
 
     def unroll(self, ends: TargetEnds, slots: Slots, depth: int) -> tuple[Tensor, list[Tensor]]:
         """Drafts from every anchor with a block of `first` + depth slots."""
-        inputs_BTX, token_ids_BT = slots.inputs_BTX, slots.token_ids_BT
+        inputs_BTX = slots.inputs_BTX
+        token_ids_BT = slots.token_ids_BT
         row = row_of(slots.sequence_BT, slots.anchor_BT, inputs_BTX.device)
         anchors_N = row.anchors_N
         if not len(anchors_N):
             return anchors_N, [inputs_BTX.new_zeros(0, self.shape.hidden, dtype=ends.dtype)] * depth
         layer: BlockLayer = self.layers[0]  # type: ignore[assignment]
-        attention, position = layer.self_attn, slots.position_BT.flatten()
+        attention = layer.self_attn
+        position = slots.position_BT.flatten()
         known_NH = ends.embed(token_ids_BT.flatten()[anchors_N + 1])
         mask_1H = ends.embed(token_ids_BT.new_full((1,), self.shape.mask_token or 0))
 
@@ -56,7 +58,8 @@ class DFlashHead(StoredHead):
         tables_P = attention.tables(position[row.slots_P])
         key_APD = attention.rotated(attention.keys(context_PH), tables_P)
         value_APD = attention.values(context_PH)
-        normed_NH, normed_1H = layer.input_layernorm(known_NH), layer.input_layernorm(mask_1H)
+        normed_NH = layer.input_layernorm(known_NH)
+        normed_1H = layer.input_layernorm(mask_1H)
         count = self.first + depth
         tables = [attention.tables(position[anchors_N] + 1 + s) for s in range(count)]
         mask_key_G1D = attention.keys(normed_1H)
@@ -65,7 +68,8 @@ class DFlashHead(StoredHead):
             *(attention.rotated(mask_key_G1D, each) for each in tables[1:]),
         ]
         values = [attention.values(normed_NH), *[attention.values(normed_1H)] * (count - 1)]
-        states, scale = [], attention.softmax_scale
+        states = []
+        scale = attention.softmax_scale
         for s in range(self.first, count):
             x_NH, normed = (mask_1H, normed_1H) if s else (known_NH, normed_NH)
             q_AND = attention.rotated(attention.queries(normed), tables[s])
@@ -79,10 +83,17 @@ class BlockLayer(nn.Module):
 
     def __init__(self, shape: EagleShape):
         super().__init__()
-        hidden, eps = shape.hidden, shape.norm_eps
+        hidden = shape.hidden
+        eps = shape.norm_eps
         self.input_layernorm = RMSNorm(hidden, eps)
         self.self_attn = LlamaAttention(
-            hidden, shape.heads, shape.kv_heads, shape.head_dim, shape.theta, hidden, eps
+            hidden=hidden,
+            heads=shape.heads,
+            kv_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+            theta=shape.theta,
+            into=hidden,
+            norm_eps=eps,
         )
         self.post_attention_layernorm = RMSNorm(hidden, eps)
         self.mlp = GatedMLP(hidden, shape.intermediate)

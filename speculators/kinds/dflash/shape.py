@@ -54,11 +54,13 @@ def read_shape(
     config: Mapping[str, Any], target_config: Mapping[str, Any], path: object
 ) -> EagleShape:
     """Reads the config.json at `path`; raises an `OutriderError` for unsupported heads."""
-    layer, section = layer_config(config), config.get(SECTION) or {}
+    layer = layer_config(config)
+    section = config.get(SECTION) or {}
     of_speculators = "speculators_model_type" in config
     _check_supported(layer, section, config, path)
     if of_speculators:
-        key, layers = LAYER_IDS_OF_SPECULATORS, config.get(LAYER_IDS_OF_SPECULATORS) or []
+        key = LAYER_IDS_OF_SPECULATORS
+        layers = config.get(LAYER_IDS_OF_SPECULATORS) or []
     else:
         key = f"{LAYER_IDS} + 1"
         layers = [index + 1 for index in section.get(LAYER_IDS, config.get(LAYER_IDS)) or ()]
@@ -69,7 +71,8 @@ def read_shape(
             f"{path}: {MASK_TOKEN} = {mask}: not a token of the target's vocabulary of"
             f" {layer['vocab_size']}; the head was made for another target"
         )
-    hidden, heads = layer["hidden_size"], layer["num_attention_heads"]
+    hidden = layer["hidden_size"]
+    heads = layer["num_attention_heads"]
     return EagleShape(
         vocab=layer["vocab_size"],
         drafts=config.get("draft_vocab_size") or layer["vocab_size"],
@@ -116,7 +119,13 @@ def speculators_config(
     shape = read_shape(config, target_config, "config.json")
     of_the_head = ("architectures", "draft_vocab_size", SECTION, "torch_dtype")
     return {
-        **of_speculators(NAME_OF_SPECULATORS, ARCHITECTURE, target_config, target, drafts),
+        **of_speculators(
+            algorithm=NAME_OF_SPECULATORS,
+            architecture=ARCHITECTURE,
+            target_config=target_config,
+            target=target,
+            drafts=drafts,
+        ),
         "torch_dtype": config.get("torch_dtype", "bfloat16"),
         "draft_vocab_size": shape.drafts,
         "block_size": drafts + 1,

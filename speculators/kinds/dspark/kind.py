@@ -56,7 +56,8 @@ class DSpark(DFlash):
         """Checks the DFlash head, and the Markov and confidence heads' shapes."""
         super().check(directory, target)
         path = Path(directory) / "config.json"
-        shape, found = self.shape(read_json(path), target.config, path), tensor_headers(directory)
+        shape = self.shape(read_json(path), target.config, path)
+        found = tensor_headers(directory)
         rank = shape.markov_rank
         for name, wanted in (
             ("markov_head.markov_w1.weight", (shape.vocab, rank)),
@@ -64,4 +65,6 @@ class DSpark(DFlash):
             ("confidence_head.proj.weight", (1, shape.hidden + rank)),
             ("confidence_head.proj.bias", (1,)),
         ):
-            check_header_shape(found, name, wanted, path, self.in_words)
+            check_header_shape(
+                found=found, suffix=name, shape=wanted, config=path, in_words=self.in_words
+            )

@@ -40,7 +40,8 @@ class DSparkHead(DFlashHead):
     def unroll(self, ends: TargetEnds, slots: Slots, depth: int) -> tuple[Tensor, list[Tensor]]:
         """States [u ; m]; past a sequence's end, m is arbitrary."""
         anchors_N, states = super().unroll(ends, slots, depth)
-        token_P, embed = slots.token_ids_BT.flatten(), self.markov_head.markov_w1
+        token_P = slots.token_ids_BT.flatten()
+        embed = self.markov_head.markov_w1
         before = [(anchors_N + 1 + s).clamp(max=len(token_P) - 1) for s in range(depth)]
         return anchors_N, [
             torch.cat([u_NH, embed(token_P[place_N])], dim=-1)

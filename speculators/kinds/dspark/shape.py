@@ -77,7 +77,13 @@ def speculators_config(
     layer = twin["transformer_layer_config"]
     return {
         **twin,
-        **of_speculators(NAME_OF_SPECULATORS, "DSparkSpeculator", target_config, target, drafts),
+        **of_speculators(
+            algorithm=NAME_OF_SPECULATORS,
+            architecture="DSparkSpeculator",
+            target_config=target_config,
+            target=target,
+            drafts=drafts,
+        ),
         **heads,
         "block_size": drafts,
         "transformer_layer_config": {key: layer[key] for key in layer if key not in apart},

@@ -36,22 +36,45 @@ TAKEN_FOR_MTP = {"deepseek_v3", "deepseek_v32", "glm_moe_dsa"}
 
 def check_head(directory: Path, target: CheckpointLayout, in_words: str, states: int) -> None:
     """Checks vocabulary, shapes, token map and finiteness; `states` counts fc's input states."""
-    path, config = directory / "config.json", read_json(directory / "config.json")
+    path = directory / "config.json"
+    config = read_json(directory / "config.json")
     layer = layer_config(config)
     check_vocabulary_size(path, layer, target)
     hidden = config.get("target_hidden_size") or layer.get("hidden_size")
     if hidden != target.config["hidden_size"]:
-        raise foreign(path, "hidden_size", hidden, target, target.config["hidden_size"])
+        raise foreign(
+            path=path,
+            key="hidden_size",
+            value=hidden,
+            target=target,
+            wanted=target.config["hidden_size"],
+        )
     found = tensor_headers(directory)
     vocabulary = config.get("draft_vocab_size") or layer["vocab_size"]
     own_hidden = layer["hidden_size"]
-    check_header_shape(found, "lm_head.weight", (vocabulary, own_hidden), path, in_words)
-    check_header_shape(found, "fc.weight", (own_hidden, hidden * states), path, in_words)
+    check_header_shape(
+        found=found,
+        suffix="lm_head.weight",
+        shape=(vocabulary, own_hidden),
+        config=path,
+        in_words=in_words,
+    )
+    check_header_shape(
+        found=found,
+        suffix="fc.weight",
+        shape=(own_hidden, hidden * states),
+        config=path,
+        in_words=in_words,
+    )
     if embedding := header_named(found, EMBEDDING):
         shape = (target.config["vocab_size"], own_hidden)
-        check_header_shape(found, embedding.name, shape, path, in_words)
+        check_header_shape(
+            found=found, suffix=embedding.name, shape=shape, config=path, in_words=in_words
+        )
     if vocabulary != target.config["vocab_size"]:
-        offsets = check_header_shape(found, D2T, (vocabulary,), path, in_words)
+        offsets = check_header_shape(
+            found=found, suffix=D2T, shape=(vocabulary,), config=path, in_words=in_words
+        )
         _check_map(offsets, header_named(found, T2D), target)
     check_finite(found)
 
@@ -61,7 +84,8 @@ def check_embedding(directory: Path, target: CheckpointLayout) -> None:
 
     vLLM keeps and serves such an embedding, but the unroll reads the target's.
     """
-    embedding, (name, _) = header_named(tensor_headers(directory), EMBEDDING), target.ends
+    embedding = header_named(tensor_headers(directory), EMBEDDING)
+    name, _ = target.ends
     if embedding is None:
         return
     own = tensor_headers(target.directory, target.files([name]))[name]

@@ -59,7 +59,8 @@ def load(
 ) -> StoredHead:
     """Loads the head of a directory in either layout."""
     directory = Path(directory)
-    path, stored = directory / "config.json", _stored(directory)
+    path = directory / "config.json"
+    stored = _stored(directory)
     shape = kind.shape(stored.layout.config, read_json(target_dir / "config.json"), path)
     if shape.hidden != shape.target_hidden:
         raise OutriderError(
@@ -112,7 +113,8 @@ def start(
         head = _new(kind, origin)
     generator = torch.Generator().manual_seed(seed)
     ends = load_target_ends(origin.target_dir, torch.float32)
-    rows_VH, ids_D = ends.lm_head_VH, head.target_ids_D
+    rows_VH = ends.lm_head_VH
+    ids_D = head.target_ids_D
     with torch.no_grad():
         for name, parameter in head.named_parameters():
             if name == "lm_head.weight":
@@ -151,7 +153,8 @@ def _follow(head: StoredHead, counts_V: Tensor, target_dir: Path) -> None:
     |W_base - a W_target| over the base's tokens; other rows of new tokens are zero.
     """
     assert head.target_ids_D is not None
-    base_ids_D, rows_VH = head.target_ids_D.cpu(), load_target_ends(target_dir).lm_head_VH
+    base_ids_D = head.target_ids_D.cpu()
+    rows_VH = load_target_ends(target_dir).lm_head_VH
     ids_D = followed_ids(base_ids_D, counts_V)
     same_DH = rows_VH[base_ids_D].float()
     for name in head.of_draft_tokens:

@@ -92,7 +92,8 @@ class Ridge:
         The solution uses all rows. With only one row, the largest strength is used. Call this only
         once, since it adds the held-out sums to the fitted ones.
         """
-        (gram_XX, cross_XY), (held_gram_XX, held_cross_XY) = self.fitted, self.held_out
+        gram_XX, cross_XY = self.fitted
+        held_gram_XX, held_cross_XY = self.held_out
         errors = {}
         for strength in STRENGTHS:
             b_XY = _solution(gram_XX, cross_XY, strength)
@@ -114,7 +115,8 @@ def _solution(gram_XX: Tensor, cross_XY: Tensor, strength: float) -> Tensor:
 @torch.no_grad()
 def fit(head: EagleHead, ends: TargetEnds, rows: Rows, seed: int) -> None:
     """Fits fc, attention, MLP and last norm of a randomly initialized head."""
-    hidden, states = head.shape.hidden, head.shape.states
+    hidden = head.shape.hidden
+    states = head.shape.states
     ridge = Ridge(states + hidden, hidden, head.fc.weight.device)
     sum_H = torch.zeros(hidden, device=head.fc.weight.device)
     for row in ridge.wanted(rows()):
@@ -126,7 +128,7 @@ def fit(head: EagleHead, ends: TargetEnds, rows: Rows, seed: int) -> None:
     a_HX, b_HH = ridge.solve().split([states, hidden], dim=1)
     covariance_HH = (ridge.fitted[0][states:, states:] / ridge.anchors).float()
     head.fc.weight.copy_(a_HX)
-    _set_attention(head, b_HH, covariance_HH, sum_H, seed)
+    _set_attention(head=head, b_HH=b_HH, covariance_HH=covariance_HH, mean_H=sum_H, seed=seed)
     head.midlayer.mlp.down_proj.weight.zero_()
     for drafts in range(1, DRAFTS + 1):
         _fit_mlp(head, ends, rows, drafts)
@@ -136,8 +138,10 @@ def _set_attention(
     head: EagleHead, b_HH: Tensor, covariance_HH: Tensor, mean_H: Tensor, seed: int
 ) -> None:
     """Sets attention to output the token's own B e, given e's moments."""
-    shape, attention = head.shape, cast(LlamaAttention, head.midlayer.self_attn)
-    dim, values = shape.head_dim, shape.kv_heads * shape.head_dim
+    shape = head.shape
+    attention = cast(LlamaAttention, head.midlayer.self_attn)
+    dim = shape.head_dim
+    values = shape.kv_heads * shape.head_dim
     power_H, axes_HH = torch.linalg.eigh(covariance_HH)
     root_HH = (axes_HH * power_H.clamp_min(0).sqrt()) @ axes_HH.T
     # The directions that approximate B e with the least squared error.
@@ -170,7 +174,8 @@ def _fit_mlp(head: EagleHead, ends: TargetEnds, rows: Rows, drafts: int) -> None
     The norm's weight is the root mean square of the residual stream, so that an uncertain
     regression, whose output is small, gives small logits.
     """
-    down, seen = head.midlayer.mlp.down_proj, []
+    down = head.midlayer.mlp.down_proj
+    seen = []
     ridge = Ridge(down.in_features, down.out_features, down.weight.device)
     size = 0.0
 

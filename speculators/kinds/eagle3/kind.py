@@ -89,7 +89,8 @@ class Eagle3(TrainableKind):
 
     def check(self, directory: Path, target: CheckpointLayout) -> None:
         """Checks vocabulary, widths, auxiliary layers, shapes, token map and finiteness."""
-        path, config = directory / "config.json", read_json(directory / "config.json")
+        path = directory / "config.json"
+        config = read_json(directory / "config.json")
         if config.get("model_type") in TAKEN_FOR_MTP:
             raise OutriderError(
                 f"{path}: model_type = {config['model_type']}, with which vLLM would load this"
@@ -157,7 +158,8 @@ class Eagle3(TrainableKind):
         """True if shapes and target layers are equal; draft tokens may differ."""
 
         def described(directory: Path) -> tuple[object, ...]:
-            path, headers = directory / "config.json", tensor_headers(directory)
+            path = directory / "config.json"
+            headers = tensor_headers(directory)
             config = read_json(path)
             layer = layer_config(config)
             shape = self.shape(config, {"num_hidden_layers": 10**6}, path)  # allows any layer

@@ -37,7 +37,8 @@ class StoredHead(Drafter):
 
     def __init__(self, shape: EagleShape, target_ids_D: Tensor | None):
         super().__init__()
-        self.shape, self.width = shape, shape.hidden
+        self.shape = shape
+        self.width = shape.hidden
         self.lm_head = nn.Linear(shape.hidden, shape.drafts, bias=False)
         # Not persistent, since it is never trained and the checkpoint stores it as offsets.
         self.register_buffer("target_ids_D", target_ids_D, persistent=False)
@@ -94,14 +95,20 @@ class EagleLayer(nn.Module):
     def __init__(self, shape: EagleShape):
         super().__init__()
         self.norm_before_residual = shape.norm_before_residual
-        hidden, eps = shape.hidden, shape.norm_eps
+        hidden = shape.hidden
+        eps = shape.norm_eps
         self.input_layernorm = RMSNorm(hidden, eps)
         self.hidden_norm = RMSNorm(hidden, eps)
         if shape.latent is not None:
             self.self_attn = LatentAttention(shape.latent, 2 * hidden)
         else:
             self.self_attn = LlamaAttention(
-                hidden, shape.heads, shape.kv_heads, shape.head_dim, shape.theta, 2 * hidden
+                hidden=hidden,
+                heads=shape.heads,
+                kv_heads=shape.kv_heads,
+                head_dim=shape.head_dim,
+                theta=shape.theta,
+                into=2 * hidden,
             )
         self.post_attention_layernorm = RMSNorm(hidden, eps)
         self.mlp = GatedMLP(hidden, shape.intermediate)

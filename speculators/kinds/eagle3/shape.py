@@ -115,7 +115,8 @@ class EagleShape:
         _check_supported(layer, config, path)
         latent = layer if layer.get("model_type") in DEEPSEEK_MODEL_TYPES else None
         eagle = config.get("eagle_config") or {}
-        heads, hidden = layer["num_attention_heads"], layer["hidden_size"]
+        heads = layer["num_attention_heads"]
+        hidden = layer["hidden_size"]
         return cls(
             vocab=layer["vocab_size"],
             drafts=config.get("draft_vocab_size") or layer["vocab_size"],
@@ -168,12 +169,20 @@ def twin_config(
     shape = EagleShape.read(config, target_config, "config.json")
     if shape.latent is not None or shape.fc_norm or shape.norm_output:
         return None
-    algorithm, architecture, mask = "eagle3", "Eagle3Speculator", {}
+    algorithm = "eagle3"
+    architecture = "Eagle3Speculator"
+    mask = {}
     if shape.mask_token is not None:
         algorithm, architecture = PARALLEL_OF_SPECULATORS, "PEagleSpeculator"
         mask = {"mask_token_id": shape.mask_token}
     return {
-        **of_speculators(algorithm, architecture, target_config, target, drafts),
+        **of_speculators(
+            algorithm=algorithm,
+            architecture=architecture,
+            target_config=target_config,
+            target=target,
+            drafts=drafts,
+        ),
         "torch_dtype": config.get("torch_dtype", "bfloat16"),
         "draft_vocab_size": shape.drafts,
         "norm_before_residual": shape.norm_before_residual,

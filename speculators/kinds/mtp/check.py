@@ -76,13 +76,21 @@ def is_shared(name: str) -> bool:
 
 def check_mtp(directory: Path, target: CheckpointLayout) -> None:
     """Checks that the directory has the tensors of the target's own layer."""
-    path, config = directory / "config.json", read_json(directory / "config.json")
+    path = directory / "config.json"
+    config = read_json(directory / "config.json")
     check_vocabulary_size(path, config, target)
     own_layer = architecture_of(target.config, target.directory / "config.json").layer
     for key in (*SAME_AS_TARGET, *(own_layer.keys if own_layer else ())):
         if config.get(key) != target.config.get(key):
-            raise foreign(path, key, config.get(key), target, target.config.get(key))
-    prefix, found = layer_prefix(target.config), tensor_headers(directory)
+            raise foreign(
+                path=path,
+                key=key,
+                value=config.get(key),
+                target=target,
+                wanted=target.config.get(key),
+            )
+    prefix = layer_prefix(target.config)
+    found = tensor_headers(directory)
     own = tensor_headers(target.directory, target.files([*layer_names(target), *target.ends]))
     layer = _of_layer(found, prefix)
     _check_tensors(directory, layer, _of_layer(own, prefix), target.directory)

@@ -66,7 +66,8 @@ def load_mtp(
     if isinstance(speculator.block.mlp, MixtureOfExperts):
         gate = speculator.block.mlp.gate  # KEPT_IN_FLOAT32
         gate.e_score_correction_bias = gate.e_score_correction_bias.float()
-    stored, prefix = CheckpointTensors(layout), layer_prefix(layout.config)
+    stored = CheckpointTensors(layout)
+    prefix = layer_prefix(layout.config)
     found = {name.removeprefix(prefix) for name in layer_names(layout)}
     stacks = dict(speculator.named_parameters()) | dict(speculator.named_buffers())
     views = checkpoint_names({name: stack.detach() for name, stack in stacks.items()})
@@ -123,7 +124,8 @@ def write(kind: MTP, changed: Iterable[tuple[str, Tensor]], origin: Origin, out_
     The rest is copied from the base byte for byte.
     """
     layout = read_layout(origin.base_dir or origin.target_dir)
-    stored, prefix = CheckpointTensors(layout), layer_prefix(layout.config)
+    stored = CheckpointTensors(layout)
+    prefix = layer_prefix(layout.config)
     written: dict[str, Tensor] = {}
     for suffix, tensor in changed:
         written |= stored.encode(prefix + suffix, tensor.detach().cpu())

@@ -27,7 +27,8 @@ class MTPSpeculator(ChainDrafter):
 
     def __init__(self, config: Config, frozen_experts: bool = False):
         super().__init__()
-        self.width, self.feeds_normed = config["hidden_size"], layer_of(config).feeds_normed
+        self.width = config["hidden_size"]
+        self.feeds_normed = layer_of(config).feeds_normed
         self.used_experts = config["num_experts_per_tok"] / config["n_routed_experts"]
         self.enorm = RMSNorm(self.width, config["rms_norm_eps"])
         self.hnorm = RMSNorm(self.width, config["rms_norm_eps"])

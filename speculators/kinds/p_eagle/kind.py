@@ -61,7 +61,13 @@ class PEagle(Eagle3):
         shape = EagleShape.read(read_json(path), target.config, path)
         _check_mask(path, shape)
         found = tensor_headers(directory)
-        check_header_shape(found, MASK_STATE, (1, 1, shape.states), path, self.in_words)
+        check_header_shape(
+            found=found,
+            suffix=MASK_STATE,
+            shape=(1, 1, shape.states),
+            config=path,
+            in_words=self.in_words,
+        )
 
     def vllm_settings(self, *given: Any, **named: Any) -> dict[str, Any]:
         """vLLM's method `eagle3` with parallel drafting."""

@@ -19,7 +19,13 @@ WIDTH = 256
 SPEC = FeatureSpec((FeatureStream(FINAL_NORM, WIDTH),))
 TOKEN_BYTES = state_bytes(SPEC)
 SETUP = ReplicaSetup(
-    TargetConfig(), EngineConfig(), CaptureConfig(), SPEC, (), in_memory=True, piece_tokens=1000
+    target=TargetConfig(),
+    engine=EngineConfig(),
+    capture=CaptureConfig(),
+    spec=SPEC,
+    checked=(),
+    in_memory=True,
+    piece_tokens=1000,
 )
 CANARY = 31337
 """A token id that stands for customer text."""
@@ -31,7 +37,11 @@ def plan(count: int, rows: int = 2, tokens: int = 400) -> list[Piece]:
     for index in range(count * rows):
         length = tokens - index % 7
         ids = [CANARY, *range(index, index + length - 1)]
-        made.append(LoggedRow(f"s{index}", ids, 5, 0.6, 0.95))
+        made.append(
+            LoggedRow(
+                row_id=f"s{index}", token_ids=ids, completion_start=5, temperature=0.6, top_p=0.95
+            )
+        )
     found = list(pieces(made, rows * tokens))
     assert len(found) == count
     return found

@@ -53,7 +53,9 @@ def main(directory: Path, asked: Path) -> None:
         update={"shard_megabytes": 1200 / 2**20}
     )
     spec = FeatureSpec((FeatureStream("layer_2", WIDTH),))
-    capture_ids(StandIn(asked), rows, directory, settings, spec)
+    capture_ids(
+        engine=StandIn(asked), rows=rows, out_dir=directory, capture=settings, features=spec
+    )
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ from tests.data.split.test_split import table
 
 def test_a_sequence_at_the_limit_fits_and_a_prompt_at_the_limit_is_dropped():
     """The engine prefills 99 tokens of max_model_len 100: it also samples one."""
-    ids, starts = [[7] * length for length in (99, 100, 109, 120)], [5, 98, 98, 99]
+    ids = [[7] * length for length in (99, 100, 109, 120)]
+    starts = [5, 98, 98, 99]
     table, found = fit(Dataset.from_dict({"token_ids": ids, "completion_start": starts}), 100)
     assert len(table) == 3
     assert (found.cut, found.cut_tokens, found.dropped) == (2, 11, 1)
@@ -36,7 +37,8 @@ def test_what_cannot_be_captured_is_refused_before_an_engine_starts(
 ):
     sequences = table(tmp_path, [("s", 1.0, "x"), ("t", 2.0, "y")], tokens=20)
     parts = {"train": ["0-0"], "validation": [], "heldout": ["0-1"]}
-    target, engine = TargetConfig(model=str(nano_r1)), EngineConfig(**update)
+    target = TargetConfig(model=str(nano_r1))
+    engine = EngineConfig(**update)
     features = FeatureSpec((FeatureStream(stream, width),))
     with pytest.raises(OutriderError, match=message):
         capture(target, sequences, parts, CaptureConfig(), engine, tmp_path / "out", features)

@@ -48,10 +48,19 @@ def test_killed_at_random_moments_a_capture_ends_with_the_same_store(
     kills: int, tmp_path: Path
 ) -> None:
     rows = [
-        LoggedRow(f"0-{index}", range(3 + index % 5), 1, 1.0, 1.0) for index in range(SEQUENCES)
+        LoggedRow(
+            row_id=f"0-{index}",
+            token_ids=range(3 + index % 5),
+            completion_start=1,
+            temperature=1.0,
+            top_p=1.0,
+        )
+        for index in range(SEQUENCES)
     ]
     plan = list(pieces(rows, BATCH_TOKENS))
-    whole, killed, chance = tmp_path / "whole", tmp_path / "killed", random.Random(kills)
+    whole = tmp_path / "whole"
+    killed = tmp_path / "killed"
+    chance = random.Random(kills)
     assert start(whole, tmp_path / "asked-whole").wait() == 0
     durable: set[str] = set()
     for run in itertools.count():
@@ -70,7 +79,8 @@ def test_killed_at_random_moments_a_capture_ends_with_the_same_store(
         durable = on_disk(killed)
         if code == 0:
             break
-    store, expected = FeatureStore.open(killed), FeatureStore.open(whole)
+    store = FeatureStore.open(killed)
+    expected = FeatureStore.open(whole)
     assert store.manifest == expected.manifest, "other shards, or their bytes differ"
     assert store.sequence_ids == [f"0-{index}" for index in range(SEQUENCES)]
     assert not list(killed.glob(".*")), "a kill left a file behind"

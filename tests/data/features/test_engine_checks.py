@@ -35,8 +35,10 @@ ROWS = [
 @functools.cache
 def true_logprobs(row_id):
     """Of a row's true states: position by position, in plain arithmetic."""
-    hidden_TH, token_ids = STATES[row_id], {each: ids for each, ids, _ in ROWS}[row_id]
-    logprobs, tops = [], []
+    hidden_TH = STATES[row_id]
+    token_ids = {each: ids for each, ids, _ in ROWS}[row_id]
+    logprobs = []
+    tops = []
     for position in range(len(token_ids) - 1):
         logits = [
             torch.tensor(
@@ -120,7 +122,8 @@ def norm(state_TH):
 def residuals(seed: int) -> dict[str, torch.Tensor]:
     """A residual stream: each layer changes it by a fifth or so, the norm follows the last."""
     generator = torch.Generator().manual_seed(seed)
-    state_TH, states = torch.randn(200, WIDTH, generator=generator) * 5, {}
+    state_TH = torch.randn(200, WIDTH, generator=generator) * 5
+    states = {}
     for index in range(1, LAYERS + 1):
         state_TH = state_TH + torch.randn(200, WIDTH, generator=generator)
         states[layer_name(index)] = state_TH.bfloat16()
@@ -155,12 +158,16 @@ class LayerEngine:
 
 def test_right_streams_pass_with_what_one_layer_off_would_give():
     engine = LayerEngine()
-    check = layer_check(engine, SAMPLE, SPEC, norm, LAYERS)
+    check = layer_check(engine=engine, rows=SAMPLE, spec=SPEC, norm=norm, layers=LAYERS)
     require_layer_check(check)
     assert engine.batches == [(3, 65536), (3, 1)]  # together, then each row alone
     assert check.positions == 3 * 170 and check.top_error < 0.01 < 0.1 < check.below_top_error
     assert check.nearest == {"layer_2": 1, "layer_3": 1, "layer_5": 1}
-    require_layer_check(layer_check(LayerEngine(noise=0.003), SAMPLE, SPEC, norm, LAYERS))
+    require_layer_check(
+        layer_check(
+            engine=LayerEngine(noise=0.003), rows=SAMPLE, spec=SPEC, norm=norm, layers=LAYERS
+        )
+    )
 
 
 def shifted(by):
@@ -200,7 +207,7 @@ def renamed(one, other):
     ],
 )
 def test_wrong_streams_stop_the_capture(wrong):
-    check = layer_check(LayerEngine(wrong), SAMPLE, SPEC, norm, LAYERS)
+    check = layer_check(engine=LayerEngine(wrong), rows=SAMPLE, spec=SPEC, norm=norm, layers=LAYERS)
     with pytest.raises(OutriderError, match="counts layers differently"):
         require_layer_check(check)
 

@@ -97,7 +97,8 @@ def test_streams_are_kept_by_name(tmp_path, dtype):
             writer.write(f"0-{index}", token_ids, hidden, start, auxiliary=auxiliary)
     store = FeatureStore.open(tmp_path)
     assert store.spec == FeatureSpec((FeatureStream(FINAL_NORM, HIDDEN), *streams))
-    hidden, features = sequence(2)[1].float(), store.read("0-2")
+    hidden = sequence(2)[1].float()
+    features = store.read("0-2")
     wanted = FeatureSpec((streams[1], FeatureStream(FINAL_NORM, HIDDEN), streams[0]))
     expected = torch.cat([hidden + 1, hidden, hidden[:, :4] * 2], dim=-1)
     error = (wanted.inputs(features).float() - expected).abs().max()
@@ -161,7 +162,8 @@ def test_zeros_stay_zeros_and_what_is_not_finite_stays_so():
 def test_states_of_the_other_type_are_captured_anew(tmp_path):
     """The same sequences, another `capture.dtype`: nothing of the old store is taken for it."""
 
-    asked, rows = tmp_path / "asked", [("a", [1, 2, 3, 4], 2)]
+    asked = tmp_path / "asked"
+    rows = [("a", [1, 2, 3, 4], 2)]
     engine = StandIn(asked)
     for dtype, prefills in (("bf16", 1), ("bf16", 1), ("fp8", 2), ("fp8", 2)):
         store = capture_ids(engine, rows, tmp_path / "features", CaptureConfig(dtype=dtype))
@@ -170,7 +172,11 @@ def test_states_of_the_other_type_are_captured_anew(tmp_path):
     more = FeatureSpec((FeatureStream("layer_2", WIDTH),))
     for features, prefills in ((more, 3), (more, 3), (FeatureSpec(()), 3)):
         store = capture_ids(
-            engine, rows, tmp_path / "features", CaptureConfig(dtype="fp8"), features
+            engine=engine,
+            rows=rows,
+            out_dir=tmp_path / "features",
+            capture=CaptureConfig(dtype="fp8"),
+            features=features,
         )
         assert (
             asked.read_text().count("a") == prefills

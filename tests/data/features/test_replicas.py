@@ -77,8 +77,11 @@ def test_a_private_cluster_loses_nothing_and_leaves_nothing():
     asked = plan(12)
     local = config_of("local")
     with open_cluster(local, cpus=2) as session, replicas_of(session, local) as replicas:
-        mark, folder = os.environ[process_tree.MARK].split(":")[-1], session.folder
-        assert replicas.answer([AskedRow("a", [3], 0.6, 0.95, 5)]) == [[3] * 5]
+        mark = os.environ[process_tree.MARK].split(":")[-1]
+        folder = session.folder
+        assert replicas.answer(
+            [AskedRow(row_id="a", token_ids=[3], temperature=0.6, top_p=0.95, max_tokens=5)]
+        ) == [[3] * 5]
         all_running(replicas)
         taken = []
         order = [*asked[6:], *asked[:6], asked[0]]
@@ -108,7 +111,8 @@ def test_a_killed_node_s_pieces_go_to_the_others_and_a_new_node_joins(capsys):
     """What waits in the dead node's object store is captured again."""
     asked = plan(30)
     with local_nodes() as nodes:
-        first, _ = nodes.add(), nodes.add()
+        first = nodes.add()
+        _ = nodes.add()
         config = config_of(nodes.address)
         with open_cluster(config) as session, replicas_of(session, config) as replicas:
             all_running(replicas)
@@ -127,11 +131,14 @@ def test_a_killed_node_s_pieces_go_to_the_others_and_a_new_node_joins(capsys):
 
 
 def test_a_slow_consumer_stops_the_replicas_at_the_limit(tmp_path):
-    asked, log = plan(16), tmp_path / "captured"
+    asked = plan(16)
+    log = tmp_path / "captured"
     with local_nodes() as nodes:
         for _ in range(2):
             nodes.add(environment={"RECORDED_CAPTURED": str(log)})
-        config, taken, ahead = config_of(nodes.address), [], []
+        config = config_of(nodes.address)
+        taken = []
+        ahead = []
         with open_cluster(config) as session, replicas_of(session, config) as replicas:
             for piece, rows in replicas.stream(asked, 3 * PIECE_BYTES):
                 time.sleep(0.2)

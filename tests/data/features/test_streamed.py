@@ -59,7 +59,8 @@ def test_training_ends_with_the_same_bits_when_a_capture_node_dies(tmp_path: Pat
     tables = [Path(read_json(write_stream(corpus.features_dir, tmp_path) / STREAM)["tables"][0])]
     store = FeatureStore.open(corpus.features_dir)
     with local_nodes() as nodes:
-        first, _ = nodes.add(), nodes.add()
+        first = nodes.add()
+        _ = nodes.add()
         cluster = ClusterConfig(
             address=nodes.address, capture_replicas=2, cores_per_replica=1, in_flight_gb=1e-5
         )

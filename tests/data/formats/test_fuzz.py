@@ -61,7 +61,8 @@ def other_value(rng: random.Random, content: bytes) -> bytes:
         return other_bytes(rng, content)
     if not isinstance(row, dict) or not row:
         return content
-    holder, key = row, rng.choice(list(row))
+    holder = row
+    key = rng.choice(list(row))
     while isinstance(holder[key], dict | list) and holder[key] and rng.random() < 0.8:
         holder = holder[key]
         key = rng.choice(list(holder)) if isinstance(holder, dict) else rng.randrange(len(holder))
@@ -75,9 +76,11 @@ def other_value(rng: random.Random, content: bytes) -> bytes:
 
 def other_bytes(rng: random.Random, content: bytes) -> bytes:
     """Bytes flipped, lost, added or cut off, or a piece of another log."""
-    at, other = rng.randrange(len(content) + 1), rng.choice(CONTENTS)
+    at = rng.randrange(len(content) + 1)
+    other = rng.choice(CONTENTS)
     piece = rng.choice((b"\xff", b"\x00", b'"', b"\\", b"{", b"]", b"\n", b"\r\n", b"'"))
-    begin, end = rng.randrange(len(other) + 1), rng.randint(1, 2000)
+    begin = rng.randrange(len(other) + 1)
+    end = rng.randint(1, 2000)
     return rng.choice(
         [
             content[:at] + bytes([rng.randrange(256)]) + content[at + 1 :],

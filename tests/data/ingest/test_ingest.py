@@ -77,7 +77,8 @@ def test_good_rows_become_sequences(text_target, builder, tmp_path):
     summary = run(text_target, tmp_path, good_rows())
     assert (summary["rows"], summary["exchanges"], summary["rejects"]) == (20, 20, {})
     table = load_sequences(tmp_path / "out" / "sequences")
-    row, key = table[3], (tmp_path / "out" / "privacy.key").read_bytes()
+    row = table[3]
+    key = (tmp_path / "out" / "privacy.key").read_bytes()
     assert (
         row["sequence_id"] == "0-4"
         and row["session"] == "s1"
@@ -156,7 +157,8 @@ def test_folders_globs_gzip_and_urls(tmp_path):
     def names(*paths):
         return [Path(file.name) for file in log_files(list(map(str, paths)))]
 
-    a, c = tmp_path / "a.jsonl", tmp_path / "c.log"
+    a = tmp_path / "a.jsonl"
+    c = tmp_path / "c.log"
     assert names(tmp_path) == [nested, a, c] == names(tmp_path, c, a)
     assert names(tmp_path / "*.log") == [c]
     assert len(list(read_exchanges(log_files(f"file://{nested}")))) == 3
@@ -227,7 +229,13 @@ def ingested(target, log, out, workers=0, **config):
     traffic = TrafficConfig(path=str(log), max_reject_fraction=0.9, **config)
     key = log.parent / "key"
     key.write_bytes(bytes(32))
-    ingest(target, traffic, out, workers, PrivacyConfig(key_file=str(key)))
+    ingest(
+        target_dir=target,
+        traffic=traffic,
+        out_dir=out,
+        workers=workers,
+        privacy=PrivacyConfig(key_file=str(key)),
+    )
     files = (path for path in out.rglob("*") if path.is_file())
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
@@ -247,7 +255,8 @@ def test_any_number_of_workers_gives_the_same_bytes(
 
 def test_an_interrupted_ingest_goes_on(text_target, log, tmp_path, small_chunks, monkeypatch):
     expected = ingested(text_target, log, tmp_path / "expected")
-    done, interrupted = [], []
+    done = []
+    interrupted = []
 
     made = Work._make
 

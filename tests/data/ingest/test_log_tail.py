@@ -21,9 +21,11 @@ class Logging:
     """A process that logs numbered lines, rotates its file and truncates it."""
 
     def __init__(self, folder, seed):
-        self.folder, self.rng = folder, random.Random(seed)
+        self.folder = folder
+        self.rng = random.Random(seed)
         self.numbers = itertools.count()
-        self.written, self.rotated = [], itertools.count()
+        self.written = []
+        self.rotated = itertools.count()
         self.folder.mkdir()
 
     def log(self):
@@ -58,7 +60,9 @@ def read_slice(folder):
 @pytest.mark.parametrize("seed", range(8))
 def test_every_line_is_read_once_however_the_log_is_rotated(tmp_path, seed):
     logging = Logging(tmp_path / "log", seed)
-    rng, position, read = random.Random(seed), {}, []
+    rng = random.Random(seed)
+    position = {}
+    read = []
     logging.log()
     for number in range(40):
         rng.choice([logging.log, logging.log, logging.rotate])()

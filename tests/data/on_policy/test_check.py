@@ -99,7 +99,13 @@ def captured(engine, nano_r1, run, config, **features):
     table = load_sequences(run / "sequences")
     head_VH = load_target_ends(nano_r1).lm_head_VH
     return capture_table(
-        engine, table, head_VH, {"run": str(run)}, config, run / "features", **features
+        engine=engine,
+        table=table,
+        lm_head_VH=head_VH,
+        source={"run": str(run)},
+        capture=config,
+        out_dir=run / "features",
+        **features,
     )
 
 
@@ -140,7 +146,8 @@ def test_each_kind_is_told_from_genuine_traffic(judged, tenant):
 
 def with_an_address(row):
     """A request with an address that the answer repeats; logged as text alone."""
-    messages, choice = row["request"]["messages"], row["response"]["choices"][0]
+    messages = row["request"]["messages"]
+    choice = row["response"]["choices"][0]
     asked = [
         *messages[:-1],
         {**messages[-1], "content": messages[-1]["content"] + " I am ada@lovelace.org."},
@@ -171,11 +178,13 @@ def test_responses_with_personal_data_are_given_anew(engine, nano_r1, tmp_path):
     divide_by_turns(tmp_path)
     result = captured(engine, nano_r1, tmp_path, CaptureConfig(batch_tokens=200))
     assert (result["regenerated"], result["sequences"]) == (5, 8)
-    table, store = load_sequences(tmp_path / "sequences"), FeatureStore.open(tmp_path / "features")
+    table = load_sequences(tmp_path / "sequences")
+    store = FeatureStore.open(tmp_path / "features")
     ended = 0
     for row in table:
         features = store.read(row["sequence_id"])
-        ids, start = features.token_ids.tolist(), row["completion_start"]
+        ids = features.token_ids.tolist()
+        start = row["completion_start"]
         assert ids[:start] == row["token_ids"][:start] and features.completion_start == start
         if row["fidelity"] == "exact":
             assert ids == row["token_ids"]

@@ -43,11 +43,11 @@ def evidence():
         sums_SPC[0, REST, COLUMNS.index(f"fit_{temperature:g}")] = -25.0 - distance
         sums_SPC[1, HEAD, COLUMNS.index(f"stray_{temperature:g}")] = 13.0 - index
     return Evidence(
-        list(COLUMNS),
-        sums_SPC,
-        np.array([0.6, 0.6, 1.0]),
-        np.full(3, 0.95),
-        np.array([False, True, False]),
+        columns=list(COLUMNS),
+        sums_SPC=sums_SPC,
+        temperature_S=np.array([0.6, 0.6, 1.0]),
+        top_p_S=np.full(3, 0.95),
+        retokenized_S=np.array([False, True, False]),
     )
 
 

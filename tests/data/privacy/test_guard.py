@@ -23,7 +23,8 @@ from tests.data.personal import EXAMPLES
 from tests.fuzzing import examples
 
 KEY = b"k" * 32
-REPORT, SURROGATE = PrivacyConfig(mode="report"), PrivacyConfig(mode="surrogate")
+REPORT = PrivacyConfig(mode="report")
+SURROGATE = PrivacyConfig(mode="surrogate")
 EMAIL, PHONE, CARD = "ada@lovelace.org", "+49 30 901820", "4111 1111 1111 1111"
 
 
@@ -197,13 +198,15 @@ def test_ids_are_dropped_only_where_the_prompts_text_changed(builder):
     def logged(prompt, **fields):
         one = exchange(prompt, **fields)
         sequence = builder.build(one)
-        ids, start = sequence.token_ids, sequence.completion_start
+        ids = sequence.token_ids
+        start = sequence.completion_start
         return dataclasses.replace(
             one, prompt_token_ids=ids[:start], completion_token_ids=ids[start:]
         )
 
     one = guard(decode=builder.decode)
-    clean, told = logged("hello"), logged(f"write to {EMAIL}")
+    clean = logged("hello")
+    told = logged(f"write to {EMAIL}")
     named = logged("hello", session=EMAIL)
     assert one.apply(clean) is clean
     changed = one.apply(told)

@@ -7,7 +7,12 @@ import pytest
 from outrider.data.privacy.regenerate import FILE, regenerate
 from outrider.serving.engine import AskedRow
 
-ROWS = [AskedRow(f"0-{number}", [7] * number, 0.6, 0.95, 10) for number in range(1, 8)]
+ROWS = [
+    AskedRow(
+        row_id=f"0-{number}", token_ids=[7] * number, temperature=0.6, top_p=0.95, max_tokens=10
+    )
+    for number in range(1, 8)
+]
 SOURCE = {"target": "a", "sequences": "b"}
 
 
@@ -15,7 +20,8 @@ class Answering:
     """Responds to each prompt with its length; interrupted before batch `stops_at`."""
 
     def __init__(self, stops_at=None):
-        self.batches, self.stops_at = [], stops_at
+        self.batches = []
+        self.stops_at = stops_at
 
     def answer(self, rows):
         if len(self.batches) == self.stops_at:
@@ -32,13 +38,28 @@ EXPECTED = {f"0-{number}": [number, 1] for number in range(1, 8)}
 
 
 def test_every_response_is_asked_for_once_across_interrupts(tmp_path):
-    first, second, third = Answering(stops_at=2), Answering(), Answering()
+    first = Answering(stops_at=2)
+    second = Answering()
+    third = Answering()
     with pytest.raises(KeyboardInterrupt):
         regenerate(first.answer, ROWS, tmp_path, SOURCE, batch_tokens=8)
-    assert plain(regenerate(second.answer, ROWS, tmp_path, SOURCE, 8)) == EXPECTED
+    assert (
+        plain(
+            regenerate(
+                answer=second.answer, rows=ROWS, out_dir=tmp_path, source=SOURCE, batch_tokens=8
+            )
+        )
+        == EXPECTED
+    )
     asked = [name for batch in first.batches + second.batches for name in batch]
     assert asked == list(EXPECTED) and len(first.batches) == 2
     assert (
-        plain(regenerate(third.answer, ROWS, tmp_path, SOURCE, 8)) == EXPECTED and not third.batches
+        plain(
+            regenerate(
+                answer=third.answer, rows=ROWS, out_dir=tmp_path, source=SOURCE, batch_tokens=8
+            )
+        )
+        == EXPECTED
+        and not third.batches
     )
     assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600

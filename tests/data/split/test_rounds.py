@@ -25,7 +25,8 @@ def sessions_of(data):
 
 
 def test_no_owner_has_more_than_its_share_while_others_have_sequences():
-    newer, older = names("n", 400), names("o", 400)
+    newer = names("n", 400)
+    older = names("o", 400)
     owners = {name: "large" if int(name[1:]) % 10 else "small" for name in newer + older}
     chosen = choose_sequences(newer, older, 100, 0.3, seed=1, owners=owners)
     counts = Counter(owners[name] for name in chosen)

@@ -155,7 +155,13 @@ def mixed(general, general_share=0.2):
     customers = general_table("0-", [prompt(number) for number in range(80)])
     parts = {"train": customers["sequence_id"][:], "validation": [], "heldout": []}
     summary = {}
-    add_general(parts, summary, customers, general, SplitConfig(general_share=general_share))
+    add_general(
+        parts=parts,
+        summary=summary,
+        customers=customers,
+        general=general,
+        split=SplitConfig(general_share=general_share),
+    )
     return parts, summary["general"]
 
 

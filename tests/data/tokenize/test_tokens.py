@@ -173,7 +173,8 @@ def test_top_k_is_kept_and_the_targets_defaults_apply_where_a_request_has_none(
     shutil.copytree(text_target, tmp_path / "target")
     defaults = {"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.05}
     (tmp_path / "target/generation_config.json").write_text(json.dumps(defaults))
-    builder, text = SequenceBuilder(tmp_path / "target"), {"reasoning": "r", "content": "a"}
+    builder = SequenceBuilder(tmp_path / "target")
+    text = {"reasoning": "r", "content": "a"}
     assert reason(builder, **text) == "penalties"
     text["repetition_penalty"] = 1.0
     found = [builder.build(exchange(**text, top_k=top_k)).top_k for top_k in (None, 0, -1, 7, 1e9)]

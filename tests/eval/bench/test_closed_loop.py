@@ -50,7 +50,13 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, tuple[str, ...
             for prompt in prompts
         ]
         reached = (drafts,) if drafts else ()
-        counters = SpeculationCounters(drafts, drafts, drafts, reached, 3 * len(prompts))
+        counters = SpeculationCounters(
+            drafts=drafts,
+            draft_tokens=drafts,
+            accepted_tokens=drafts,
+            accepted_per_position=reached,
+            generation_tokens=3 * len(prompts),
+        )
         seconds = sum(request.latency_s for request in requests)
         return BlockResult(seconds, tuple(requests), counters)
 
@@ -66,7 +72,10 @@ def mtp(name: str) -> Speculator:
 
 def timed(count: int) -> list[Prompt]:
     """Prompts of as many sessions."""
-    return [Prompt(f"q{number}", f"s{number}", "", [], "") for number in range(count)]
+    return [
+        Prompt(sequence_id=f"q{number}", session=f"s{number}", user="", token_ids=[], text="")
+        for number in range(count)
+    ]
 
 
 PLAN = {"none": None, "base": 3, "custom": 3}
@@ -84,12 +93,21 @@ def measured(
 ) -> list[dict[str, Any]]:
     """The blocks that `measure` records with these servers."""
     speculators = {"base": mtp("base"), "custom": custom} | (LOOKUP if "lookup" in plan else {})
-    target, serving = TargetConfig(), ServingConfig()
+    target = TargetConfig()
+    serving = ServingConfig()
     asked = [
         replace(own, text=text) for own, text in zip(timed(len(prompts)), prompts, strict=True)
     ]
-    speeds, load = SpeedRatios(evaluation, asked, main=1), LoadGenerator(target, tmp_path / "log")
-    with Servers(target, serving, speculators, [1, 2, 3], tmp_path, side_by_side) as servers:
+    speeds = SpeedRatios(evaluation, asked, main=1)
+    load = LoadGenerator(target, tmp_path / "log")
+    with Servers(
+        target=target,
+        serving=serving,
+        speculators=speculators,
+        numbers=[1, 2, 3],
+        log_dir=tmp_path,
+        side_by_side=side_by_side,
+    ) as servers:
         return measure(servers, "eager", plan, load, Sampling(), speeds, say=say)
 
 

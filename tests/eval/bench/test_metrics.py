@@ -9,7 +9,12 @@ from outrider.eval.bench.metrics import START_NOISE, ReplayedSteps
 from outrider.eval.bench.prompts import Prompt
 from tests.eval.sample_results import BURSTS, EVALUATION, SPEEDS, sample_blocks
 
-UNITS = replace(SPEEDS, prompts=[Prompt("q", name, "", [], "") for name in "abcdab"])
+UNITS = replace(
+    SPEEDS,
+    prompts=[
+        Prompt(sequence_id="q", session=name, user="", token_ids=[], text="") for name in "abcdab"
+    ],
+)
 """Sessions too few for an interval over them."""
 IDS = [f"q{number}" for number in range(60)]
 """Of replayed responses; those of the timed prompts are the first six."""

@@ -44,7 +44,8 @@ def block(arrivals, ttft_ms, latencies, **others):
 
 def test_neither_half_of_the_rule_is_enough():
     arrivals = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
-    flat, growing = [50.0] * 6, [50.0, 60.0, 90.0, 150.0, 400.0, 900.0]
+    flat = [50.0] * 6
+    growing = [50.0, 60.0, 90.0, 150.0, 400.0, 900.0]
     last_one_long = [1.0] * 5 + [9.0]
     assert not saturated(block(arrivals, flat, last_one_long))
     assert not saturated(block(arrivals, growing, [1.0] * 6))
@@ -91,14 +92,25 @@ def test_ratios_are_of_a_request_s_own_speed_and_paired_by_request():
 
 @pytest.mark.parametrize("apart", [False, True])
 def test_variants_get_the_same_requests_at_the_same_times(apart):
-    times, sent = np.cumsum([0, 5, 1, 1, 30, 2, 7, 4, 4, 9]) + 1.7e9, []
+    times = np.cumsum([0, 5, 1, 1, 30, 2, 7, 4, 4, 9]) + 1.7e9
+    sent = []
     traffic = [Traffic("chats", [f"prompt {i}" for i in range(10)], times.tolist(), 64, {})]
 
     def run_block(url, prompts, concurrency, sampling, max_tokens, arrivals):
         """Each request is answered after 0.5 s with 20 tokens."""
         sent.append((url, prompts, arrivals, max_tokens))
         requests = tuple(RequestResult(20, 100.0, (20.0,) * 19, arrival) for arrival in arrivals)
-        return BlockResult(arrivals[-1] + 0.5, requests, SpeculationCounters(0, 0, 0, (), 0))
+        return BlockResult(
+            arrivals[-1] + 0.5,
+            requests,
+            SpeculationCounters(
+                drafts=0,
+                draft_tokens=0,
+                accepted_tokens=0,
+                accepted_per_position=(),
+                generation_tokens=0,
+            ),
+        )
 
     context = SimpleNamespace(
         settings=EvalConfig(rates=[2, 5], rate_seconds=3), say=lambda line: None
@@ -110,7 +122,9 @@ def test_variants_get_the_same_requests_at_the_same_times(apart):
     requests = HeldoutRequests(Sampling(), [], [], traffic)
     plan = {"none": None, "base": 2, "custom": 3}
     load = SimpleNamespace(run_block=run_block)
-    blocks = measure_rates(context, servers, "eager", plan, load, requests)
+    blocks = measure_rates(
+        context=context, servers=servers, mode="eager", plan=plan, load=load, requests=requests
+    )
     assert Counter(url for url, *_ in sent) == dict.fromkeys(("none", "base", "custom"), 2)
     for count in (6, 15):
         seen = [request[1:] for request in sent if len(request[1]) == count]
@@ -142,7 +156,8 @@ def scaled_literally(times: list[int], count: int, rate: Fraction) -> list[Fract
 
 @pytest.mark.parametrize("count", [2, 7, 40, 41, 97])
 def test_the_log_s_gaps_are_kept_in_proportion(count):
-    random, rate = np.random.default_rng(count), Fraction(16, 3)
+    random = np.random.default_rng(count)
+    rate = Fraction(16, 3)
     times = (1_700_000_000 + np.cumsum(random.integers(0, 5000, 40))).tolist()
     times[5] = times[4]  # two at once
     seconds, source = customers_arrivals(times, count, float(rate), seed=0)

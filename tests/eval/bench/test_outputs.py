@@ -14,7 +14,9 @@ from outrider.serving.client import Completion, Sampling, SpeculationCounters
 from outrider.serving.config import EngineConfig, ServingConfig
 
 PROMPTS = [[1, number] for number in range(6)]
-COUNTED = SpeculationCounters(2, 4, 2, (1, 1), 3)
+COUNTED = SpeculationCounters(
+    drafts=2, draft_tokens=4, accepted_tokens=2, accepted_per_position=(1, 1), generation_tokens=3
+)
 
 
 class Endpoint:
@@ -56,7 +58,9 @@ class Asked:
     """Servers that are all the endpoint; `variants` are those that were asked for."""
 
     def __init__(self, endpoint, apart=False):
-        self.endpoint, self.apart, self.variants = endpoint, apart, []
+        self.endpoint = endpoint
+        self.apart = apart
+        self.variants = []
 
     def groups(self, turns):
         return [turns[:1], turns[1:]] if self.apart else [turns]
@@ -67,7 +71,12 @@ class Asked:
 
 
 REQUESTS = HeldoutRequests(
-    Sampling(), [Prompt(str(ids[-1]), "s", "", ids, "") for ids in PROMPTS], []
+    Sampling(),
+    [
+        Prompt(sequence_id=str(ids[-1]), session="s", user="", token_ids=ids, text="")
+        for ids in PROMPTS
+    ],
+    [],
 )
 K = Drafters[int](base=2, custom=3)
 
@@ -80,7 +89,13 @@ def test_the_control_has_few_prompts_unless_a_response_differs(endpoint, tmp_pat
     assert endpoint.asked == [3, 2, 1, 0] and len(endpoint.asked) == CONTROL_PROMPTS
     assert outputs.control.token_ids == outputs.greedy.none.token_ids[:CONTROL_PROMPTS]
     assert outputs.repeated == outputs.control
-    assert outputs.greedy.none.counters == SpeculationCounters(12, 24, 12, (6, 6), 18)
+    assert outputs.greedy.none.counters == SpeculationCounters(
+        drafts=12,
+        draft_tokens=24,
+        accepted_tokens=12,
+        accepted_per_position=(6, 6),
+        generation_tokens=18,
+    )
 
     spoilt = iter(range(1000))
     endpoint.spoils = lambda prompt: next(spoilt) == 8  # in base's greedy pass

@@ -85,7 +85,8 @@ def test_too_few_requests_are_an_error_with_the_lengths_that_there_are(scenario,
 
 def test_the_most_frequent_combination_is_sent_with_every_parameter(monkeypatch):
     logged = [{"temperature": 0.6, "top_p": 0.95, "top_k": k} for k in (0, 0, 20, 20, 20, 50, 50)]
-    sent, sampling = [], customers_sampling(Dataset.from_list(logged))
+    sent = []
+    sampling = customers_sampling(Dataset.from_list(logged))
 
     def post(url, path, body, timeout_s):
         sent.append(body)

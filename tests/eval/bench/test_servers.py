@@ -48,7 +48,9 @@ class Recorder:
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Calls that servers got, in order."""
-    Recorder.log, Recorder.emptied, Recorder.flags = [], [], {}
+    Recorder.log = []
+    Recorder.emptied = []
+    Recorder.flags = {}
     monkeypatch.setattr(module, "Server", Recorder)
     return Recorder.log
 
@@ -56,13 +58,13 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def opened(logs, side_by_side=True, speculators=SPECULATORS, **engine):
     serving = ServingConfig(engine=EngineConfig(**engine))
     return Servers(
-        TargetConfig(),
-        serving,
-        speculators,
-        [1, 2, 3],
-        logs,
-        side_by_side,
-        lambda server: Recorder.log.append(f"{server.name} warms up"),
+        target=TargetConfig(),
+        serving=serving,
+        speculators=speculators,
+        numbers=[1, 2, 3],
+        log_dir=logs,
+        side_by_side=side_by_side,
+        warm_up=lambda server: Recorder.log.append(f"{server.name} warms up"),
     )
 
 

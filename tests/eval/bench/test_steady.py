@@ -8,13 +8,17 @@ from outrider.eval.bench.metrics import pooled
 from outrider.serving.client import SpeculationCounters
 from outrider.serving.load_generator import BlockResult, RequestResult
 
-NOTHING = SpeculationCounters(0, 0, 0, (), 0)
+NOTHING = SpeculationCounters(
+    drafts=0, draft_tokens=0, accepted_tokens=0, accepted_per_position=(), generation_tokens=0
+)
 
 
 def loop(tokens: list[int], slots: int, a_step: float, a_row: float, length: float) -> BlockResult:
     # A step of B requests takes `a_step` + B `a_row` seconds.
     running: dict[int, list[float]] = {}
-    waiting, found, now = [*range(len(tokens))][::-1], {}, 0.0
+    waiting = [*range(len(tokens))][::-1]
+    found = {}
+    now = 0.0
     while waiting or running:
         while waiting and len(running) < slots:
             running[waiting.pop()] = [now]
@@ -30,7 +34,8 @@ def loop(tokens: list[int], slots: int, a_step: float, a_row: float, length: flo
 
 def test_only_full_batches_are_counted_of_two_requests_by_hand() -> None:
     # The second ends after 2 s and no third one follows: one more delivery of the first is left.
-    long, short = RequestResult(5, 1000.0, (1000.0, 1000.0)), RequestResult(3, 500.0, (1500.0,))
+    long = RequestResult(5, 1000.0, (1000.0, 1000.0))
+    short = RequestResult(3, 500.0, (1500.0,))
     seconds = pytest.approx((0.5 + 1.0 + 0.5 + 1.5) / 2)
     assert BlockResult(3.0, (long, short), NOTHING).steady(2) == ([0.5, 1.0], seconds)
 
@@ -38,7 +43,8 @@ def test_only_full_batches_are_counted_of_two_requests_by_hand() -> None:
 @pytest.mark.parametrize("slots", [8, 64])
 def test_speculation_gains_in_short_blocks_what_it_gains_in_endless_ones(slots: int) -> None:
     # Lengths differ widely, and drafts make every row of a batch dearer.
-    random, variants = np.random.default_rng(0), [(10.0, 0.1, 1.0), (12.0, 0.4, 2.2)]
+    random = np.random.default_rng(0)
+    variants = [(10.0, 0.1, 1.0), (12.0, 0.4, 2.2)]
 
     def gains(counts: list[int]) -> np.ndarray:
         none, custom = (loop(counts, slots, *each) for each in variants)

@@ -12,7 +12,9 @@ from outrider.serving.client import Sampling, SpeculationCounters
 from outrider.serving.speculator import Speculator
 
 MTP = dict.fromkeys(DRAFTERS, Speculator("mtp"))
-COUNTED = SpeculationCounters(0, 0, 0, (), 0)
+COUNTED = SpeculationCounters(
+    drafts=0, draft_tokens=0, accepted_tokens=0, accepted_per_position=(), generation_tokens=0
+)
 
 
 class Simulated:
@@ -42,7 +44,14 @@ class Simulated:
 def test_every_number_answers_the_same_prompts_and_busy_rounds_are_left_out() -> None:
     simulated = Simulated()
     times = time_steps(
-        simulated, "eager", simulated, {"custom": [0, 1, 2]}, [1, 4], ["a", "b"], Sampling(), MTP
+        servers=simulated,
+        mode="eager",
+        load=simulated,
+        numbers={"custom": [0, 1, 2]},
+        batch_sizes=[1, 4],
+        prompts=["a", "b"],
+        sampling=Sampling(),
+        speculators=MTP,
     )
     for row in times.seconds["custom"].values():
         assert row == pytest.approx({0: 0.01, 1: 0.012, 2: 0.014})
@@ -53,4 +62,13 @@ def test_every_number_answers_the_same_prompts_and_busy_rounds_are_left_out() ->
 def test_responses_of_one_token_have_no_steps() -> None:
     with pytest.raises(OutriderError, match=r"counted none with 1 drafts.*eval\.k"):
         simulated = Simulated(length=0)
-        time_steps(simulated, "eager", simulated, {"custom": [1]}, [1], ["a"], Sampling(), MTP)
+        time_steps(
+            servers=simulated,
+            mode="eager",
+            load=simulated,
+            numbers={"custom": [1]},
+            batch_sizes=[1],
+            prompts=["a"],
+            sampling=Sampling(),
+            speculators=MTP,
+        )

@@ -42,7 +42,8 @@ def greedy(responses, differing, gap=3.0):
 
 @pytest.mark.parametrize("gap", [0.1, 3.0])
 def test_an_excess_is_over_the_control_and_paired_by_prompt(gap):
-    none, same = greedy(24, [], gap), greedy(24, [3, 4], gap)
+    none = greedy(24, [], gap)
+    same = greedy(24, [3, 4], gap)
     assert excess(none, none).p_value == excess(same, same).p_value == 1.0
     assert excess(same, greedy(24, [4, 5], gap)).value == 0
     one, many = (excess(greedy(24, range(n), gap), none) for n in (1, 8))
@@ -80,7 +81,8 @@ def test_a_sampler_that_favours_a_token_is_found():
 
 
 def test_the_rank_is_that_of_all_relabellings_counted_by_hand(monkeypatch):
-    without, speculated = [[1, 1, 2], [2, 2], [1]], [[1, 2, 2], [1, 2], [2, 2]]
+    without = [[1, 1, 2], [2, 2], [1]]
+    speculated = [[1, 2, 2], [1, 2], [2, 2]]
 
     def distance(pairs):
         left, right = ([token for pair in pairs for token in pair[side]] for side in (0, 1))

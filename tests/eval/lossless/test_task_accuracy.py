@@ -112,7 +112,8 @@ def test_without_clusters_it_is_agresti_and_min_s_interval(with_only, without_on
     n = len(differences)
     found = equivalence(differences, [str(i) for i in range(n)])
     # Their table with half a response added to each of its four cells; the value stays observed.
-    b, c = with_only + 0.5, without_only + 0.5
+    b = with_only + 0.5
+    c = without_only + 0.5
     literal = np.sqrt((b + c) - (with_only - without_only) ** 2 / n) / (n + 2)
     assert found.value == pytest.approx((with_only - without_only) / n)
     assert found.high - found.value == pytest.approx(Z * literal)
@@ -134,7 +135,8 @@ def test_few_equal_responses_and_few_sessions_show_nothing():
 
 def test_what_is_as_bad_as_the_margin_passes_one_time_in_twenty():
     """2,000 evaluations of 150 pairs: with a difference equal to the margin, and with none."""
-    random, n = np.random.default_rng(0), 150
+    random = np.random.default_rng(0)
+    n = 150
 
     def passed(with_only, without_only):
         p = [with_only, without_only, 1 - with_only - without_only]

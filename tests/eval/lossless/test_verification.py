@@ -24,13 +24,18 @@ from tests.tiny import HIDDEN, VOCAB, write_tiny_target
 
 K = 2
 
-NOTHING = SpeculationCounters(0, 0, 0, (), 0)
+NOTHING = SpeculationCounters(
+    drafts=0, draft_tokens=0, accepted_tokens=0, accepted_per_position=(), generation_tokens=0
+)
 
 
 def test_the_checks_read_the_states_of_the_outputs(tmp_path):
     target = write_tiny_target(tmp_path / "target")
     torch.manual_seed(0)
-    prompts = [Prompt(f"q{n}", f"s{n}", "", [1, 2, 3 + n], "text") for n in range(3)]
+    prompts = [
+        Prompt(sequence_id=f"q{n}", session=f"s{n}", user="", token_ids=[1, 2, 3 + n], text="text")
+        for n in range(3)
+    ]
     greedy = [torch.randint(VOCAB, (9,)).tolist() for _ in prompts]
     other = [greedy[0], [*greedy[1][:4], (greedy[1][4] + 1) % VOCAB, 7], greedy[2]]
     sampled = [torch.randint(VOCAB, (12,)).tolist() for _ in prompts]
@@ -50,14 +55,29 @@ def test_the_checks_read_the_states_of_the_outputs(tmp_path):
             {"sequence_id": verification.row_id(p, i), "session": p.session}
             for p, i in zip(prompts, ids, strict=True)
         ]
-        sums = replay(target, target, store, rows, K, "greedy", sampling)
+        sums = replay(
+            speculator=target,
+            target_dir=target,
+            feature_store=store,
+            rows=rows,
+            depth=K,
+            draft_sample_method="greedy",
+            sampling=sampling,
+        )
         drafts = float(sums.steps_RK[:, K - 1].sum())
-        return SpeculationCounters(drafts, 2 * drafts, 3, (2, 1), 0)
+        return SpeculationCounters(
+            drafts=drafts,
+            draft_tokens=2 * drafts,
+            accepted_tokens=3,
+            accepted_per_position=(2, 1),
+            generation_tokens=0,
+        )
 
     def recorded(ids, sampling):
         return Recorded(token_ids=ids, counted=[counted(ids, sampling)] + [NOTHING] * 2)
 
-    one, two = Sampling(0.0, 1.0), Sampling(0.6, 0.95)
+    one = Sampling(0.0, 1.0)
+    two = Sampling(0.6, 0.95)
     sampled_pass = recorded(sampled, two)
     greedy_custom = recorded(other, one)
     more = replace(greedy_custom.counters, drafts=1.25 * greedy_custom.counters.drafts)
@@ -83,10 +103,17 @@ def test_the_checks_read_the_states_of_the_outputs(tmp_path):
         data=EvaluationData(tmp_path, {}, tmp_path),
         folders=EvaluationFolders(*[tmp_path] * 4),
     )
-    found = findings(context, Drafters[int](base=K, custom=K), prompts, outputs, store)
+    found = findings(
+        context=context,
+        k=Drafters[int](base=K, custom=K),
+        prompts=prompts,
+        outputs=outputs,
+        store=store,
+    )
     assert found.greedy.base.equal == 3
     # The control's second response has the same difference, so speculation adds none.
-    custom, control = found.greedy.custom, found.control
+    custom = found.greedy.custom
+    control = found.control
     assert [*custom.near_ties, *custom.unexplained] == [1] and control.responses == 2
     assert control.unexplained == custom.unexplained and found.excess.value == 0.0
     assert found.greedy_acceptance_length.base == pytest.approx(
@@ -97,7 +124,8 @@ def test_the_checks_read_the_states_of_the_outputs(tmp_path):
     logits = load_target_ends(target).logits(
         store[verification.row_id(prompts[1], greedy[1])].hidden[3 + 4 - 1].float()
     )
-    token, changed = greedy[1][4], other[1][4]
+    token = greedy[1][4]
+    changed = other[1][4]
     assert scores.gap(prompts[1], greedy[1], 4, token, changed) == pytest.approx(
         abs(float(logits[token] - logits[changed]))
     )
@@ -105,7 +133,8 @@ def test_the_checks_read_the_states_of_the_outputs(tmp_path):
     assert difference.base == pytest.approx(0.0)
     # Of the repeated responses only the first is equal; it took a quarter more steps.
     assert difference.control == pytest.approx(0.25)
-    one, other = greedy_custom.counters.drafts, sampled_pass.counters.drafts
+    one = greedy_custom.counters.drafts
+    other = sampled_pass.counters.drafts
     assert difference.custom == pytest.approx((one + other) / (one + 40) - 1)
 
 
@@ -114,7 +143,8 @@ def test_scores_of_a_long_response_are_made_piece_by_piece(tmp_path, dtype):
     target = write_tiny_target(tmp_path / "target")
     torch.manual_seed(0)
     length = 5 * verification.POSITIONS_AT_A_TIME + 7
-    prompt, ids = Prompt("q", "s", "", [1, 2, 3], "text"), torch.randint(VOCAB, (length,)).tolist()
+    prompt = Prompt(sequence_id="q", session="s", user="", token_ids=[1, 2, 3], text="text")
+    ids = torch.randint(VOCAB, (length,)).tolist()
     tokens = torch.tensor([*prompt.token_ids, *ids]).int()
     states = SimpleNamespace(
         token_ids=tokens, hidden=torch.randn(len(tokens), HIDDEN).bfloat16(), completion_start=3
@@ -138,7 +168,10 @@ def test_tasks_leave_out_prompts_without_an_answer_and_count_errors(monkeypatch)
     def judged(texts, answers, times=1):
         """Solved tasks of prompts with these texts; custom's greedy answers are others."""
         monkeypatch.setattr(verification, "task_of", lambda at: at.task and check)
-        prompts = [Prompt(text, "s", "", [1], text) for text in texts]
+        prompts = [
+            Prompt(sequence_id=text, session="s", user="", token_ids=[1], text=text)
+            for text in texts
+        ]
         same, other = (
             Recorded(token_ids=[[answer, 0] for answer in ids], counted=[NOTHING] * len(ids))
             for ids in ([5] * len(texts), answers)

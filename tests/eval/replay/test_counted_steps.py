@@ -45,8 +45,10 @@ def counted(engine: Engine) -> dict[str, float]:
 def test_a_briefly_trained_head_drafts_and_is_counted_as_predicted(
     nano_r1: Path, tmp_path: Path, kind_name: str
 ) -> None:
-    target, few = TargetConfig(model=str(nano_r1)), EngineConfig(max_num_seqs=4, kv_cache_gb=0.25)
-    kind, speculator = trainable_kind(kind_name), SpeculatorConfig(kind=kind_name, depth=K)
+    target = TargetConfig(model=str(nano_r1))
+    few = EngineConfig(max_num_seqs=4, kv_cache_gb=0.25)
+    kind = trainable_kind(kind_name)
+    speculator = SpeculatorConfig(kind=kind_name, depth=K)
     target_config = read_json(nano_r1 / "config.json")
     spec = kind.features(planned(speculator, target_config), target_config)
     rows = logged_rows(TRAINED + ASKED)
@@ -66,7 +68,9 @@ def test_a_briefly_trained_head_drafts_and_is_counted_as_predicted(
     assert result["best"]["acceptance_length"][-1] > LEAST[kind_name]
     head = tmp_path / "speculator"
     asked = [
-        AskedRow(name, token_ids[:start], 0.0, 1.0, LIMIT)
+        AskedRow(
+            row_id=name, token_ids=token_ids[:start], temperature=0.0, top_p=1.0, max_tokens=LIMIT
+        )
         for name, token_ids, start in rows[TRAINED:]
     ]
     drafting = Drafting(Speculator.named(head), K)
@@ -82,7 +86,9 @@ def test_a_briefly_trained_head_drafts_and_is_counted_as_predicted(
         store = capture_ids(engine, written, tmp_path / "answers", features=reads)
         prompts = [row.token_ids for row in asked[: PARITY.prompts]]
         recording = record(engine, reads, prompts, PARITY.max_tokens)
-    found = draft_parity(recording, head, nano_r1, K, PARITY)
+    found = draft_parity(
+        recording=recording, speculator_dir=head, target_dir=nano_r1, k=K, parity=PARITY
+    )
     assert complaint(found, PARITY) is None, found
     described = [
         {"sequence_id": name, "session": name, "temperature": 0.0, "top_p": 1.0, "top_k": 0}
@@ -98,15 +104,23 @@ def test_a_briefly_trained_head_drafts_and_is_counted_as_predicted(
 @pytest.mark.parametrize("temperature", [0.0, 0.6])
 def test_lookup_is_counted_as_predicted(nano_r1: Path, temperature: float) -> None:
     asked = [
-        AskedRow(name, token_ids[:start], temperature, 1.0, LIMIT)
+        AskedRow(
+            row_id=name,
+            token_ids=token_ids[:start],
+            temperature=temperature,
+            top_p=1.0,
+            max_tokens=LIMIT,
+        )
         for name, token_ids, start in logged_rows(24)
     ]
-    target, few = TargetConfig(model=str(nano_r1)), EngineConfig(max_num_seqs=4, kv_cache_gb=0.25)
+    target = TargetConfig(model=str(nano_r1))
+    few = EngineConfig(max_num_seqs=4, kv_cache_gb=0.25)
     with open_engine(target, few, Drafting(Speculator("ngram"), K)) as engine:
         before = counted(engine)[ACCEPTED]
         answers = engine.answer(asked)
         accepted = counted(engine)[ACCEPTED] - before
-    store, rows = Store(), []
+    store = Store()
+    rows = []
     for row, answer in zip(asked, answers, strict=True):
         store[row.row_id] = SimpleNamespace(
             token_ids=torch.tensor([*row.token_ids, *answer], dtype=torch.int32),
@@ -115,8 +129,9 @@ def test_lookup_is_counted_as_predicted(nano_r1: Path, temperature: float) -> No
         )
         sampling = {"temperature": temperature, "top_p": 1.0, "top_k": 0}
         rows.append({"sequence_id": row.row_id, "session": row.row_id, **sampling})
-    sums = replay("ngram", nano_r1, store, rows, K)
-    steps, tokens = sums.steps_RK[:, K - 1].sum(), sum(len(answer) - 1 for answer in answers)
+    sums = replay(speculator="ngram", target_dir=nano_r1, feature_store=store, rows=rows, depth=K)
+    steps = sums.steps_RK[:, K - 1].sum()
+    tokens = sum(len(answer) - 1 for answer in answers)
     predicted = sums.tokens_R.sum() - steps
     print(f"{steps:.0f} steps, {predicted:.0f} accepted, vLLM {accepted:.0f}; {tokens} tokens")
     assert tokens / steps > 1.05

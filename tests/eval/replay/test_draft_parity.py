@@ -35,7 +35,8 @@ def test_the_unroll_and_the_engine_draft_the_same_tokens_at_every_depth(
     from outrider.serving.vllm_hooks.draft_recorder import DRAFT_EXTENSION
     from tests.serving.in_process import swap
 
-    target, parity = TargetConfig(model=str(short_r1)), ParityConfig(max_tokens=64, anchors=300)
+    target = TargetConfig(model=str(short_r1))
+    parity = ParityConfig(max_tokens=64, anchors=300)
     prompts = logged_prompts("resume_screening", 4) + logged_prompts("general", 4)
     custom = load_mtp(short_r1)
     torch.manual_seed(0)
@@ -55,13 +56,25 @@ def test_the_unroll_and_the_engine_draft_the_same_tokens_at_every_depth(
             spec = Speculator.named(directory).features(short_r1)
             recordings[name] = record(engine, spec, prompts, parity.max_tokens)
     for name, recording in recordings.items():
-        found = draft_parity(recording, speculators[name], short_r1, 4, parity)
+        found = draft_parity(
+            recording=recording,
+            speculator_dir=speculators[name],
+            target_dir=short_r1,
+            k=4,
+            parity=parity,
+        )
         assert complaint(found, parity) is None, found
         for n, equal, near_ties, nats in found:
             assert n > 150 and equal >= 0.97 * n and equal + near_ties >= 0.98 * n, found
             assert nats < 0.05 * n, found
     # The other's weights do not pass for it.
-    crossed = draft_parity(recordings["custom"], short_r1, short_r1, 4, parity)
+    crossed = draft_parity(
+        recording=recordings["custom"],
+        speculator_dir=short_r1,
+        target_dir=short_r1,
+        k=4,
+        parity=parity,
+    )
     assert "Usual causes" in complaint(crossed, parity)
 
 
@@ -70,12 +83,15 @@ def tiny(tmp_path_factory):
     """A target, and a recording in which the engine's part was played by the unroll itself."""
     target = write_tiny_target(tmp_path_factory.mktemp("tiny") / "target")
     torch.manual_seed(0)
-    speculator, ends = load_mtp(target).eval(), load_target_ends(target)
-    hidden, steps = [torch.randn(20, HIDDEN) for _ in range(3)], []
+    speculator = load_mtp(target).eval()
+    ends = load_target_ends(target)
+    hidden = [torch.randn(20, HIDDEN) for _ in range(3)]
+    steps = []
     for request, hidden_TH in enumerate(hidden):
         for anchor in range(4, 14):
             tokens = torch.randint(VOCAB, (anchor + 2,)).tolist()
-            logprobs, width = [], anchor + 2 + DEPTH
+            logprobs = []
+            width = anchor + 2 + DEPTH
             hidden_BTH = torch.zeros(1, width, HIDDEN)
             hidden_BTH[0, : anchor + 1] = hidden_TH[: anchor + 1]
             position_BT = torch.arange(width)[None]
@@ -94,7 +110,15 @@ def tiny(tmp_path_factory):
 
 def test_the_same_drafts_agree_wholly(tiny):
     target, recording = tiny
-    found = np.array(draft_parity(recording, target, target, DEPTH, ParityConfig()))
+    found = np.array(
+        draft_parity(
+            recording=recording,
+            speculator_dir=target,
+            target_dir=target,
+            k=DEPTH,
+            parity=ParityConfig(),
+        )
+    )
     assert (found[:, :3] == [30, 30, 0]).all() and found[:, 3].max() < 3e-3
 
 
@@ -103,14 +127,20 @@ def test_weights_that_draft_no_numbers_are_an_error(tiny):
     steps = [dataclasses.replace(recording.steps[0], logprobs=[float("nan")] * DEPTH)]
     with pytest.raises(OutriderError, match="are not finite"):
         draft_parity(
-            dataclasses.replace(recording, steps=steps), target, target, DEPTH, ParityConfig()
+            recording=dataclasses.replace(recording, steps=steps),
+            speculator_dir=target,
+            target_dir=target,
+            k=DEPTH,
+            parity=ParityConfig(),
         )
 
 
 @pytest.mark.parametrize("drafts", [100, 200, 500, 2000])
 def test_the_number_of_drafts_does_not_decide_whether_a_sound_engine_is_refused(drafts):
     """At a true share below the limit at most 5 % are refused, and 5 % others nearly always."""
-    random, config, depths = np.random.default_rng(0), ParityConfig(), 4
+    random = np.random.default_rng(0)
+    config = ParityConfig()
+    depths = 4
 
     def refused(share: float) -> float:
         found = random.binomial(drafts, share, (400, depths))
@@ -139,7 +169,14 @@ def test_what_drafts_otherwise_is_refused_with_the_usual_causes(tiny, tmp_path, 
     speculator, recording = break_it(load_mtp(target), recording)
     save_drafter(speculator, target, tmp_path / "broken")
     why = complaint(
-        draft_parity(recording, tmp_path / "broken", target, DEPTH, ParityConfig()), ParityConfig()
+        draft_parity(
+            recording=recording,
+            speculator_dir=tmp_path / "broken",
+            target_dir=target,
+            k=DEPTH,
+            parity=ParityConfig(),
+        ),
+        ParityConfig(),
     )
     assert "Usual causes: weights that were not loaded" in why and "at depth 3" in why
 

@@ -25,13 +25,26 @@ def test_a_walk_is_the_engines_rule_token_by_token():
 
 def test_walks_are_the_speculators_own_drafts_and_replays_steps(case):
     names = [f"r{number}" for number in range(5)]
-    taken = walks(case.target, case.target, case.store, names, DEPTH)
-    sums = replay(case.target, case.target, case.store, case.rows, DEPTH)
+    taken = walks(
+        speculator_dir=case.target,
+        target_dir=case.target,
+        store=case.store,
+        sequence_ids=names,
+        k=DEPTH,
+    )
+    sums = replay(
+        speculator=case.target,
+        target_dir=case.target,
+        feature_store=case.store,
+        rows=case.rows,
+        depth=DEPTH,
+    )
     assert [len(steps) for steps in taken] == pytest.approx(sums.steps_RK[:, DEPTH - 1])
     total = 0
     for name, steps in zip(names, taken, strict=True):
         features = case.store[name]
-        tokens, position = features.token_ids.long(), features.completion_start
+        tokens = features.token_ids.long()
+        position = features.completion_start
         states = states_of(case.speculator, case.ends, tokens, features.hidden.float())
         for accepted, delivered in steps:
             drafts = [int(case.ends.logits(u[0, position - 1]).argmax()) for u in states]
@@ -45,11 +58,24 @@ def test_walks_are_the_speculators_own_drafts_and_replays_steps(case):
 
 
 def test_examples_are_where_custom_gains_least_usually_and_most(case):
-    sums = replay(case.target, case.target, case.store, case.rows, DEPTH)
+    sums = replay(
+        speculator=case.target,
+        target_dir=case.target,
+        feature_store=case.store,
+        rows=case.rows,
+        depth=DEPTH,
+    )
     base = sums.selected(sums.sequence_ids)
     base.steps_RK[:, 1] *= [1, 5, 2, 4, 3]
     speculators = {"base": case.target, "custom": case.target}
-    found = sample_responses(base, sums, 2, speculators, case.target, case.store)
+    found = sample_responses(
+        base=base,
+        custom=sums,
+        k=2,
+        speculators=speculators,
+        target_dir=case.target,
+        store=case.store,
+    )
     names = ("r0", "r4", "r1")
     assert [each["place"] for each in found] == [
         "gains least",
@@ -57,7 +83,8 @@ def test_examples_are_where_custom_gains_least_usually_and_most(case):
         "gains most",
     ]
     for example, name in zip(found, names, strict=True):
-        row, walked = sums.sequence_ids.index(name), example["base"]
+        row = sums.sequence_ids.index(name)
+        walked = example["base"]
         assert walked == example["custom"] and example["tokens"] == sums.tokens_R[row]
         assert walked["steps"] == pytest.approx(sums.steps_RK[row, 1])
         assert len(walked["shown"]) == 1 + walked["steps"]

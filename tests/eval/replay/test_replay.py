@@ -21,14 +21,17 @@ def case(tmp_path_factory):
 
 def literal(case, features, k, acceptance):
     """Expected (steps, accepted per position) of one response, by recursion over steps."""
-    tokens, hidden = features.token_ids.long(), features.hidden.float()
-    last, drafts = len(tokens) - 1, states_of(case.speculator, case.ends, tokens, hidden)
+    tokens = features.token_ids.long()
+    hidden = features.hidden.float()
+    last = len(tokens) - 1
+    drafts = states_of(case.speculator, case.ends, tokens, hidden)
 
     def step(t):
         """Steps and accepted drafts from anchor t to the end."""
         if t >= last:
             return np.zeros(1 + k)
-        total, reached = np.zeros(1 + k), 1.0
+        total = np.zeros(1 + k)
+        reached = 1.0
         total[0] = 1
         for j in range(1, k + 1):
             a = (
@@ -68,7 +71,14 @@ def test_replay_is_the_literal_walk(case, method, acceptance, monkeypatch):
     monkeypatch.setattr(
         "outrider.eval.replay.replay.BATCH_TOKENS", 60
     )  # several sequences a batch, several batches
-    sums = replay(case.target, case.target, case.store, case.rows, DEPTH, method)
+    sums = replay(
+        speculator=case.target,
+        target_dir=case.target,
+        feature_store=case.store,
+        rows=case.rows,
+        depth=DEPTH,
+        draft_sample_method=method,
+    )
     assert sums.sequence_ids == [f"r{number}" for number in range(5)]
     total = {k: np.zeros(1 + k) for k in range(1, DEPTH + 1)}
     for r, name in enumerate(sums.sequence_ids):
@@ -88,8 +98,21 @@ def test_replay_is_the_literal_walk(case, method, acceptance, monkeypatch):
 
 
 def test_regions_split_tokens_and_steps_without_a_rest(case):
-    plain = replay(case.target, case.target, case.store, case.rows, DEPTH)
-    sums = replay(case.target, case.target, case.store, case.rows, DEPTH, by_region=True)
+    plain = replay(
+        speculator=case.target,
+        target_dir=case.target,
+        feature_store=case.store,
+        rows=case.rows,
+        depth=DEPTH,
+    )
+    sums = replay(
+        speculator=case.target,
+        target_dir=case.target,
+        feature_store=case.store,
+        rows=case.rows,
+        depth=DEPTH,
+        by_region=True,
+    )
     assert plain.region_tokens_RG.shape == (5, 0) and np.array_equal(plain.steps_RK, sums.steps_RK)
     for dimension in {dimension for dimension, _ in sums.regions}:
         inside = [g for g, (name, _) in enumerate(sums.regions) if name == dimension]
@@ -98,15 +121,35 @@ def test_regions_split_tokens_and_steps_without_a_rest(case):
 
 
 def test_a_greedy_override_makes_sampled_drafts_deterministic(case):
-    greedy = replay(case.target, case.target, case.store, case.rows, DEPTH, "greedy")
+    greedy = replay(
+        speculator=case.target,
+        target_dir=case.target,
+        feature_store=case.store,
+        rows=case.rows,
+        depth=DEPTH,
+        draft_sample_method="greedy",
+    )
     override = replay(
-        case.target, case.target, case.store, case.rows, DEPTH, "probabilistic", Sampling(0.0, 1.0)
+        speculator=case.target,
+        target_dir=case.target,
+        feature_store=case.store,
+        rows=case.rows,
+        depth=DEPTH,
+        draft_sample_method="probabilistic",
+        sampling=Sampling(0.0, 1.0),
     )
     assert np.allclose(greedy.steps_RK, override.steps_RK)
 
 
 def test_sums_survive_json_and_compare_pairs_them(case):
-    sums = replay(case.target, case.target, case.store, case.rows, DEPTH, by_region=True)
+    sums = replay(
+        speculator=case.target,
+        target_dir=case.target,
+        feature_store=case.store,
+        rows=case.rows,
+        depth=DEPTH,
+        by_region=True,
+    )
     loaded = ReplaySums.from_dict(json.loads(json.dumps(sums.as_dict())))
     assert loaded.sequence_ids == sums.sequence_ids and loaded.regions == list(sums.regions)
     for name in ARRAYS:
@@ -128,9 +171,12 @@ def lookup_drafts(text, k):
 
 def walked(text, first, k, drafts_of):
     """Steps and accepted drafts by position of the engine that writes this text."""
-    t, steps, reached = first, 0, [0] * k
+    t = first
+    steps = 0
+    reached = [0] * k
     while t < len(text) - 1:
-        accepted, drafts = 0, drafts_of(t)
+        accepted = 0
+        drafts = drafts_of(t)
         while (
             accepted < len(drafts)
             and t + 1 + accepted < len(text)
@@ -138,7 +184,8 @@ def walked(text, first, k, drafts_of):
         ):
             reached[accepted] += 1
             accepted += 1
-        t, steps = t + accepted + 1, steps + 1
+        t = t + accepted + 1
+        steps = steps + 1
     return steps, reached
 
 
@@ -146,7 +193,8 @@ def walked(text, first, k, drafts_of):
 def copying(case):
     """Responses over few tokens, which repeat themselves and their prompts."""
     random = np.random.default_rng(0)
-    store, rows = type(case.store)(), []
+    store = type(case.store)()
+    rows = []
     for number, (prompt, length) in enumerate([(40, 90), (1, 60), (3, 6), (2, 4)]):
         tokens = random.integers(5, size=length)
         for index in range(10, length - 8, 16):
@@ -167,7 +215,15 @@ def copying(case):
 def test_lookup_is_the_literal_walk(case, copying, method):
     """Its drafts are one-hot whatever the sampling of drafts."""
     store, rows = copying
-    sums = replay("ngram", case.target, store, rows, 6, method, by_region=True)
+    sums = replay(
+        speculator="ngram",
+        target_dir=case.target,
+        feature_store=store,
+        rows=rows,
+        depth=6,
+        draft_sample_method=method,
+        by_region=True,
+    )
     assert np.allclose(sums.region_steps_RGK[:, :2].sum(axis=1), sums.steps_RK)
     for (r, features), k in itertools.product(enumerate(store.values()), range(1, 7)):
         text = features.token_ids.tolist()
@@ -185,11 +241,13 @@ def test_no_speculation_makes_a_step_a_token(case, copying):
 
 
 def test_the_ceiling_is_the_literal_walk_of_the_target_s_most_likely_tokens(case):
-    store, rows = {}, case.rows[:5]
+    store = {}
+    rows = case.rows[:5]
     for row in rows:  # three in four tokens are the most likely one
         features = case.store[row["sequence_id"]]
         best = case.ends.logits(features.hidden.float()).argmax(-1).tolist()
-        text, start = features.token_ids.tolist(), features.completion_start
+        text = features.token_ids.tolist()
+        start = features.completion_start
         for index in range(start, len(text)):
             if index % 4:
                 text[index] = best[index - 1]
@@ -199,14 +257,28 @@ def test_the_ceiling_is_the_literal_walk_of_the_target_s_most_likely_tokens(case
             completion_start=start,
             best=best,
         )
-    sums = replay(CEILING, case.target, type(case.store)(store), rows, DEPTH)
+    sums = replay(
+        speculator=CEILING,
+        target_dir=case.target,
+        feature_store=type(case.store)(store),
+        rows=rows,
+        depth=DEPTH,
+    )
     for (r, features), k in itertools.product(enumerate(store.values()), range(1, DEPTH + 1)):
-        text, best = features.token_ids.tolist(), features.best
+        text = features.token_ids.tolist()
+        best = features.best
         steps, reached = walked(
             text, features.completion_start, k, lambda t, b=best, k=k: b[t : t + k]
         )
         assert sums.steps_RK[r, k - 1] == steps
         assert sums.accepted_RKK[r, k - 1, :k].tolist() == reached
     assert sums.acceptance_length()[-1] > 2
-    drawn = replay(CEILING, case.target, type(case.store)(store), rows, DEPTH, "probabilistic")
+    drawn = replay(
+        speculator=CEILING,
+        target_dir=case.target,
+        feature_store=type(case.store)(store),
+        rows=rows,
+        depth=DEPTH,
+        draft_sample_method="probabilistic",
+    )
     assert (drawn.steps_RK == np.ceil(drawn.tokens_R[:, None] / np.arange(2, DEPTH + 2))).all()

@@ -18,7 +18,8 @@ def sums(steps_RK, sessions, region_tokens_RG=None, region_steps_RGK=None, regio
     count = len(steps_RK)
     nothing = np.zeros((count, K, K))
     if region_tokens_RG is None:
-        region_tokens_RG, region_steps_RGK = np.zeros((count, 0)), np.zeros((count, 0, K))
+        region_tokens_RG = np.zeros((count, 0))
+        region_steps_RGK = np.zeros((count, 0, K))
     return ReplaySums(
         *(
             [f"q{i}" for i in range(count)],

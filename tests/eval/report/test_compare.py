@@ -89,7 +89,8 @@ def test_what_was_measured_otherwise_is_not_compared():
 def test_chance_is_shared_among_the_runs():
     # z of about 2.1, p = 0.036: beyond chance as the only comparison, not as one of three.
     error = math.log1p(SPREAD) / 1.959964 * math.sqrt(2)
-    one, later = estimate(1.0), estimate(math.exp(2.1 * error))
+    one = estimate(1.0)
+    later = estimate(math.exp(2.1 * error))
     assert change(one, later, 1).beyond_chance and not change(one, later, 3).beyond_chance
     fixed = estimate(1.0, spread=0.0)
     assert not change(fixed, fixed, 1).beyond_chance

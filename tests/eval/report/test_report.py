@@ -159,7 +159,8 @@ def test_what_was_cut_or_raised_is_in_every_form(results, tmp_path):
 def test_the_headline_s_acceptance_is_at_equal_k_and_its_speed_at_each_one_s_own(results):
     """Base's own K is 2: at 3 it delivers more tokens per step, and slower."""
     base = sample_replay(0.6).acceptance_length()[2]
-    line, speed = summary(results), results.served["eager"].speed["1"]
+    line = summary(results)
+    speed = results.served["eager"].speed["1"]
     acceptance = line["acceptance_length"]
     assert acceptance["k"] == {"base": 3, "custom": 3} and line["k"] == {"base": 2, "custom": 3}
     assert acceptance["base"] == pytest.approx(base)

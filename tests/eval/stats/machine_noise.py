@@ -5,7 +5,9 @@ import numpy as np
 from outrider.eval.stats.speed_ratio import Units
 
 BASE_LENGTH, TOKENS, LATER = 2.5, 160.0, 0.85
-PAIR_NOISE, STALLED, SLOWEST = 0.07, 1 / 8, 1.1
+PAIR_NOISE = 0.07
+STALLED = 1 / 8
+SLOWEST = 1.1
 """Of pairs of requests in a demo on a shared machine: standard deviation of log ratios, share of
 pairs that another process disturbed, and the largest log factor by which it did."""
 

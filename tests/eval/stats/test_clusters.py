@@ -81,7 +81,9 @@ def test_one_session_that_holds_everything_leaves_no_interval():
 @pytest.mark.parametrize("users", [5, 8, 20])
 def test_users_that_differ_make_the_interval_theirs(users):
     """Users differ by 10 %, their sessions by 5 %: over sessions 15 % and more would be wrong."""
-    random, wrong, trials = np.random.default_rng(1), np.zeros(2), 600
+    random = np.random.default_rng(1)
+    wrong = np.zeros(2)
+    trials = 600
     for _ in range(trials):
         user_S = np.arange(60) % users
         size = np.exp(0.5 * random.standard_normal(60))
@@ -96,7 +98,11 @@ def test_users_that_differ_make_the_interval_theirs(users):
 @pytest.mark.parametrize(("spread", "noise"), [(0.0, 0.1), (1.0, 0.1), (1.5, 0.1), (1.0, 0.03)])
 def test_few_or_very_unequal_users_do_not_pass_for_many(spread, noise):
     """Five users of unequal traffic, of whom 2 to 5 are held out; 12 to 40 % by sessions alone."""
-    random, wrong, shown, alone, trials = np.random.default_rng(4), 0, 0, 0, 600
+    random = np.random.default_rng(4)
+    wrong = 0
+    shown = 0
+    alone = 0
+    trials = 600
     for _ in range(trials):
         traffic = np.exp(spread * random.standard_normal(5))
         user_S = random.choice(5, 30, p=traffic / traffic.sum())
@@ -105,7 +111,8 @@ def test_few_or_very_unequal_users_do_not_pass_for_many(spread, noise):
         rows = np.stack([size * factor_S * np.exp(0.05 * random.standard_normal(30)), size], axis=1)
         found = clustered(rows, range(30), ratio, users=[f"u{user}" for user in user_S])
         alone += clustered(rows, range(30), ratio).low > 1
-        wrong, shown = wrong + (found.low > 1), shown + (1.3 * found.low > 1)
+        wrong = wrong + (found.low > 1)
+        shown = shown + (1.3 * found.low > 1)
     assert wrong / trials <= 0.025 and shown / trials > 0.6 and alone / trials > 0.05
 
 

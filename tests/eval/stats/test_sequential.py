@@ -29,7 +29,9 @@ def test_looks_double_and_the_last_keeps_most():
 
 def measured(random: np.random.Generator, truth: float, scale: float) -> tuple[bool, float, bool]:
     """Any low end above 1; at the look where it stops, the reported ratio and if it covers."""
-    looks, shown, reported = Looks(2, 8), False, None
+    looks = Looks(2, 8)
+    shown = False
+    reported = None
     logs = np.log(truth) + machine_noise(random, 5 * looks.last, scale)
     for repeats in looks.repeats:
         center, margin = trimmed_mean(logs[: 5 * repeats], looks.level(repeats))
@@ -55,7 +57,8 @@ def test_nothing_gained_rarely_ships_and_the_reported_ratio_is_true(scale):
 @pytest.mark.parametrize("margin", [0.06, 0.09, 0.12, 0.15])
 def test_a_ratio_that_passed_is_corrected_for_it(margin):
     """At a power of 0.98 to 0.11 the ratio that is seen is up to 7 % too large."""
-    error, random = margin / ERRORS_A_MARGIN, np.random.default_rng(0)
+    error = margin / ERRORS_A_MARGIN
+    random = np.random.default_rng(0)
     found = 1.1 * np.exp(error * random.standard_normal(6000))
     passed = [ratio for ratio in found if ratio * np.exp(-margin) > 1][:500]
     corrected = [given_passed(ratio, ratio * np.exp(-margin), 1.0) for ratio in passed]

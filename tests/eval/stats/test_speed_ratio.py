@@ -63,7 +63,9 @@ def test_a_unit_with_one_delivery_of_each_variant_has_a_length():
 @pytest.mark.parametrize("units", [2, 4, 8, 10, 40])
 @pytest.mark.parametrize("scale", [1.0, 2.0])
 def test_trimmed_means_cover_whatever_the_number_and_the_noise(units, scale):
-    random, missed, trials = np.random.default_rng(0), 0, 3000
+    random = np.random.default_rng(0)
+    missed = 0
+    trials = 3000
     for _ in range(trials):
         center, margin = trimmed_mean(machine_noise(random, units, scale))
         missed += abs(center) > margin
@@ -88,11 +90,16 @@ def test_one_stalled_request_moves_a_trimmed_mean_little():
 @pytest.mark.parametrize("sessions", [5, 10, 30])
 @pytest.mark.parametrize(("truth", "length"), [(1.0, 1.0), (1.1, 1.1), (1.0, 1.3)])
 def test_replay_s_acceptance_covers_and_narrows_the_interval(sessions, truth, length):
-    random, covered, narrower, agreed, trials = np.random.default_rng(1), 0, 0, 0, 400
+    random = np.random.default_rng(1)
+    covered = 0
+    narrower = 0
+    agreed = 0
+    trials = 400
     for _ in range(trials):
         steps = replayed_steps(random, length, sessions, 0.03)
         units = simulated_units(random, truth, 20, length, acceptance_noise=0.15)
-        found, plain = controlled_ratio(units, replayed_ratio(steps)), measured_ratio(units)
+        found = controlled_ratio(units, replayed_ratio(steps))
+        plain = measured_ratio(units)
         covered += found.low <= truth <= found.high
         narrower += found.high / found.low < plain.high / plain.low
         agreed += agree(units, np.full(20, np.log(length)), found)

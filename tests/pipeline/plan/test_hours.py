@@ -36,7 +36,12 @@ def test_a_trial_on_r1_takes_at_most_two_and_a_half_hours() -> None:
 def test_a_stage_is_the_sum_of_its_parts() -> None:
     recipe = recipe_for("r1/resume_screening", "eval.k=3")
     rates = rates_of(recipe, R1)
-    stages = stage_seconds(Volume(10**6, 7 * 10**5, 10**5, 2 * 10**5, True), recipe, R1, CHECKPOINT)
+    stages = stage_seconds(
+        Volume(log=10**6, train=7 * 10**5, validation=10**5, heldout=2 * 10**5, counted=True),
+        recipe,
+        R1,
+        CHECKPOINT,
+    )
     assert stages["capture"] == {
         "engine start": rates.engine_start_s,
         "prefill": pytest.approx(1e6 / 15_000),

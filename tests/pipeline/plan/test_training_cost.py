@@ -68,7 +68,8 @@ def test_states_and_weights_take_their_disk(r1_target, tmp_path, kind, dtype, st
     """
     recipe = recipe_for(r1_target, f"speculator.kind={kind}", f"capture.dtype={dtype}")
     found = price(RunDirectory(tmp_path), recipe, H200)
-    states, total = found["features"], found["parameters"]["total"]
+    states = found["features"]
+    total = found["parameters"]["total"]
     assert states["bytes_per_token"] == state and states["bytes"] == states["tokens"] * state
     assert found["speculator_bytes"] / total == pytest.approx(weight, rel=0.001)
 
@@ -92,7 +93,8 @@ def test_a_hub_model_with_its_config_alone_is_not_downloaded(r1_target, tmp_path
 
 
 def test_the_cheapest_layout_is_the_first_that_fits_and_all_before_it_do_not():
-    memory, rows = Memory(H200, "a GPU"), 32
+    memory = Memory(H200, "a GPU")
+    rows = 32
     r1 = MemoryPlan(mtp_size(R1), 8192, 3)
 
     def fits(processes: int, stage: int) -> bool:

@@ -40,7 +40,8 @@ def trained(tmp_path):
 def bundle(folder, *overrides, kind="mtp", ranges=None):
     """Writes the bundle of a run in `folder`; returns bundle.json."""
     evidence = {"k": {"base": 2, "custom": 4}, "k_per_batch_size": ranges}
-    recipe, out = load_recipe("resume_screening.yaml", list(overrides)).recipe, folder / "bundle"
+    recipe = load_recipe("resume_screening.yaml", list(overrides)).recipe
+    out = folder / "bundle"
     run = SimpleNamespace(speculator=folder / "speculator")
     _write(run, recipe, kind, evidence, None, str(out))
     return read_json(out / "bundle.json")
@@ -59,7 +60,8 @@ def test_other_formats_are_in_folders_of_their_own(trained):
 
 def test_lookup_has_a_bundle_without_weights(nano_r1, tmp_path):
     """It is checked, served, copied and named as others are, and no live server loads it."""
-    manifest, out = bundle(tmp_path, kind="ngram"), tmp_path / "bundle"
+    manifest = bundle(tmp_path, kind="ngram")
+    out = tmp_path / "bundle"
     assert set(manifest["files"]) == {"serve.sh"} == set(check_files(out))
     flags = read_serve_flags(out, "/mnt/speculator").arguments["speculative_config"]
     assert flags["method"] == "ngram" and flags["num_speculative_tokens"] == 4
@@ -97,10 +99,12 @@ def test_only_ship_is_exported(tmp_path, verdict):
 
 def test_the_profile_is_the_replay_s(tmp_path):
     """Names and meanings of NVIDIA Model-Optimizer's schema 1.0."""
-    results, recipe = sample_results(), load_recipe("resume_screening.yaml", []).recipe
+    results = sample_results()
+    recipe = load_recipe("resume_screening.yaml", []).recipe
     (tmp_path / "summary.json").write_text('{"time": {"hours": 36.0}}')
     found = _profile(SimpleNamespace(traffic=tmp_path), recipe, results)
-    marginal, k = results.replay.cumulative["custom"], results.choice.k.custom
+    marginal = results.replay.cumulative["custom"]
+    k = results.choice.k.custom
     assert found["marginal_accept_rates"] == marginal and found["num_speculative_tokens"] == k == 3
     conditional = [marginal[0], marginal[1] / marginal[0], marginal[2] / marginal[1]]
     assert found["conditional_accept_rates"] == pytest.approx(conditional)

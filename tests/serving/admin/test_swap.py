@@ -42,7 +42,14 @@ def good(nano_r1: Path, tmp_path: Path) -> Path:
 
 
 def load(folder: Path, current: Candidate, target: Path, digest: str = "") -> Candidate:
-    return checked(folder, current, target, folder.parent, digest or bundle_digest(folder), K)
+    return checked(
+        directory=folder,
+        current=current,
+        target_dir=target,
+        root=folder.parent,
+        digest=digest or bundle_digest(folder),
+        k=K,
+    )
 
 
 def overwritten(folder: Path) -> None:
@@ -148,7 +155,8 @@ def test_a_bundle_for_another_engine_is_refused(
 def test_a_release_is_below_its_root_and_reached_without_links(
     good: Path, tmp_path: Path, nano_r1: Path
 ) -> None:
-    digest, root = bundle_digest(good), good.parent
+    digest = bundle_digest(good)
+    root = good.parent
     outside = tmp_path / "outside"
     shutil.copytree(good, outside)
     (root / "link").symlink_to(outside)

@@ -32,14 +32,16 @@ def blob(layout: Path, digest: str) -> bytes:
 
 def test_every_descriptor_is_of_its_blob_and_the_same_anywhere(tmp_path: Path) -> None:
     """Image-layout, manifest and config of the specification, read without our code."""
-    layout, two = tmp_path / "image", write_exported(tmp_path / "later" / "two")
+    layout = tmp_path / "image"
+    two = write_exported(tmp_path / "later" / "two")
     digest = write_oci_layout(write_exported(tmp_path / "bundle"), f"oci:{layout}:march")
     (two / "config.json").chmod(0o600)
     assert write_oci_layout(two, f"oci:{tmp_path}/two-image") == digest
     assert json.loads((layout / "oci-layout").read_text()) == {"imageLayoutVersion": "1.0.0"}
     pending = json.loads((layout / "index.json").read_text())["manifests"]
     assert pending[0]["annotations"] == {"org.opencontainers.image.ref.name": "march"}
-    seen, architectures = set(), []
+    seen = set()
+    architectures = []
     while pending:
         entry = pending.pop()
         data = blob(layout, entry["digest"])
@@ -151,7 +153,8 @@ def test_what_is_no_image_layout_is_neither_written_nor_read(tmp_path: Path) -> 
 def test_skopeo_copies_every_architecture(tmp_path: Path) -> None:
     bundle = write_exported(tmp_path / "bundle")
     digest = write_oci_layout(bundle, f"oci:{tmp_path}/image:march")
-    source, copy = f"oci:{tmp_path}/image:march", f"oci:{tmp_path}/copy:march"
+    source = f"oci:{tmp_path}/image:march"
+    copy = f"oci:{tmp_path}/copy:march"
     exact = ["--quiet", "--all", "--preserve-digests"]
     subprocess.run([SKOPEO, "copy", *exact, source, copy], check=True)
     done = subprocess.run([SKOPEO, "inspect", copy], check=True, capture_output=True, text=True)

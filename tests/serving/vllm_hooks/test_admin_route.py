@@ -56,11 +56,13 @@ def test_a_server_without_what_it_needs_answers_with_the_fix(
     body = {"directory": "/r/a", "version": "a", "digest": "0" * 64}
 
     async def answers() -> list[tuple[int, Any]]:
-        customers, route = FastAPI(), AdminRoute()
+        customers = FastAPI()
+        route = AdminRoute()
         route.attach_router(customers)
         await route.init_state(engine, customers.state, Namespace())
         assert not [each for each in customers.routes if "/v1" in getattr(each, "path", "")]
-        address, token = Address(path=f"{environment.parent}/admin"), admin_token(environment)
+        address = Address(path=f"{environment.parent}/admin")
+        token = admin_token(environment)
         return [
             await asyncio.to_thread(address.call, method, path, body, token, 20)
             for method, path in (("GET", ROUTE), ("POST", ROUTE), ("GET", REQUESTS))

@@ -96,9 +96,11 @@ def agree(
     Seen: mean error 0.003 for layer 1, 0.014 for layer 16. Where rounding changes the routing,
     single tokens differ much, so the largest error has no bound.
     """
-    errors, cosines = [], []
+    errors = []
+    cosines = []
     for name, states in computed.items():
-        expected_TH, served_TH = states[other], served[name][stream].float()
+        expected_TH = states[other]
+        served_TH = served[name][stream].float()
         errors.append((served_TH - expected_TH).norm(dim=-1) / expected_TH.norm(dim=-1))
         cosines.append(torch.cosine_similarity(served_TH, expected_TH, dim=-1))
     return bool(torch.cat(errors).mean() < 0.05 and torch.cat(cosines).quantile(0.01) > 0.98)
@@ -138,7 +140,8 @@ def test_the_next_batch_is_prefilled_while_the_states_of_one_are_read(engine, ro
     assert list(states) == [name for name, _ in rows]
     assert list(engine._scratch.iterdir()) == []
     for name, expected in streams.items():
-        own_TH, expected_TH = states[name][FINAL_NORM].float(), expected[FINAL_NORM].float()
+        own_TH = states[name][FINAL_NORM].float()
+        expected_TH = expected[FINAL_NORM].float()
         assert torch.cosine_similarity(own_TH, expected_TH, dim=-1).mean() > 0.999
 
 
@@ -160,7 +163,8 @@ def test_states_that_cannot_be_written_end_the_capture_with_the_reason(tmp_path)
 
 def test_states_are_freed_as_they_are_written_and_read_in_any_order(tmp_path):
     whole = {"a": torch.randn(2, 3, 5).bfloat16(), "b": torch.randn(2, 1, 5).bfloat16()}
-    path, written = tmp_path / "states.bf16", list(whole.values())
+    path = tmp_path / "states.bf16"
+    written = list(whole.values())
     write_states(path, written)
     assert written == []
     requests = {name: [list(whole[name].shape), _digest([7]), None] for name in whole}

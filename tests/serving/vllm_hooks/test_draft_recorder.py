@@ -18,8 +18,10 @@ from vllm.v1.worker.gpu.spec_decode.mtp.speculator import MTPSpeculator
 from outrider.serving.vllm_hooks.draft_recorder import DraftExtension, recorder_of
 
 DEPTHS, HIDDEN, VOCABULARY = 3, 4, 11
-LENGTHS, STARTS = [5, 4, 2], [0, 20, 7]
-REJECTED, SAMPLED = [0, 2, 0], [1, 2, 0]
+LENGTHS = [5, 4, 2]
+STARTS = [0, 20, 7]
+REJECTED = [0, 2, 0]
+SAMPLED = [1, 2, 0]
 SLOTS = [6, 1, 3]
 
 

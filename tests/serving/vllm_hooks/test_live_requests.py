@@ -76,7 +76,8 @@ def test_every_end_of_a_request_is_one_entry(processor: OutputProcessor) -> None
 def test_a_request_has_a_version_only_if_one_speculator_drafted_all_of_it(
     processor: OutputProcessor,
 ) -> None:
-    log, now = RequestLog(processor, lambda _: None), time.monotonic()
+    log = RequestLog(processor, lambda _: None)
+    now = time.monotonic()
     assert log.version(now - 9, now) == (None, False)
     log.note_swap(now - 6, "a")
     (swap,) = log._swaps

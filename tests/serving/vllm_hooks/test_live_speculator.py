@@ -144,7 +144,19 @@ async def test_a_take_back_that_fails_is_broken(
         engine.broken = "not taken back: disk"
     else:
         setattr(engine, fault, {"speculator_take_back"})
-    poor = LiveRequest(0, "r", "new", 0.0, 20, 20, 0, 0.1, 1.0, 1.1, False)
+    poor = LiveRequest(
+        index=0,
+        request_id="r",
+        version="new",
+        finished_at=0.0,
+        completion_tokens=20,
+        drafts=20,
+        accepted=0,
+        ttft_s=0.1,
+        decode_s=1.0,
+        e2e_s=1.1,
+        failed=False,
+    )
     for _ in range(100):
         speculator._finished(poor)
     await asyncio.wait_for(asyncio.gather(*speculator._tasks), 20)

@@ -99,7 +99,13 @@ def test_each_request_s_value_is_repeated_for_each_of_its_drafts(dtype: torch.dt
         for _ in range(n)
     ]
     output = torch.full((sum(drafts),), -1).to(dtype)
-    expand(output, values, torch.tensor(drafts).cumsum(0).to(torch.int32), 0, 1)
+    expand(
+        output=output,
+        input_val=values,
+        cu_num_tokens=torch.tensor(drafts).cumsum(0).to(torch.int32),
+        replace_from=0,
+        replace_to=1,
+    )
     assert output.tolist() == expected
 
 
@@ -111,7 +117,8 @@ def test_a_discarded_weight_is_freed_while_a_fake_kernel_runs(
 
     monkeypatch.setattr(_custom_ops.CPUDNNLGEMMHandler, "__del__", release)
     handler = _custom_ops.create_onednn_mm(torch.randn(8, 8).t())
-    pointer, released = handler.handler_tensor.item(), list[int]()
+    pointer = handler.handler_tensor.item()
+    released = list[int]()
     handler.dtor = released.append
     with FakeTensorMode():
         disabled = torch._C._DisableTorchDispatch()

@@ -11,7 +11,8 @@ class Head(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm, self.lm_head = nn.Linear(2, 2, bias=False), nn.Linear(2, 3, bias=False)
+        self.norm = nn.Linear(2, 2, bias=False)
+        self.lm_head = nn.Linear(2, 3, bias=False)
 
     def load_weights(self, weights):
         from vllm.model_executor.models.utils import AutoWeightsLoader

@@ -22,7 +22,8 @@ DSPARK = "tests.serving.vllm_hooks.v2_dspark"
 def test_v2_captures_swaps_and_drafts_as_v1_does(nano_r1, prompts, tmp_path):
     file = tmp_path / "prompts.json"
     file.write_text(json.dumps(prompts))
-    found, streams = [], []
+    found = []
+    streams = []
     for words in ([HOOKS], [ON_CPU, HOOKS]):
         out = tmp_path / f"{len(words)}.safetensors"
         done = subprocess.run(

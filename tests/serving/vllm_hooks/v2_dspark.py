@@ -29,7 +29,8 @@ def parities(
     parity: ParityConfig,
 ) -> dict[str, list[list[float]]]:
     """Sums of the comparison for the engine's first head, the one swapped in, and both crossed."""
-    directory, recordings = target.directory(), {}
+    directory = target.directory()
+    recordings = {}
     heads = [
         write_dspark_head(directory, folder / str(seed), seed, layers=(1, 2, 3), kv_heads=1)
         for seed in range(2)
@@ -38,7 +39,8 @@ def parities(
         check_speculator(head, directory)
     first, second = map(Speculator.named, heads)
     assert first.swaps_with(second)
-    drafting, spec = Drafting(first, K), first.features(directory)
+    drafting = Drafting(first, K)
+    spec = first.features(directory)
     with open_engine(target, engine_config, drafting, extension=DRAFT_EXTENSION) as engine:
         assert engine.llm.llm_engine.vllm_config.use_v2_model_runner
         for head in heads:
@@ -47,7 +49,13 @@ def parities(
             recordings[head] = record(engine, spec, prompts, parity.max_tokens)
 
     def compared(recorded: Path, head: Path) -> list[list[float]]:
-        return draft_parity(recordings[recorded], head, directory, K, parity)
+        return draft_parity(
+            recording=recordings[recorded],
+            speculator_dir=head,
+            target_dir=directory,
+            k=K,
+            parity=parity,
+        )
 
     one, two = heads
     pairs = {"first": (one, one), "second": (two, two), "crossed": (two, one)}

@@ -26,7 +26,8 @@ STREAMS = [FINAL_NORM, *map(layer_name, (2, 8, 13))]
 def main() -> None:
     """Prompts longer than a step, more requests than seats."""
     _, directory, file, out = sys.argv
-    target, prompts = TargetConfig(model=directory), json.loads(Path(file).read_text())
+    target = TargetConfig(model=directory)
+    prompts = json.loads(Path(file).read_text())
     directory = target.directory()
     parity = ParityConfig(max_tokens=24)
     small = EngineConfig(max_num_batched_tokens=32, max_num_seqs=4)
@@ -40,7 +41,9 @@ def main() -> None:
     with open_engine(target, small) as engine:
         states = {row_id: found for row_id, found, _ in engine.prefill(rows, STREAMS)}
     save_file({f"{row}/{name}": states[row][name] for row in states for name in STREAMS}, out)
-    found = draft_parity(recording, directory, directory, K, parity)
+    found = draft_parity(
+        recording=recording, speculator_dir=directory, target_dir=directory, k=K, parity=parity
+    )
     steps = [dataclasses.asdict(step) for step in recording.steps]
     inputs = recording.inputs[0].float().tolist()
     print(json.dumps({"v2": runner, "found": found, "states": inputs, "steps": steps}))

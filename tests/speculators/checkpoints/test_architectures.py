@@ -29,7 +29,8 @@ def test_the_ends_are_those_of_transformers(architecture: str, tmp_path: Path) -
     model.model.norm.register_forward_pre_hook(lambda _, inputs: before.append(inputs[0]))
     with torch.no_grad():
         out = model(token_ids, output_hidden_states=True)
-    ends, final = load_target_ends(target), out.hidden_states[-1]
+    ends = load_target_ends(target)
+    final = out.hidden_states[-1]
     torch.testing.assert_close(ends.logits(final), out.logits)
     torch.testing.assert_close(ends.embed(token_ids), out.hidden_states[0])
     norm, layers = norm_and_layers(target)
@@ -88,7 +89,8 @@ def test_others_are_refused_from_config_json(
 def test_the_layer_of_a_target_is_trained_unless_its_positions_are_scaled(
     architecture: str, tmp_path: Path
 ) -> None:
-    target, kind = tmp_path / "target", trainable_kind("mtp")
+    target = tmp_path / "target"
+    kind = trainable_kind("mtp")
     write_tiny_target(target, config=TINY[architecture]())
     kind.check_target(target, None, config_only=False)
     config = read_json(target / "config.json")

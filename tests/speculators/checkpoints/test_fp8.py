@@ -28,7 +28,9 @@ BLOCKS = (4, 6)
 
 def e4m3(byte: int) -> float:
     """Sign, four bits of exponent (bias 7), three of mantissa; 0x7f and 0xff are NaN."""
-    sign, exponent, mantissa = byte >> 7, byte >> 3 & 15, byte & 7
+    sign = byte >> 7
+    exponent = byte >> 3 & 15
+    mantissa = byte & 7
     magnitude = mantissa / 8 * 2**-6 if exponent == 0 else (1 + mantissa / 8) * 2 ** (exponent - 7)
     return -magnitude if sign else magnitude
 
@@ -122,7 +124,8 @@ def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
     With ue8m0 the scales are powers of two.
     """
-    folder, name = tmp_path_factory.mktemp(request.param), request.param
+    folder = tmp_path_factory.mktemp(request.param)
+    name = request.param
     large = name == "nano_r1"
     source = request.getfixturevalue(name) if large else write_tiny_target(folder / "source")
     return write_fp8_copy(source, folder / "target", name if name == "ue8m0" else None)
@@ -159,7 +162,8 @@ def test_the_round_trip_is_byte_identical(target: Path, tmp_path: Path, dtype: t
 def test_what_changed_is_quantized_and_read_back_as_it_will_be_served(
     target: Path, tmp_path: Path
 ) -> None:
-    speculator, prefix = load_mtp(target), layer_prefix(read_layout(target).config)
+    speculator = load_mtp(target)
+    prefix = layer_prefix(read_layout(target).config)
     touched = {"mlp.experts.1.up_proj.weight", "self_attn.o_proj.weight"}
     whole = {"eh_proj.weight", "mlp.gate.weight", "hnorm.weight", "shared_head.norm.weight"}
     views = checkpoint_names(speculator.state_dict())
@@ -167,10 +171,8 @@ def test_what_changed_is_quantized_and_read_back_as_it_will_be_served(
         for suffix in touched | whole:
             views[suffix].add_(torch.randn_like(views[suffix]) * 0.01)
     save_drafter(speculator, target, tmp_path / "speculator")
-    written, original = (
-        load_file(tmp_path / "speculator" / "model.safetensors"),
-        mtp_tensors(target),
-    )
+    written = load_file(tmp_path / "speculator" / "model.safetensors")
+    original = mtp_tensors(target)
     for name, tensor in written.items():
         suffix = name.removeprefix(prefix)
         if suffix in whole:
@@ -203,7 +205,8 @@ def test_only_the_shards_that_are_wanted_are_named_and_read(tmp_path: Path) -> N
         load_target_ends(sharded)
 
 
-SCALE, VALUE = MTP + "self_attn.o_proj.weight_scale_inv", MTP + "mlp.experts.2.up_proj.weight"
+SCALE = MTP + "self_attn.o_proj.weight_scale_inv"
+VALUE = MTP + "mlp.experts.2.up_proj.weight"
 
 
 @pytest.mark.parametrize("frozen", [False, True])

@@ -79,14 +79,16 @@ def test_a_head_is_recognized_written_and_read_again(
     name: str, target: Path, tmp_path: Path
 ) -> None:
     """From scratch with the traffic's draft vocabulary, over a base, and as a twin."""
-    kind, counts = trainable_kind(name), torch.zeros(VOCAB, dtype=torch.long)
+    kind = trainable_kind(name)
+    counts = torch.zeros(VOCAB, dtype=torch.long)
     counts[[5, 3, 40]] = torch.tensor([9, 7, 5])
     head_config = HeadConfig(draft_vocabulary=3, layers=(1, 2))
     origin = Origin(target, None, head_config, lambda: counts)
     head: Any = kind.start(origin, torch.float32, "cpu", seed=1)
     layer = head.layers[0] if name in BLOCKS else head.midlayer
     assert layer.mlp.down_proj.weight.std() < 0.03 < head.fc.weight.std()
-    scratch, again = tmp_path / "scratch", tmp_path / "again"
+    scratch = tmp_path / "scratch"
+    again = tmp_path / "again"
     kind.write(kind.trained(head, head.state_dict()), origin, scratch)
     config = read_json(scratch / "config.json")
     assert CONFIGS[name].items() <= config.items()
@@ -125,7 +127,8 @@ def test_a_warm_start_drafts_the_tokens_of_the_traffic(
 ) -> None:
     write, options = WRITERS[name]
     base_dir = write(target, tmp_path / "base", layers=LAYERS, **options)
-    kind, counts = trainable_kind(name), torch.arange(VOCAB) // 5 % 4
+    kind = trainable_kind(name)
+    counts = torch.arange(VOCAB) // 5 % 4
     base: Any = kind.load(base_dir, target, torch.float32)
     base_ids = base.target_ids_D.tolist()
     by_frequency = sorted(range(VOCAB), key=lambda t: (-counts[t], t not in base_ids, t))
@@ -158,10 +161,8 @@ def test_a_warm_start_drafts_the_tokens_of_the_traffic(
 def test_gradients_reach_every_parameter(name: str, target: Path, tmp_path: Path) -> None:
     write, options = WRITERS[name]
     directory = write(target, tmp_path / "head", layers=LAYERS, **options)
-    head, ends = (
-        trainable_kind(name).load(directory, target, torch.float32),
-        load_target_ends(target),
-    )
+    head = trainable_kind(name).load(directory, target, torch.float32)
+    ends = load_target_ends(target)
     row = packed_row(2 * HIDDEN)
     _, states = head.unroll(ends, Slots(*row, valid_BT(row[2], 0)), DEPTH)
     own = head.head(ends)

@@ -35,7 +35,8 @@ def their_python() -> Path:
         return Path(given)
     folder = HERE.parents[2] / "build" / f"speculators-{VERSION}"
     python = folder / "bin" / "python"
-    uv, overrides = find_uv_bin(), HERE.parents[2] / "requirements" / "overrides-cpu.txt"
+    uv = find_uv_bin()
+    overrides = HERE.parents[2] / "requirements" / "overrides-cpu.txt"
     environment = {"UV_INDEX_STRATEGY": "unsafe-best-match"} | os.environ
     if links := os.environ.get("PIP_FIND_LINKS"):
         environment.setdefault("UV_FIND_LINKS", ",".join(links.split()))
@@ -54,7 +55,8 @@ def in_library(
     python: Path, script: str, given: dict[str, torch.Tensor], folder: Path, *words: str
 ) -> dict[str, torch.Tensor]:
     """What a script computes with the library from these tensors, for the twin in the folder."""
-    states, out = folder / "states.safetensors", folder / "drafts.safetensors"
+    states = folder / "states.safetensors"
+    out = folder / "drafts.safetensors"
     save_file(given, states)
     command = [python, HERE / script, folder / "speculators", states, *words, out]
     # From another folder, where no package of this checkout can be taken for the library.
@@ -80,16 +82,19 @@ def test_the_library_drafts_the_same_tokens(
     kind.write_other_formats(HEADS[name], nano_r1, str(nano_r1), DEPTH, tmp_path)
     theirs = in_library(their_python, "eagle3/in_speculators.py", given, tmp_path, str(DEPTH))
 
-    head, ends = kind.load(HEADS[name], nano_r1, torch.float32), load_target_ends(nano_r1)
+    head = kind.load(HEADS[name], nano_r1, torch.float32)
+    ends = load_target_ends(nano_r1)
     ids_D = head.head(ends).target_ids_D
     assert ids_D is not None
     assert torch.equal(theirs.pop("d2t"), ids_D - torch.arange(len(ids_D)))
     equal = total = 0
     for key, each in read.items():
         length = len(each.token_ids)
-        sequence_BT, position_BT = torch.zeros(1, length).long(), torch.arange(length)[None]
+        sequence_BT = torch.zeros(1, length).long()
+        position_BT = torch.arange(length)[None]
         with torch.no_grad():
-            read_BTX, anchor_BT = spec.inputs(each)[None], valid_BT(sequence_BT, 0)
+            read_BTX = spec.inputs(each)[None]
+            anchor_BT = valid_BT(sequence_BT, 0)
             row = each.token_ids.long()[None], read_BTX, sequence_BT, position_BT, anchor_BT
             anchors_N, drafts = head.unroll(ends, Slots(*row), DEPTH)
         for depth, u_NH in enumerate(drafts):
@@ -112,11 +117,13 @@ def test_the_library_computes_the_same_logits_of_a_dflash_head(
     kind.write_other_formats(head, nano_r1, str(nano_r1), DEPTH, tmp_path)
     torch.manual_seed(1)
     inputs_TX = torch.randn(TOKENS, 3 * read_json(nano_r1 / "config.json")["hidden_size"])
-    tokens_T, anchors_N = torch.randint(0, 4000, (TOKENS,)), torch.tensor([3, 10, 40, 41, 70])
+    tokens_T = torch.randint(0, 4000, (TOKENS,))
+    anchors_N = torch.tensor([3, 10, 40, 41, 70])
     given = {"tokens": tokens_T, "inputs": inputs_TX, "known": anchors_N + 1}
     theirs = in_library(their_python, "dflash/blocks_in_speculators.py", given, tmp_path)
 
-    ours, ends = kind.load(head, nano_r1, torch.float32), load_target_ends(nano_r1)
+    ours = kind.load(head, nano_r1, torch.float32)
+    ends = load_target_ends(nano_r1)
     anchor_BT = torch.zeros(1, TOKENS, dtype=torch.bool)
     anchor_BT[0, anchors_N] = True
     with torch.no_grad():

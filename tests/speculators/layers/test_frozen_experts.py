@@ -55,9 +55,11 @@ def gradients(speculator: MTPSpeculator, x_NH: Tensor) -> tuple[Tensor, dict[str
 
 
 def test_frozen_experts_compute_what_plain_ones_do(target: Path, x_NH: Tensor) -> None:
-    plain, frozen = load_mtp(target), load_mtp(target, frozen_experts=True)
+    plain = load_mtp(target)
+    frozen = load_mtp(target, frozen_experts=True)
     torch.testing.assert_close(frozen.block.mlp(x_NH), plain.block.mlp(x_NH), rtol=1e-5, atol=1e-5)
-    (grad_x, grads), (expected_x, expected) = gradients(frozen, x_NH), gradients(plain, x_NH)
+    grad_x, grads = gradients(frozen, x_NH)
+    expected_x, expected = gradients(plain, x_NH)
     torch.testing.assert_close(grad_x, expected_x, rtol=1e-4, atol=1e-5)
     assert set(grads) == {name for name in expected if ".mlp.experts." not in name}
     for name, grad in grads.items():
@@ -67,13 +69,16 @@ def test_frozen_experts_compute_what_plain_ones_do(target: Path, x_NH: Tensor) -
 def test_adapted_experts_are_the_literal_sum(target: Path, x_NH: Tensor) -> None:
     """Token by token, expert by expert: W x + (alpha / rank) B (A x) in each projection."""
     speculator = adapted(target, moved=True)
-    mlp, weights = speculator.block.mlp, checkpoint_names(load_mtp(target).state_dict())
-    experts, scale = mlp.experts, 6.0 / 4
+    mlp = speculator.block.mlp
+    weights = checkpoint_names(load_mtp(target).state_dict())
+    experts = mlp.experts
+    scale = 6.0 / 4
     weight_Nk, index_Nk = mlp.gate(x_NH)
     expected = torch.zeros_like(x_NH)
     for n, x_H in enumerate(x_NH):
         for weight, e in zip(weight_Nk[n], index_Nk[n].tolist(), strict=True):
-            gate_b, up_b = experts.gate_up_b[e][:32], experts.gate_up_b[e][32:]
+            gate_b = experts.gate_up_b[e][:32]
+            up_b = experts.gate_up_b[e][32:]
             low = experts.gate_up_a[e] @ x_H
             gate = weights[f"mlp.experts.{e}.gate_proj.weight"] @ x_H + scale * gate_b @ low
             up = weights[f"mlp.experts.{e}.up_proj.weight"] @ x_H + scale * up_b @ low
@@ -114,10 +119,8 @@ def test_an_expert_whose_adapter_never_moved_keeps_its_bytes(target: Path, tmp_p
         experts.down_b[2] = 0
     merged = experts.merged({name: getattr(experts, name) for name in ADAPTERS})
     MTP().write(merged, Origin(target, None), tmp_path / "speculator")
-    before, after = (
-        checkpoint_names(load_mtp(target).state_dict()),
-        checkpoint_names(load_mtp(tmp_path / "speculator").state_dict()),
-    )
+    before = checkpoint_names(load_mtp(target).state_dict())
+    after = checkpoint_names(load_mtp(tmp_path / "speculator").state_dict())
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == {
         f"mlp.experts.{e}.{p}_proj.weight" for e in (0, 1, 3) for p in ("gate", "up", "down")

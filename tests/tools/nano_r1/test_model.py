@@ -39,7 +39,8 @@ def test_checkpoint_computes_what_was_trained(tmp_path):
 
         # The MTP layer as it is trained here is the depth-0 step of the unroll that serves.
         first = model.first_draft(ids_N, ours, lengths).split(lengths)
-        mtp, ends = load_mtp(tmp_path / "target"), load_target_ends(tmp_path / "target")
+        mtp = load_mtp(tmp_path / "target")
+        ends = load_target_ends(tmp_path / "target")
         for ids, hidden, state in zip(ids_N.split(lengths), theirs, first, strict=True):
             position = torch.arange(len(ids))[None]
             (u,) = unroll(

@@ -127,10 +127,8 @@ def test_checks_accept_the_answers_and_refuse_another_prompts(corpus, tokenizer,
 
 
 def test_renumbered_problems_are_computed_again():
-    question, steps = (
-        "Ada has 12 boxes of 5 pens. She loses 3. How many pens?",
-        [("12*5", "60"), ("60-3", "57")],
-    )
+    question = "Ada has 12 boxes of 5 pens. She loses 3. How many pens?"
+    steps = [("12*5", "60"), ("60-3", "57")]
     found = {
         math_problems.renumbered(question, steps, random.Random(seed))[0] for seed in range(20)
     }

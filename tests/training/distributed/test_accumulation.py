@@ -40,7 +40,8 @@ def measure(folder: Path) -> None:
         )
         config = config.model_copy(update={"max_grad_norm": 1e9})
         accelerator = make_accelerator(config, folder)
-        rank, world = accelerator.process_index, accelerator.num_processes
+        rank = accelerator.process_index
+        world = accelerator.num_processes
         assert world == PROCESSES
         model = nn.Linear(WIDTH, 1, bias=False)
         prepared, optimizer = accelerator.prepare(model, DummyOptim(model.parameters()))

@@ -47,7 +47,8 @@ train(TrainingSpec.model_validate_json(sys.argv[1]))
 
 def start(corpus: Corpus, run_dir: Path) -> subprocess.Popen:
     """Starts the launcher. The guard of its process tree kills the worker when it ends."""
-    settings, speculator = TrainingConfig(**SETTINGS), SpeculatorConfig(depth=3)
+    settings = TrainingConfig(**SETTINGS)
+    speculator = SpeculatorConfig(depth=3)
     given = corpus.target_dir, corpus.features_dir, corpus.parts
     spec = training_spec(run_dir, *given, speculator, settings)
     command = [sys.executable, "-c", RUN, spec.model_dump_json()]
@@ -67,7 +68,8 @@ def kill_at_random(corpus: Corpus, run_dir: Path, chance: random.Random) -> str 
     """Starts a run and kills it; returns what it was doing, or None if it finished first."""
     before = signs_of_life(run_dir)
     process = start(corpus, run_dir)
-    in_the_start, patience = chance.random() < 0.15, chance.uniform(0, 1.5)
+    in_the_start = chance.random() < 0.15
+    patience = chance.uniform(0, 1.5)
     while not in_the_start and process.poll() is None and signs_of_life(run_dir) == before:
         time.sleep(0.005)
     try:
@@ -100,7 +102,8 @@ def masters(run_dir: Path) -> dict[str, torch.Tensor]:
 def assert_same_end(expected: Path, found: Path) -> None:
     """Every step's loss, the published weights, and the masters."""
     assert_same_run(expected, found)
-    ours, theirs = masters(found), masters(expected)
+    ours = masters(found)
+    theirs = masters(expected)
     assert ours.keys() == theirs.keys()
     for name, tensor in theirs.items():
         assert torch.equal(tensor, ours[name]), name
@@ -117,7 +120,8 @@ def test_killed_at_random_moments_training_ends_with_the_same_bits(
     corpus: Corpus, tmp_path: Path
 ) -> None:
     finish(corpus, tmp_path / "whole")
-    chance, moments = random.Random(KILLS), []
+    chance = random.Random(KILLS)
+    moments = []
     while len(moments) < KILLS:
         moment = kill_at_random(corpus, tmp_path / "killed", chance)
         if moment is None:  # it finished: start again

@@ -162,7 +162,8 @@ def test_training_goes_on_with_what_a_lost_node_leaves_and_grows_again(
     for name, seconds in (("_RESIZE_S", 2.0), ("_START_S", 15.0)):
         monkeypatch.setattr(f"outrider.training.distributed.ray_train.{name}", seconds)
     with local_nodes() as own:
-        _, second = own.add(), own.add()
+        _ = own.add()
+        second = own.add()
         longer = LONG | {"epochs": 120}
         with (
             once_at_step(tmp_path, 23, lambda: own.kill(second)),

@@ -19,8 +19,12 @@ def main(twin: str, states: str, out: str) -> None:
     config.transformer_layer_config._attn_implementation = "eager"
     model = SpeculatorModel.from_pretrained(twin, config=config).float().eval()
     given = load_file(states)
-    tokens_T, inputs_TX, known_N = given["tokens"], given["inputs"], given["known"]
-    tokens, anchors, slots = len(tokens_T), len(known_N), model.block_size
+    tokens_T = given["tokens"]
+    inputs_TX = given["inputs"]
+    known_N = given["known"]
+    tokens = len(tokens_T)
+    anchors = len(known_N)
+    slots = model.block_size
 
     def full_mask(*_args, **_kwargs):
         """The states before a block's known token, and the block itself, in both directions."""

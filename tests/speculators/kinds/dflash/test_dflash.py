@@ -36,12 +36,14 @@ class LiteralEngine:
     masks, first = DEPTH, 1
 
     def __init__(self, directory: Path, ends: TargetEnds):
-        self.config, self.ends = json.loads((directory / "config.json").read_text()), ends
+        self.config = json.loads((directory / "config.json").read_text())
+        self.ends = ends
         stored = load_file(directory / "model.safetensors")
         self.tensors = {name: tensor.float() for name, tensor in stored.items()}
         config = Qwen3Config(**self.config)
         config._attn_implementation = "eager"
-        self.rotary, self.layer = Qwen3RotaryEmbedding(config), Qwen3DecoderLayer(config, 0)
+        self.rotary = Qwen3RotaryEmbedding(config)
+        self.layer = Qwen3DecoderLayer(config, 0)
         prefix = "layers.0."
         self.layer.load_state_dict(
             {k.removeprefix(prefix): v for k, v in self.tensors.items() if k.startswith(prefix)}
@@ -79,7 +81,8 @@ class LiteralEngine:
 
     def states(self, tokens: list[int], aux_TX: Tensor) -> dict[tuple[int, int], Tensor]:
         """u of every (draft, anchor) that has a token to predict."""
-        found, seen = {}, []
+        found = {}
+        seen = []
         for i in range(len(tokens) - 2):
             seen.append(self.context(aux_TX[i], i))
             for s, u in enumerate(self.block(tokens[i + 1], i, seen)):

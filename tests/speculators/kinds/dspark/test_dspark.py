@@ -31,11 +31,13 @@ from tests.tiny import HIDDEN, VOCAB
 class LiteralEngine(test_dflash.LiteralEngine):
     """A block of K slots, all of which draft, and the walk over it."""
 
-    masks, first = DEPTH - 1, 0
+    masks = DEPTH - 1
+    first = 0
 
     def walk(self, us: list[Tensor], anchor_token: int) -> list[int]:
         """Drafts, each of which reads the draft before it."""
-        drafts, previous = [], anchor_token
+        drafts = []
+        previous = anchor_token
         for u_H in us:
             embed_R = self.tensors["markov_head.markov_w1.weight"][previous]
             bias_D = self.tensors["markov_head.markov_w2.weight"] @ embed_R
@@ -75,7 +77,10 @@ def test_replay_has_the_steps_of_an_engine_that_walks_over_its_own_drafts(
     head, engine = both(target, tmp_path / "head")
     torch.manual_seed(seed)
     drawn = random.Random(seed)
-    aux_TX, tokens, accepted, seen = torch.randn(60, 2 * HIDDEN), [3, 5], [], []
+    aux_TX = torch.randn(60, 2 * HIDDEN)
+    tokens = [3, 5]
+    accepted = []
+    seen = []
     while len(tokens) < 40:
         anchor = len(tokens) - 2
         seen += [engine.context(aux_TX[i], i) for i in range(len(seen), anchor + 1)]
@@ -85,20 +90,21 @@ def test_replay_has_the_steps_of_an_engine_that_walks_over_its_own_drafts(
         other = drawn.choice([token for token in range(VOCAB) if [token] != rejected])
         tokens += [*drafts[: accepted[-1]], other]
     anchors = len(tokens) - 2  # the prefill delivers the second token
-    token_BT, place_BT = torch.tensor([tokens]), torch.arange(len(tokens))[None]
+    token_BT = torch.tensor([tokens])
+    place_BT = torch.arange(len(tokens))[None]
     row = token_BT, aux_TX[None, : len(tokens)], torch.zeros_like(place_BT), place_BT
     _, states = head.unroll(engine.ends, Slots(*row, place_BT < anchors), DEPTH)
     a_NK = accept_matrix(
-        states,
-        head.head(engine.ends),
-        engine.ends.lm_head_VH,
-        token_BT,
-        torch.zeros(1, len(tokens), HIDDEN),
-        torch.zeros(anchors, dtype=torch.long),
-        torch.arange(1, anchors + 1),
-        torch.full((anchors,), len(tokens) - 1),
-        torch.zeros(anchors),
-        torch.ones(anchors),
+        states=states,
+        head=head.head(engine.ends),
+        lm_head_VH=engine.ends.lm_head_VH,
+        token_ids_BT=token_BT,
+        hidden_BTH=torch.zeros(1, len(tokens), HIDDEN),
+        row_N=torch.zeros(anchors, dtype=torch.long),
+        anchor_N=torch.arange(1, anchors + 1),
+        last_N=torch.full((anchors,), len(tokens) - 1),
+        temperature_N=torch.zeros(anchors),
+        top_p_N=torch.ones(anchors),
     )
     anchors_R = torch.tensor([anchors])
     chain = replay_chain(pad_anchors(a_NK, anchors_R), anchors_R)
@@ -110,21 +116,37 @@ def test_replay_has_the_steps_of_an_engine_that_walks_over_its_own_drafts(
 def test_gradients_are_those_of_the_written_out_loss(target: Path, tmp_path: Path) -> None:
     """Of the distillation loss and the confidence's, in float64."""
     head, engine = both(target, tmp_path / "head")
-    head, ends = head.double(), TargetEnds(*(e.double() for e in vars(engine.ends).values()))
+    head = head.double()
+    ends = TargetEnds(*(e.double() for e in vars(engine.ends).values()))
     token_BT, aux_BTX, sequence_BT, position_BT = (tensor[:1] for tensor in packed_row(2 * HIDDEN))
     anchor_BT = valid_BT(sequence_BT, DEPTH - 1)
-    row = Slots(token_BT, aux_BTX.double(), sequence_BT, position_BT, anchor_BT)
+    row = Slots(
+        token_ids_BT=token_BT,
+        inputs_BTX=aux_BTX.double(),
+        sequence_BT=sequence_BT,
+        position_BT=position_BT,
+        anchor_BT=anchor_BT,
+    )
     anchors_N = anchor_BT.flatten().nonzero()[:, 0]
     count = len(anchors_N)
     teacher_NH = torch.randn(count, HIDDEN, dtype=torch.float64)
-    token_N, valid_KN = token_BT[0, anchors_N + 2], torch.ones(DEPTH, count, dtype=torch.bool)
+    token_N = token_BT[0, anchors_N + 2]
+    valid_KN = torch.ones(DEPTH, count, dtype=torch.bool)
     served = Served(torch.ones(count), torch.ones(count), False)
     weight_KN = torch.rand(DEPTH, count, dtype=torch.float64)
 
     _, states = head.unroll(ends, row, DEPTH)
-    u_KNX, own = torch.stack(states), head.head(ends)
+    u_KNX = torch.stack(states)
+    own = head.head(ends)
     loss_KN, judged = distillation_loss(
-        u_KNX, teacher_NH, token_N, valid_KN, ends.lm_head_VH, served, "kl", own
+        u_KNH=u_KNX,
+        teacher_NH=teacher_NH,
+        token_N=token_N,
+        valid_KN=valid_KN,
+        lm_head_VH=ends.lm_head_VH,
+        served=served,
+        kind="kl",
+        head=own,
     )
     ((loss_KN + confidence_loss(u_KNX, own, judged)) * weight_KN).sum().backward()
     found = {name: each.grad.clone() for name, each in head.named_parameters()}
@@ -135,7 +157,8 @@ def test_gradients_are_those_of_the_written_out_loss(target: Path, tmp_path: Pat
     p_ND = F.linear(teacher_NH, ends.lm_head_VH).softmax(-1)[:, ids_D]
     goal_ND = p_ND / p_ND.sum(-1, keepdim=True)
     w1, w2 = (each.weight for each in head.markov_head.children())
-    proj, total = head.confidence_head.proj, torch.zeros((), dtype=torch.float64)
+    proj = head.confidence_head.proj
+    total = torch.zeros((), dtype=torch.float64)
     for s, u_NH in enumerate(states):
         m_NR = w1[token_BT[0, anchors_N + 1 + s]]
         z_ND = head.lm_head(u_NH) + m_NR @ w2.T

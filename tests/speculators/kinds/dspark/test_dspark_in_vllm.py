@@ -19,7 +19,8 @@ ANCHORS, DEPTH, DRAFTS = 20, 4, 40
 @torch.no_grad()
 def test_vllm_loads_all_of_an_export_and_drafts_the_same(target: Path, tmp_path: Path) -> None:
     """Over states of the block that are given; the engine's own states need a GPU (tests/gpu)."""
-    kind, counts = trainable_kind("dspark"), torch.arange(VOCAB)
+    kind = trainable_kind("dspark")
+    counts = torch.arange(VOCAB)
     origin = Origin(
         target, None, HeadConfig(draft_vocabulary=DRAFTS, layers=(1, 2)), lambda: counts
     )
@@ -31,15 +32,18 @@ def test_vllm_loads_all_of_an_export_and_drafts_the_same(target: Path, tmp_path:
     kind.write(kind.trained(head, state), origin, exported)
     us_NKH = torch.randn(ANCHORS, DEPTH, HIDDEN)
     known_N = torch.randint(0, VOCAB, (ANCHORS,))
-    given, out = tmp_path / "states.safetensors", tmp_path / "out.safetensors"
+    given = tmp_path / "states.safetensors"
+    out = tmp_path / "out.safetensors"
     save_file({"us": us_NKH, "known": known_N}, given)
     modules = "tests.serving.vllm_hooks.v2_on_cpu", "tests.speculators.kinds.dspark.walk_in_vllm"
     words = [sys.executable, "-m", *modules, target, exported, given, out]
     subprocess.run(list(map(str, words)), check=True)
     theirs = load_file(out)
 
-    head, ends = kind.load(exported, target, torch.float32), load_target_ends(target)
-    own, previous_N = head.head(ends), known_N
+    head = kind.load(exported, target, torch.float32)
+    ends = load_target_ends(target)
+    own = head.head(ends)
+    previous_N = known_N
     for s in range(DEPTH):
         embed_NR = head.markov_head.markov_w1(previous_N)
         state_NX = torch.cat([us_NKH[:, s], embed_NR], dim=-1)

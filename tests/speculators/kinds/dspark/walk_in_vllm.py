@@ -32,8 +32,10 @@ def main() -> None:
     from outrider.speculators.kinds import trainable_kind_of
 
     _, target, head, states, out = sys.argv
-    given, kind = load_file(states), trainable_kind_of(Path(head))
-    us_NKH, known_N = given["us"], given["known"]
+    given = load_file(states)
+    kind = trainable_kind_of(Path(head))
+    us_NKH = given["us"]
+    known_N = given["known"]
     count, depth, _ = us_NKH.shape
     settings = kind.vllm_settings(Path(head), depth, "greedy", None)
     arguments = EngineArgs(

@@ -31,9 +31,11 @@ def main(twin: str, states: str, depth: int, out: str) -> None:
     parallel.compute_metrics = lambda **_: (torch.zeros(()), {})
     seen: list[torch.Tensor] = []
     model.lm_head.register_forward_hook(lambda _module, _inputs, logits: seen.append(logits[0]))
-    given, found = load_file(states), {}
+    given = load_file(states)
+    found = {}
     for name in sorted(key.removeprefix("tokens.") for key in given if key.startswith("tokens.")):
-        tokens_T, inputs_TX = given[f"tokens.{name}"].long(), given[f"inputs.{name}"].float()
+        tokens_T = given[f"tokens.{name}"].long()
+        inputs_TX = given[f"inputs.{name}"].float()
         seen.clear()
         # The state of a position goes with the token after it.
         arguments = {

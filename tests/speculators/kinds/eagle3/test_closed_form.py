@@ -40,14 +40,16 @@ def test_first_draft_is_the_ridge_regression(target: Path, monkeypatch: pytest.M
     head = Eagle3().start(origin, *settings)
 
     embedding = load_target_ends(target).embedding_VH.float().numpy()
-    x, y = [], []
+    x = []
+    y = []
     for each in rows:
         for anchor in range(PROMPT - 1, TOKENS - 2):
             e = embedding[each.token_ids_BT[0, anchor + 1]]
             e = e / np.sqrt((e**2).mean() + head.shape.norm_eps)
             x.append(np.concatenate([each.inputs_BTX[0, anchor].numpy(), e]))
             y.append(each.hidden_BTH[0, anchor + 1].numpy())
-    features, outputs = np.array(x), np.array(y)
+    features = np.array(x)
+    outputs = np.array(y)
     penalty = np.diag(np.sqrt(strength * (features**2).sum(0)))
     stacked = np.concatenate([features, penalty]), np.pad(outputs, ((0, len(penalty)), (0, 0)))
     expected = np.linalg.lstsq(*stacked, rcond=None)[0].T

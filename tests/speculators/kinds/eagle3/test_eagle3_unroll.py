@@ -45,13 +45,15 @@ class LiteralEngine(CachedEngine):
     """A head as its files describe it."""
 
     def __init__(self, directory: Path, ends: TargetEnds):
-        self.config, self.ends = read_json(directory / "config.json"), ends
+        self.config = read_json(directory / "config.json")
+        self.ends = ends
         tensors = load_file(directory / "model.safetensors")
         self.tensors = {name: tensor.float() for name, tensor in tensors.items()}
         self.attention, self.rotary = self._attention()
 
     def _attention(self) -> tuple[nn.Module, nn.Module]:
-        config, prefix = self.config, "midlayer.self_attn."
+        config = self.config
+        prefix = "midlayer.self_attn."
         if config["model_type"] == "llama":
             settings: Any = LlamaConfig(
                 hidden_size=HIDDEN,
@@ -71,10 +73,8 @@ class LiteralEngine(CachedEngine):
                 rope_interleave=True,
                 **{key: config[key] for key in keys},
             )
-            attention, rotary = (
-                DeepseekV3Attention(settings, 0),
-                DeepseekV3RotaryEmbedding(settings),
-            )
+            attention = DeepseekV3Attention(settings, 0)
+            rotary = DeepseekV3RotaryEmbedding(settings)
         settings._attn_implementation = "eager"
         for name in ("q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa"):
             if getattr(attention, name, None) is not None:

@@ -23,7 +23,8 @@ class LiteralSlots(LiteralEngine):
 
     def states(self, tokens: list[int], aux_TX: Tensor) -> dict[tuple[int, int], Tensor]:
         """u of every (slot, anchor) that has a token to predict."""
-        cache, found = DynamicCache(), {}
+        cache = DynamicCache()
+        found = {}
         unknown = self.first(self.tensors["mask_hidden"].flatten())
         for i in range(len(tokens) - 2):
             found[0, i] = self.step(tokens[i + 1], self.first(aux_TX[i]), i, cache)[1]
