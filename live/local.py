@@ -108,7 +108,9 @@ def started_release(endpoint: Endpoint, bundle: str | Path | None) -> Release:
     releases = Releases(endpoint.releases)
     if (serving := read_state(endpoint).serving) is not None:
         return releases.verified(serving)
-    target, k, method = TargetConfig(), 3, "greedy"  # defaults without a bundle
+    target = TargetConfig()
+    k = 3
+    method = "greedy"
     if bundle is not None:
         with local_bundle(bundle) as directory:
             manifest = read_json(directory / MANIFEST)

@@ -53,10 +53,18 @@ class Traffic:
         arms = [], []
         for i in range(count):
             live = LiveRequest(
-                index=i, request_id=str(i), version=None, finished_at=float(at[i]), completion_tokens=int(tokens[i]), drafts=int(steps[i]),
-                accepted=int(max(tokens[i] - steps[i], 0)), ttft_s=float(ttft[i]), decode_s=float(decode[i]),
-                e2e_s=float(ttft[i] + decode[i]), failed=False,
-            )  # fmt: skip
+                index=i,
+                request_id=str(i),
+                version=None,
+                finished_at=float(at[i]),
+                completion_tokens=int(tokens[i]),
+                drafts=int(steps[i]),
+                accepted=int(max(tokens[i] - steps[i], 0)),
+                ttft_s=float(ttft[i]),
+                decode_s=float(decode[i]),
+                e2e_s=float(ttft[i] + decode[i]),
+                failed=False,
+            )
             arms[int(canary[i])].append(
                 Observation(
                     session=str(session[i]),

@@ -114,9 +114,20 @@ class SimulatedReplica:
         index = len(self.finished)
         decode_s = drafts * 0.01 * (0.8 + 0.1 * (index * 2 % 5))
         self.finished.append(
-            LiveRequest(index=index, request_id=f"cmpl-{request_id}", version=self.now.version, finished_at=at, completion_tokens=TOKENS, drafts=drafts,
-                        accepted=TOKENS - drafts, ttft_s=0.05, decode_s=decode_s, e2e_s=0.1, failed=False)
-        )  # fmt: skip
+            LiveRequest(
+                index=index,
+                request_id=f"cmpl-{request_id}",
+                version=self.now.version,
+                finished_at=at,
+                completion_tokens=TOKENS,
+                drafts=drafts,
+                accepted=TOKENS - drafts,
+                ttft_s=0.05,
+                decode_s=decode_s,
+                e2e_s=0.1,
+                failed=False,
+            )
+        )
         if self.watch is None:
             return
         left = self.watch.requests - 1
@@ -134,10 +145,14 @@ class World:
     def __init__(self, folder: Path, stable: int = 1, **policy: Any) -> None:
         self.folder = folder
         replicas = [
-            {"name": name, "role": name.rstrip("0123456789"), "data": f"unix:/{name}",
-             "admin": f"unix:/{name}.admin"}
+            {
+                "name": name,
+                "role": name.rstrip("0123456789"),
+                "data": f"unix:/{name}",
+                "admin": f"unix:/{name}.admin",
+            }
             for name in ("canary", *(f"stable{i}" for i in range(stable)))
-        ]  # fmt: skip
+        ]
         self.endpoint = Endpoint(
             name="small",
             state_dir=folder / "state",
@@ -244,10 +259,17 @@ class World:
             request_id = str(uuid.UUID(int=self.sent))
             self.replicas[chosen.name].answer(request_id, self.now)
             rows.append(
-                {"started_at": self.now - 0.5, "cluster": role, "host": chosen.name, "status": 200,
-                 "flags": "-", "duration_ms": 500, "request_id": request_id,
-                 "session": f"session {self.sent}"}
-            )  # fmt: skip
+                {
+                    "started_at": self.now - 0.5,
+                    "cluster": role,
+                    "host": chosen.name,
+                    "status": 200,
+                    "flags": "-",
+                    "duration_ms": 500,
+                    "request_id": request_id,
+                    "session": f"session {self.sent}",
+                }
+            )
         with self.endpoint.access_log.open("a") as log:
             log.writelines(json.dumps(row) + "\n" for row in rows)
 
