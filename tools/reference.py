@@ -1,6 +1,7 @@
 """Generates docs/reference from docstrings.
 
-Keys of recipes, endpoints and reports, commands, log formats, metrics, and report.json's schema.
+Keys of recipes, endpoints and reports, commands, the Python functions, log formats, metrics, and
+report.json's schema.
 
 python -m tools.reference      # `make reference`; a test fails if a page is out of date
 """
@@ -21,6 +22,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+import outrider
 from outrider.cli.main import command_app
 from outrider.data.exchange import Reject
 from outrider.data.formats import FORMATS, openai, sampling
@@ -137,6 +139,16 @@ deploy and adapt is one JSON object.
 
 """
 
+PYTHON_HEAD = """# Python
+
+<!-- Written by `make reference` from the docstrings of outrider/__init__.py; change those. -->
+
+{introduction}
+
+A `Name` is `str | Path`. `outrider.OutriderError` is the class of all errors that a user can fix,
+`outrider.__version__` the version. `examples/quickstart.ipynb` makes these calls.
+"""
+
 REPORT_HEAD = """# Keys of report.json
 
 <!-- Written by `make reference` from the docstrings of eval/results; change those. -->
@@ -212,6 +224,19 @@ def commands() -> str:
     return COMMANDS_HEAD + pages[pages.index("## outrider doctor") : pages.index("## outrider --")]
 
 
+def python_functions() -> str:
+    """The page of `import outrider`."""
+    parts = [PYTHON_HEAD.format(introduction=inspect.getdoc(outrider))]
+    for name in outrider.__all__:
+        function = getattr(outrider, name)
+        if inspect.isfunction(function):
+            signature = inspect.getsource(function).partition('    """')[0].strip()
+            parts.append(
+                f"## {name}\n\n```python\n{signature}\n```\n\n{inspect.getdoc(function)}\n"
+            )
+    return "\n".join(parts)
+
+
 def report_keys() -> str:
     """The page of report.json's keys, with a section per model."""
     schema = Report.model_json_schema(mode="serialization")
@@ -250,6 +275,7 @@ def metrics() -> str:
 
 PAGES = {
     "commands.md": commands,
+    "python.md": python_functions,
     "basic-keys.md": basic_keys,
     "all-keys.md": other_keys,
     "endpoint.md": endpoint_reference,

@@ -4,18 +4,20 @@ import json
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 import yaml
 
 import outrider
-from outrider.common.errors import OutriderError
 from outrider.common.process_tree import wait_until
 from outrider.pipeline.stages.registry import STAGES
 from tests.cli.commands import COMMANDS, assert_one_message, json_line, run, start
 from tests.cli.workplace import write_workplace
 from tests.eval.sample_results import history_report
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -161,13 +163,31 @@ def test_a_new_recipe_trains(workplace, nano_r1):
 
 def test_the_same_from_python(workplace, nano_r1, monkeypatch):
     monkeypatch.chdir(workplace)
-    recipe = outrider.init("log.jsonl", nano_r1, to=Path("python.yaml"), effort="trial")
+    recipe = outrider.init("log.jsonl", nano_r1, to="python.yaml", effort="trial")
     assert outrider.inspect(recipe, first=30)["exchanges"] == 30
-    assert outrider.plan(recipe)["parameters"]["trained"] > 0
-    run = outrider.train(recipe, "split.heldout_fraction=0.3", stages="ingest,split")
+    assert outrider.plan(recipe, runs="python")["parameters"]["trained"] > 0
+    overrides = ["split.heldout_fraction=0.3"]
+    run = outrider.train(recipe, *overrides, runs="python", stages="ingest,split")
+    assert run.root == workplace / "python" / "python"
     assert run.result_of("split")["heldout"]["sequences"] > 0
-    with pytest.raises(OutriderError, match="train needs the output of capture"):
+    with pytest.raises(outrider.OutriderError, match="train needs the output of capture"):
         outrider.train(run.root, stages="train")
+    with pytest.raises(outrider.OutriderError, match="needs the output of"):
+        outrider.evaluate(recipe, runs="python")
+    with pytest.raises(outrider.OutriderError, match="needs the output of"):
+        outrider.export(recipe, "bundle", runs="python")
+
+
+def test_the_installed_package_is_typed_and_has_the_version_of_pyproject(tmp_path):
+    words = ["--no-deps", "--no-build-isolation", "--quiet", "--wheel-dir", str(tmp_path)]
+    # From a copy: setuptools writes its build folder next to pyproject.toml.
+    source = tmp_path / "source"
+    ignored = shutil.ignore_patterns(".*", "build", "runs", "tests", "docs", "benchmarks")
+    shutil.copytree(ROOT, source, ignore=ignored)
+    subprocess.run([sys.executable, "-m", "pip", "wheel", *words, str(source)], check=True)
+    (wheel,) = tmp_path.glob("outrider-*.whl")
+    assert wheel.name.split("-")[1] == outrider.__version__
+    assert "outrider/py.typed" in zipfile.ZipFile(wheel).namelist()
 
 
 @pytest.mark.parametrize(
