@@ -222,6 +222,17 @@ def test_a_dry_run_writes_the_resolved_recipe_and_says_what_each_stage_would_do_
     assert not Path(printed["run_dir"], "stages").exists()
 
 
+def test_a_recipe_s_code_is_named_before_it_runs_and_a_dry_run_runs_none(workplace):
+    file = workplace / "answers_of_others.py"
+    file.write_text("import sys\nprint('it runs', file=sys.stderr)\ndef solved(*texts): ...\n")
+    words = ["train", "mine.yaml", "--stages=ingest", "eval.task=answers_of_others:solved"]
+    dry = run("outrider", *words, "--dry-run", cwd=workplace)
+    assert str(file) in dry.stderr and "it runs" not in dry.stderr
+    real = run("outrider", *words, "name=task", cwd=workplace)
+    assert real.returncode == 0, real.stderr
+    assert real.stderr.index(str(file)) < real.stderr.index("it runs")
+
+
 def test_stages_are_kept_until_their_inputs_change_and_the_change_is_named(workplace):
     words = ["--recipe", "mine.yaml", "--stages", "split,ingest", "name=kept"]
     first = start("train-speculator", *words, cwd=workplace)
