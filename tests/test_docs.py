@@ -1,5 +1,6 @@
 """Documentation names only links, commands and keys that exist; benchmarks can be imported."""
 
+import ast
 import importlib
 import json
 import re
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from outrider.cli.main import VERBS
+from tests.test_rooms import LAYERS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/**/*.md")]
@@ -85,6 +87,32 @@ def test_the_readme_has_the_measured_numbers() -> None:
     prose = re.sub(no_prose, "", readme, flags=re.MULTILINE)
     number = r"\d+(?:\.\d+)*"
     assert set(re.findall(number, prose)) <= set(re.findall(number, json.dumps(headline["text"])))
+
+
+@pytest.fixture(scope="module")
+def printed() -> list[str]:
+    """Every text in the product's code; values in it are a NUL."""
+    texts = []
+    for path in (path for room in LAYERS for path in (ROOT / room).rglob("*.py")):
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        docstrings = [node.value for node in nodes if isinstance(node, ast.Expr)]
+        for node in nodes:
+            if isinstance(node, ast.JoinedStr):
+                parts = (getattr(part, "value", None) for part in node.values)
+                texts.append("".join(part if isinstance(part, str) else "\0" for part in parts))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts += [node.value] if node not in docstrings else []
+    return texts
+
+
+def test_quoted_messages_are_printed(printed: list[str]) -> None:
+    page = (DOCS / "how-to" / "troubleshooting.md").read_text(encoding="utf-8")
+    messages = re.findall(r'"([^"\n]+)"', page)
+    assert len(messages) > 10
+    for message in messages:
+        words = (re.escape(part) for part in re.split(r"\s*\.\.\.\s*", message))
+        pattern = re.compile(r"[^\n]*?".join(words))
+        assert any(pattern.search(text) for text in printed), message
 
 
 def test_people_can_read_all_of_it() -> None:

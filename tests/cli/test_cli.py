@@ -91,6 +91,10 @@ def test_a_mistake_is_one_message_and_status_1(workplace, words, parts):
         (["trian", "mine.yaml"], ['Unknown command "trian". Did you mean "train"?']),
         (["export", "mine.yaml"], ["--to requires an argument"]),
         (["eval"], ["nothing to evaluate: give a recipe, or --compare"]),
+        (
+            ["eval", "mine.yaml", "--again", "--server", "http://localhost:1"],
+            ["--again: --server measures everything again anyway"],
+        ),
         (["eval", "--html", "page.html"], ["--html page.html needs --compare RUN_A RUN_B"]),
     ],
 )
@@ -264,6 +268,22 @@ def test_a_terminated_run_ends_with_75_and_the_same_command_goes_on(workplace):
     again = run("train-speculator", *words, cwd=workplace)
     assert again.returncode == 0, again.stderr
     assert "resumes where it stopped" in again.stderr
+
+
+def test_speeds_are_measured_again_and_nothing_else(workplace):
+    folder = workplace / "runs" / "again"
+    steps = folder / "evaluation" / "steps"
+    speeds = [steps / "speed_eager.json", steps / "rates_eager.json"]
+    record = folder / "stages" / "evaluate.json"
+    kept = [steps / "verification.json", folder / "stages" / "split.json"]
+    for path in (*speeds, record, *kept):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}")
+    finished = run("outrider", "eval", "mine.yaml", "--again", "name=again", cwd=workplace)
+    # Where the run begins: without the record, evaluate is to be done, which needs a capture.
+    assert_one_message(finished, "evaluate needs the output of capture")
+    assert not any(path.exists() for path in (*speeds, record))
+    assert all(path.exists() for path in kept)
 
 
 def test_runs_are_compared_without_measuring_anything(tmp_path):
