@@ -24,7 +24,9 @@ def evaluate_speculator(
     *overrides: Overrides,
     speculator: str | None = None,
     server: str | None = None,
-    compare: Annotated[tuple[Path, ...], Parameter(consume_multiple=True, negative="")] = (),
+    compare: Annotated[
+        tuple[Path, ...], Parameter(consume_multiple=True, negative="", show_default=False)
+    ] = (),
     html: Path | None = None,
     runs: Runs = Path("runs"),
     from_serve_command: FromServeCommand = None,

@@ -97,7 +97,7 @@ def command_app() -> App:
         name="outrider",
         version=_versions,
         help=HELP,
-        help_format="plaintext",
+        help_format="markdown",
         result_action="return_value",
     )
     for place, (verb, function) in enumerate(VERBS.items()):

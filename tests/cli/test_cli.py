@@ -1,5 +1,6 @@
 """The commands as a user runs them: one message and status for a mistake, and the JSON line."""
 
+import itertools
 import json
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 import yaml
 
 import outrider
+from outrider.cli import main
 from outrider.common.process_tree import wait_until
 from outrider.pipeline.stages.registry import STAGES
 from tests.cli.commands import COMMANDS, assert_one_message, json_line, run, start
@@ -137,6 +139,19 @@ def test_help_and_recipes_do_not_import_torch():
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert finished.stdout.endswith("\n[]\n")
+
+
+@pytest.mark.parametrize("verb", main.VERBS)
+def test_help_fills_its_lines_and_describes_every_option(workplace, verb):
+    """At 80 columns a description breaks only where the next word does not fit."""
+    page = run("outrider", verb, "--help", cwd=workplace, COLUMNS="80").stdout
+    rows = [line[1:-2] for line in page.splitlines() if line.startswith("│")]
+    assert rows
+    for row, following in itertools.pairwise(rows):
+        start = len(following) - len(following.lstrip())
+        if start > 8:  # not a new option
+            assert len(f"{row.rstrip()} {following.split()[0]}") > len(row)
+    assert not [row for row in rows if row.split()[-1].startswith("--")]
 
 
 def test_quiet_leaves_the_json_line(workplace):
