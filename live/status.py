@@ -38,7 +38,9 @@ def endpoint_status(endpoint: Endpoint) -> dict[str, Any]:
         "endpoint": endpoint.name,
         "serving": state.serving,
         "previous": state.previous,
-        "everywhere": all(each["release"] == state.serving for each in found.values()),
+        "everywhere": all(
+            each["answers"] and each["release"] == state.serving for each in found.values()
+        ),
         "deployment": dataclasses.asdict(state.open) if state.open is not None else None,
         "controller": controller,
         "replicas": found,
@@ -53,6 +55,12 @@ def endpoint_status(endpoint: Endpoint) -> dict[str, Any]:
 
 def status_lines(status: Mapping[str, Any]) -> list[str]:
     """Formats the status as readable lines."""
+    answers = any(replica["answers"] for replica in status["replicas"].values())
+    if status["serving"] is None and status["canary_percent"] is None and not answers:
+        return [
+            f"{status['endpoint']}: nothing runs, neither a replica nor the router; `outrider"
+            " deploy --local --endpoint FILE` starts them on this machine"
+        ]
     lines = [
         f"{status['endpoint']}: release {status['serving'] or '(none deployed yet)'}"
         + (" everywhere" if status["everywhere"] else "")

@@ -1,7 +1,10 @@
 """The commands as a user runs them: one message and status for a mistake, and the JSON line."""
 
+import contextlib
 import itertools
 import json
+import os
+import pty
 import shutil
 import subprocess
 import sys
@@ -102,6 +105,15 @@ def test_a_mistake_is_one_message_and_status_1(workplace, words, parts):
 )
 def test_a_wrong_command_line_is_one_message_and_status_2(workplace, words, parts):
     assert_one_message(run("outrider", *words, cwd=workplace), *parts, status=2)
+
+
+def test_an_unexpected_error_is_a_traceback_and_where_to_report_it(workplace, monkeypatch):
+    monkeypatch.setattr(main, "command_app", lambda: lambda *words, **options: 1 / 0)
+    finished = run("outrider", "train", "mine.yaml", cwd=workplace)
+    assert finished.returncode == 1 and "line" in finished.stderr
+    *_, error, message = finished.stderr.splitlines()
+    assert error.startswith("ZeroDivisionError")
+    assert message.startswith("outrider train: an error in Outrider") and "report it" in message
 
 
 @pytest.mark.parametrize(
@@ -239,6 +251,24 @@ def test_a_dry_run_writes_the_resolved_recipe_and_says_what_each_stage_would_do_
         == 3
     )
     assert not Path(printed["run_dir"], "stages").exists()
+
+
+@pytest.mark.parametrize(("option", "printed"), [((), False), (("--json",), True)])
+def test_a_dry_run_prints_its_json_to_a_terminal_only_if_asked(workplace, option, printed):
+    ours, theirs = pty.openpty()
+    words = ["train", "mine.yaml", "--dry-run", "name=terminal", *option]
+    command = [COMMANDS / "outrider", *words]
+    finished = subprocess.Popen(command, cwd=workplace, stdout=theirs, stderr=subprocess.PIPE)
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # EIO ends a terminal's output
+        while read := os.read(ours, 4096):
+            shown += read
+    _, tables = finished.communicate(timeout=120)
+    os.close(ours)
+    assert finished.returncode == 0, tables
+    assert (b'"dry_run"' in shown) is printed
+    assert (b"recipe.resolved.yaml" in tables) is not printed
 
 
 def test_a_recipe_s_code_is_named_before_it_runs_and_a_dry_run_runs_none(workplace):
