@@ -4,7 +4,6 @@ import ast
 import importlib
 import json
 import re
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -54,8 +53,8 @@ def keys() -> set[str]:
 @pytest.mark.parametrize("page", [p for p in PAGES if p.parent != REFERENCE], ids=page_id)
 def test_commands_and_keys_exist(page: Path, keys: set[str]) -> None:
     text = page.read_text(encoding="utf-8")
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert set(re.findall(r"\b\w+-(?:speculator|traffic)\b", text)) <= set(project["scripts"])
+    # The scripts that are other names of verbs are for people who know them.
+    assert page.name == "CHANGELOG.md" or not re.findall(r"\b\w+-(?:speculator|traffic)\b", text)
     assert set(re.findall(r"(?:`|^ +)outrider ([a-z]+)", text, flags=re.MULTILINE)) <= set(VERBS)
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     rules = " ".join(re.findall(r"^([\w -]+):(?!=)", makefile, flags=re.MULTILINE)).split()

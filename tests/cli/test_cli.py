@@ -110,7 +110,7 @@ def test_a_wrong_command_line_is_one_message_and_status_2(workplace, words, part
 def test_an_unexpected_error_is_a_traceback_and_where_to_report_it(workplace, monkeypatch):
     monkeypatch.setattr(main, "command_app", lambda: lambda *words, **options: 1 / 0)
     finished = run("outrider", "train", "mine.yaml", cwd=workplace)
-    assert finished.returncode == 1 and "line" in finished.stderr
+    assert finished.returncode == 1
     *_, error, message = finished.stderr.splitlines()
     assert error.startswith("ZeroDivisionError")
     assert message.startswith("outrider train: an error in Outrider") and "report it" in message
