@@ -114,6 +114,14 @@ def test_quoted_messages_are_printed(printed: list[str]) -> None:
         assert any(pattern.search(text) for text in printed), message
 
 
+def test_readers_learn_what_has_not_been_run() -> None:
+    """As long as the benchmarks have no result of a GPU, so do the pages that promise one."""
+    sentence = "Nothing here has been run on a GPU or on DeepSeek-R1"
+    pages = ("benchmarks/README.md", "README.md", "docs/how-to/r1-distill.md")
+    texts = (" ".join((ROOT / page).read_text(encoding="utf-8").split()) for page in pages)
+    assert len({sentence in text for text in texts}) == 1
+
+
 def test_people_can_read_all_of_it() -> None:
     guides = [page for page in ROOT.glob("docs/**/*.md") if page.parent != REFERENCE]
     words = [page.read_text(encoding="utf-8").split() for page in (ROOT / "README.md", *guides)]
