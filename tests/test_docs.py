@@ -68,6 +68,29 @@ def test_commands_and_keys_exist(page: Path, keys: set[str]) -> None:
     assert not [key for key in of_sections - keys if not key.endswith(files)]
 
 
+@pytest.fixture(scope="module")
+def options() -> dict[str, set[str]]:
+    """The options of every verb."""
+    page = (REFERENCE / "commands.md").read_text(encoding="utf-8")
+    sections = re.split(r"^## outrider (?=\w)", page, flags=re.MULTILINE)[1:]
+    everywhere = {"--help", "--quiet"}
+    return {text.split()[0]: {*re.findall(r"--[a-z-]+", text)} | everywhere for text in sections}
+
+
+@pytest.mark.parametrize("source", ["pages", "messages"])
+def test_commands_have_their_options(
+    source: str, options: dict[str, set[str]], printed: list[str]
+) -> None:
+    pages = [page.read_text(encoding="utf-8") for page in PAGES if page.name != "CHANGELOG.md"]
+    commands: list[tuple[str, str]] = []
+    for text in printed if source == "messages" else pages:
+        commands += re.findall(r"`outrider ([a-z]+)([^`]*)`", text)
+        commands += re.findall(r"^ {4}outrider ([a-z]+)([^#\n]*)", text, flags=re.MULTILINE)
+    assert len(commands) > 10
+    for verb, words in commands:
+        assert set(re.findall(r"(?<=\s)--[a-z-]+", words)) <= options[verb], f"{verb}{words}"
+
+
 @pytest.mark.parametrize("script", sorted(ROOT.glob("benchmarks/*.py")), ids=page_id)
 def test_benchmarks_import_what_exists(script: Path) -> None:
     importlib.import_module(f"benchmarks.{script.stem}")
