@@ -46,10 +46,8 @@ def open_run(
     `recipe` is a file, a shipped name, or a run directory, which contains its recipe.
     Values from `serve_command` replace the recipe's engine settings.
     """
-    from outrider.pipeline.kinds import with_kinds
-    from outrider.pipeline.preflight import check
+    from outrider.pipeline.paths import check_paths
     from outrider.pipeline.recipe.load import load_recipe
-    from outrider.pipeline.run_dir import RunDirectory
 
     command = None
     if serve_command is not None:
@@ -62,6 +60,13 @@ def open_run(
         differs = [f"capture: {line}" for line in in_process(loaded.recipe.serving.engine)[1]]
         for note in [*command.notes, *differs]:
             print(f"serve command: {note}", file=sys.stderr)
+    check_paths(loaded.recipe)
+
+    # These import scipy, which takes seconds.
+    from outrider.pipeline.kinds import with_kinds
+    from outrider.pipeline.preflight import check
+    from outrider.pipeline.run_dir import RunDirectory
+
     loaded = dataclasses.replace(loaded, recipe=with_kinds(loaded.recipe))
     check(loaded.recipe, dry_run)
     if (root := Path(recipe).expanduser()) == loaded.files[0].parent:

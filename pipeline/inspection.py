@@ -28,9 +28,10 @@ from outrider.data.sequences import load_sequences
 from outrider.data.split.split import PARTS
 from outrider.eval.report.formatting import duration
 from outrider.pipeline.kinds import with_kinds
+from outrider.pipeline.paths import check_traffic
 from outrider.pipeline.plan.hours import rates_of
 from outrider.pipeline.plan.training_cost import features_cost
-from outrider.pipeline.preflight import check_traffic, local_target
+from outrider.pipeline.preflight import local_target
 from outrider.pipeline.recipe.recipe import Recipe
 
 COUNTS = 1, 30, 60, 125, 250, 500, 1050, 2100, 4008
