@@ -20,8 +20,8 @@ from outrider.pipeline.preflight import local_target
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.serving.attention import mixed_cache_refusal, mla_refusal
 from outrider.serving.vllm_arguments import runner_refusal, runs_mla
-from outrider.speculators.base import planned, unsupported_kinds
-from outrider.speculators.checkpoints.architectures import architecture_of
+from outrider.speculators.base import planned, unsupported_kinds, warm_directory
+from outrider.speculators.checkpoints.architectures import architecture_of, check_keys
 from outrider.speculators.config import AUTO
 from outrider.speculators.kinds import DEFAULT_KIND, trainable_kind, trainable_names
 from outrider.speculators.layers.rope import rope_of
@@ -49,12 +49,16 @@ def with_kinds(recipe: Recipe, target_dir: Path | None = None) -> Recipe:
                 f"speculator.kind = {AUTO}: the kinds that the target supports are unknown"
                 f" ({error}); name them, such as speculator.kind={DEFAULT_KIND}"
             ) from None
-        return _replaced(recipe, fetched)
+        try:
+            return _replaced(recipe, fetched)
+        except OutriderError as error:  # name the model, not the temporary directory
+            raise OutriderError(str(error).replace(str(fetched), recipe.target.model)) from None
 
 
 def _replaced(recipe: Recipe, target_dir: Path) -> Recipe:
     target_config = read_json(target_dir / "config.json")
     architecture_of(target_config, f"{recipe.target.model}: config.json")
+    check_keys(target_config, target_dir / "config.json", "every run")
     recipe = _with_attention(with_target_defaults(recipe, target_config), target_config)
     mla = runs_mla(target_config, recipe.serving.engine)
     head = recipe.speculator.head
@@ -64,6 +68,8 @@ def _replaced(recipe: Recipe, target_dir: Path) -> Recipe:
     recipe = recipe.model_copy(update={"speculator": speculator})
     if recipe.speculator.kind != AUTO:
         for name in recipe.speculator.kinds:
+            base_dir = warm_directory(recipe.speculator.of_kinds([name]))
+            trainable_kind(name).check_target(target_dir, base_dir, config_only=True)
             if why := _unserved(recipe, name, target_config, mla):
                 raise OutriderError(f"speculator.kind = {name}: {why}")
         return recipe.of_kinds(recipe.speculator.candidates)

@@ -49,12 +49,15 @@ class TargetSize:
 def target_size(config: Mapping[str, Any]) -> TargetSize:
     """Returns the size of the target that `config` describes."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    import transformers
 
     settings = copy.deepcopy(dict(config))  # transformers modifies its arguments
     quantization = settings.pop("quantization_config", None)
+    # By architecture, not by model_type: Kimi-K2 is a DeepseekV3ForCausalLM of model_type kimi_k2.
+    settings.pop("model_type", None)
+    model_class = getattr(transformers, config["architectures"][0])
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings))
+        model = model_class(model_class.config_class(**settings))
     counts = {name: tensor.numel() for name, tensor in model.named_parameters()}
     total = sum(counts.values())
     experts = sum(count for name, count in counts.items() if ".experts." in name)

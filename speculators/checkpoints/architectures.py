@@ -10,7 +10,7 @@ takes one entry in `ARCHITECTURES` and, if its own layer is trained, its attenti
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from outrider.common.errors import OutriderError
@@ -84,6 +84,12 @@ ARCHITECTURES = {
 }
 """Architectures by their name in config.json."""
 
+OF_EVERY_TARGET = ("hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
+"""Keys of config.json that every plan reads."""
+
+OF_MLA = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+"""Further keys of a target with MLA, whose config.json has `kv_lora_rank`."""
+
 SPARSE = ("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM")
 """Architectures with an indexer for sparse attention."""
 
@@ -97,6 +103,21 @@ def architecture_of(config: Mapping[str, Any], path: object) -> Architecture:
     if name in SPARSE:
         why = f"its sparse attention (the indexer) is neither captured nor trained here; {why}"
     raise OutriderError(f"{path}: architectures = {name}: not a supported target; {why}")
+
+
+def check_keys(
+    config: Mapping[str, Any], path: object, reader: str, keys: Iterable[str] = ()
+) -> None:
+    """Checks that the config has the keys of every target, and `keys`, which `reader` needs."""
+    latent = OF_MLA if config.get("kv_lora_rank") else ()
+    needed = (*OF_EVERY_TARGET, *latent, *keys)
+    missing = [key for key in needed if config.get(key) is None]
+    if missing:
+        raise OutriderError(
+            f"{path}: no {', '.join(missing)}, which {reader} needs; copy"
+            f" {'it' if len(missing) == 1 else 'them'} from the model's original config.json, or"
+            " point target.model at a complete checkpoint"
+        )
 
 
 def layer_of(config: Mapping[str, Any]) -> Layer:

@@ -242,10 +242,10 @@ def spare_token(target_config: Mapping[str, Any]) -> int:
 
     The padding token or, without one, the end-of-text token, after which nothing is drafted.
     """
-    end = target_config.get("eos_token_id")
-    first_end = end[0] if isinstance(end, list) else end
-    padding = target_config.get("pad_token_id")
-    return int((padding if padding is not None else first_end) or 0)
+    ends = target_config.get("eos_token_id")
+    candidates = [target_config.get("pad_token_id"), *(ends if isinstance(ends, list) else [ends])]
+    rows = range(target_config["vocab_size"])  # some targets have a padding token of -1
+    return next((token for token in candidates if token in rows), 0)
 
 
 def default_layers(count: int) -> tuple[int, ...]:
