@@ -52,7 +52,7 @@ def open_run(
     command = None
     if serve_command is not None:
         from outrider.serving.engine import in_process
-        from outrider.serving.serve_command import read_serve_command
+        from outrider.serving.serve_command import check_known, read_serve_command
 
         command = read_serve_command(serve_command)
     loaded = load_recipe(recipe, list(overrides), command)
@@ -60,6 +60,7 @@ def open_run(
         differs = [f"capture: {line}" for line in in_process(loaded.recipe.serving.engine)[1]]
         for note in [*command.notes, *differs]:
             print(f"serve command: {note}", file=sys.stderr)
+        check_known(command, loaded.recipe.serving.ignored_flags)
     check_paths(loaded.recipe)
 
     # These import scipy, which takes seconds.

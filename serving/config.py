@@ -190,6 +190,10 @@ class ServingConfig(BaseModel):
     engine: EngineConfig = Field(default_factory=EngineConfig)
     """The engine's settings."""
 
+    ignored_flags: list[str] = Field(default_factory=list)
+    """Flags of `--from-serve-command` that vLLM does not know, such as `[--of-our-plugin]`. Other
+    unknown flags are an error. List only flags without effect on what the engine computes."""
+
 
 def hub_id(model: str) -> str | None:
     """The target's hub id, owner/name; None for a path."""

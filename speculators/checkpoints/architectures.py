@@ -110,6 +110,10 @@ def architecture_of(config: Mapping[str, Any], path: object) -> Architecture:
     if name in ARCHITECTURES:
         return ARCHITECTURES[name]
     why = f"supported targets are {', '.join(ARCHITECTURES)}"
+    verifier = ((config.get("speculators_config") or {}).get("verifier") or {}).get("name_or_path")
+    if verifier:
+        why = f"it is a speculator; set target.model to its target, {verifier}, and speculator.base"
+        why += " to its directory"
     if name in SPARSE:
         why = f"its sparse attention (the indexer) is neither captured nor trained here; {why}"
     raise OutriderError(f"{path}: architectures = {name}: not a supported target; {why}")
