@@ -16,7 +16,7 @@
 | `end` | nothing | outcome: promoted or rolled_back; serving; behind: replicas left behind |
 
 Without a verdict, a deployment whose controller has stopped is rolled back; otherwise its last
-verdict is carried out. `adapt-speculator` records finished steps, so a killed process repeats at
+verdict is carried out. `outrider adapt` records finished steps, so a killed process repeats at
 most one step:
 
 | event | facts |

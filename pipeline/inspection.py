@@ -48,7 +48,7 @@ def inspect_recipe(
     check_traffic(recipe)
     # transformers would warn that torch is missing, which tokenizers do not need.
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
-    with tempfile.TemporaryDirectory(prefix="inspect-traffic-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="inspect-") as scratch:
         target = local_target(recipe)
         traffic_dir = Path(scratch) / "traffic"
         target = target or recipe.target.fetch(TOKENIZER_FILES, Path(scratch) / "target")

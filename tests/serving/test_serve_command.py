@@ -223,8 +223,9 @@ def test_a_refused_flag_is_an_error_unless_it_has_no_effect(name: str) -> None:
 def test_flags_of_earlier_releases_are_read() -> None:
     command = (
         "vllm serve --swap-space 4 org/model --worker-use-ray --disable-log-requests"
-        " --task generate --speculative-model /missing/head --num-speculative-tokens 5 --config-format hf"
-        " --spec-decoding-acceptance-method rejection_sampler --no-calculate-kv-scales"
+        " --task generate --speculative-model /missing/head --num-speculative-tokens 5"
+        " --config-format hf --spec-decoding-acceptance-method rejection_sampler"
+        " --no-calculate-kv-scales"
         " --speculative-max-model-len 2048"
     )
     found = read_serve_command(command)

@@ -365,5 +365,6 @@ def _check_supported(layer: Mapping[str, Any], config: Mapping[str, Any], path: 
             f"{path}: {key} = {layer.get(key, config.get(key))}: vLLM serves such a head, but"
             " Outrider neither trains nor replays it. It trains and replays heads with one layer,"
             " Llama's or DeepSeek's attention, SiLU, no biases and a plain rotary embedding;"
-            " measure this one with `evaluate-speculator`, by the engine's counters"
+            " measure this one with `outrider eval RECIPE --speculator DIR`, by the engine's"
+            " counters"
         )
