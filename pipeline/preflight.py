@@ -13,6 +13,7 @@ from outrider.pipeline.recipe.recipe import Recipe
 from outrider.serving.vllm_arguments import runner_refusal
 from outrider.serving.vllm_hooks.version import untried_version, vllm_version
 from outrider.speculators.base import base_of, is_directory, warm_directory
+from outrider.speculators.checkpoints.layout import INDEX, SINGLE, read_layout
 from outrider.speculators.config import SpeculatorConfig
 from outrider.speculators.kinds import check_speculator, kind_of, trainable_kind
 
@@ -92,6 +93,9 @@ def check_target(
     for name in speculator.kinds:
         warm = warm_directory(speculator.of_kinds([name]))
         trainable_kind(name).check_target(target, warm, dry_run)
+    if any((target / name).is_file() for name in (INDEX, SINGLE)):
+        layout = read_layout(target)
+        layout.files(layout.ends)  # raises if they are quantized or missing
     named = base_of(speculator.base, target).directory if is_directory(speculator.base) else None
     if named is not None and (not dry_run or has_weights(target)):
         check_speculator(named, target)

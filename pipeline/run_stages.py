@@ -58,8 +58,8 @@ def run_stages(
                         f"{name} must run ({reasons}), but its input {path} was deleted after the"
                         f" export ({deleted}). To compute it again from the logs, set"
                         " privacy.retention=keep in the recipe or on the command line and leave"
-                        " out --stages. To leave it deleted, undo the change or give the run another"
-                        " name (name=NAME)"
+                        " out --stages. To leave it deleted, undo the change or give the run"
+                        " another name (name=NAME)"
                     )
             say("[cyan]▸[/]", name, reasons)
             begin = time.monotonic()

@@ -6,6 +6,8 @@ the history of vllm/engine/arg_utils.py and vllm/entrypoints/openai/cli_args.py.
 is unknown.
 """
 
+from typing import Any
+
 CHANGES_TEXT = frozenset({
     "anthropic_disabled_thinking_effort", "chat_template", "chat_template_content_format",
     "cohere_format", "default_chat_template_kwargs", "enable_lora",
@@ -69,7 +71,7 @@ REFUSED = {
 }
 """Flags that change what the engine computes and have no equal in Outrider's engines, and why."""
 
-NEUTRAL = {
+NEUTRAL: dict[str, tuple[Any, ...]] = {
     "additional_config": ({},),
     "config_format": ("auto", "hf"),
     "spec_decoding_acceptance_method": ("rejection_sampler",),

@@ -54,6 +54,13 @@ class CheckpointLayout:
         """Files of these tensors; raises an `OutriderError` if a tensor is missing."""
         wanted = set(names)
         if missing := wanted - self.weight_map.keys():
+            part = min(missing).removesuffix(".weight")
+            if packed := [name for name in self.weight_map if name.startswith(f"{part}.")]:
+                raise OutriderError(
+                    f"{self.directory}: {part} is quantized ({', '.join(sorted(packed)[:3])}), and"
+                    " its scales are not read; use a checkpoint of the same model whose embedding"
+                    " and head are not quantized"
+                )
             raise OutriderError(f"{self.directory}: the checkpoint has no tensor {min(missing)}")
         return sorted({self.weight_map[name] for name in wanted})
 
