@@ -109,8 +109,7 @@ def mapped_tokens(offsets_D: "Tensor", vocabulary: int, where: object) -> "Tenso
         raise OutriderError(
             f"{where}: d2t maps draft tokens to {int(ids_D.min())} to {int(ids_D.max())}, which,"
             f" sorted, are not strictly ascending within the target's vocabulary of {vocabulary}: a"
-            " stale"
-            " vocabulary map; regenerate it from the target's tokenizer"
+            " stale vocabulary map; regenerate it from the target's tokenizer"
         )
     return ids_D
 
