@@ -2,6 +2,7 @@
 
 import json
 import re
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -37,7 +38,8 @@ traffic:
 effort: {effort}  # trial: a first verdict; standard; thorough: for a release
 
 speculator:
-  kind: {kind}  # this target can be served with {kinds}
+  kind: {kind}  # {reason}
+  base: {base}  # {base_reason}
   depth: {depth}  # longest draft, in tokens
 
 training:
@@ -45,14 +47,25 @@ training:
 
 serving:
   engine:
-    tensor_parallel: {tensor_parallel}  # GPUs that share the target
-
+    tensor_parallel: {tensor_parallel}  # GPUs that share the target; --dry-run checks yours
+{limit}
 eval:
   concurrency: {concurrency}  # the endpoint's usual concurrent requests; the first value decides
   max_tokens: {max_tokens}  # timed responses are cut here; nine in ten of the log are shorter
   verification_max_tokens: {verified}  # longest checked response; 99 of 100 of the log are shorter
   task: null  # your check of a response: `module:function`
 """
+
+
+OWN = (
+    "the target's own layer; other kinds: docs/explanation/kinds.md",
+    "compared with the target's own layer as it is",
+)
+FROM_SCRATCH = (
+    "a head from scratch, since the target has no speculator that can be trained",
+    "compared with vLLM's n-gram lookup; name the directory of a head that is in use",
+)
+"""Comments on `speculator.kind` and `speculator.base`."""
 
 
 def init(
@@ -76,16 +89,19 @@ def init(
         Controls the maximum sizes of the split's parts, the number of epochs, and how much is
         measured. Default: that of the recipe template chosen for the target.
     """
-    from rich.console import Console
-
     from outrider.common.process_tree import stopped_by_signal
-    from outrider.pipeline.inspection import print_facts
 
     with stopped_by_signal():
         path, found = write_recipe(logs, target, to, effort)
+
+    from rich.console import Console
+
+    from outrider.pipeline.inspection import print_facts
+
     console = Console(highlight=False, soft_wrap=True)
     print_facts(found, console)
-    console.print(f"wrote {path}\nnext: outrider train {path} --dry-run", markup=False)
+    console.print(f"{found['speculator']}\nwrote {path}", markup=False)
+    console.print(f"next: outrider train {path} --dry-run", markup=False)
     return 0
 
 
@@ -94,20 +110,32 @@ def write_recipe(
 ) -> tuple[Path, dict[str, Any]]:
     """Writes the recipe; returns its path and what the log contains.
 
+    The recipe follows from the log and the target alone, not from this machine's GPUs or vLLM.
     Raises an `OutriderError` if the logs or the target cannot be used for training.
     """
-    from outrider.pipeline.recipe.load import load_recipe
+    from outrider.pipeline.paths import check_paths
+    from outrider.pipeline.recipe.load import load_overrides, load_recipe
 
     name = re.sub(r"[^A-Za-z0-9_-]+", "_", Path(logs).name.partition(".")[0]).strip("_-")
     path = to or Path(f"{name or 'mine'}.yaml")
     if path.exists():
         raise OutriderError(f"{path}: exists already; name another file with --to")
-    recipe, config = _examined(logs, target)
+    if not path.parent.is_dir():
+        raise OutriderError(f"{path}: no folder {path.parent}; create it, or change --to")
+    words = [f"traffic.path={json.dumps(logs)}", f"target.model={json.dumps(target)}"]
+    recipe = load_overrides(words).recipe
+    check_paths(recipe)
+
+    recipe, config = _with_speculator(recipe)
     template = _template(config)
     shipped = load_recipe(template).recipe
-    kinds = recipe.speculator.kinds
-    kind = shipped.speculator.kind if shipped.speculator.kind in kinds else kinds[0]
-    found = _found(recipe.of_kinds([kind]))
+    found = _found(recipe)
+    kind = recipe.speculator.only_kind
+    base = recipe.speculator.base
+    reason, base_reason = OWN if base is None else FROM_SCRATCH
+    found["speculator"] = f"speculator.kind = {kind}: {reason}"
+    if base is not None:
+        found["speculator"] += f"; speculator.base = {base}: {base_reason}"
     values = _values(recipe, config, found, shipped)
     near = path.resolve().parent == Path.cwd()
     text = RECIPE.format(
@@ -118,12 +146,13 @@ def write_recipe(
         template=template,
         effort=effort or shipped.effort,
         kind=kind,
-        kinds=", ".join(kinds),
+        reason=reason,
+        base=base or "null",
+        base_reason=base_reason,
         model=_yaml(target if near else recipe.target.model),
         path=_yaml(logs if near else recipe.traffic.path),
         **values,
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
     # Aligns the comments in one column.
     text = re.sub(r"^( *[\w: ]+\S*)  # ", lambda row: f"{row[1]:<34}  # ", text, flags=re.MULTILINE)
     path.write_text(text, encoding="utf-8")
@@ -131,19 +160,26 @@ def write_recipe(
     return path, found
 
 
-def _examined(logs: str, target: str) -> tuple["Recipe", Mapping[str, Any]]:
-    """Returns a minimal recipe with all supported kinds, and the target's config.json."""
+def _with_speculator(recipe: "Recipe") -> tuple["Recipe", Mapping[str, Any]]:
+    """Returns the recipe with kind, base and lengths, and the target's config.json."""
     from outrider.pipeline.kinds import with_kinds
     from outrider.pipeline.plan.training_cost import target_config
     from outrider.pipeline.preflight import local_target
-    from outrider.pipeline.recipe.load import load_overrides
+    from outrider.speculators.base import kind_and_base
+    from outrider.speculators.checkpoints.architectures import architecture_of
 
-    words = [f"traffic.path={json.dumps(logs)}", f"target.model={json.dumps(target)}"]
-    recipe = load_overrides([*words, "speculator.kind=auto"]).recipe
-    config, source = target_config(recipe, local_target(recipe))
+    directory = local_target(recipe)
+    config, source = target_config(recipe, directory)
     if config is None:
         raise OutriderError(str(source))
-    return with_kinds(recipe), config
+    architecture_of(config, source)
+    with tempfile.TemporaryDirectory(prefix="config-") as scratch:
+        if directory is None:
+            directory = Path(scratch)
+            (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        kind, base = kind_and_base(directory)
+        speculator = recipe.speculator.of_kinds([kind]).model_copy(update={"base": base})
+        return with_kinds(recipe.model_copy(update={"speculator": speculator}), directory), config
 
 
 def _found(recipe: "Recipe") -> dict[str, Any]:
@@ -186,19 +222,22 @@ def _values(
     """Values for the recipe template, from the log and the target."""
     from outrider.data.ingest.traffic_facts import counted
     from outrider.pipeline.plan.target_size import target_size
-    from outrider.pipeline.plan.training_cost import memories
+    from outrider.pipeline.plan.training_cost import ASSUMED_GPU
 
     models = [name for name in found["models"] if name]
-    memory = memories()[0]
     engine = template.serving.engine
-    ranks = engine.tensor_parallel
-    if not memory.shared:
-        ranks = target_size(config).smallest_tensor_parallel(engine, memory.bytes) or ranks
+    ranks = target_size(config).smallest_tensor_parallel(engine, int(ASSUMED_GPU))
+    positions = recipe.serving.engine.max_model_len
+    limit = ""
+    if "max_model_len" in engine.model_fields_set:
+        if positions < engine.max_model_len:
+            limit = f"    max_model_len: {positions}  # the target's number of positions\n"
+        positions = min(positions, engine.max_model_len)
     # Rounded up to a multiple of 64 tokens.
     nine, most = (64 * (found["lengths"]["completion"][p] // 64 + 1) for p in ("p90", "p99"))
     sessions = found["sessions"]["distinct"]
     users = len(found["tenants"])
-    longest = recipe.serving.engine.max_model_len // 2
+    longest = positions // 2
     chosen = ""
     if len(models) > 1:
         chosen = f"\n  model: {_yaml(models[0])}  # the log also has {json.dumps(models[1:])}"
@@ -210,7 +249,8 @@ def _values(
         "chosen": chosen,
         "depth": template.speculator.depth,
         "processes": template.training.processes,
-        "tensor_parallel": ranks,
+        "tensor_parallel": ranks or engine.tensor_parallel,
+        "limit": limit,
         "concurrency": template.eval.concurrency,
         "max_tokens": min(nine, 2048, longest),
         "verified": min(most, 8192, longest),

@@ -43,13 +43,17 @@ def inspect_traffic(
             "nothing to inspect: give a recipe, or traffic.path=LOGS for logs without a recipe"
         )
 
+    from outrider.pipeline.paths import check_paths
+    from outrider.pipeline.recipe.load import load_overrides, load_recipe
+
+    loaded = load_recipe(recipe, list(overrides)) if recipe else load_overrides(list(overrides))
+    check_paths(loaded.recipe)
+
     from rich.console import Console
 
     from outrider.common.process_tree import stopped_by_signal
     from outrider.pipeline.inspection import inspect_recipe, print_inspection
-    from outrider.pipeline.recipe.load import load_overrides, load_recipe
 
-    loaded = load_recipe(recipe, list(overrides)) if recipe else load_overrides(list(overrides))
     if samples is None:
         samples = 2 if sys.stdout.isatty() and not as_json else 0
     with stopped_by_signal():

@@ -260,7 +260,7 @@ class EvaluationContext:
             "parts": {name: self.data.parts.get(name) for name in parts},
             "depth": self.depth,
             "lookup": [each.k for each in self.kinds if each.kind in LOOKUPS],
-            "serving": self.serving.model_dump(mode="json"),
+            "serving": self.serving.model_dump(mode="json", exclude={"ignored_flags"}),
             "draft_sample_method": self.draft_sample_method,
             # The excluded keys affect only results that are computed from the measurements.
             "evaluation": self.settings.model_dump(mode="json", exclude={"gate", "cost", "task"}),

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 from outrider.common.child_process import in_child
 from outrider.common.errors import OutriderError
+from outrider.data.tokenize.chat_template import render
+from outrider.data.tokenize.tokens import load_tokenizer
 from outrider.eval.config import SEED, EvalConfig, PublicWorkload
 from outrider.eval.context import EvaluationContext, Row
 from outrider.eval.replay.replay import compare, replay
@@ -126,11 +128,7 @@ def _asked(
     context: EvaluationContext, prompts: list[str], sampling: Sampling
 ) -> Iterator[AskedRow]:
     """Yields engine requests for the prompts that leave room for a response."""
-    from transformers import AutoTokenizer
-
-    from outrider.data.tokenize.chat_template import render
-
-    tokenizer = AutoTokenizer.from_pretrained(context.target.directory())
+    tokenizer = load_tokenizer(context.target.directory())
     longest = context.settings.max_tokens
     room = context.serving.engine.max_model_len - longest - 1
     for number, prompt in enumerate(prompts):

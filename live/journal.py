@@ -83,7 +83,7 @@ class Journal(AbstractContextManager["Journal"]):
                     raise
                 raise OutriderError(
                     f"{self.path}: no space left on the disk, so nothing can be changed; free some"
-                    " and run `deploy-speculator --recover`"
+                    " and run `outrider deploy --endpoint NAME --recover`"
                 ) from error
             self.read()
         finally:

@@ -46,15 +46,13 @@ def open_run(
     `recipe` is a file, a shipped name, or a run directory, which contains its recipe.
     Values from `serve_command` replace the recipe's engine settings.
     """
-    from outrider.pipeline.kinds import with_kinds
-    from outrider.pipeline.preflight import check
+    from outrider.pipeline.paths import check_paths
     from outrider.pipeline.recipe.load import load_recipe
-    from outrider.pipeline.run_dir import RunDirectory
 
     command = None
     if serve_command is not None:
         from outrider.serving.engine import in_process
-        from outrider.serving.serve_command import read_serve_command
+        from outrider.serving.serve_command import check_known, read_serve_command
 
         command = read_serve_command(serve_command)
     loaded = load_recipe(recipe, list(overrides), command)
@@ -62,6 +60,14 @@ def open_run(
         differs = [f"capture: {line}" for line in in_process(loaded.recipe.serving.engine)[1]]
         for note in [*command.notes, *differs]:
             print(f"serve command: {note}", file=sys.stderr)
+        check_known(command, loaded.recipe.serving.ignored_flags)
+    check_paths(loaded.recipe)
+
+    # These import scipy, which takes seconds.
+    from outrider.pipeline.kinds import with_kinds
+    from outrider.pipeline.preflight import check
+    from outrider.pipeline.run_dir import RunDirectory
+
     loaded = dataclasses.replace(loaded, recipe=with_kinds(loaded.recipe))
     check(loaded.recipe, dry_run)
     if (root := Path(recipe).expanduser()) == loaded.files[0].parent:

@@ -28,9 +28,10 @@ from outrider.data.sequences import load_sequences
 from outrider.data.split.split import PARTS
 from outrider.eval.report.formatting import duration
 from outrider.pipeline.kinds import with_kinds
+from outrider.pipeline.paths import check_traffic
 from outrider.pipeline.plan.hours import rates_of
 from outrider.pipeline.plan.training_cost import features_cost
-from outrider.pipeline.preflight import check_traffic, local_target
+from outrider.pipeline.preflight import local_target
 from outrider.pipeline.recipe.recipe import Recipe
 
 COUNTS = 1, 30, 60, 125, 250, 500, 1050, 2100, 4008
@@ -47,7 +48,7 @@ def inspect_recipe(
     check_traffic(recipe)
     # transformers would warn that torch is missing, which tokenizers do not need.
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
-    with tempfile.TemporaryDirectory(prefix="inspect-traffic-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="inspect-") as scratch:
         target = local_target(recipe)
         traffic_dir = Path(scratch) / "traffic"
         target = target or recipe.target.fetch(TOKENIZER_FILES, Path(scratch) / "target")

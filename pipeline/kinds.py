@@ -19,9 +19,10 @@ from outrider.common.files import read_json
 from outrider.pipeline.preflight import local_target
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.serving.attention import mixed_cache_refusal, mla_refusal
+from outrider.serving.config import EngineConfig
 from outrider.serving.vllm_arguments import runner_refusal, runs_mla
-from outrider.speculators.base import planned, unsupported_kinds
-from outrider.speculators.checkpoints.architectures import architecture_of
+from outrider.speculators.base import planned, unsupported_kinds, warm_directory
+from outrider.speculators.checkpoints.architectures import architecture_of, check_keys
 from outrider.speculators.config import AUTO
 from outrider.speculators.kinds import DEFAULT_KIND, trainable_kind, trainable_names
 from outrider.speculators.layers.rope import rope_of
@@ -29,6 +30,11 @@ from outrider.speculators.layers.rope import rope_of
 MAX_MODEL_LEN = 32_768
 """Largest default of `serving.engine.max_model_len`. R1 has 163,840 positions; few logs need that
 many, and the engine must have room for one request of this length in its KV cache."""
+
+
+WITH_ALL_POSITIONS = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
+"""Rotary embeddings whose `factor` is part of max_position_embeddings; other types multiply it
+(vLLM 0.32, config/model.py, _get_and_verify_max_len)."""
 
 
 def with_kinds(recipe: Recipe, target_dir: Path | None = None) -> Recipe:
@@ -49,12 +55,16 @@ def with_kinds(recipe: Recipe, target_dir: Path | None = None) -> Recipe:
                 f"speculator.kind = {AUTO}: the kinds that the target supports are unknown"
                 f" ({error}); name them, such as speculator.kind={DEFAULT_KIND}"
             ) from None
-        return _replaced(recipe, fetched)
+        try:
+            return _replaced(recipe, fetched)
+        except OutriderError as error:  # name the model, not the temporary directory
+            raise OutriderError(str(error).replace(str(fetched), recipe.target.model)) from None
 
 
 def _replaced(recipe: Recipe, target_dir: Path) -> Recipe:
     target_config = read_json(target_dir / "config.json")
     architecture_of(target_config, f"{recipe.target.model}: config.json")
+    check_keys(target_config, target_dir / "config.json", "every run")
     recipe = _with_attention(with_target_defaults(recipe, target_config), target_config)
     mla = runs_mla(target_config, recipe.serving.engine)
     head = recipe.speculator.head
@@ -64,6 +74,8 @@ def _replaced(recipe: Recipe, target_dir: Path) -> Recipe:
     recipe = recipe.model_copy(update={"speculator": speculator})
     if recipe.speculator.kind != AUTO:
         for name in recipe.speculator.kinds:
+            base_dir = warm_directory(recipe.speculator.of_kinds([name]))
+            trainable_kind(name).check_target(target_dir, base_dir, config_only=True)
             if why := _unserved(recipe, name, target_config, mla):
                 raise OutriderError(f"speculator.kind = {name}: {why}")
         return recipe.of_kinds(recipe.speculator.candidates)
@@ -135,19 +147,34 @@ def with_target_defaults(recipe: Recipe, target_config: Mapping[str, Any]) -> Re
     Adam's best learning rate for matrices is proportional to 1 / width (muP, Yang et al. 2022):
     1e-3, tuned on nano R1 (width 192), becomes 3e-5 for R1 (width 7168).
     """
-    positions = target_config.get("max_position_embeddings", math.inf)
-    engine = _filled(recipe.serving.engine, max_model_len=min(positions, MAX_MODEL_LEN))
-    extended = rope_of(target_config)["rope_type"] in ("linear", "dynamic")  # beyond its positions
-    beyond = engine.max_model_len > positions and not extended
+    positions = _positions(target_config, recipe.serving.engine)
+    engine = _filled(recipe.serving.engine, max_model_len=int(min(positions, MAX_MODEL_LEN)))
+    beyond = engine.max_model_len > positions
     if beyond and "VLLM_ALLOW_LONG_MAX_MODEL_LEN" not in engine.environment:
         raise OutriderError(
             f"serving.engine.max_model_len = {engine.max_model_len}: {recipe.target.model} has"
-            f" {positions} positions (max_position_embeddings in its config.json); set at most that"
+            f" {positions:.0f} positions (max_position_embeddings in its config.json); set at most"
+            " that, or raise it in serving.engine.extra_arguments.hf_overrides"
         )
     one_digit = float(f"{1e-3 * 192 / target_config['hidden_size']:.0e}")
     training = _filled(recipe.training, learning_rate=one_digit, row_tokens=engine.max_model_len)
     serving = recipe.serving.model_copy(update={"engine": engine})
     return recipe.model_copy(update={"training": training, "serving": serving})
+
+
+def _positions(target_config: Mapping[str, Any], engine: EngineConfig) -> float:
+    """Number of positions as vLLM derives it, with the engine's `hf_overrides`."""
+    overrides = engine.extra_arguments.get("hf_overrides") or {}
+    config = dict(target_config)
+    if {"rope_parameters", "rope_scaling"} & overrides.keys():
+        for key in ("rope_parameters", "rope_scaling"):
+            config.pop(key, None)
+    config |= overrides
+    rope = rope_of(config)
+    positions = config.get("max_position_embeddings", math.inf)
+    return (
+        positions if rope["rope_type"] in WITH_ALL_POSITIONS else positions * rope.get("factor", 1)
+    )
 
 
 def _filled(section: Any, **defaults: Any) -> Any:

@@ -9,13 +9,12 @@ from outrider.common.files import read_json
 from outrider.data.config import NOT_INSTALLED
 from outrider.eval.config import ANSWERS, EvalConfig
 from outrider.eval.lossless.task_accuracy import task_file, task_of
+from outrider.pipeline.paths import check_traffic
 from outrider.pipeline.recipe.recipe import Recipe
-from outrider.pipeline.recipe.shipped import EMBEDDED_TRAFFIC
-from outrider.pipeline.stages.sources import listed
-from outrider.serving.config import EMBEDDED_TARGETS
 from outrider.serving.vllm_arguments import runner_refusal
 from outrider.serving.vllm_hooks.version import untried_version, vllm_version
 from outrider.speculators.base import base_of, is_directory, warm_directory
+from outrider.speculators.checkpoints.layout import INDEX, SINGLE, read_layout
 from outrider.speculators.config import SpeculatorConfig
 from outrider.speculators.kinds import check_speculator, kind_of, trainable_kind
 
@@ -64,34 +63,19 @@ def has_weights(target: Path) -> bool:
 
 def local_target(recipe: Recipe) -> Path | None:
     """The target's directory if it is on this machine. Downloads nothing."""
-    model = recipe.target.model
-    if model in EMBEDDED_TARGETS or model.count("/") != 1 or Path(model).expanduser().is_dir():
-        return recipe.target.training_directory()
+    if directory := recipe.target.local_directory():
+        return directory
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
         return Path(
-            snapshot_download(model, revision=recipe.target.revision, local_files_only=True)
+            snapshot_download(
+                recipe.target.model, revision=recipe.target.revision, local_files_only=True
+            )
         )
     except LocalEntryNotFoundError:
         return None
-
-
-def check_traffic(recipe: Recipe) -> None:
-    """Checks that every local path of the log exists."""
-    for key in ("path", "general"):
-        for path in listed(getattr(recipe.traffic, key)):
-            if "://" in path or Path(path).exists() or any(Path("/").glob(path.lstrip("/"))):
-                continue
-            names = sorted(log.name for log in EMBEDDED_TRAFFIC.glob("*.jsonl.gz"))
-            embedded = [f"nano_r1/{name.removesuffix('.jsonl.gz')}" for name in names]
-            raise OutriderError(
-                f"traffic.{key} = {path!r}: no such file or folder, neither relative to the recipe"
-                " nor to the current directory; give a log, a folder of logs or a URL, in the"
-                f" recipe or as traffic.{key}=... on the command line (included:"
-                f" {', '.join(embedded) or 'none'})"
-            )
 
 
 def _check_vllm() -> None:
@@ -121,6 +105,9 @@ def check_target(
     for name in speculator.kinds:
         warm = warm_directory(speculator.of_kinds([name]))
         trainable_kind(name).check_target(target, warm, dry_run)
+    if any((target / name).is_file() for name in (INDEX, SINGLE)):
+        layout = read_layout(target)
+        layout.files(layout.ends)  # raises if they are quantized or missing
     named = base_of(speculator.base, target).directory if is_directory(speculator.base) else None
     if named is not None and (not dry_run or has_weights(target)):
         check_speculator(named, target)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 
 from rich.console import Console
+from rich.markup import escape
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
@@ -34,7 +35,7 @@ def run_stages(
     """
 
     def say(sign: str, name: str, text: str) -> None:
-        console.print(f"{sign} [bold]{name:<9}[/] {text}", highlight=False, soft_wrap=True)
+        console.print(f"{sign} [bold]{name:<9}[/] {escape(text)}", highlight=False, soft_wrap=True)
 
     results: Results = {}
     for stage in (stage_of(name, recipe) for name in wanted):
@@ -57,7 +58,8 @@ def run_stages(
                         f"{name} must run ({reasons}), but its input {path} was deleted after the"
                         f" export ({deleted}). To compute it again from the logs, set"
                         " privacy.retention=keep in the recipe or on the command line and leave"
-                        " out --stages. To leave it deleted, undo the change or use another --name"
+                        " out --stages. To leave it deleted, undo the change or give the run"
+                        " another name (name=NAME)"
                     )
             say("[cyan]▸[/]", name, reasons)
             begin = time.monotonic()

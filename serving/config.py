@@ -3,6 +3,7 @@
 TargetConfig(model="nano_r1").directory()
 """
 
+import os
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,7 +41,7 @@ class TargetConfig(BaseModel):
 
     def directory(self) -> Path:
         """Returns the checkpoint's local directory; downloads a hub model on first use."""
-        return self._local() or _download(self.model, self.revision)
+        return self.local_directory() or _download(self.model, self.revision)
 
     def training_directory(self) -> Path:
         """Returns a local directory with the files that ingest and training read.
@@ -48,7 +49,7 @@ class TargetConfig(BaseModel):
         For a hub model, downloads only the weight shards that contain its own speculator, the
         embedding or the head (R1: a few of 163). Engines need all shards; see `directory`.
         """
-        if local := self._local():
+        if local := self.local_directory():
             return local
         small = _download(self.model, self.revision, allow_patterns=list(SMALL_FILES))
         if (small / INDEX).is_file():
@@ -62,20 +63,29 @@ class TargetConfig(BaseModel):
     @property
     def on_hub(self) -> bool:
         """Whether the model is a hub id rather than a directory."""
-        return self._local() is None
+        return self.local_directory() is None
 
-    def _local(self) -> Path | None:
-        """The directory of a local model; None for a hub id."""
-        directory = EMBEDDED_TARGETS.get(self.model, Path(self.model).expanduser())
+    def local_directory(self) -> Path | None:
+        """The directory of a local model; None for a hub id.
+
+        Raises an `OutriderError` if `model` is neither.
+        """
+        # Unlike Path.expanduser, does not raise for `~m`, whose user is unknown.
+        directory = EMBEDDED_TARGETS.get(self.model, Path(os.path.expanduser(self.model)))  # noqa: PTH111
         if (directory / "config.json").is_file():
             return directory
-        if hub_id(self.model) is None:
-            what = "no config.json there" if directory.is_dir() else "no such directory"
-            raise OutriderError(
-                f"target.model = {self.model!r}: {what}; give a checkpoint's directory,"
-                f" a hub id (owner/name), or one of {', '.join(sorted(EMBEDDED_TARGETS))}"
-            )
-        return None
+        if hub_id(self.model) is not None:
+            return None
+        what = "no such directory"
+        if directory.is_dir():
+            what = "no config.json there"
+        elif directory.exists():
+            what = "a file, not a directory"
+        raise OutriderError(
+            f"target.model = {self.model!r}: {what} ({directory.absolute()}); give a"
+            " checkpoint's directory, a hub id (owner/name), or one of"
+            f" {', '.join(sorted(EMBEDDED_TARGETS))}"
+        )
 
     def fetch(self, patterns: tuple[str, ...], into: Path) -> Path:
         """Downloads the matching files of a hub model, such as its tokenizer."""
@@ -180,11 +190,23 @@ class ServingConfig(BaseModel):
     engine: EngineConfig = Field(default_factory=EngineConfig)
     """The engine's settings."""
 
+    ignored_flags: list[str] = Field(default_factory=list)
+    """Flags of `--from-serve-command` that vLLM does not know, such as `[--of-our-plugin]`. Other
+    unknown flags are an error. List only flags without effect on what the engine computes."""
+
 
 def hub_id(model: str) -> str | None:
-    """The target's hub id; None for a local model."""
-    is_name = model.count("/") == 1 and not model.startswith((".", "/", "~"))
-    return model if is_name and not Path(model).is_dir() else None
+    """The target's hub id, owner/name; None for a path."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    if model.count("/") != 1 or Path(model).exists():
+        return None
+    try:
+        validate_repo_id(model)  # refuses ./m, ../m, /m, ~/m and owner/
+    except HFValidationError:
+        return None
+    return model
 
 
 def _download(model: str, revision: str | None, **which: Any) -> Path:

@@ -6,8 +6,10 @@
 
 vLLM's own parser reads the flags. A flag with a recipe key sets that key. Other arguments that
 change what the engine computes go to `serving.engine.extra_arguments` unchanged, and environment
-variables that do so go to `serving.engine.environment` (allowed.py). All others, such as the port,
-API key and tool parsers, are left out; a note lists their names but never their values.
+variables that do so go to `serving.engine.environment` (allowed.py). A flag that changes what the
+engine computes and has no equal here is an error. All others, such as the port, API key and tool
+parsers, are left out; a note lists their names but never their values (vllm_flags.py). A flag that
+vLLM does not know is unknown, and a run refuses it.
 """
 
 import argparse
@@ -19,30 +21,38 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from outrider.common.errors import OutriderError
+from outrider.common.files import read_json
 from outrider.common.redaction import redacted
 from outrider.serving.allowed import (
+    ARGUMENTS,
     KEYS_OF_ARGUMENTS,
     UNSERVABLE,
     why_not_argument,
     why_not_variable,
 )
-from outrider.serving.vllm_hooks.version import WRITTEN_FOR
-
-CHANGES_TEXT = (
-    "--chat-template",
-    "--default-chat-template-kwargs",
-    "--enable-lora",
-    "--lora-modules",
+from outrider.serving.vllm_flags import (
+    CHANGES_TEXT,
+    KNOWN,
+    NEUTRAL,
+    REFUSED,
+    SPECULATIVE,
+    SWITCHES,
 )
-"""Refused flags that change prompts or weights."""
+from outrider.serving.vllm_hooks.version import WRITTEN_FOR
 
 DEFAULTS_OF_VLLM = {
     "enable_prefix_caching": True,
     "enforce_eager": False,
     "dtype": "auto",
     "gpu_memory_utilization": 0.92,
+    "tensor_parallel_size": 1,
+    "pipeline_parallel_size": 1,
+    "data_parallel_size": 1,
 }
-"""vLLM's defaults that differ from those of the recipe."""
+"""vLLM's defaults that may differ from those of the recipe."""
+
+DTYPES = {"half": "float16", "float": "float32"}
+"""vLLM's other names of data types."""
 
 
 class ServeCommand(NamedTuple):
@@ -52,6 +62,8 @@ class ServeCommand(NamedTuple):
     """`target`, `serving` and, where known, the endpoint's speculation (`eval`, `speculator`)."""
     notes: list[str]
     """Lines for the user."""
+    unknown: list[str]
+    """Flags that vLLM does not know."""
 
 
 def read_serve_command(text: str) -> ServeCommand:
@@ -62,49 +74,101 @@ def read_serve_command(text: str) -> ServeCommand:
     """
     source, text = _read(text)
     variables, words = _command(source, text)
-    given, left_out = _arguments(source, words)
+    given, unknown = _arguments(source, words)
     if "model" not in given:
         raise OutriderError(f"{source}: no model; give `vllm serve MODEL ...`")
     notes: list[str] = []
-    speculative = given.pop("speculative_config", None)
-    for name in [name for name in given if name in UNSERVABLE]:
-        raise OutriderError(f"{source}: {_flag(name)}: {UNSERVABLE[name]}; leave it out")
+    speculative = dict(given.pop("speculative_config", None) or {})
+    if read_from_head := _target_of_head(given["model"]):
+        given["model"], of_head = read_from_head
+        speculative = of_head | speculative
+    for name in SPECULATIVE.keys() & given.keys():
+        speculative[SPECULATIVE[name]] = given.pop(name)
     given = DEFAULTS_OF_VLLM | given
     target: dict[str, Any] = {}
     engine: dict[str, Any] = {}
     extra: dict[str, Any] = {}
+    left_out: list[str] = []
     for name, value in given.items():
+        _check_servable(source, name, value)
         key = KEYS_OF_ARGUMENTS.get(name)
-        if why_not_argument(name, value):
-            left_out.append(_flag(name))
-        elif key is None:
-            extra[name] = value
-        elif key.startswith("target."):
+        if key is not None and key.startswith("target."):
             target[key.removeprefix("target.")] = value
-        else:
+        elif key is not None:
             engine |= _engine_value(source, key.removeprefix("serving.engine."), value)
+        elif name in ARGUMENTS:
+            extra[name] = value
+        else:
+            left_out.append(name)
     engine["extra_arguments"] = extra
     environment = {k: v for k, v in variables.items() if why_not_variable(k, v) is None}
     if environment:
         engine["environment"] = environment
-    left_out += [name for name in variables if name not in environment]
     # Without a flag, vLLM derives these values from the model and the GPU.
     derived = ("max_model_len", "max_num_seqs", "max_num_batched_tokens")
     if kept := [name for name in derived if name not in given]:
         notes.append(f"not in the command, so the recipe's values stay: {', '.join(kept)}")
-    if changing := [name for name in left_out if name in CHANGES_TEXT]:
+    if changing := [_flag(name) for name in left_out if name in CHANGES_TEXT]:
         notes.append(
             f"left out, although the target's text depends on it: {', '.join(changing)}; log token"
             " ids, which contain rendered prompts, and no requests to adapters"
         )
-    if harmless := [name for name in left_out if name not in CHANGES_TEXT]:
+    if unknown:
+        notes.append(f"unknown to vLLM {WRITTEN_FOR}: {', '.join(unknown)}")
+    harmless = [_flag(name) for name in left_out if name not in CHANGES_TEXT]
+    harmless += [name for name in variables if name not in environment]
+    if harmless:
         notes.append(f"left out, without effect on what the engine computes: {', '.join(harmless)}")
     values: dict[str, Any] = {"target": target, "serving": {"engine": engine}}
     if speculative:
         notes.append(
             f"speculative_config, the endpoint's current speculator: {_today(speculative, values)}"
         )
-    return ServeCommand(values, notes)
+    return ServeCommand(values, notes, unknown)
+
+
+def check_known(command: ServeCommand, ignored: Sequence[str]) -> None:
+    """Raises an `OutriderError` for flags that neither vLLM nor `ignored` has."""
+    unknown = [flag for flag in command.unknown if flag not in ignored]
+    if unknown:
+        raise OutriderError(
+            f"--from-serve-command: {', '.join(unknown)}: unknown to vLLM {WRITTEN_FOR}, so its"
+            " effect is unknown; correct the spelling, remove it, or, if the engine computes the"
+            f" same without it, set serving.ignored_flags=[{','.join(unknown)}]"
+        )
+
+
+def _check_servable(source: str, name: str, value: Any) -> None:
+    """Raises an `OutriderError` for a flag without an equal in Outrider's engines."""
+    why = UNSERVABLE.get(name)
+    if name in REFUSED and value is not False and value not in NEUTRAL.get(name, ()):
+        why = REFUSED[name]
+    elif name in ARGUMENTS or name in KEYS_OF_ARGUMENTS:
+        why = why_not_argument(name, value)
+    if why is not None:
+        raise OutriderError(
+            f"{source}: {_flag(name)}: {why}; without it, the engine would compute something else."
+            " Change the command, or remove the flag to train for an engine without it"
+        )
+
+
+def _target_of_head(model: str) -> tuple[str, dict[str, Any]] | None:
+    """The target of a head in the speculators format, and its `speculative_config`.
+
+    `vllm serve HEAD` serves the target that config.json names (`maybe_override_with_speculators`).
+    """
+    path = Path(model).expanduser() / "config.json"
+    if not path.is_file():
+        return None
+    config = read_json(path)
+    section = config.get("speculators_config") or {}
+    verifier = (section.get("verifier") or {}).get("name_or_path")
+    if not verifier:
+        return None
+    proposals = section.get("proposal_methods") or [{}]
+    drafts = proposals[0].get("speculative_tokens")
+    method = config.get("speculators_model_type")
+    return verifier, {"method": method, "model": model, "num_speculative_tokens": drafts}
 
 
 def _read(text: str) -> tuple[str, str]:
@@ -146,7 +210,8 @@ def _command(source: str, text: str) -> tuple[dict[str, str], list[str]]:
 def _arguments(source: str, words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     """Returns the given arguments, keyed by vLLM's names, and the unknown flags.
 
-    JSON objects become dictionaries, not vLLM's classes.
+    Flags of earlier releases are read as well. JSON objects become dictionaries, not vLLM's
+    classes.
     """
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -166,6 +231,11 @@ def _arguments(source: str, words: Sequence[str]) -> tuple[dict[str, Any], list[
             )
 
     parser = make_arg_parser(Parser())
+    for name in KNOWN - {action.dest for action in parser._actions}:  # of earlier releases
+        if name in SWITCHES:
+            parser.add_argument(_flag(name), action=argparse.BooleanOptionalAction)
+        else:
+            parser.add_argument(_flag(name))
     for action in parser._actions:
         action.default = argparse.SUPPRESS
         if action.nargs != 0:
@@ -191,6 +261,8 @@ def _engine_value(source: str, key: str, value: Any) -> dict[str, Any]:
         return {"mode": "eager" if value else "compiled"}
     if key == "kv_cache_gb":
         return {"kv_cache_gb": value / 2**30}
+    if key == "dtype":
+        return {"dtype": DTYPES.get(value, value)}
     if key == "max_model_len" and value == -1:
         raise OutriderError(f"{source}: --max-model-len auto: give the number of tokens")
     return {key: value}
@@ -200,16 +272,23 @@ def _today(speculative: dict[str, Any], values: dict[str, Any]) -> str:
     """Adds the current speculator to `values`; returns its description."""
     method = speculative.get("method")
     k = speculative.get("num_speculative_tokens")
+    model = speculative.get("model")
+    if model == "[ngram]":  # of releases before 0.8
+        method, model = "ngram", None
     words = f"{method or 'its own speculator'}, {k} drafts per step"
+    if isinstance(k, str) and k.isdigit():
+        k = int(k)
     if isinstance(k, int):
         values["eval"] = {"current_k": k}
-    model = speculative.get("model")
     if model and model != values["target"]["model"]:
         words += f", {model}"
         if Path(model).expanduser().is_dir():
             values["speculator"] = {"base": model}
         else:
             words += " (no directory here: name a copy of it with speculator.base)"
+    unread = sorted(speculative.keys() - {"method", "model", "num_speculative_tokens"})
+    if unread:
+        words += f"; left out, although the measured base may differ: {', '.join(unread)}"
     return words
 
 

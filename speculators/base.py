@@ -21,6 +21,8 @@ from outrider.speculators.config import SpeculatorConfig
 from outrider.speculators.features import FeatureSpec
 from outrider.speculators.kinds import (
     KINDS,
+    LOOKUP,
+    SCRATCH_KIND,
     SUFFIX,
     kind_of,
     native_kinds,
@@ -79,6 +81,25 @@ def unsupported_kinds(base: str | None, target_dir: Path) -> dict[str, str]:
         except OutriderError as error:
             found[name] = str(error)
     return found
+
+
+def kind_and_base(target_dir: Path) -> tuple[str, str | None]:
+    """`speculator.kind` and `speculator.base` for a new recipe, from files alone.
+
+    The target's own speculator if it can be trained, otherwise a head from scratch, which is
+    compared with n-gram lookup. The weights need not be present. Raises an `OutriderError` if
+    neither can be trained.
+    """
+    refusals: list[OutriderError] = []
+    natives = native_kinds(read_json(Path(target_dir) / "config.json"))
+    for kind in [*natives, trainable_kind(SCRATCH_KIND)]:
+        try:
+            kind.check_target(target_dir, None, config_only=True)
+        except OutriderError as error:
+            refusals.append(error)
+        else:
+            return kind.name, None if kind in natives else LOOKUP
+    raise refusals[0]
 
 
 def is_directory(base: str | None) -> bool:

@@ -117,9 +117,10 @@ def capture(
             lengths=lengths,
             spec=spec,
         )
+    # Before the engine, which takes minutes to start: a head in another format is refused.
+    head = load_target_ends(target_dir).lm_head_VH
     Console(stderr=True).print("starting the engine", highlight=False)
     with open_engine(target, engine, scratch=out_dir) as live:
-        head = load_target_ends(target_dir).lm_head_VH
         return capture_table(
             engine=live,
             table=table,

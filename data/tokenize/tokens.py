@@ -8,14 +8,17 @@ renders the conversation (chat_template.py), and the response is reconstructed a
     sequence = builder.build(exchange)      # or raises Reject
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.data.exchange import Exchange, Reject
 from outrider.data.tokenize.chat_template import render
 from outrider.data.tokenize.emitted_text import END_THINK, THINK, endings, opening_of, readings
+from outrider.speculators.checkpoints.architectures import transformers_model
 
 OPENED = f"{THINK}\n"
 """End of a prompt from R1's template; the response begins with reasoning."""
@@ -56,20 +59,29 @@ class TokenSequence:
     """The same for the prompt."""
 
 
+def load_tokenizer(target_dir: Path) -> Any:
+    """The target's tokenizer; never runs code of the checkpoint."""
+    from transformers import CONFIG_MAPPING, AutoTokenizer  # takes seconds
+
+    config = read_json(Path(target_dir) / "config.json")
+    settings = None
+    if config.get("model_type") and config["model_type"] not in CONFIG_MAPPING:
+        _, settings = transformers_model(config)  # otherwise read with the checkpoint's code
+    try:
+        return AutoTokenizer.from_pretrained(target_dir, config=settings, trust_remote_code=False)
+    except (KeyError, OSError, ValueError) as error:  # KeyError: of the configuration
+        raise OutriderError(
+            f"{target_dir}: no usable tokenizer ({error}); the target needs tokenizer.json"
+        ) from None
+
+
 class SequenceBuilder:
     """Builds token sequences for a target from its tokenizer and config.json."""
 
     def __init__(self, target_dir: Path):
-        from transformers import AutoTokenizer  # takes seconds
-
         target_dir = Path(target_dir)
         config = read_json(target_dir / "config.json")
-        try:
-            self.tokenizer = AutoTokenizer.from_pretrained(target_dir)
-        except (OSError, ValueError) as error:
-            raise OutriderError(
-                f"{target_dir}: no usable tokenizer ({error}); the target needs tokenizer.json"
-            ) from None
+        self.tokenizer = load_tokenizer(target_dir)
         if not self.tokenizer.chat_template:
             raise OutriderError(
                 f"{target_dir}: the tokenizer has no chat template (chat_template in "
@@ -90,7 +102,7 @@ class SequenceBuilder:
         self.vocabulary = config["vocab_size"]
         # One position is left for the token that the engine must generate when it replays a
         # sequence.
-        self.longest = config["max_position_embeddings"] - 1
+        self.longest = config.get("max_position_embeddings", math.inf) - 1
         generation = target_dir / "generation_config.json"
         defaults = read_json(generation) if generation.exists() else {}
         # Requests without these are sampled with the target's defaults, as in vLLM.

@@ -40,6 +40,7 @@ from scipy.stats import norm
 
 from outrider.common.errors import OutriderError
 from outrider.data.tokenize.emitted_text import END_THINK, THINK
+from outrider.data.tokenize.tokens import load_tokenizer
 from outrider.eval.config import ANSWERS, EvalConfig
 from outrider.eval.results.parts import Variant
 from outrider.eval.results.sections import Equivalence, Task
@@ -223,9 +224,7 @@ def try_task(
     task = task_of(evaluation)
     if task is None or not (rows := list(heldout)):
         return []
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(target_dir)
+    tokenizer = load_tokenizer(target_dir)
     named = f"eval.task = {evaluation.task!r}"
     marks: list[bool] = []
     for row in rows[:TRIED]:

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from outrider.common.child_process import in_child
 from outrider.common.errors import OutriderError
 from outrider.data.features.feature_store import FeatureStore
+from outrider.data.tokenize.tokens import load_tokenizer
 from outrider.eval.bench.outputs import REGIMES, Outputs, Recorded
 from outrider.eval.bench.prompts import Prompt
 from outrider.eval.config import EvalConfig
@@ -149,9 +150,7 @@ def judge_tasks(
     task = task_of(settings)
     if task is None:
         return None
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(target.directory())
+    tokenizer = load_tokenizer(target.directory())
     solved: dict[Variant, list[bool]] = {variant: [] for variant in VARIANTS}
     sessions: list[str] = []
     errors: list[str] = []

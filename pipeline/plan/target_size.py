@@ -7,12 +7,12 @@
 Parameters are counted in the transformers model on the meta device, without an MTP layer.
 """
 
-import copy
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from outrider.serving.config import EngineConfig
+from outrider.speculators.checkpoints.architectures import transformers_model
 
 FP8_BYTES = 1 + 4 / 128**2
 """Bytes per FP8 weight, including block scales."""
@@ -49,12 +49,11 @@ class TargetSize:
 def target_size(config: Mapping[str, Any]) -> TargetSize:
     """Returns the size of the target that `config` describes."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
 
-    settings = copy.deepcopy(dict(config))  # transformers modifies its arguments
-    quantization = settings.pop("quantization_config", None)
+    quantization = config.get("quantization_config")
+    model_class, settings = transformers_model(config)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings))
+        model = model_class(settings)
     counts = {name: tensor.numel() for name, tensor in model.named_parameters()}
     total = sum(counts.values())
     experts = sum(count for name, count in counts.items() if ".experts." in name)

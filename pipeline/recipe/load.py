@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from outrider.common.config_file import Origins, explain, read_value, read_yaml
 from outrider.common.errors import OutriderError, UsageError
 from outrider.common.redaction import redacted
+from outrider.data.formats.sources import SUFFIXES, unpacked_name
 from outrider.eval.config import ANSWERS
 from outrider.pipeline.recipe.recipe import EFFORTS, STANDARD, Recipe
 from outrider.pipeline.recipe.shipped import (
@@ -91,17 +92,32 @@ def find_recipe(name: str, folder: Path | None = None) -> Path:
     if (given / RESOLVED).is_file():
         return given / RESOLVED
     for parent in [folder, Path.cwd()] if folder else [Path.cwd()]:
-        if (parent / given).is_file():
-            return parent / given if folder else given
+        path = parent / given if folder else given
+        if path.is_file() and not _is_log(path):
+            return path
     shipped = str(given.with_suffix("")) if given.suffix in (".yaml", ".yml") else str(given)
     if shipped in shipped_recipes():
         return SHIPPED / f"{shipped}.yaml"
+    if given.is_file() or given.is_dir() or "://" in name:
+        what = "a folder without" if given.is_dir() else "a log, not"
+        raise OutriderError(
+            f"{name}: {what} a recipe; `outrider init {name} --target MODEL` writes one for these"
+            " logs"
+        )
     near = difflib.get_close_matches(shipped, shipped_recipes(), n=1)
     hint = f"did you mean `{near[0]}`? Give" if near else "give"
     raise OutriderError(
         f"{name}: no such recipe, neither a file in {folder or Path.cwd()} nor shipped; {hint}"
         f" the path of a YAML file, or one of {', '.join(shipped_recipes())}"
     )
+
+
+def _is_log(path: Path) -> bool:
+    """Whether a file is a log, by its suffix or its first character."""
+    if path.suffix in (".yaml", ".yml"):
+        return False
+    with path.open("rb") as file:
+        return unpacked_name(path.name).endswith(SUFFIXES) or file.read(1) == b"{"
 
 
 def parse_overrides(words: list[str]) -> list[tuple[tuple[str, ...], Any, str]]:

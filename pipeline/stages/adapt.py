@@ -1,4 +1,4 @@
-"""Stages of `adapt-speculator`: a window of traffic, and a training round.
+"""Stages of `outrider adapt`: a window of traffic, and a training round.
 
 Each window and each round has its own run directory. The states of an exchange are captured only
 once, because a round joins the tables and stores of its windows.
@@ -68,7 +68,7 @@ def _round(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any
 
     if recipe.training.streams:
         raise OutriderError(
-            "training.features = streamed: adapt-speculator trains on the states of several"
+            "training.features = streamed: `outrider adapt` trains on the states of several"
             " windows, which it has stored; set training.features: stored"
         )
     plan = read_json(run.root / PLAN)

@@ -138,7 +138,7 @@ EVALUATE = Stage(
     version=5,
     needs=("split", "capture", "train"),
     settings=lambda recipe: {
-        "serving": section(recipe.serving),
+        "serving": section(recipe.serving, {"ignored_flags"}),
         "eval": section(recipe.eval),
         "speculator": section(recipe.speculator),
         "report": section(recipe.report),

@@ -174,7 +174,7 @@ EXPORT = Stage(
     needs=("evaluate",),
     settings=lambda recipe: {
         "export": section(recipe.export),
-        "serving": section(recipe.serving),
+        "serving": section(recipe.serving, {"ignored_flags"}),
         "speculator": {"draft_sample_method": recipe.speculator.draft_sample_method},
     },
     sources=target_digest,

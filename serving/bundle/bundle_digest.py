@@ -66,7 +66,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     """Reads bundle.json; raises an `OutriderError` if its version or file list is invalid."""
     if not directory.is_dir():
         raise OutriderError(
-            f"{directory}: no such folder; give the bundle that export-speculator wrote"
+            f"{directory}: no such folder; give the bundle that `outrider export` wrote"
         )
     path = directory / MANIFEST
     if os.path.lexists(path) and _size(directory, MANIFEST) > MANIFEST_LIMIT:

@@ -9,11 +9,15 @@ matter only if the target's own layer is trained, since vLLM computes the rest. 
 takes one entry in `ARCHITECTURES` and, if its own layer is trained, its attention in layers/.
 """
 
+import copy
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, cast
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, cast
 
 from outrider.common.errors import OutriderError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 EMBEDDING, FINAL_NORM_WEIGHT, HEAD = (
     "model.embed_tokens.weight",
@@ -84,6 +88,18 @@ ARCHITECTURES = {
 }
 """Architectures by their name in config.json."""
 
+OF_EVERY_TARGET = (
+    "model_type",
+    "hidden_size",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "vocab_size",
+)
+"""Keys of config.json that every plan reads."""
+
+OF_MLA = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+"""Further keys of a target with MLA, whose config.json has `kv_lora_rank`."""
+
 SPARSE = ("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM")
 """Architectures with an indexer for sparse attention."""
 
@@ -94,9 +110,49 @@ def architecture_of(config: Mapping[str, Any], path: object) -> Architecture:
     if name in ARCHITECTURES:
         return ARCHITECTURES[name]
     why = f"supported targets are {', '.join(ARCHITECTURES)}"
+    verifier = ((config.get("speculators_config") or {}).get("verifier") or {}).get("name_or_path")
+    if verifier:
+        why = f"it is a speculator; set target.model to its target, {verifier}, and speculator.base"
+        why += " to its directory"
     if name in SPARSE:
         why = f"its sparse attention (the indexer) is neither captured nor trained here; {why}"
     raise OutriderError(f"{path}: architectures = {name}: not a supported target; {why}")
+
+
+def check_keys(
+    config: Mapping[str, Any], path: object, reader: str, keys: Iterable[str] = ()
+) -> None:
+    """Checks that the config has the keys of every target, and `keys`, which `reader` needs."""
+    latent = OF_MLA if config.get("kv_lora_rank") else ()
+    needed = (*OF_EVERY_TARGET, *latent, *keys)
+    missing = [key for key in needed if config.get(key) is None]
+    if missing:
+        raise OutriderError(
+            f"{path}: no {', '.join(missing)}, which {reader} needs; copy"
+            f" {'it' if len(missing) == 1 else 'them'} from the model's original config.json, or"
+            " point target.model at a complete checkpoint"
+        )
+
+
+def transformers_model(config: Mapping[str, Any]) -> "tuple[type, PretrainedConfig]":
+    """The model class of transformers and its configuration, without quantization.
+
+    Chosen by architecture instead of model_type: Kimi-K2 is a DeepseekV3ForCausalLM of model_type
+    kimi_k2, which vLLM reads as DeepSeek-V3's too (transformers_utils/config.py).
+    """
+    import transformers
+
+    model_class = getattr(transformers, config["architectures"][0])
+    settings = copy.deepcopy(dict(config))  # transformers modifies its arguments
+    for key in ("model_type", "quantization_config", "auto_map"):
+        settings.pop(key, None)
+    try:
+        return model_class, model_class.config_class(**settings)
+    except (KeyError, TypeError, ValueError) as error:
+        raise OutriderError(
+            f"the target's config.json: transformers refuses it ({error}); compare it with the"
+            " model's original config.json"
+        ) from None
 
 
 def layer_of(config: Mapping[str, Any]) -> Layer:

@@ -24,6 +24,9 @@ SCALE_SUFFIX = "_scale_inv"
 DERIVED = ".rotary_emb.inv_freq"
 """Rotary frequencies that some conversions store; not read, as config.json defines them."""
 
+DEFAULTS_OF_FP8 = {"fmt": "e4m3", "activation_scheme": "dynamic", "scale_fmt": None}
+"""Values of keys that `quantization_config` may leave out."""
+
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 
@@ -35,7 +38,7 @@ class CheckpointLayout:
     config: dict[str, Any]
     weight_map: dict[str, str]
     blocks: tuple[int, int] | None
-    """Rows and columns of an FP8 block; None for unquantized weights."""
+    """Rows and columns of an FP8 block; None for unquantized weights and other formats."""
 
     @property
     def ends(self) -> tuple[str, str]:
@@ -51,6 +54,13 @@ class CheckpointLayout:
         """Files of these tensors; raises an `OutriderError` if a tensor is missing."""
         wanted = set(names)
         if missing := wanted - self.weight_map.keys():
+            part = min(missing).removesuffix(".weight")
+            if packed := [name for name in self.weight_map if name.startswith(f"{part}.")]:
+                raise OutriderError(
+                    f"{self.directory}: {part} is quantized ({', '.join(sorted(packed)[:3])}), and"
+                    " its scales are not read; use a checkpoint of the same model whose embedding"
+                    " and head are not quantized"
+                )
             raise OutriderError(f"{self.directory}: the checkpoint has no tensor {min(missing)}")
         return sorted({self.weight_map[name] for name in wanted})
 
@@ -59,13 +69,8 @@ def read_layout(directory: Path) -> CheckpointLayout:
     """Reads config.json and the tensor names; shards may be absent."""
     directory = Path(directory)
     config = read_json(directory / "config.json")
-    architecture = architecture_of(config, directory / "config.json")
-    quantization = config.get("quantization_config") or {}
-    # Without an MTP layer, only the embedding and head are read, and quantizations other than
-    # block FP8 keep both in bf16.
-    read = architecture.layer is not None or "weight_block_size" in quantization
-    blocks = fp8_blocks(config, directory / "config.json") if read else None
-    return CheckpointLayout(directory, config, weight_map(directory), blocks)
+    architecture_of(config, directory / "config.json")
+    return CheckpointLayout(directory, config, weight_map(directory), _blocks(config))
 
 
 def fp8_blocks(config: dict[str, Any], path: Path) -> tuple[int, int] | None:
@@ -75,10 +80,24 @@ def fp8_blocks(config: dict[str, Any], path: Path) -> tuple[int, int] | None:
     refused, since their tensors would be misread.
     """
     found = config.get("quantization_config")
-    if not found:
-        return None
-    defaults = {"fmt": "e4m3", "activation_scheme": "dynamic", "scale_fmt": None}
-    match defaults | found:
+    blocks = _blocks(config)
+    if not found or blocks is not None:
+        return blocks
+    names = ("quant_method", *DEFAULTS_OF_FP8, "weight_block_size")
+    judged = {name: found.get(name) for name in names}
+    raise OutriderError(
+        f"{path}: quantization_config has {judged}: training reads unquantized weights and"
+        " DeepSeek's FP8 only (quant_method fp8, fmt e4m3, weight_block_size [128, 128]); point"
+        " target.model at such a checkpoint of the same model"
+    )
+
+
+def _blocks(config: dict[str, Any]) -> tuple[int, int] | None:
+    """Rows and columns of DeepSeek's FP8 blocks; None for all other formats.
+
+    Other formats keep embedding and head in bf16, which is all that training a head reads.
+    """
+    match DEFAULTS_OF_FP8 | (config.get("quantization_config") or {}):
         case {
             "quant_method": "fp8",
             "fmt": "e4m3",
@@ -87,12 +106,7 @@ def fp8_blocks(config: dict[str, Any], path: Path) -> tuple[int, int] | None:
             "weight_block_size": [int(rows), int(columns)],
         } if rows > 0 and columns > 0:
             return rows, columns
-    judged = {name: found.get(name) for name in ("quant_method", *defaults, "weight_block_size")}
-    raise OutriderError(
-        f"{path}: quantization_config has {judged}: training reads unquantized weights and"
-        " DeepSeek's FP8 only (quant_method fp8, fmt e4m3, weight_block_size [128, 128]); point"
-        " target.model at such a checkpoint of the same model"
-    )
+    return None
 
 
 def weight_map(directory: Path) -> dict[str, str]:

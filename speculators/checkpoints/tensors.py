@@ -18,7 +18,7 @@ from torch import Tensor
 from outrider.common.errors import OutriderError
 from outrider.common.files import publish
 from outrider.speculators.checkpoints.fp8 import FP8, dequantize, grid, quantize
-from outrider.speculators.checkpoints.layout import SCALE_SUFFIX, CheckpointLayout
+from outrider.speculators.checkpoints.layout import SCALE_SUFFIX, CheckpointLayout, fp8_blocks
 
 
 class CheckpointTensors:
@@ -51,6 +51,7 @@ class CheckpointTensors:
                 )
             return value, None
         if self.layout.blocks is None:
+            fp8_blocks(self.layout.config, self.layout.directory / "config.json")
             raise OutriderError(
                 f"{self.layout.directory}: {scale_name} exists, but config.json has no"
                 " quantization_config"

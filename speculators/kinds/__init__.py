@@ -39,6 +39,9 @@ KINDS: dict[str, DrafterKind] = {
 DEFAULT_KIND = "mtp"
 """The kind that recipes train by default; DeepSeek-V3 and R1 ship it."""
 
+SCRATCH_KIND = Eagle3.name
+"""The kind that a new recipe trains for a target whose own speculator cannot be trained."""
+
 NO_SPECULATION = NoSpeculation.name
 """Name of the kind that drafts nothing."""
 

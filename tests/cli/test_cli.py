@@ -35,6 +35,12 @@ def workplace(tmp_path_factory, nano_r1) -> Path:
     [
         (["--recipe", "nowhere.yaml"], ["nowhere.yaml: no such recipe", "resume_screening"]),
         (
+            ["--recipe", "log.jsonl"],
+            ["log.jsonl: a log, not a recipe; `outrider init log.jsonl --target MODEL` writes one"],
+        ),
+        (["--recipe", "s3://logs/a.jsonl"], ["s3://logs/a.jsonl: a log, not a recipe"]),
+        (["--recipe", "."], [".: a folder without a recipe; `outrider init . --target MODEL`"]),
+        (
             ["--recipe", "mine.yaml", "training.epoch=3"],
             ["command line, training.epoch=3", "did you mean `training.epochs`?"],
         ),
@@ -187,9 +193,19 @@ def test_a_new_recipe_trains(workplace, nano_r1):
     assert "outrider train log.yaml --dry-run" in told.stdout and "40 exchanges" in told.stdout
     recipe = yaml.safe_load((workplace / "log.yaml").read_text())
     assert recipe["effort"] == "standard" and recipe["speculator"]["kind"] == "mtp"
+    assert "speculator.kind = mtp: the target's own layer" in told.stdout
+    assert "speculator.kind" not in told.stderr
     dry = run("outrider", "train", "log.yaml", "--dry-run", "--quiet", cwd=workplace)
     assert json_line(dry)["recipe"] == "log"
     assert_one_message(run("outrider", *words, cwd=workplace), "log.yaml: exists already")
+
+
+def test_brackets_in_a_changed_key_are_printed_as_they_are(workplace):
+    words = ["train", "mine.yaml", "--stages", "ingest", "name=brackets"]
+    assert run("outrider", *words, cwd=workplace).returncode == 0
+    again = run("outrider", *words, "traffic.model='nano-r1 [/x]'", cwd=workplace)
+    assert again.returncode == 1 and "Traceback" not in again.stderr
+    assert "recipe.traffic.model: None -> 'nano-r1 [/x]'" in again.stderr
 
 
 def test_the_same_from_python(workplace, nano_r1, monkeypatch):
@@ -228,6 +244,11 @@ def test_the_installed_package_is_typed_and_has_the_version_of_pyproject(tmp_pat
         ("gone", None, ["gone'", "no such file or folder"]),
         ("bad.jsonl", None, ["no usable row", "bad.jsonl:1", "docs/how-to/log-formats.md"]),
         ("log.jsonl", "gone", ["target.model = 'gone': no such directory"]),
+        *(
+            ("log.jsonl", name, [f"target.model = '{name}': no such directory (/"])
+            for name in ("./missing", "../m", "/m", "~/m", "~m", "owner/", "a b/c")
+        ),
+        ("log.jsonl", "log.jsonl", ["'log.jsonl': a file, not a directory"]),
         ("log.jsonl", "gpt2", ["GPT2LMHeadModel: not a supported target; supported"]),
     ],
 )
@@ -239,6 +260,34 @@ def test_what_cannot_be_trained_on_is_known_at_once(workplace, nano_r1, logs, ta
     words = ["init", logs, "--target", target or str(nano_r1), "--to", "new.yaml"]
     assert_one_message(run("outrider", *words, cwd=workplace), *parts)
     assert not (workplace / "new.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["init", "log.jsonl", "--to", "wrong.yaml", "--target", "./missing"],
+        ["init", "gone.jsonl", "--target", "nano_r1"],
+        ["inspect", "traffic.path=log.jsonl", "target.model=~/missing"],
+        ["train", "mine.yaml", "target.model=../missing", "--dry-run"],
+    ],
+)
+def test_a_wrong_path_is_known_before_the_slow_imports(workplace, words):
+    script = (
+        "import sys, outrider.cli.main as main\n"
+        f"sys.argv = {['outrider', *words]}\n"
+        "try:\n    main.main()\nexcept SystemExit as end:\n    print(end.code)\n"
+        "print([name for name in ('torch', 'scipy', 'datasets', 'vllm') if name in sys.modules])"
+    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=workplace)
+    assert done.stdout == "1\n[]\n" and "no such" in done.stderr
+
+
+def test_init_creates_no_folder(workplace, nano_r1):
+    words = ["init", "log.jsonl", "--target", str(nano_r1), "--to", "new_folder/mine.yaml"]
+    finished = run("outrider", *words, cwd=workplace)
+    assert_one_message(finished, "new_folder/mine.yaml: no folder new_folder")
+    assert not (workplace / "new_folder").exists()
 
 
 def test_a_dry_run_writes_the_resolved_recipe_and_says_what_each_stage_would_do_and_cost(workplace):

@@ -1,6 +1,8 @@
 """What the target decides or refuses before the first stage, and the templates for own logs."""
 
+import contextlib
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,8 +16,10 @@ from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.recipe.shipped import EMBEDDED_TRAFFIC, SHIPPED
 from tests.fp8_target import QUANTIZATION, write_fp8_copy
+from tests.published_configs import PUBLISHED
 from tests.r1_config import R1 as R1_CONFIG
 from tests.tiny import write_tiny_target
+from tests.tiny_decoders import TOKENIZER
 
 NANO_R1 = SHIPPED / "nano_r1" / "target"
 LOG = EMBEDDED_TRAFFIC / "social_chat.jsonl.gz"
@@ -58,6 +62,42 @@ def test_more_positions_than_the_target_has_are_refused() -> None:
     with pytest.raises(OutriderError, match=r"max_model_len = 999999: .* has \d+ positions"):
         with_target_defaults(recipe, nano)
     with_target_defaults(recipe, nano | {"rope_scaling": {"rope_type": "linear", "factor": 512}})
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "positions"),
+    [
+        ({}, 40960),
+        ({"max_position_embeddings": 131072, "rope_parameters": YARN}, 131072),
+        ({"rope_parameters": YARN}, 40960),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 4.0}}, 163840),
+    ],
+)
+def test_hf_overrides_change_the_number_of_positions(
+    overrides: dict, positions: int, tmp_path: Path, nano_r1: Path
+) -> None:
+    """The limit is that of vLLM's own ModelConfig."""
+    from vllm.config import ModelConfig
+
+    config = PUBLISHED["Qwen3-4B"][0]
+    for name in TOKENIZER:
+        shutil.copyfile(nano_r1 / name, tmp_path / name)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    rope = {"rope_theta": 1e6}  # which vLLM needs in rope_parameters, and the rule does not
+    for_vllm = {k: rope | v if isinstance(v, dict) else v for k, v in overrides.items()}
+    for length, fits in ((positions, True), (positions + 1, False)):
+        arguments = {"max_model_len": length, "extra_arguments": {"hf_overrides": overrides}}
+        recipe = load_recipe("resume_screening").recipe
+        engine = recipe.serving.engine.model_copy(update=arguments)
+        serving = recipe.serving.model_copy(update={"engine": engine})
+        recipe = recipe.model_copy(update={"serving": serving})
+        with contextlib.nullcontext() if fits else pytest.raises(OutriderError, match="positions"):
+            with_target_defaults(recipe, config)
+        with contextlib.nullcontext() if fits else pytest.raises(ValueError, match="max_model_len"):
+            ModelConfig(str(tmp_path), hf_overrides=for_vllm, max_model_len=length)
 
 
 NO_LOGS = r"traffic\.path = '.*YOUR_LOGS': no such .* give a log"

@@ -1,17 +1,29 @@
 """A `vllm serve` command becomes the recipe's engine, and the recipe's engine that command."""
 
+import json
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from outrider.common.errors import OutriderError
+from outrider.pipeline.attempt import open_run
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.serving.allowed import ARGUMENTS, KEYS_OF_ARGUMENTS, UNSERVABLE
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import CONTRADICTS, in_process
 from outrider.serving.serve_command import read_serve_command
 from outrider.serving.vllm_arguments import engine_arguments
+from outrider.serving.vllm_flags import (
+    CHANGES_TEXT,
+    HARMLESS,
+    KNOWN,
+    NEUTRAL,
+    REFUSED,
+    SPECULATIVE,
+    SWITCHES,
+)
 
 PUBLISHED = [
     # DeepSeek-R1 on one node of 8 H200, with its MTP layer (vLLM's recipes).
@@ -101,6 +113,27 @@ def test_capture_names_each_setting_that_it_cannot_have() -> None:
         ("vllm serve org/model --worker-cls a.B", "--worker-cls: Outrider's hooks"),
         ("vllm serve org/model --max-model-len auto", "give the number of tokens"),
         ("vllm serve org/model -tp s3cret", r"does not accept --tensor-parallel-size"),
+        (
+            """vllm serve org/model --hf-overrides '{"auth": {"token": "s3cret"}}'""",
+            r"--hf-overrides: hf_overrides\.auth\.token: names code, a file or a secret",
+        ),
+        # Flags that change what the engine computes.
+        (
+            """vllm serve org/model --rope-scaling '{"rope_type": "yarn", "factor": 4.0}'""",
+            r"--rope-scaling: vLLM 0\.32 has it in --hf-overrides .*rope_parameters",
+        ),
+        ("vllm serve --rope-theta 1000000 org/model", "--rope-theta: vLLM 0.32 has it in --hf"),
+        ("vllm serve org/model --rope_theta=1e6", "--rope-theta: vLLM 0.32 has it in --hf"),
+        ("vllm serve org/model --rope-scaling.factor 4", "--rope-scaling: vLLM 0.32 has it in"),
+        ("vllm serve org/model --config-format mistral", "--config-format: only config.json and"),
+        ("vllm serve org/model --hf-config-path /x", "--hf-config-path: config.json is read"),
+        ("vllm serve org/model --logits-processors a:B", "--logits-processors: code that"),
+        ("vllm serve org/model --calculate-kv-scales", "--calculate-kv-scales: vLLM 0.32 reads"),
+        ("vllm serve org/model --quantization-param-path s.json", "--quantization-param-path: "),
+        (
+            "vllm serve org/model --spec-decoding-acceptance-method typical_acceptance_sampler",
+            "only exact acceptance",
+        ),
     ],
 )
 def test_what_cannot_be_served_is_named(command: str, message: str) -> None:
@@ -129,7 +162,7 @@ SECRETS = (
     " LD_PRELOAD=/tmp/x.so VLLM_USE_DEEP_GEMM=1 vllm serve org/model --api-key s3cret-5 s3cret-6"
     " --hf-token s3cret-7 --ssl-keyfile /s3cret-8 --middleware a.B --max-num-batched-tokens 8K"
     " --trust-remote-code"
-    """ --tokenizer-mode slow --hf-overrides '{"auth": {"token": "s3cret-9"}}'"""
+    " --tokenizer-mode slow"
     """ --kv-transfer-config '{"api_key": "s3cret-10"}'"""
 )
 
@@ -149,11 +182,114 @@ def test_secrets_of_a_command_are_named_and_not_kept() -> None:
         "LD_PRELOAD",
         "--api-key",
         "--hf-token",
-        "--hf-overrides",
         "--trust-remote-code",
-        "--of-",
     ):
         assert name in found.notes[-1]
+    assert found.unknown == ["--of-another-release"]
+    assert found.notes[-2] == "unknown to vLLM 0.32.0: --of-another-release"
+    assert "--of-another-release" not in found.notes[-1]
+
+
+def parser_of_vllm() -> Any:
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    return make_arg_parser(FlexibleArgumentParser())
+
+
+def test_every_flag_of_vllm_s_parser_is_on_one_list() -> None:
+    """A new release's flag fails here until someone has decided what it does."""
+    lists = (ARGUMENTS, KEYS_OF_ARGUMENTS, UNSERVABLE, CHANGES_TEXT, REFUSED, SPECULATIVE, HARMLESS)
+    names = {action.dest for action in parser_of_vllm()._actions} - {"model_tag"}
+    assert {name: sum(name in each for each in lists) for name in names} == dict.fromkeys(names, 1)
+    assert KNOWN - names >= SWITCHES and NEUTRAL.keys() <= REFUSED.keys()
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_a_refused_flag_is_an_error_unless_it_has_no_effect(name: str) -> None:
+    flag = "--" + name.replace("_", "-")
+    action = None
+    action = next((each for each in parser_of_vllm()._actions if each.dest == name), None)
+    switch = name in SWITCHES if action is None else action.nargs == 0
+    choices = list(getattr(action, "choices", None) or [])
+    value = choices[-1] if choices else "3" if name.endswith(("size", "s")) else "x.y"
+    if name.endswith("_config") or name in ("ir_op_priority", "model_class_overrides"):
+        value = '{"key": 1}' if name != "watermark_config" else '{"key": 1, "alpha": 0.2}'
+    command = shlex.join(["vllm", "serve", "org/model", flag, *([] if switch else [str(value)])])
+    with pytest.raises(OutriderError, match=f"{flag}: .* Change the command, or remove"):
+        read_serve_command(command)
+
+
+def test_flags_of_earlier_releases_are_read() -> None:
+    command = (
+        "vllm serve --swap-space 4 org/model --worker-use-ray --disable-log-requests"
+        " --task generate --speculative-model /missing/head --num-speculative-tokens 5"
+        " --config-format hf --spec-decoding-acceptance-method rejection_sampler"
+        " --no-calculate-kv-scales"
+        " --speculative-max-model-len 2048"
+    )
+    found = read_serve_command(command)
+    assert found.values["target"] == {"model": "org/model"} and found.unknown == []
+    assert found.values["eval"] == {"current_k": 5}
+    *_, harmless, speculation = found.notes
+    assert "--swap-space, --worker-use-ray" in harmless and "without effect" in harmless
+    assert "/missing/head" in speculation and "left out" in speculation
+    assert speculation.endswith("max_model_len")
+
+
+def test_the_command_s_speculation_in_vllm_s_short_form() -> None:
+    found = read_serve_command(
+        "vllm serve org/model --spec-method ngram --spec-tokens 4"
+        """ --speculative-config '{"prompt_lookup_max": 6}'"""
+    )
+    assert found.values["eval"] == {"current_k": 4}
+    assert found.notes[-1].endswith(
+        "ngram, 4 drafts per step; left out, although the measured base"
+        " may differ: prompt_lookup_max"
+    )
+
+
+def test_vllm_s_defaults_replace_the_recipe_s(tmp_path: Path) -> None:
+    found = read_serve_command(
+        "vllm serve deepseek-ai/DeepSeek-R1 -dp 8 --enable-expert-parallel --dtype half"
+    )
+    recipe = load_recipe("r1/template", ["traffic.path=nano_r1/social_chat"], found).recipe
+    engine = recipe.serving.engine
+    assert (engine.tensor_parallel, engine.data_parallel, engine.gpus) == (1, 8, 8)
+    assert engine.dtype == "float16"
+    assert (
+        read_serve_command("vllm serve x/y --dtype float").values["serving"]["engine"]["dtype"]
+        == "float32"
+    )
+
+
+def test_a_served_head_names_its_target(tmp_path: Path) -> None:
+    head = {
+        "speculators_model_type": "eagle3",
+        "speculators_config": {
+            "proposal_methods": [{"speculative_tokens": 3}],
+            "verifier": {"name_or_path": "Qwen/Qwen3-8B"},
+        },
+    }
+    (tmp_path / "config.json").write_text(json.dumps(head))
+    found = read_serve_command(f"vllm serve {tmp_path} -tp 2")
+    assert found.values["target"] == {"model": "Qwen/Qwen3-8B"}
+    assert found.values["speculator"] == {"base": str(tmp_path)}
+    assert found.values["eval"] == {"current_k": 3}
+
+
+def test_an_unknown_flag_is_refused_until_the_recipe_lists_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("traffic.path=nano_r1/social_chat",)
+    command = "vllm serve nano_r1 --frobnicate 3 --max-model-len 2048"
+    with pytest.raises(OutriderError, match=r"--frobnicate: unknown to vLLM 0\.32\.0, .*ignored"):
+        open_run("template", words, tmp_path, dry_run=True, serve_command=command)
+    words += ("serving.ignored_flags=[--frobnicate]",)
+    open_run("template", words, tmp_path, dry_run=True, serve_command=command)
+    printed = capsys.readouterr().err
+    assert "unknown to vLLM 0.32.0: --frobnicate" in printed
+    assert not any("without effect" in line and "frob" in line for line in printed.split("\n"))
 
 
 def test_every_argument_of_the_allow_list_is_vllm_s() -> None:

@@ -78,6 +78,7 @@ def load(
                 " the complete checkpoint"
             )
         ids_D = mapped_tokens(stored.raw(names[D2T]), shape.vocab, directory)
+        ids_D, order_D = ids_D.sort()
     with torch.device("meta"):
         head = pkgutil.resolve_name(kind.module)(shape, ids_D)
     head = head.to_empty(device=device).to(dtype)
@@ -85,6 +86,9 @@ def load(
     state = head.state_dict()
     check_names(directory, names.keys() - MAPS, state)
     fill(state, lambda name: stored.read(names[name], torch.float32), directory)
+    if ids_D is not None:  # some heads have their tokens in order of frequency
+        for name in head.of_draft_tokens:
+            state[name].copy_(state[name][order_D.to(device)])
     return head
 
 
@@ -253,7 +257,7 @@ def _over_base(
         )
     config = dict(stored.layout.config)
     nested = config.get("eagle_config") or {}
-    if LAYER_IDS in nested and LAYER_IDS not in config:  # as vLLM's model runner V1 reads them
+    if nested.get(LAYER_IDS) and not config.get(LAYER_IDS):  # as vLLM's model runner V1 reads them
         named = named_layers(nested[LAYER_IDS])
         config |= named | {"eagle_config": nested | named["eagle_config"]}
     return config, written

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
-from outrider.speculators.checkpoints.architectures import architecture_of
+from outrider.speculators.checkpoints.architectures import architecture_of, check_keys
 from outrider.speculators.checkpoints.layout import CheckpointLayout
 from outrider.speculators.checkpoints.safetensors_headers import tensor_headers
 from outrider.speculators.features import FeatureSpec, FeatureStream, layer_name
@@ -45,15 +45,8 @@ from outrider.speculators.kinds.protocol import TrainableKind
 if TYPE_CHECKING:
     from outrider.speculators.kinds.eagle3.layer import StoredHead
 
-NEEDED = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "intermediate_size",
-    "rms_norm_eps",
-    "max_position_embeddings",
-)
-"""Keys of the target's config.json that define a new head's shape."""
+NEEDED = ("intermediate_size", "rms_norm_eps", "max_position_embeddings")
+"""Further keys of the target's config.json that define a new head's shape."""
 
 
 class Eagle3(TrainableKind):
@@ -133,14 +126,10 @@ class Eagle3(TrainableKind):
         if not architecture_of(target_config, target_path).returns_states:
             raise OutriderError(
                 f"{target_path}: architectures = {target_config['architectures']}: vLLM 0.32 does"
-                f" not return the states of its layers, which {self.in_words} reads; train the"
-                " layer that the target ships instead: speculator.kind: mtp"
+                f" not return the states of its layers, which {self.in_words} reads; train its MTP"
+                " layer instead (speculator.kind: mtp), with a checkpoint that has one"
             )
-        if missing := [key for key in NEEDED if key not in target_config]:
-            raise OutriderError(
-                f"{target_path}: no {', '.join(missing)}, which the shape of an EAGLE-3 head"
-                " depends on; point target.model at a complete checkpoint"
-            )
+        check_keys(target_config, target_path, self.in_words, NEEDED)
         if base_dir is not None:
             path = Path(base_dir) / "config.json"
             self.shape(read_json(path), target_config, path)

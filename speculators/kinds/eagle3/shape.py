@@ -242,10 +242,10 @@ def spare_token(target_config: Mapping[str, Any]) -> int:
 
     The padding token or, without one, the end-of-text token, after which nothing is drafted.
     """
-    end = target_config.get("eos_token_id")
-    first_end = end[0] if isinstance(end, list) else end
-    padding = target_config.get("pad_token_id")
-    return int((padding if padding is not None else first_end) or 0)
+    ends = target_config.get("eos_token_id")
+    candidates = [target_config.get("pad_token_id"), *(ends if isinstance(ends, list) else [ends])]
+    rows = range(target_config["vocab_size"])  # some targets have a padding token of -1
+    return next((token for token in candidates if token in rows), 0)
 
 
 def default_layers(count: int) -> tuple[int, ...]:
@@ -365,5 +365,6 @@ def _check_supported(layer: Mapping[str, Any], config: Mapping[str, Any], path: 
             f"{path}: {key} = {layer.get(key, config.get(key))}: vLLM serves such a head, but"
             " Outrider neither trains nor replays it. It trains and replays heads with one layer,"
             " Llama's or DeepSeek's attention, SiLU, no biases and a plain rotary embedding;"
-            " measure this one with `evaluate-speculator`, by the engine's counters"
+            " measure this one with `outrider eval RECIPE --speculator DIR`, by the engine's"
+            " counters"
         )

@@ -159,7 +159,8 @@ def test_scores_of_a_long_response_are_made_piece_by_piece(tmp_path, dtype):
 
 def test_tasks_leave_out_prompts_without_an_answer_and_count_errors(monkeypatch):
     tokenizer = SimpleNamespace(eos_token_id=0, decode=lambda ids: " ".join(map(str, ids)))
-    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda _: tokenizer)
+    loaded = "outrider.eval.lossless.verification.load_tokenizer"
+    monkeypatch.setattr(loaded, lambda _: tokenizer)
     target = SimpleNamespace(directory=lambda: "nowhere")
 
     def check(prompt, text):

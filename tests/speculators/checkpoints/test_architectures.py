@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +13,14 @@ from transformers import AutoModelForCausalLM
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.data.features.engine_checks import norm_and_layers
+from outrider.pipeline.preflight import check_target
+from outrider.speculators.base import kind_and_base
 from outrider.speculators.checkpoints.layout import read_layout
 from outrider.speculators.checkpoints.target_ends import load_target_ends
+from outrider.speculators.config import SpeculatorConfig
 from outrider.speculators.kinds import trainable_kind
+from outrider.speculators.kinds.eagle3.shape import spare_token
+from tests.published_configs import AWQ, FP8_PER_TENSOR, NVFP4, W4A16
 from tests.tiny import TINY, tiny_glm, write_tiny_target
 from tests.tiny_decoders import DECODERS, VOCAB, write_tiny_decoder
 
@@ -49,6 +55,42 @@ def test_ends_of_a_target_in_another_quantization_are_read_unless_quantized(tmp_
     save_file(tensors, target / "model.safetensors")
     with pytest.raises(OutriderError, match=r"lm_head\.weight is torch\.int8.*not quantized"):
         load_target_ends(target)
+
+
+@pytest.mark.parametrize("quantization", [AWQ, W4A16, NVFP4, FP8_PER_TENSOR])
+def test_heads_are_trained_for_a_deepseek_in_any_quantization(
+    quantization: dict[str, Any], tmp_path: Path
+) -> None:
+    """Its embedding and head are in bf16; its MTP layer would be misread."""
+    target = write_tiny_target(tmp_path / "target")
+    before = load_target_ends(target)
+    config = read_json(target / "config.json") | {"quantization_config": quantization}
+    (target / "config.json").write_text(json.dumps(config))
+    check_target(target, SpeculatorConfig(kind="eagle3"))
+    assert torch.equal(load_target_ends(target).lm_head_VH, before.lm_head_VH)
+    assert kind_and_base(target) == ("eagle3", "ngram")
+    with pytest.raises(OutriderError, match="training reads unquantized weights and DeepSeek's"):
+        check_target(target, SpeculatorConfig())
+
+
+@pytest.mark.parametrize("names", [("weight_packed", "weight_scale"), ("qweight", "qzeros")])
+def test_a_packed_head_is_refused_in_preflight(names: tuple[str, ...], tmp_path: Path) -> None:
+    target = write_tiny_decoder("LlamaForCausalLM", tmp_path / "target")
+    tensors = load_file(target / "model.safetensors")
+    del tensors["lm_head.weight"]
+    tensors |= {f"lm_head.{name}": torch.zeros(4, dtype=torch.int32) for name in names}
+    save_file(tensors, target / "model.safetensors")
+    with pytest.raises(OutriderError, match=rf"lm_head is quantized \(lm_head\.{names[0]}"):
+        check_target(target, SpeculatorConfig(kind="eagle3"))
+
+
+@pytest.mark.parametrize(
+    ("ends", "padding", "expected"),
+    [([], -1, 0), ([], None, 0), ([5, 6], -1, 5), (7, 3, 3), (7, VOCAB, 7), (None, None, 0)],
+)
+def test_a_mask_token_is_a_token_of_the_target(ends: Any, padding: Any, expected: int) -> None:
+    config = {"vocab_size": VOCAB, "eos_token_id": ends, "pad_token_id": padding}
+    assert spare_token(config) == expected
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "p_eagle", "dflash"])

@@ -23,6 +23,7 @@ from outrider.speculators.kinds.protocol import Origin
 from outrider.speculators.size import drafter_size
 from tests.eagle3_head import write_eagle3_head
 from tests.tiny import HIDDEN, VOCAB, edit_tensors
+from tests.tiny_decoders import write_tiny_decoder
 
 EAGLE3 = Eagle3()
 COUNTS_V = torch.arange(VOCAB) % 7 * 10
@@ -69,6 +70,42 @@ def test_a_head_from_scratch_has_the_type_of_its_target(target: Path, tmp_path: 
     directory = publish(start(origin), origin, tmp_path / "head")
     stored = load_file(directory / "model.safetensors")
     assert {stored[name].dtype for name in ("fc.weight", "lm_head.weight")} == {torch.float32}
+
+
+@pytest.mark.parametrize("ids", [[], None])
+def test_a_base_with_no_list_of_layers_is_exported_with_none(
+    target: Path, tmp_path: Path, ids: list[int] | None
+) -> None:
+    """Model-Optimizer writes []; vLLM would build fc for 0 states from num_aux_hidden_states."""
+    nested = {"eagle_aux_hidden_state_layer_ids": ids}
+    wide = write_tiny_decoder("LlamaForCausalLM", tmp_path / "wide", num_hidden_layers=8)
+    base = write_eagle3_head(wide, tmp_path / "base", eagle_config=nested)
+    origin = Origin(wide, base)
+    directory = publish(start(origin), origin, tmp_path / "head")
+    assert read_json(directory / "config.json") == read_json(base / "config.json")
+    check_speculator(directory, wide)
+
+
+def test_draft_tokens_in_order_of_frequency_are_sorted(target: Path, tmp_path: Path) -> None:
+    """The same head, with tokens and rows permuted, drafts the same tokens."""
+    base = write_eagle3_head(target, tmp_path / "base", layers=[1, 2])
+    other = shutil.copytree(base, tmp_path / "other")
+
+    def permute(tensors: dict[str, Tensor]) -> None:
+        place_D = torch.arange(len(tensors["d2t"]))
+        order_D = torch.randperm(len(place_D))
+        tensors["d2t"] = (tensors["d2t"] + place_D)[order_D] - place_D
+        tensors["lm_head.weight"] = tensors["lm_head.weight"][order_D].contiguous()
+
+    edit_tensors(other, permute)
+    check_speculator(other, target)
+    heads = [EAGLE3.load(path, target, torch.float32) for path in (base, other)]
+    assert torch.equal(heads[0].target_ids_D, heads[1].target_ids_D)
+    for name, tensor in heads[0].state_dict().items():
+        assert torch.equal(tensor, heads[1].state_dict()[name]), name
+    edit_tensors(other, lambda tensors: tensors["d2t"][:2].copy_(torch.tensor([5, 4])))
+    with pytest.raises(OutriderError, match="sorted, are not strictly ascending"):
+        check_speculator(other, target)
 
 
 def test_a_warm_start_keeps_the_bytes_and_the_vocabulary(target: Path, tmp_path: Path) -> None:

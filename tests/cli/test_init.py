@@ -1,0 +1,71 @@
+"""`outrider init`: the recipe follows from the log and the target's config.json alone."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from outrider.cli.init import write_recipe
+from outrider.common.errors import OutriderError
+from outrider.pipeline.attempt import open_run
+from outrider.pipeline.plan.training_cost import price
+from outrider.pipeline.provenance import Gpu
+from tests.cli.workplace import write_workplace
+from tests.published_configs import PUBLISHED
+from tests.tiny_decoders import TOKENIZER
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory, nano_r1) -> Path:
+    return write_workplace(tmp_path_factory.mktemp("workplace"), nano_r1, {})
+
+
+def write_published(name: str, folder: Path, tokenizer_of: Path) -> Path:
+    """A target's config.json and nano R1's tokenizer; no weights."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(PUBLISHED[name][0]))
+    for file in TOKENIZER:
+        shutil.copyfile(tokenizer_of / file, folder / file)
+    return folder
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_every_supported_target_gets_a_recipe(
+    name: str, workplace: Path, tmp_path: Path, nano_r1: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = write_published(name, tmp_path / "target", nano_r1)
+    recipe = tmp_path / "mine.yaml"
+    expected = PUBLISHED[name][1]
+    if isinstance(expected, str):
+        with pytest.raises(OutriderError, match=expected) as refused:
+            write_recipe(str(workplace / "log.jsonl"), str(target), recipe)
+        assert not recipe.exists() and "\n" not in str(refused.value)
+        return
+    path, found = write_recipe(str(workplace / "log.jsonl"), str(target), recipe)
+    written = yaml.safe_load(path.read_text())
+    speculator = written["speculator"]
+    assert (written["extends"], speculator["kind"], speculator["base"]) == expected
+    assert found["speculator"].startswith(f"speculator.kind = {expected[1]}: ")
+    # The next command, and the same decisions on a machine with a GPU build of vLLM.
+    loaded, its_run = open_run(str(path), (), tmp_path / "runs", dry_run=True)
+    cost = price(its_run, loaded.recipe)
+    assert cost["parameters"]["trained"] > 0 and cost["target"]["parameters"] > 1e8
+    monkeypatch.setattr("outrider.serving.vllm_arguments.runs_on_cpu", lambda: False)
+    open_run(str(path), (), tmp_path / "runs", dry_run=True)
+
+
+@pytest.mark.parametrize("name", ["R1", "R1-AWQ", "Kimi-K2", "R1-Distill-Llama-70B"])
+def test_a_recipe_does_not_depend_on_the_machine(
+    name: str, workplace: Path, tmp_path: Path, nano_r1: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = write_published(name, tmp_path / "target", nano_r1)
+    words = str(workplace / "log.jsonl"), str(target), tmp_path / "mine.yaml"
+    here = write_recipe(*words)[0].read_text()
+    words[2].unlink()
+    monkeypatch.setattr("outrider.serving.vllm_arguments.runs_on_cpu", lambda: False)
+    monkeypatch.setattr(
+        "outrider.pipeline.plan.training_cost.gpus", lambda: [Gpu("L4", 23034, "580")]
+    )
+    assert write_recipe(*words)[0].read_text() == here
