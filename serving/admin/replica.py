@@ -92,6 +92,8 @@ class SwapResult:
     """Seconds to read and check the files; the engine can answer requests meanwhile."""
     stall_s: float
     """Seconds spent paused and swapping, an upper bound on the time without tokens."""
+    differing: list[str] = dataclasses.field(default_factory=list)
+    """vLLM arguments of the release's bundle.json with other values in the server's command."""
 
 
 @dataclasses.dataclass(frozen=True)

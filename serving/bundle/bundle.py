@@ -262,6 +262,6 @@ def serve_script(target: TargetConfig, engine: EngineConfig, drafting: Drafting)
         model=shlex.quote(target.model),
         environment=[(name, shlex.quote(value)) for name, value in sorted(environment.items())],
         preloads="LD_PRELOAD" in engine_environment(engine),
-        command='"$python" -m outrider.serving.vllm_command' if runs_on_cpu() else "vllm",
+        command='"$python" -P -m outrider.serving.vllm_command' if runs_on_cpu() else "vllm",
         flags=[shlex.join(flag).replace(str(_HERE), "'\"$here\"'") for flag in flags_of(arguments)],
     )
