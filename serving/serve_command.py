@@ -37,7 +37,6 @@ CHANGES_TEXT = (
 """Refused flags that change prompts or weights."""
 
 DEFAULTS_OF_VLLM = {
-    "enable_prefix_caching": True,
     "enforce_eager": False,
     "dtype": "auto",
     "gpu_memory_utilization": 0.92,

@@ -210,7 +210,7 @@ def speculation_profile(
 _SERVE_SH = """\
 #!/usr/bin/env bash
 # Serves the target with this speculator and the evaluated flags. Arguments are appended
-# and override them, such as --enable-prefix-caching if serving.engine disables it.
+# and override them.
 # Variables: TARGET (another copy of the target), HOST, PORT, PYTHON (a Python that has
 # Outrider installed).
 set -euo pipefail
