@@ -1,6 +1,7 @@
 """Flags of the engine, the server and a bundle come from one source, and what a bundle may set."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from outrider.common.errors import OutriderError
+from outrider.serving.bundle.bundle import serve_script
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.serve_flags import bundle_command, read_serve_flags, without_quotes
 from outrider.serving.speculator import Drafting, Speculator
@@ -50,6 +52,22 @@ def test_flags_are_those_that_the_engine_was_evaluated_with(tmp_path, schedule) 
     assert flags.arguments["speculative_config"]["model"] == HERE
     assert flags.gpus == 8
     assert "VLLM_LOGGING_STREAM" not in flags.environment
+
+
+def test_serve_sh_sets_nothing_that_the_recipe_leaves_to_vllm(tmp_path: Path) -> None:
+    drafting = Drafting(Speculator("mtp", Path("custom")), 3)
+    mode: dict[str, Any] = {"mode": "compiled"}
+    script = serve_script(TargetConfig(), EngineConfig(**mode), drafting)
+    flags = set(re.findall(r"^  --([a-z-]+)", script, re.MULTILINE))
+    # Of the target and the machine; the rest is the speculator's.
+    measured = {"dtype", "max-model-len", "kv-cache-memory-bytes", "gpu-memory-utilization"}
+    needed = {"speculative-config", "served-model-name", "host", "compilation-config"}
+    assert flags <= measured | needed, script
+    off = {"enable_prefix_caching": False}
+    changed = EngineConfig(max_num_seqs=8, extra_arguments=off, **mode)
+    script = serve_script(TargetConfig(), changed, drafting)
+    assert "--max-num-seqs 8" in script and "--no-enable-prefix-caching" in script
+    assert EngineConfig().prefix_caching and not changed.prefix_caching
 
 
 def test_a_shell_and_vllm_read_the_same_from_flags_without_quotes(tmp_path) -> None:
