@@ -172,7 +172,7 @@ def test_a_damaged_manifest_and_a_deep_folder_are_errors(tmp_path: Path) -> None
         index["manifests"][0]["digest"] = f"sha256:{digest}"
         (tmp_path / "second" / "index.json").write_text(json.dumps(index))
         with pytest.raises(OutriderError, match="second"):
-            read(address, tmp_path / "again")
+            read(address, tmp_path / digest)
 
 
 def test_what_is_no_image_layout_is_neither_written_nor_read(tmp_path: Path) -> None:
