@@ -217,7 +217,7 @@ set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 python="${PYTHON:-python3}"
 {% if embedded %}
-target="${TARGET:-$("$python" -c {{ find_target }})}"
+target="${TARGET:-$("$python" -P -c {{ find_target }})}"
 {% else %}
 target={{ model }}
 target="${TARGET:-$target}"
@@ -226,7 +226,7 @@ target="${TARGET:-$target}"
 export {{ name }}={{ value }}
 {% endfor %}
 {% if preloads %}
-openmp="$("$python" -c 'import sys; print(sys.prefix)')/lib/libiomp5.so"
+openmp="$("$python" -P -c 'import sys; print(sys.prefix)')/lib/libiomp5.so"
 if [ -f "$openmp" ]; then export LD_PRELOAD="${LD_PRELOAD:+$LD_PRELOAD:}$openmp"; fi
 {% endif %}
 exec {{ command }} serve "$target" \\
