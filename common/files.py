@@ -79,7 +79,7 @@ def read_json(path: Path) -> Any:
         raise OutriderError(
             f"{path}: no such file; correct the path, or rerun the command that writes it"
         ) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also numbers of 5,000 digits, deep nesting
         raise OutriderError(f"{path}: not valid JSON ({error})") from None
 
 

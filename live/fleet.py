@@ -27,6 +27,7 @@ from outrider.serving.admin.replica import (
     SwapOrder,
     SwapRefused,
 )
+from outrider.serving.bundle.bundle_digest import MANIFEST
 
 PATIENCE_S = 30.0
 """Seconds for which an unresponsive replica is retried before it is left behind."""
@@ -96,6 +97,12 @@ class Fleet:
             f"{name}: release {release.name}, read in {done.read_s:.2f} s,"
             f" requests waited {1000 * done.stall_s:.0f} ms"
         )
+        if done.differing:
+            self.say(
+                f"{name}: its server was started with other values of {', '.join(done.differing)}"
+                f" than those in {release.directory / MANIFEST}; to serve as measured, start it"
+                " with the bundle's serve.sh"
+            )
 
     def bring(self, names: Iterable[str], release: Release) -> list[str]:
         """Makes the replicas serve `release`, one after another; returns those left behind.

@@ -40,7 +40,7 @@ from outrider.serving.admin.live_flags import LIVE_FLAGS, live_environment
 from outrider.serving.bundle.bundle_digest import MANIFEST
 from outrider.serving.bundle.bundle_places import local_bundle
 from outrider.serving.config import EngineConfig, TargetConfig
-from outrider.serving.serve_flags import bundle_command
+from outrider.serving.serve_flags import bundle_command, read_serve_flags
 from outrider.serving.server import root_error
 
 START_S = 300.0
@@ -113,6 +113,7 @@ def started_release(endpoint: Endpoint, bundle: str | Path | None) -> Release:
     method = "greedy"
     if bundle is not None:
         with local_bundle(bundle) as directory:
+            read_serve_flags(directory, str(directory))  # checks what is read below
             manifest = read_json(directory / MANIFEST)
         target = TargetConfig.model_validate(manifest["target"])
         k = manifest["num_speculative_tokens"]

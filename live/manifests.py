@@ -13,7 +13,7 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.live.endpoint_file import Endpoint
 from outrider.live.templates import render
-from outrider.serving.bundle.bundle_digest import MANIFEST, bundle_digest
+from outrider.serving.bundle.bundle_digest import MANIFEST, bundle_digest, serve_digest
 from outrider.serving.bundle.bundle_places import local_bundle, pinned
 from outrider.serving.config import hub_id
 from outrider.serving.serve_flags import ServeFlags, read_serve_flags, without_quotes
@@ -54,6 +54,7 @@ def write_manifest(kind: ManifestKind, bundle: str | Path, endpoint: Endpoint) -
         "policy": endpoint.policy,
         "release": digest[:12],
         "digest": digest,
+        "serve_digest": serve_digest(manifest),
         "image": cluster.image or f"vllm/vllm-openai:v{manifest['vllm'].partition('+')[0]}",
         "gpus": flags.gpus,
         "model": _mounted("model", cluster.model or _hub_source(target, name), MODEL),

@@ -25,7 +25,13 @@ from outrider.common.files import publish, read_json, write_json
 from outrider.common.redaction import without_credentials
 from outrider.live.endpoint_file import CanaryPolicy
 from outrider.serving.admin.replica import Watch
-from outrider.serving.bundle.bundle_digest import MANIFEST, bundle_digest, check_files
+from outrider.serving.bundle.bundle_digest import (
+    MANIFEST,
+    bundle_digest,
+    check_files,
+    read_manifest,
+    serve_digest,
+)
 from outrider.serving.config import EngineConfig, TargetConfig
 
 _FACTS = "release.json"
@@ -42,6 +48,8 @@ class Release:
     """The first 12 digits of the digest; the version that replicas report."""
     digest: str
     """`bundle_digest` of the bundle."""
+    serve_digest: str
+    """`serve_digest` of the bundle when it was added."""
     added_at: float
     """Unix time in seconds."""
     directory: Path
@@ -86,7 +94,12 @@ class Releases:
                 if bundle_digest(copy) != digest:
                     raise OutriderError(f"{bundle}: changed while it was being copied; try again")
                 source = without_credentials(source or str(bundle))
-                facts = {"digest": digest, "source": source, "added_at": time.time()}
+                facts = {
+                    "digest": digest,
+                    "serve_digest": serve_digest(read_manifest(copy)),
+                    "source": source,
+                    "added_at": time.time(),
+                }
                 write_json(temporary / _FACTS, facts)
                 for path in temporary.rglob("*"):
                     if path.is_file():
@@ -100,18 +113,23 @@ class Releases:
             kept = ", ".join(each.name for each in self.all()) or "none"
             raise OutriderError(f"{folder}: no such release; kept are: {kept}")
         facts = read_json(folder / _FACTS)
+        manifest = read_json(folder / "bundle" / MANIFEST)
         return Release(
             name=name,
             digest=facts["digest"],
+            serve_digest=facts.get(
+                "serve_digest", serve_digest(manifest)
+            ),  # absent before Outrider had it
             added_at=facts["added_at"],
             directory=folder / "bundle",
-            manifest=read_json(folder / "bundle" / MANIFEST),
+            manifest=manifest,
         )
 
     def verified(self, name: str) -> Release:
-        """Returns a release after comparing its files with its digest."""
+        """Returns a release after comparing its files and `serve` with its digests."""
         release = self.get(name)
-        if bundle_digest(release.directory) != release.digest:
+        found = (bundle_digest(release.directory), serve_digest(release.manifest))
+        if found != (release.digest, release.serve_digest):
             raise OutriderError(
                 f"{release.directory}: changed since it was added; delete the folder and deploy"
                 " the bundle again"

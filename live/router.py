@@ -29,6 +29,20 @@ WHOLE = 10_000
 
 RUNTIME_KEY = "speculator"
 
+HEADERS_S, REQUEST_S = 10, 30
+"""Seconds in which a client must send its headers and its whole request. Answers have no limit."""
+
+KEEP_ALIVE_S = 300
+"""Seconds without a request after which a client's connection is closed."""
+
+BUFFER = 4 * 2**20
+"""Bytes that Envoy holds per connection. A request can be repeated only while its body is held:
+128k tokens of text are below 1 MiB."""
+
+HEAP = 256 * 2**20
+"""Bytes of Envoy's heap, which with its program stays below 400 MB. Near it, the requests that hold
+most are ended first, then new ones are refused."""
+
 
 class RouterUnavailable(OutriderError):
     """The router's admin interface does not answer."""
@@ -127,6 +141,11 @@ def envoy_config(endpoint: Endpoint) -> str:
         pools=pools,
         runtime_key=RUNTIME_KEY,
         whole=WHOLE,
+        headers_s=HEADERS_S,
+        request_s=REQUEST_S,
+        keep_alive_s=KEEP_ALIVE_S,
+        buffer=BUFFER,
+        heap=HEAP,
     )
 
 

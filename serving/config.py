@@ -106,11 +106,13 @@ class EngineConfig(BaseModel):
     )
     """Maximum prompt plus completion tokens. Default: the target's maximum, but at most 32,768."""
 
-    max_num_seqs: int = Field(default=8, ge=1)
-    """Maximum number of requests in one engine step."""
+    max_num_seqs: int | None = Field(default=None, ge=1)
+    """Maximum number of requests in one engine step. null: vLLM's default, in the timed servers and
+    the bundle alike (128 on a CPU, 256 to 1,024 on a GPU)."""
 
-    max_num_batched_tokens: int = Field(default=2048, ge=16)
-    """Maximum number of tokens in one engine step; longer prompts are prefilled in chunks."""
+    max_num_batched_tokens: int | None = Field(default=None, ge=16)
+    """Maximum number of tokens in one engine step; longer prompts are prefilled in chunks. null:
+    vLLM's default for servers (2,048 on a CPU, up to 16,384 on a GPU); 2,048 in the capture."""
 
     kv_cache_gb: float | None = Field(default=None, gt=0)
     """KV-cache memory in GiB. null: 0.5 on a CPU; on a GPU, what is left of
@@ -164,8 +166,13 @@ class EngineConfig(BaseModel):
 
     @property
     def prefix_caching(self) -> bool:
-        """Whether requests with the same prefix share its KV cache."""
-        return bool(self.extra_arguments.get("enable_prefix_caching"))
+        """Whether requests with the same prefix share its KV cache; by vLLM's default, they do."""
+        return self.extra_arguments.get("enable_prefix_caching") is not False
+
+    @property
+    def seats(self) -> int:
+        """Number of requests that the evaluation sends at a time where its size is free."""
+        return self.max_num_seqs or 8
 
     @property
     def changes_drafters(self) -> bool:

@@ -58,11 +58,15 @@ CAPTURE_EXTENSION = "outrider.serving.vllm_hooks.capture_extension.CaptureExtens
 
 def in_process(engine: EngineConfig) -> tuple[EngineConfig, list[str]]:
     """Returns `engine` adapted to run in process, and one line per change."""
-    update: dict[str, object] = {}
+    # The memory of a prefill depends on both sizes. vLLM's defaults for `LLM` are up to 16,384 and
+    # 1,024, larger than for servers.
+    update: dict[str, object] = {
+        "max_num_seqs": engine.seats,
+        "max_num_batched_tokens": engine.max_num_batched_tokens or 2048,
+    }
     changes = []
-    arguments = dict(engine.extra_arguments)
-    if engine.prefix_caching:
-        arguments["enable_prefix_caching"] = False
+    arguments = engine.extra_arguments | {"enable_prefix_caching": False}
+    if engine.extra_arguments.get("enable_prefix_caching"):
         changes.append("prefix_caching off: a cached position has no states")
     if engine.mode != "eager":
         update["mode"] = "eager"

@@ -41,7 +41,6 @@ from outrider.serving.vllm_flags import (
 from outrider.serving.vllm_hooks.version import WRITTEN_FOR
 
 DEFAULTS_OF_VLLM = {
-    "enable_prefix_caching": True,
     "enforce_eager": False,
     "dtype": "auto",
     "gpu_memory_utilization": 0.92,

@@ -12,19 +12,56 @@ import json
 import math
 import re
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
-from outrider.serving.allowed import why_not_argument, why_not_variable
+from outrider.serving.allowed import why_not_of_bundle, why_not_variable_of_bundle
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.hooked import HOOKED
 from outrider.serving.speculator import Drafting
 from outrider.serving.vllm_arguments import engine_arguments, engine_environment, flags_of
+from outrider.serving.vllm_command import COMMAND
 from outrider.speculators.checkpoints.target_fingerprint import check_target
+
+
+def _plain_name(model: str) -> str:
+    """Refuses a model whose name is a flag or has a variable, which Kubernetes would expand."""
+    if Path(model).name.startswith("-") or "$" in model or not model.isprintable():
+        raise ValueError("not the name of a model")
+    return model
+
+
+class _Settings(BaseModel):
+    """The entries of an untrusted bundle.json that become words of a command or a manifest."""
+
+    model_config = ConfigDict(strict=True)
+
+    class Serve(BaseModel):
+        """The evaluated engine, without speculation."""
+
+        arguments: dict[str, Any]
+        environment: dict[str, Any]
+
+    class Target(BaseModel):
+        """The target; its name is also the served model's."""
+
+        model: Annotated[str, AfterValidator(_plain_name)]
+        revision: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./-]*$")] | None = None
+
+    serve: Serve
+    target: Target
+    vllm: Annotated[str, Field(pattern=r"^[0-9][0-9A-Za-z.]*([+][0-9A-Za-z.]+)?$")]
+    method: str
+    num_speculative_tokens: Annotated[int, Field(ge=0)]
+    num_speculative_tokens_per_batch_size: (
+        list[Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=3, max_length=3)]] | None
+    )
+    draft_sample_method: Literal["greedy", "probabilistic"]
 
 
 class ServeFlags(NamedTuple):
@@ -69,6 +106,9 @@ def exported_environment(engine: EngineConfig) -> dict[str, str]:
     return {name: value for name, value in found.items() if name not in of_this_machine}
 
 
+_REFUSED = "refused; if the bundle is yours, start the servers with its serve.sh"
+
+
 def read_serve_flags(bundle: Path, speculator: str) -> ServeFlags:
     """Reads the flags of a bundle's server, which finds the bundle at `speculator`.
 
@@ -76,22 +116,21 @@ def read_serve_flags(bundle: Path, speculator: str) -> ServeFlags:
     """
     path = bundle / "bundle.json"
     manifest = read_json(path)
-    serve = manifest.get("serve")
     try:
-        arguments = dict(serve["arguments"])
-        environment = dict(serve["environment"])
-        drafting = Drafting.of_manifest(manifest, Path(speculator))
-    except (KeyError, TypeError, ValueError):
-        raise OutriderError(
-            f"{path}: serve: expected the arguments and the environment of vLLM; export again"
-        ) from None
+        serve = _Settings.model_validate(manifest).serve
+    except ValidationError as error:
+        wrong = error.errors(include_input=False)[0]
+        key = ".".join(map(str, wrong["loc"]))
+        raise OutriderError(f"{path}: {key}: {wrong['msg']}; export again") from None
+    arguments = serve.arguments
+    environment = serve.environment
+    drafting = Drafting.of_manifest(manifest, Path(speculator))
     for name, value in arguments.items():
-        reason = "model: the target" if name == "model" else why_not_argument(name, value)
-        if reason is not None:
-            raise OutriderError(f"{path}: serve.arguments: {reason}; refused")
+        if reason := why_not_of_bundle(name, value):
+            raise OutriderError(f"{path}: serve.arguments: {reason}; {_REFUSED}")
     for name, value in environment.items():
-        if reason := why_not_variable(name, value):
-            raise OutriderError(f"{path}: serve.environment: {reason}; refused")
+        if reason := why_not_variable_of_bundle(name, value):
+            raise OutriderError(f"{path}: serve.environment: {reason}; {_REFUSED}")
     return ServeFlags(arguments, environment).replacing(drafting.settings())
 
 
@@ -101,8 +140,8 @@ def bundle_command(bundle: Path) -> tuple[list[str], dict[str, str]]:
     manifest = read_json(bundle / "bundle.json")
     target = TargetConfig.model_validate(manifest["target"])
     check_target(manifest, bundle, target.directory())
-    command = [sys.executable, "-m", "outrider.serving.vllm_command", "serve"]
-    command += [str(target.directory()), *flags.words]
+    # Absolute, so that no folder's name is read as a flag.
+    command = [*COMMAND, "serve", str(target.directory().absolute()), *flags.words]
     command += ["--served-model-name", Path(target.model).name]
     return command, engine_environment(EngineConfig()) | flags.environment
 

@@ -12,7 +12,6 @@ Several servers can run at once; their idle threads do not spin (`engine_environ
 import os
 import re
 import socket
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from outrider.serving.vllm_arguments import (
     start_environment,
     start_limit_s,
 )
+from outrider.serving.vllm_command import COMMAND
 
 HOST = "127.0.0.1"
 _STOP_S = 15.0
@@ -70,7 +70,7 @@ class Server:
         self._started_with = drafting.speculator.directory if drafting is not None else None
         if drafting is not None and drafting.speculator.trainable:
             words += ["--worker-extension-cls", SWAP_EXTENSION]
-        self.command = [sys.executable, "-m", "outrider.serving.vllm_command", "serve", *words]
+        self.command = [*COMMAND, "serve", *words]
         # Development mode opens /collective_rpc for swaps; only this machine can reach the server.
         self._environment = (
             start_environment(self._checkpoint)

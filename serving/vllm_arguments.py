@@ -91,14 +91,17 @@ def engine_arguments(
         "model": str(target.directory()),
         "dtype": engine.dtype,
         "max_model_len": engine.max_model_len,
-        "max_num_seqs": engine.max_num_seqs,
-        "max_num_batched_tokens": engine.max_num_batched_tokens,
-        "tensor_parallel_size": engine.tensor_parallel,
-        "enforce_eager": engine.mode == "eager",
-        "enable_prefix_caching": False,
         "disable_log_stats": False,
     }
+    # Whatever the recipe leaves open is vLLM's default, as in production.
+    if engine.max_num_seqs is not None:
+        arguments["max_num_seqs"] = engine.max_num_seqs
+    if engine.max_num_batched_tokens is not None:
+        arguments["max_num_batched_tokens"] = engine.max_num_batched_tokens
+    if engine.mode == "eager":
+        arguments["enforce_eager"] = True
     parallel = {
+        "tensor_parallel_size": engine.tensor_parallel,
         "pipeline_parallel_size": engine.pipeline_parallel,
         "data_parallel_size": engine.data_parallel,
     }

@@ -88,7 +88,7 @@ def collect(
         "sampled": requests.sampling,
     }
     token_ids = [prompt.token_ids for prompt in prompts]
-    seats = context.serving.engine.max_num_seqs
+    seats = context.serving.engine.seats
     few = min(CONTROL_PROMPTS, len(prompts))
     drafts = {"none": None, "base": k.base, "custom": k.custom}
     numbers = itertools.count(1)

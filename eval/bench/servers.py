@@ -137,7 +137,7 @@ class Servers(AbstractContextManager["Servers"]):
         file = DraftsFile(self._log_dir / f"drafts_{self._mode}_{name}.json")
         schedule = None
         if len(numbers) > 1:
-            schedule = covering(numbers, engine.max_num_seqs)
+            schedule = covering(numbers, engine.seats)
             engine = file.followed(engine)
         drafting = None
         if numbers:

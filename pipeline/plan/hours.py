@@ -242,7 +242,7 @@ def evaluation_seconds(recipe: Recipe, volume: Volume, rates: Rates) -> dict[str
     steps = sum(max(4, 2 * size) * STEP_TOKENS / rates.decoded_per_s(size) for size in sizes)
     steps *= STEP_ROUNDS * recipe.speculator.depth
     # Greedy and sampled responses of three variants, and a greedy control at half concurrency.
-    seats = recipe.serving.engine.max_num_seqs
+    seats = recipe.serving.engine.seats
     responses = measured.verification_requests * measured.verification_max_tokens
     verified = 6 * responses / rates.decoded_per_s(seats)
     verified += responses / rates.decoded_per_s(max(seats // 2, 1))

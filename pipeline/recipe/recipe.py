@@ -214,7 +214,8 @@ class Recipe(BaseModel):
         k = self.eval.k
         depth = self.speculator.depth
         widest = max(self.eval.concurrency)
-        seats = self.serving.engine.max_num_seqs
+        # vLLM's smallest default is 128, on a CPU.
+        seats = self.serving.engine.max_num_seqs or 128
         for wrong, message in (
             (
                 isinstance(k, int) and k > depth,

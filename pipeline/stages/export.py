@@ -162,7 +162,7 @@ def _verify(
         expected=expected,
         tolerance=tolerance,
         log_path=run.attempt() / "export.server.log",
-        concurrency=1 if recipe.export.k_per_batch_size else serving.engine.max_num_seqs,
+        concurrency=1 if recipe.export.k_per_batch_size else serving.engine.seats,
         # The evaluation was verified with this k; a schedule may use another for a single request.
         k=results.choice.k.custom,
     )

@@ -91,7 +91,7 @@ class Address:
             text = response.read().decode(errors="replace")
         try:
             return response.status, json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return response.status, text
 
     def healthy(self) -> bool:

@@ -10,9 +10,9 @@ The server is serving/vllm_hooks/admin_route.py. The classes here define the rou
 
 import dataclasses
 import http.client
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from outrider.common.errors import OutriderError
 from outrider.serving.admin.address import Address
@@ -92,6 +92,8 @@ class SwapResult:
     """Seconds to read and check the files; the engine can answer requests meanwhile."""
     stall_s: float
     """Seconds spent paused and swapping, an upper bound on the time without tokens."""
+    differing: list[str] = dataclasses.field(default_factory=list)
+    """vLLM arguments of the release's bundle.json with other values in the server's command."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,6 +136,9 @@ class FinishedRequests:
     """Index of the next request to finish."""
 
 
+Answer = TypeVar("Answer", ReplicaStatus, SwapResult, FinishedRequests)
+
+
 class Replica:
     """One vLLM server with the admin route at address `admin`."""
 
@@ -147,7 +152,7 @@ class Replica:
         is_broken = isinstance(answer, dict) and answer.get("broken")
         if status != http.client.OK and not is_broken:
             raise OutriderError(f"{self.admin}{ROUTE}: {status} {_reason(answer)}")
-        return ReplicaStatus(**answer)
+        return self._read(ReplicaStatus, answer)
 
     def swap(self, order: SwapOrder) -> SwapResult:
         """Swaps the speculator.
@@ -161,7 +166,7 @@ class Replica:
             error = SwapRefused if status in (400, 404, 409, 422) else SwapFailed
             where = f"{self.admin}: {order.directory}"
             raise error(f"{where} was not loaded ({status}): {_reason(answer)}")
-        return SwapResult(**answer)
+        return self._read(SwapResult, answer)
 
     def requests(self, after: int) -> tuple[list[LiveRequest], int]:
         """Returns finished requests from index `after` on, and the next `after`.
@@ -172,7 +177,20 @@ class Replica:
         status, answer = self._call("GET", f"{REQUESTS}?after={after}")
         if status != http.client.OK:
             raise OutriderError(f"{self.admin}{REQUESTS}: {status} {_reason(answer)}")
-        return [LiveRequest(**each) for each in answer["requests"]], int(answer["next"])
+        finished = self._read(FinishedRequests, answer)
+        return finished.requests, finished.next
+
+    def _read(self, form: type[Answer], answer: Any) -> Answer:
+        """Converts an answer; ignores fields that another Outrider has added."""
+        try:
+            return TypeAdapter(form).validate_python(answer)
+        except ValidationError as error:
+            wrong = error.errors(include_input=False)[0]
+            key = ".".join(map(str, wrong["loc"])) or "its answer"
+            raise ReplicaUnreachable(
+                f"{self.admin}: {key}: {wrong['msg']}: its Outrider differs from this one; install"
+                " the same release in servers and controller"
+            ) from None
 
     def _call(
         self, method: str, path: str, body: Any = None, timeout_s: float = 60

@@ -210,14 +210,14 @@ def speculation_profile(
 _SERVE_SH = """\
 #!/usr/bin/env bash
 # Serves the target with this speculator and the evaluated flags. Arguments are appended
-# and override them, such as --enable-prefix-caching if serving.engine disables it.
+# and override them.
 # Variables: TARGET (another copy of the target), HOST, PORT, PYTHON (a Python that has
 # Outrider installed).
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 python="${PYTHON:-python3}"
 {% if embedded %}
-target="${TARGET:-$("$python" -c {{ find_target }})}"
+target="${TARGET:-$("$python" -P -c {{ find_target }})}"
 {% else %}
 target={{ model }}
 target="${TARGET:-$target}"
@@ -226,7 +226,7 @@ target="${TARGET:-$target}"
 export {{ name }}={{ value }}
 {% endfor %}
 {% if preloads %}
-openmp="$("$python" -c 'import sys; print(sys.prefix)')/lib/libiomp5.so"
+openmp="$("$python" -P -c 'import sys; print(sys.prefix)')/lib/libiomp5.so"
 if [ -f "$openmp" ]; then export LD_PRELOAD="${LD_PRELOAD:+$LD_PRELOAD:}$openmp"; fi
 {% endif %}
 exec {{ command }} serve "$target" \\
@@ -262,6 +262,6 @@ def serve_script(target: TargetConfig, engine: EngineConfig, drafting: Drafting)
         model=shlex.quote(target.model),
         environment=[(name, shlex.quote(value)) for name, value in sorted(environment.items())],
         preloads="LD_PRELOAD" in engine_environment(engine),
-        command='"$python" -m outrider.serving.vllm_command' if runs_on_cpu() else "vllm",
+        command='"$python" -P -m outrider.serving.vllm_command' if runs_on_cpu() else "vllm",
         flags=[shlex.join(flag).replace(str(_HERE), "'\"$here\"'") for flag in flags_of(arguments)],
     )

@@ -1,8 +1,9 @@
-"""The files of an export bundle: allowed names, sizes, and one digest.
+"""The files of an export bundle: allowed names, sizes, and digests.
 
     manifest = read_manifest(directory)          # checks the file list, before any download
     check_files(directory)                       # checks the names, types and sizes of the files
     bundle_digest(directory)                     # also checks the contents of the files
+    serve_digest(manifest)                       # the arguments and variables of its server
 
 Bundles are untrusted: every reader and every download checks the list.
 """
@@ -60,6 +61,11 @@ def bundle_digest(directory: Path) -> str:
         if file_digest(directory / name) != digest:
             raise _changed(directory / name, "another SHA-256")
     return value_digest(sorted([name, digest] for name, digest in files.items()))
+
+
+def serve_digest(manifest: dict[str, Any]) -> str:
+    """Returns the SHA-256 of bundle.json's `serve` entry, which `bundle_digest` does not cover."""
+    return value_digest(manifest.get("serve"))
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:

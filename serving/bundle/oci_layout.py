@@ -90,28 +90,42 @@ def read_oci_layout(address: str, directory: Path) -> None:
     folder, tag = _folder_and_tag(address)
     if not (folder / "index.json").is_file():
         raise OutriderError(f"{address}: {folder} is not an OCI image layout (no index.json)")
-    entries = read_json(folder / "index.json").get("manifests", [])
-    named = [entry for entry in entries if _tag(entry) == tag]
-    if not named:
-        tags = ", ".join(sorted(map(str, map(_tag, entries))))
-        raise OutriderError(f"{address}: no image {tag!r}; the layout has {tags}")
-    manifest = _read_json(folder, named[0], address)
-    if manifest.get("mediaType") == INDEX_TYPE:
-        manifest = _read_json(folder, manifest["manifests"][0], address)
-    count = 0
     try:
-        for layer in manifest["layers"]:
-            with (
-                _checked_blob(folder, layer, address) as blob,
-                tarfile.open(fileobj=blob, mode="r:") as tar,
-            ):
-                for member in tar:
-                    if (count := count + 1) > 2 * FILES_LIMIT:
-                        raise OutriderError(f"{address}: more than {count - 1} files and folders")
-                    if not member.isdir():
-                        _extract(tar, member, directory, address)
-    except (KeyError, TypeError, AttributeError, tarfile.TarError) as error:
-        raise OutriderError(f"{address}: {error!r}; copy the layout again") from None
+        entries = read_json(folder / "index.json").get("manifests", [])
+        named = [entry for entry in entries if _tag(entry) == tag]
+        if not named:
+            tags = ", ".join(sorted(map(str, map(_tag, entries))))
+            raise OutriderError(f"{address}: no image {tag!r}; the layout has {tags}")
+        manifest = _read_json(folder, named[0], address)
+        if manifest.get("mediaType") == INDEX_TYPE:
+            manifest = _read_json(folder, manifest["manifests"][0], address)
+        _extract_layers(folder, manifest["layers"], directory, address)
+    except (
+        LookupError,
+        TypeError,
+        AttributeError,
+        ValueError,
+        RecursionError,
+        OSError,
+        tarfile.TarError,
+    ) as error:
+        raise OutriderError(f"{address}: {error!r:.500}; copy the layout again") from None
+
+
+def _extract_layers(
+    folder: Path, layers: Sequence[dict[str, Any]], directory: Path, address: str
+) -> None:
+    count = 0
+    for layer in layers:
+        with (
+            _checked_blob(folder, layer, address) as blob,
+            tarfile.open(fileobj=blob, mode="r:") as tar,
+        ):
+            for member in tar:
+                if (count := count + 1) > 2 * FILES_LIMIT:
+                    raise OutriderError(f"{address}: more than {count - 1} files and folders")
+                if not member.isdir():
+                    _extract(tar, member, directory, address)
 
 
 def _tag(entry: Mapping[str, Any]) -> str | None:

@@ -73,7 +73,7 @@ class AdminRoute:
         if self._refusal is None:
             roots = [Path(root) for root in os.environ.get(ROOTS, "").split(os.pathsep) if root]
             try:
-                self._live = LiveSpeculator(engine_client, roots)
+                self._live = LiveSpeculator(engine_client, roots, args)
             except Exception as error:  # the engine can still serve
                 self._refusal = f"the speculator in use cannot be read, so not swapped: {error}"
         self._listener = asyncio.create_task(_listen(app, bound(address)))

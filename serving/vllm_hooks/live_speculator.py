@@ -9,6 +9,7 @@ import dataclasses
 import logging
 import time
 import uuid
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from outrider.serving.admin.swap import (
     swap,
 )
 from outrider.serving.vllm_hooks.live_requests import RequestLog
+from outrider.serving.vllm_hooks.start_arguments import differing
 
 logger = logging.getLogger("outrider.live")
 
@@ -74,13 +76,16 @@ class _Watching:
 class LiveSpeculator:
     """Swaps the speculator of one vLLM server."""
 
-    def __init__(self, client: Any, roots: Sequence[Path]) -> None:
+    def __init__(self, client: Any, roots: Sequence[Path], arguments: Namespace) -> None:
         """`client` is vLLM's `AsyncLLM`; releases must be inside one of the `roots`.
+
+        `arguments` are those of the server's command, as vLLM parsed them.
 
         Raises an error if the speculator in use cannot be read.
         """
         self._client = client
         self._roots = list(roots)
+        self._arguments = arguments
         config = client.vllm_config
         target = Path(config.model_config.model)
         self._target = target if target.is_dir() else None
@@ -158,7 +163,7 @@ class LiveSpeculator:
                     " started again; run one controller for each endpoint"
                 )
             began = time.monotonic()
-            new = await self._checked(order)
+            new, others = await self._checked(order)
             read = time.monotonic()
             swap_id = uuid.uuid4().hex
             await self._still(f"load {order.version}", swap(self._rpc, new, swap_id))
@@ -171,10 +176,19 @@ class LiveSpeculator:
             if order.watch is not None:
                 self._watching = _Watching(order.watch, order.version, swap_id, before)
             logger.info("speculator %s in use after %.3f s", order.version, stall_s)
-        return SwapResult(read - began, stall_s)
+            if others:
+                logger.warning(
+                    "release %s was measured with other values of %s than in this server's command",
+                    order.version,
+                    ", ".join(others),
+                )
+        return SwapResult(read - began, stall_s, others)
 
-    async def _checked(self, order: SwapOrder) -> Candidate:
-        """Reads and checks the release in `order` while the engine keeps answering."""
+    async def _checked(self, order: SwapOrder) -> tuple[Candidate, list[str]]:
+        """Reads and checks the release in `order` while the engine keeps answering.
+
+        Also returns the names of the arguments that differ from the release's.
+        """
         directory = Path(order.directory)
         root = next((root for root in self._roots if root in directory.parents), None)
         if root is None:
@@ -184,7 +198,19 @@ class LiveSpeculator:
             )
         current = self._started_with
         target = self._target
-        reading = in_daemon_thread(checked, directory, current, target, root, order.digest, self._k)
+
+        def read() -> tuple[Candidate, list[str]]:
+            new = checked(
+                directory=directory,
+                current=current,
+                target_dir=target,
+                root=root,
+                digest=order.digest,
+                k=self._k,
+            )
+            return new, differing(self._arguments, directory)
+
+        reading = in_daemon_thread(read)
         try:
             async with asyncio.timeout(READ_S):
                 return await asyncio.shield(asyncio.wrap_future(reading))

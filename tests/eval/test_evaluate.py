@@ -357,8 +357,6 @@ def test_an_evaluation_from_servers_to_report(short_r1, tmp_path, monkeypatch):
     @contextlib.contextmanager
     def servers(target, serving, speculators, numbers, *others):
         """Real ones that may draft any number; the evaluation's own checks end with ours."""
-        caching = {"extra_arguments": {"enable_prefix_caching": True}}
-        serving = ServingConfig(engine=serving.engine.model_copy(update=caching))
         with Servers(target, serving, speculators, range(DEPTH + 1), *others) as running:
             yield running
             check_server_of_both(running, *loads, speculators)

@@ -1,5 +1,6 @@
 """Releases are checked copies: what happens to the bundle afterwards does not matter."""
 
+import json
 import os
 import shutil
 
@@ -55,6 +56,15 @@ def test_a_release_that_was_changed_is_not_used(releases, tmp_path):
     weights.chmod(0o644)
     weights.write_bytes(b"changed")
     with pytest.raises(OutriderError, match=r"model\.safetensors: changed"):
+        releases.verified(release.name)
+    # Only the digest of `serve` covers the arguments of the release's servers.
+    weights.write_bytes(b"weights")
+    assert releases.verified(release.name) == release
+    manifest = json.loads((release.directory / "bundle.json").read_text())
+    manifest["serve"]["arguments"]["max_num_seqs"] = 1
+    (release.directory / "bundle.json").chmod(0o644)
+    (release.directory / "bundle.json").write_text(json.dumps(manifest))
+    with pytest.raises(OutriderError, match=r"bundle: changed since it was added"):
         releases.verified(release.name)
     with pytest.raises(OutriderError, match="no such release; kept are: " + release.name):
         releases.get("000000000000")

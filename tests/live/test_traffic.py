@@ -92,6 +92,7 @@ def release(evidence):
     return Release(
         name="4f",
         digest="4f1d",
+        serve_digest="",
         added_at=0.0,
         directory=Path("bundle"),
         manifest={"evidence": evidence},

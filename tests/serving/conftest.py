@@ -86,6 +86,8 @@ def server(
         [release_root], f"unix:{folder}/admin.sock", folder / "admin.token"
     )
     server.command += ["--worker-extension-cls", FAULT_EXTENSION]
+    # Servers import nothing from the current folder (-P).
+    server._environment["PYTHONPATH"] = str(Path(__file__).parents[2])
     with server:
         yield server
 

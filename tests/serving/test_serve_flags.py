@@ -1,13 +1,16 @@
 """Flags of the engine, the server and a bundle come from one source, and what a bundle may set."""
 
 import json
+import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from outrider.common.errors import OutriderError
+from outrider.serving.bundle.bundle import serve_script
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.serve_flags import bundle_command, read_serve_flags, without_quotes
 from outrider.serving.speculator import Drafting, Speculator
@@ -38,7 +41,9 @@ def test_vllm_parses_the_server_s_flags_to_the_engine_s_arguments(tmp_path: Path
 
 @pytest.mark.parametrize("schedule", [None, SCHEDULE], ids=["one-k", "schedule"])
 def test_flags_are_those_that_the_engine_was_evaluated_with(tmp_path, schedule) -> None:
-    settings = engine(extra_arguments={"attention_config": {"backend": "FLASHMLA", "x": [1, 2]}})
+    settings = engine(
+        extra_arguments={"attention_config": {"backend": "FLASHMLA", "flash_attn_version": 3}}
+    )
     bundle = write_exported(tmp_path / "bundle", schedule=schedule, settings=settings)
     flags = read_serve_flags(bundle, HERE)
     drafting = Drafting(Speculator("mtp", Path(HERE)), 3, k_per_batch_size=schedule)
@@ -47,6 +52,22 @@ def test_flags_are_those_that_the_engine_was_evaluated_with(tmp_path, schedule) 
     assert flags.arguments["speculative_config"]["model"] == HERE
     assert flags.gpus == 8
     assert "VLLM_LOGGING_STREAM" not in flags.environment
+
+
+def test_serve_sh_sets_nothing_that_the_recipe_leaves_to_vllm(tmp_path: Path) -> None:
+    drafting = Drafting(Speculator("mtp", Path("custom")), 3)
+    mode: dict[str, Any] = {"mode": "compiled"}
+    script = serve_script(TargetConfig(), EngineConfig(**mode), drafting)
+    flags = set(re.findall(r"^  --([a-z-]+)", script, re.MULTILINE))
+    # Of the target and the machine; the rest is the speculator's.
+    measured = {"dtype", "max-model-len", "kv-cache-memory-bytes", "gpu-memory-utilization"}
+    needed = {"speculative-config", "served-model-name", "host", "compilation-config"}
+    assert flags <= measured | needed, script
+    off = {"enable_prefix_caching": False}
+    changed = EngineConfig(max_num_seqs=8, extra_arguments=off, **mode)
+    script = serve_script(TargetConfig(), changed, drafting)
+    assert "--max-num-seqs 8" in script and "--no-enable-prefix-caching" in script
+    assert EngineConfig().prefix_caching and not changed.prefix_caching
 
 
 def test_a_shell_and_vllm_read_the_same_from_flags_without_quotes(tmp_path) -> None:
@@ -93,6 +114,15 @@ def test_a_shell_and_vllm_read_the_same_from_flags_without_quotes(tmp_path) -> N
         ("arguments", "dtype", "--middleware=evil.Module"),
         ("arguments", "distributed_executor_backend", "evil.Executor"),
         ("arguments", "compilation_config", {"backend": "evil.backend"}),
+        ("arguments", "compilation_config", '{"inductor_passes": {"x": "evil.pass"}}'),
+        ("arguments", "structured_outputs_config", '{"reasoning_parser_plugin": "/evil.py"}'),
+        ("arguments", "cudagraph_capture_sizes", ["1", "-cc.inductor_passes.x=evil.pass"]),
+        ("arguments", "tokenizer", "evil/x"),
+        ("arguments", "generation_config", "evil/x"),
+        ("arguments", "load_format", "evil"),
+        ("environment", "VLLM_HUMMING_ONLINE_QUANT_CONFIG", "evil.json"),
+        ("environment", "VLLM_CPU_OMP_THREADS_BIND", "$(HF_TOKEN)evil"),
+        ("environment", "VLLM_DISABLED_KERNELS", "/evil/x"),
         ("arguments", "hf_overrides", {"auto": {"trust_remote_code": True}}),
         ("arguments", "model", "elsewhere"),
         ("arguments", "speculative_config", {"model": "elsewhere"}),
@@ -108,13 +138,48 @@ def test_a_bundle_sets_only_what_the_engine_computes_with(tmp_path, section, nam
     assert "s3cret" not in str(caught.value) and "evil" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("serve", None),
+        ("serve", {"arguments": [], "environment": {}}),
+        ("serve.environment", "LD_PRELOAD"),
+        ("target", "nano_r1"),
+        ("target.model", "x/--trust-remote-code"),
+        ("target.model", "x/--trust-remote-code/."),
+        ("target.model", "x/$(HF_TOKEN)"),
+        ("target.model", "x/y\nz"),
+        ("target.revision", "main --middleware=evil.Module"),
+        ("vllm", "0.32.0@sha256:ab"),
+        ("vllm", None),
+        ("method", "evil"),
+        ("num_speculative_tokens", "3"),
+        ("num_speculative_tokens", True),
+        ("num_speculative_tokens", -1),
+        ("num_speculative_tokens_per_batch_size", {"x": "evil"}),
+        ("num_speculative_tokens_per_batch_size", [[1, 4, "evil"]]),
+        ("draft_sample_method", "evil.Sampler"),
+    ],
+)
+def test_what_becomes_a_word_of_a_command_is_checked(tmp_path, key, value) -> None:
+    bundle = write_exported(tmp_path / "bundle")
+    manifest = json.loads((bundle / "bundle.json").read_text())
+    *path, last = key.split(".")
+    section = manifest[path[0]] if path else manifest
+    section[last] = value
+    (bundle / "bundle.json").write_text(json.dumps(manifest))
+    with pytest.raises(OutriderError, match=last if last != "method" else "kind 'evil'"):
+        read_serve_flags(bundle, HERE)
+
+
 def test_serve_sh_is_not_read(tmp_path) -> None:
     bundle = write_exported(tmp_path / "bundle", model="nano_r1")
     before = read_serve_flags(bundle, HERE)
     (bundle / "serve.sh").write_text("#!/bin/sh\nvllm serve x --middleware evil.Module\n")
     assert read_serve_flags(bundle, HERE) == before
     command, environment = bundle_command(bundle)
-    assert command[3:5] == ["serve", str(TargetConfig().directory())]
+    assert command[:2] == [sys.executable, "-P"]  # no module of the current folder
+    assert command[4:6] == ["serve", str(TargetConfig().directory())]
     assert "--middleware" not in command and "VLLM_SERVER_DEV_MODE" not in environment
     speculative = json.loads(command[command.index("--speculative-config") + 1])
     assert speculative["model"] == str(bundle)

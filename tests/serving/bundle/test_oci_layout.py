@@ -137,6 +137,44 @@ def test_a_layer_has_listed_files_only(
     assert files(read(put_image(tmp_path / "good", members), tmp_path / "again")) == bundle
 
 
+@pytest.mark.parametrize(
+    "index",
+    [
+        "[]",
+        "3",
+        '{"manifests": 3}',
+        '{"manifests": ["latest"]}',
+        '{"manifests": [{"annotations": ["x"]}]}',
+        "[" * 100_000,
+        '{"manifests": ' + "1" * 5_000 + "}",
+        "{}",
+        "{",
+    ],
+    ids=range(9),
+)
+def test_a_damaged_index_is_an_error_with_its_address(tmp_path: Path, index: str) -> None:
+    address = put_image(tmp_path / "image", [])
+    (tmp_path / "image" / "index.json").write_text(index)
+    with pytest.raises(OutriderError, match=str(tmp_path / "image")):
+        read(address, tmp_path / "out")
+
+
+def test_a_damaged_manifest_and_a_deep_folder_are_errors(tmp_path: Path) -> None:
+    deep = tarfile.TarInfo("models/" + "x/" * 2_000 + "file")
+    with pytest.raises(OutriderError, match="image"):
+        read(put_image(tmp_path / "image", [(deep, b"")]), tmp_path / "out")
+    address = put_image(tmp_path / "second", [])
+    blobs = tmp_path / "second" / "blobs" / "sha256"
+    for text in ("{", "[" * 100_000, "[]", "{}"):
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        (blobs / digest).write_text(text)
+        index = json.loads((tmp_path / "second" / "index.json").read_text())
+        index["manifests"][0]["digest"] = f"sha256:{digest}"
+        (tmp_path / "second" / "index.json").write_text(json.dumps(index))
+        with pytest.raises(OutriderError, match="second"):
+            read(address, tmp_path / digest)
+
+
 def test_what_is_no_image_layout_is_neither_written_nor_read(tmp_path: Path) -> None:
     bundle = write_exported(tmp_path / "bundle")
     for address, message in (

@@ -6,6 +6,7 @@ workers do is tested on a real server (test_live_server.py).
 
 import asyncio
 import threading
+from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,6 +47,7 @@ def held_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     started_with = SimpleNamespace(kind=SimpleNamespace(name="mtp"))
     monkeypatch.setattr(live_speculator, "in_service", lambda _: started_with)
     monkeypatch.setattr(live_speculator, "checked", read)
+    monkeypatch.setattr(live_speculator, "differing", lambda *_: [])
     yield free
     free.set()
 
@@ -101,7 +103,7 @@ def engine() -> Engine:
 
 @pytest.fixture
 def speculator(engine: Engine) -> LiveSpeculator:
-    return LiveSpeculator(engine, [Path("/releases")])
+    return LiveSpeculator(engine, [Path("/releases")], Namespace())
 
 
 async def test_files_that_are_not_read_in_time_change_nothing(
