@@ -21,6 +21,10 @@ from torch import Tensor
 BLOCK = 128
 """Queries and keys per block of flex attention's mask."""
 
+MOST_COMPILATIONS = 64
+"""Limit on the kernels of a process, one for each kind of row: dtype, with or without gradients,
+one or several blocks of anchors. Eight (torch's default) are not enough for short responses."""
+
 Attend = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
 
 
@@ -92,6 +96,7 @@ class FlexPrefix:
     ) -> tuple[Tensor, Tensor]:
         from torch.nn.attention.flex_attention import AuxRequest
 
+        options = _kernel_options(q_AND.dtype, q_AND.device)
         # The kernel scales its float32 scores; scaling a bf16 query would round it again.
         out, aux = _flex_attention(q_AND.is_cuda)(
             q_AND[None],
@@ -100,6 +105,7 @@ class FlexPrefix:
             block_mask=self.mask,
             scale=scale,
             return_aux=AuxRequest(lse=True),
+            kernel_options=options,
         )
         return out[0], aux.lse[0]
 
@@ -108,8 +114,54 @@ class FlexPrefix:
 def _flex_attention(compiled: bool) -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
-    attend: Callable[..., Any] = flex_attention
-    return torch.compile(attend, dynamic=True) if compiled else attend
+    return compiled_flex_attention() if compiled else flex_attention
+
+
+def compiled_flex_attention(backend: str | Callable[..., Any] = "inductor") -> Callable[..., Any]:
+    """Flex attention, compiled for each kind of row, at most `MOST_COMPILATIONS` times.
+
+    Past torch's limit of compilations, flex attention runs uncompiled and stores all scores: 550 GB
+    for 32,768 tokens and 128 heads. `fullgraph` raises `FailOnRecompileLimitHit` instead.
+    """
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(
+        flex_attention,
+        backend=backend,
+        dynamic=True,
+        fullgraph=True,
+        recompile_limit=MOST_COMPILATIONS,
+    )
+
+
+@functools.cache
+def _kernel_options(dtype: torch.dtype, device: torch.device) -> dict[str, int] | None:
+    if device.type != "cuda":
+        return None
+    shared = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    return small_tiles(dtype, shared)
+
+
+def small_tiles(dtype: torch.dtype, shared_memory: int) -> dict[str, int] | None:
+    """Kernel options for a GPU whose shared memory is too small for torch's own tiles.
+
+    `shared_memory` is the GPU's limit in bytes per block. None if torch's tiles fit.
+
+    For heads of 64 to 192 dims, Triton 3.9 allocates with torch's tiles for compute capability 8.x
+    up to 280,832 bytes in float32 and 103,936 in bfloat16. The limits are 166,912 bytes for an
+    A100, and 101,376 for A10, L4, RTX 3090, 4090 and 5090. With these tiles, it allocates up to
+    65,536 and 86,016. An H100's own tiles need up to 182,528 of its 232,448 bytes.
+    """
+    if dtype == torch.float32:
+        if shared_memory >= 200_000:
+            return None
+        # Torch's tiles for backward in float32 are small on all GPUs.
+        return {"fwd_BLOCK_M": 32, "fwd_BLOCK_N": 32, "fwd_num_stages": 1, "fwd_num_warps": 4}
+    if shared_memory >= 128_000:
+        return None
+    forward = {"fwd_BLOCK_M": 64, "fwd_BLOCK_N": 32, "fwd_num_stages": 2, "fwd_num_warps": 4}
+    backward = {"bwd_BLOCK_M1": 64, "bwd_BLOCK_N1": 64, "bwd_BLOCK_M2": 64, "bwd_BLOCK_N2": 64}
+    return forward | backward | {"bwd_num_stages": 1, "bwd_num_warps": 4}
 
 
 def _blocks(start_N: Tensor, place_N: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
