@@ -161,9 +161,9 @@ class Servers(AbstractContextManager["Servers"]):
         if others * used + max(share, used) <= USABLE * memory:
             return None
         return (
-            f"eval.side_by_side: a GPU of {memory / 1e9:.0f} GB has no room for {others + 1} servers"
-            f" with serving.engine.gpu_memory_utilization = {engine.gpu_memory_utilization:g}, so"
-            " they run one at a time"
+            f"eval.side_by_side: a GPU of {memory / 1e9:.0f} GB has no room for {others + 1}"
+            f" servers with serving.engine.gpu_memory_utilization ="
+            f" {engine.gpu_memory_utilization:g}, so they run one at a time"
         )
 
     def _largest_weights(self) -> float:
