@@ -168,8 +168,9 @@ class Servers(AbstractContextManager["Servers"]):
 
     def _largest_weights(self) -> float:
         """Bytes per GPU of the target and the largest speculator with a directory of its own."""
-        directories = {each.directory for each in self._speculators.values()} - {None}
-        sizes = [weight_bytes(each) for each in directories - {self._target.directory()}]
+        directories = {each.directory for each in self._speculators.values()}
+        separate = directories - {self._target.directory()}
+        sizes = [weight_bytes(directory) for directory in separate if directory is not None]
         target = weight_bytes(self._target.directory())
         return (target + max(sizes, default=0)) / self._serving.engine.gpus
 

@@ -114,7 +114,8 @@ class FlexPrefix:
 def _flex_attention(compiled: bool) -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
-    return compiled_flex_attention() if compiled else flex_attention
+    attend: Callable[..., Any] = flex_attention
+    return compiled_flex_attention() if compiled else attend
 
 
 def compiled_flex_attention(backend: str | Callable[..., Any] = "inductor") -> Callable[..., Any]:
@@ -125,21 +126,22 @@ def compiled_flex_attention(backend: str | Callable[..., Any] = "inductor") -> C
     """
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(
+    compiled: Callable[..., Any] = torch.compile(  # type: ignore[call-overload]
         flex_attention,
         backend=backend,
         dynamic=True,
         fullgraph=True,
-        recompile_limit=MOST_COMPILATIONS,
+        recompile_limit=MOST_COMPILATIONS,  # missing in torch's overloads
     )
+    return compiled
 
 
 @functools.cache
 def _kernel_options(dtype: torch.dtype, device: torch.device) -> dict[str, int] | None:
     if device.type != "cuda":
         return None
-    shared = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
-    return small_tiles(dtype, shared)
+    properties: Any = torch.cuda.get_device_properties(device)  # its type lacks the attribute
+    return small_tiles(dtype, properties.shared_memory_per_block_optin)
 
 
 def small_tiles(dtype: torch.dtype, shared_memory: int) -> dict[str, int] | None:
