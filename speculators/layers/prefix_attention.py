@@ -8,15 +8,18 @@ sequence by sequence, which is fastest up to a few thousand tokens; memory for b
 the square of each sequence's length, not of the row's. On a GPU, flex attention is used, and memory
 is linear. torch has no backward for flex attention on a CPU, so only its forward is tested there.
 
-Shapes: N anchors, P tokens, A heads, D dims of a query or key, V dims of a value.
+Shapes: B batch of 1, N anchors, P tokens, A heads, D dims of a query or key, V dims of a value.
 """
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask, FlexKernelOptions
 
 BLOCK = 128
 """Queries and keys per block of flex attention's mask."""
@@ -94,28 +97,36 @@ class FlexPrefix:
     def __call__(
         self, q_AND: Tensor, key_APD: Tensor, value_APV: Tensor, scale: float
     ) -> tuple[Tensor, Tensor]:
-        from torch.nn.attention.flex_attention import AuxRequest
-
-        options = _kernel_options(q_AND.dtype, q_AND.device)
-        # The kernel scales its float32 scores; scaling a bf16 query would round it again.
-        out, aux = _flex_attention(q_AND.is_cuda)(
-            q_AND[None],
-            key_APD[None],
-            value_APV[None],
-            block_mask=self.mask,
-            scale=scale,
-            return_aux=AuxRequest(lse=True),
-            kernel_options=options,
-        )
+        attend = _compiled() if q_AND.is_cuda else _flex_attention
+        small = _needs_small_tiles(q_AND.dtype, q_AND.device)
+        out, aux = attend(q_AND[None], key_APD[None], value_APV[None], self.mask, scale, small)
         return out[0], aux.lse[0]
 
 
-@functools.cache
-def _flex_attention(compiled: bool) -> Callable[..., Any]:
-    from torch.nn.attention.flex_attention import flex_attention
+def _flex_attention(
+    query_BAND: Tensor,
+    key_BAPD: Tensor,
+    value_BAPV: Tensor,
+    mask: "BlockMask",
+    scale: float,
+    small: bool,
+) -> Any:
+    """Flex attention with its log-sum-exp; `small` selects `small_tiles`.
 
-    attend: Callable[..., Any] = flex_attention
-    return compiled_flex_attention() if compiled else attend
+    The tiles are literals of the compiled code: numbers from outside would become symbols.
+    """
+    from torch.nn.attention.flex_attention import AuxRequest, flex_attention
+
+    # The kernel scales its float32 scores; scaling a bf16 query would round it again.
+    return flex_attention(
+        query_BAND,
+        key_BAPD,
+        value_BAPV,
+        block_mask=mask,
+        scale=scale,
+        return_aux=AuxRequest(lse=True),
+        kernel_options=small_tiles(query_BAND.dtype) if small else None,
+    )
 
 
 def compiled_flex_attention(backend: str | Callable[..., Any] = "inductor") -> Callable[..., Any]:
@@ -124,10 +135,8 @@ def compiled_flex_attention(backend: str | Callable[..., Any] = "inductor") -> C
     Past torch's limit of compilations, flex attention runs uncompiled and stores all scores: 550 GB
     for 32,768 tokens and 128 heads. `fullgraph` raises `FailOnRecompileLimitHit` instead.
     """
-    from torch.nn.attention.flex_attention import flex_attention
-
     compiled: Callable[..., Any] = torch.compile(  # type: ignore[call-overload]
-        flex_attention,
+        _flex_attention,
         backend=backend,
         dynamic=True,
         fullgraph=True,
@@ -136,34 +145,44 @@ def compiled_flex_attention(backend: str | Callable[..., Any] = "inductor") -> C
     return compiled
 
 
+_compiled = functools.cache(compiled_flex_attention)
+
+
 @functools.cache
-def _kernel_options(dtype: torch.dtype, device: torch.device) -> dict[str, int] | None:
+def _needs_small_tiles(dtype: torch.dtype, device: torch.device) -> bool:
     if device.type != "cuda":
-        return None
+        return False
     properties: Any = torch.cuda.get_device_properties(device)  # its type lacks the attribute
-    return small_tiles(dtype, properties.shared_memory_per_block_optin)
+    return bool(properties.shared_memory_per_block_optin < least_shared_memory(dtype))
 
 
-def small_tiles(dtype: torch.dtype, shared_memory: int) -> dict[str, int] | None:
-    """Kernel options for a GPU whose shared memory is too small for torch's own tiles.
+def least_shared_memory(dtype: torch.dtype) -> int:
+    """Bytes of shared memory per block with which torch's own tiles fit.
 
-    `shared_memory` is the GPU's limit in bytes per block. None if torch's tiles fit.
-
-    For heads of 64 to 192 dims, Triton 3.9 allocates with torch's tiles for compute capability 8.x
-    up to 280,832 bytes in float32 and 103,936 in bfloat16. The limits are 166,912 bytes for an
-    A100, and 101,376 for A10, L4, RTX 3090, 4090 and 5090. With these tiles, it allocates up to
-    65,536 and 86,016. An H100's own tiles need up to 182,528 of its 232,448 bytes.
+    For heads of 64 to 192 dims, Triton 3.9 allocates with the tiles for compute capability 8.x up
+    to 280,832 bytes in float32 and 103,936 in bfloat16. The limits are 166,912 bytes for an A100,
+    and 101,376 for A10, L4, RTX 3090, 4090 and 5090. An H100's tiles need up to 182,528 of 232,448.
     """
+    return 200_000 if dtype == torch.float32 else 128_000
+
+
+def small_tiles(dtype: torch.dtype) -> "FlexKernelOptions":
+    """Tiles that need at most 65,536 bytes in float32 and 86,016 in bfloat16."""
     if dtype == torch.float32:
-        if shared_memory >= 200_000:
-            return None
         # Torch's tiles for backward in float32 are small on all GPUs.
         return {"fwd_BLOCK_M": 32, "fwd_BLOCK_N": 32, "fwd_num_stages": 1, "fwd_num_warps": 4}
-    if shared_memory >= 128_000:
-        return None
-    forward = {"fwd_BLOCK_M": 64, "fwd_BLOCK_N": 32, "fwd_num_stages": 2, "fwd_num_warps": 4}
-    backward = {"bwd_BLOCK_M1": 64, "bwd_BLOCK_N1": 64, "bwd_BLOCK_M2": 64, "bwd_BLOCK_N2": 64}
-    return forward | backward | {"bwd_num_stages": 1, "bwd_num_warps": 4}
+    return {
+        "fwd_BLOCK_M": 64,
+        "fwd_BLOCK_N": 32,
+        "fwd_num_stages": 2,
+        "fwd_num_warps": 4,
+        "bwd_BLOCK_M1": 64,
+        "bwd_BLOCK_N1": 64,
+        "bwd_BLOCK_M2": 64,
+        "bwd_BLOCK_N2": 64,
+        "bwd_num_stages": 1,
+        "bwd_num_warps": 4,
+    }
 
 
 def _blocks(start_N: Tensor, place_N: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
