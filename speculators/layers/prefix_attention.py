@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from torch.nn.attention.flex_attention import BlockMask, FlexKernelOptions
+    from torch.nn.attention.flex_attention import BlockMask
 
 BLOCK = 128
 """Queries and keys per block of flex attention's mask."""
@@ -117,6 +117,8 @@ def _flex_attention(
     """
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
+    # torch's type of these options lacks the prefixes `fwd_` and `bwd_`.
+    options: Any = small_tiles(query_BAND.dtype) if small else None
     # The kernel scales its float32 scores; scaling a bf16 query would round it again.
     return flex_attention(
         query_BAND,
@@ -125,7 +127,7 @@ def _flex_attention(
         block_mask=mask,
         scale=scale,
         return_aux=AuxRequest(lse=True),
-        kernel_options=small_tiles(query_BAND.dtype) if small else None,
+        kernel_options=options,
     )
 
 
@@ -166,7 +168,7 @@ def least_shared_memory(dtype: torch.dtype) -> int:
     return 200_000 if dtype == torch.float32 else 128_000
 
 
-def small_tiles(dtype: torch.dtype) -> "FlexKernelOptions":
+def small_tiles(dtype: torch.dtype) -> dict[str, Any]:
     """Tiles that need at most 65,536 bytes in float32 and 86,016 in bfloat16."""
     if dtype == torch.float32:
         # Torch's tiles for backward in float32 are small on all GPUs.
