@@ -15,6 +15,8 @@ from outrider.serving.vllm_hooks.version import runs_on_cpu, untried_version, vl
 LEAST_DRIVER = 580
 """Oldest NVIDIA driver that torch's CUDA 13 build works with."""
 
+DEFAULT_CUDA_HOME = "/usr/local/cuda"
+
 LEAST_MEMORY, LEAST_DISK, LEAST_SHARED = 6e9, 5e9, 1e9
 """Bytes that a run on nano R1 needs: memory, disk space for the run directory, and /dev/shm."""
 
@@ -105,7 +107,42 @@ def _gpus() -> list[Finding]:
             "for GPUs",
             "not for GPUs; rm -r .venv && make setup",
         ),
+        _compilers_of_kernels(),
     ]
+
+
+def _compilers_of_kernels() -> Finding:
+    """nvcc and ninja, without which vLLM silently uses other kernels."""
+    nvcc = nvcc_path()
+    missing = [
+        name for name, path in (("nvcc", nvcc), ("ninja", shutil.which("ninja"))) if path is None
+    ]
+    fixes = {
+        "nvcc": "install the CUDA toolkit and set CUDA_HOME to its folder",
+        "ninja": "put the environment's bin folder on PATH (. .venv/bin/activate)",
+    }
+    return _judged(
+        "nvcc, ninja",
+        not missing,
+        str(nvcc),
+        f"no {' and no '.join(missing)}: vLLM turns FlashInfer and DeepGEMM off, so engines may be"
+        " slower and round otherwise than in production, above all R1 in FP8;"
+        f" {'; '.join(fixes[name] for name in missing)}",
+        "note",
+    )
+
+
+def nvcc_path() -> str | None:
+    """The nvcc that vLLM's kernel libraries run; None if they find none.
+
+    The rule is that of `_flashinfer_nvcc_path` in vllm/utils/flashinfer.py. The package
+    nvidia-cuda-nvcc does not help: it is not searched, and is newer than the installed runtime.
+    """
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    if not home:
+        on_path = shutil.which("nvcc")
+        home = str(Path(on_path).parents[1]) if on_path else DEFAULT_CUDA_HOME
+    return shutil.which(Path(home) / "bin" / "nvcc")
 
 
 def _machine(runs: Path) -> list[Finding]:

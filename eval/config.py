@@ -189,8 +189,9 @@ class EvalConfig(BaseModel):
 
     side_by_side: bool = True
     """Whether the server without speculation and the one for base and custom run at the same time,
-    so that short blocks of all three can be interleaved. Set it to false if the machine has room
-    for only one server, as with R1: the servers then alternate once per repeat."""
+    so that short blocks of all three can be interleaved. If it is false, or the GPUs have no room
+    for all servers at once (each needs its `serving.engine.gpu_memory_utilization` free when it
+    starts), the servers alternate once per repeat."""
 
     concurrency: list[PositiveInt] = Field([1, 4, 8], min_length=1)
     """Numbers of concurrent requests to measure. The first is the main one, the endpoint's usual

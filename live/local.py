@@ -118,7 +118,10 @@ def started_release(endpoint: Endpoint, bundle: str | Path | None) -> Release:
         target = TargetConfig.model_validate(manifest["target"])
         k = manifest["num_speculative_tokens"]
         method = manifest["draft_sample_method"]
-    engine = EngineConfig(max_model_len=2048, max_num_seqs=8, kv_cache_gb=0.5)
+    # A small share of the GPU, since all replicas of a local endpoint start on the same one.
+    engine = EngineConfig(
+        max_model_len=2048, max_num_seqs=8, kv_cache_gb=0.5, gpu_memory_utilization=0.2
+    )
     return first_release(
         releases=releases,
         directory=target.directory(),

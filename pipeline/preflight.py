@@ -17,6 +17,7 @@ from outrider.speculators.base import base_of, is_directory, warm_directory
 from outrider.speculators.checkpoints.layout import INDEX, SINGLE, read_layout
 from outrider.speculators.config import SpeculatorConfig
 from outrider.speculators.kinds import check_speculator, kind_of, trainable_kind
+from outrider.training.distributed.launch import processes_here
 
 
 def check(recipe: Recipe, dry_run: bool = False) -> None:
@@ -44,12 +45,25 @@ def check(recipe: Recipe, dry_run: bool = False) -> None:
             " of starts; eval.k=NUMBER avoids those that choose k",
             file=sys.stderr,
         )
+    _note_lowered_processes(recipe)
     if target := local_target(recipe):
         check_target(target, recipe.speculator, dry_run)
     if is_directory(base := recipe.speculator.base):
         served = kind_of(Path(str(base)).expanduser())
         if refusal := runner_refusal(served, recipe.serving.engine):
             raise OutriderError(f"speculator.base = {base}: {refusal}")
+
+
+def _note_lowered_processes(recipe: Recipe) -> None:
+    """Prints a line if this machine has fewer GPUs than `training.processes`."""
+    processes = processes_here(recipe.training, recipe.cluster)
+    if processes == recipe.training.processes:
+        return
+    print(
+        f"training.processes = {recipe.training.processes}: more than this machine's GPUs, so it is"
+        f" {processes} here, one process per GPU",
+        file=sys.stderr,
+    )
 
 
 def has_weights(target: Path) -> bool:

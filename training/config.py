@@ -76,9 +76,9 @@ class TrainingConfig(BaseModel):
 
     processes: int = Field(default=1, ge=1)
     """Number of processes across all machines, one per GPU.
-    If there are several, torchrun starts them on this machine, unless `launcher` or
-    `cluster.address` is set. On a Ray cluster, this is the maximum; if the cluster has less room,
-    training runs with fewer."""
+    If there are several, torchrun starts them on this machine, at most one per GPU if it has GPUs,
+    unless `launcher` or `cluster.address` is set. On a Ray cluster, this is the maximum; if the
+    cluster has less room, training runs with fewer."""
 
     launcher: str | None = None
     """Command that starts all `processes`, on one machine or several.

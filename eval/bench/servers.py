@@ -15,7 +15,7 @@ started with k (benchmarks/results/serving.md). With data parallelism or EPLB, n
 nor the weights can change, so every combination of number and speculator has a separate server.
 
 Servers start on first use. If the machine has room, they run side by side. A target that fills the
-GPUs leaves room for only one, so the servers alternate.
+GPUs leaves room for only one, so the servers alternate. All servers use the same GPUs.
 """
 
 import sys
@@ -25,10 +25,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from outrider.eval.results.parts import CURRENT
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.server import Server
 from outrider.serving.speculator import Drafting, Speculator
 from outrider.serving.vllm_hooks.drafts_file import Drafts, DraftsFile
+
+USABLE = 0.95
+"""Usable share of a GPU's memory; other processes and fragmentation take the rest."""
+
+OVERHEAD = 1.5 * 2**30
+"""Assumed bytes of an engine besides weights and KV cache: CUDA context, activations, graphs."""
 
 PLAIN, SHARED = "none", "speculating"
 """Names of the server without speculation and of the one whose weights are swapped."""
@@ -77,6 +84,9 @@ class Servers(AbstractContextManager["Servers"]):
         self._side_by_side = side_by_side
         self._warm_up = warm_up
         self._sample_method = sample_method
+        if side_by_side and (reason := self._too_large()):
+            print(reason, file=sys.stderr, flush=True)
+            self._side_by_side = False
         self._mode: str | None = None
         self._up: dict[str, _Running] = {}
 
@@ -130,6 +140,40 @@ class Servers(AbstractContextManager["Servers"]):
     def __exit__(self, *_: object) -> None:
         self.stop()
 
+    def _too_large(self) -> str | None:
+        """Why the servers do not fit the GPUs together; None if they do, or without GPUs.
+
+        A server starts only if its share of the GPU's memory is free (vllm/v1/worker/utils.py,
+        `request_memory`), also if `kv_cache_gb` limits what it then allocates.
+        """
+        engine = self._serving.engine
+        memory = gpu_memory(engine.gpus)
+        if memory is None:
+            return None
+        variants = [*self._speculators]
+        if "base" in self._speculators:
+            variants.append(CURRENT)
+        others = len({self.name(variant) for variant in variants}) - 1
+        share = engine.gpu_memory_utilization * memory
+        used = share
+        if engine.kv_cache_gb is not None:
+            used = self._largest_weights() + engine.kv_cache_gb * 2**30 + OVERHEAD
+        if others * used + max(share, used) <= USABLE * memory:
+            return None
+        return (
+            f"eval.side_by_side: a GPU of {memory / 1e9:.0f} GB has no room for {others + 1}"
+            f" servers with serving.engine.gpu_memory_utilization ="
+            f" {engine.gpu_memory_utilization:g}, so they run one at a time"
+        )
+
+    def _largest_weights(self) -> float:
+        """Bytes per GPU of the target and the largest speculator with a directory of its own."""
+        directories = {each.directory for each in self._speculators.values()}
+        separate = directories - {self._target.directory()}
+        sizes = [weight_bytes(directory) for directory in separate if directory is not None]
+        target = weight_bytes(self._target.directory())
+        return (target + max(sizes, default=0)) / self._serving.engine.gpus
+
     def _start(self, name: str, variant: str, numbers: tuple[int, ...]) -> _Running:
         assert self._mode is not None
         engine = self._serving.engine.model_copy(update={"mode": self._mode})
@@ -164,6 +208,20 @@ class Servers(AbstractContextManager["Servers"]):
     def _speculator(self, variant: str) -> Speculator:
         """Returns the variant's speculator; `CURRENT` (results/parts.py) is base."""
         return self._speculators.get(variant) or self._speculators["base"]
+
+
+def gpu_memory(gpus: int) -> int | None:
+    """Bytes of the smallest of the first `gpus` GPUs, which servers use; None without GPUs."""
+    import torch
+
+    indices = range(min(gpus, torch.cuda.device_count()))
+    memories = [torch.cuda.get_device_properties(index).total_memory for index in indices]
+    return min(memories, default=None)
+
+
+def weight_bytes(directory: Path) -> int:
+    """Size of a checkpoint's weights."""
+    return sum(file.stat().st_size for file in directory.glob("*.safetensors"))
 
 
 def _sharing(speculators: Mapping[str, Speculator]) -> set[str]:

@@ -160,7 +160,8 @@ def rates_of(recipe: Recipe, target_config: Mapping[str, Any]) -> Rates | None:
     read_bytes = target.weight_bytes * target.used / target.parameters
     one_request = 0.6 * H100_BYTES_PER_S * gpus / read_bytes
     return Rates(
-        source=f"{gpus} x H100, assumed",
+        # By data sheets: 0.09 to 0.3 of an H100's bandwidth, 0.12 to 0.17 of its FLOPs.
+        source=f"{gpus} x H100, assumed; L4, A10 and RTX 4090 take several times as long",
         engine_start_s=90 + target.weight_bytes / 2e9,
         capture_tokens_per_s=0.4 * H100_FLOPS * gpus / (2 * target.used),
         training_tokens_per_s=training,

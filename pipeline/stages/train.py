@@ -25,10 +25,12 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]
     if not recipe.training.streams:
         return train_on(run, recipe, parts)
     from outrider.data.streamed import SOURCE, streaming
+    from outrider.training.distributed.launch import processes_here
 
+    ranks = processes_here(recipe.training, recipe.cluster)
     streamed = _streamed(run, recipe, parts["train"])
     directory = run.training / "stream"
-    with streaming(streamed, recipe.training.processes, directory):
+    with streaming(streamed, ranks, directory):
         source = {"features_dir": directory, "feature_store": SOURCE}
         return train_on(run, recipe, parts | {"train": streamed.train}, source)
 

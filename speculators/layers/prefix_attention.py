@@ -8,18 +8,25 @@ sequence by sequence, which is fastest up to a few thousand tokens; memory for b
 the square of each sequence's length, not of the row's. On a GPU, flex attention is used, and memory
 is linear. torch has no backward for flex attention on a CPU, so only its forward is tested there.
 
-Shapes: N anchors, P tokens, A heads, D dims of a query or key, V dims of a value.
+Shapes: B batch of 1, N anchors, P tokens, A heads, D dims of a query or key, V dims of a value.
 """
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
 BLOCK = 128
 """Queries and keys per block of flex attention's mask."""
+
+MOST_COMPILATIONS = 64
+"""Limit on the kernels of a process, one for each kind of row: dtype, with or without gradients,
+one or several blocks of anchors. Eight (torch's default) are not enough for short responses."""
 
 Attend = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
 
@@ -90,26 +97,94 @@ class FlexPrefix:
     def __call__(
         self, q_AND: Tensor, key_APD: Tensor, value_APV: Tensor, scale: float
     ) -> tuple[Tensor, Tensor]:
-        from torch.nn.attention.flex_attention import AuxRequest
-
-        # The kernel scales its float32 scores; scaling a bf16 query would round it again.
-        out, aux = _flex_attention(q_AND.is_cuda)(
-            q_AND[None],
-            key_APD[None],
-            value_APV[None],
-            block_mask=self.mask,
-            scale=scale,
-            return_aux=AuxRequest(lse=True),
-        )
+        attend = _compiled() if q_AND.is_cuda else _flex_attention
+        small = _needs_small_tiles(q_AND.dtype, q_AND.device)
+        out, aux = attend(q_AND[None], key_APD[None], value_APV[None], self.mask, scale, small)
         return out[0], aux.lse[0]
 
 
-@functools.cache
-def _flex_attention(compiled: bool) -> Callable[..., Any]:
-    from torch.nn.attention.flex_attention import flex_attention
+def _flex_attention(
+    query_BAND: Tensor,
+    key_BAPD: Tensor,
+    value_BAPV: Tensor,
+    mask: "BlockMask",
+    scale: float,
+    small: bool,
+) -> Any:
+    """Flex attention with its log-sum-exp; `small` selects `small_tiles`.
 
-    attend: Callable[..., Any] = flex_attention
-    return torch.compile(attend, dynamic=True) if compiled else attend
+    The tiles are literals of the compiled code: numbers from outside would become symbols.
+    """
+    from torch.nn.attention.flex_attention import AuxRequest, flex_attention
+
+    # torch's type of these options lacks the prefixes `fwd_` and `bwd_`.
+    options: Any = small_tiles(query_BAND.dtype) if small else None
+    # The kernel scales its float32 scores; scaling a bf16 query would round it again.
+    return flex_attention(
+        query_BAND,
+        key_BAPD,
+        value_BAPV,
+        block_mask=mask,
+        scale=scale,
+        return_aux=AuxRequest(lse=True),
+        kernel_options=options,
+    )
+
+
+def compiled_flex_attention(backend: str | Callable[..., Any] = "inductor") -> Callable[..., Any]:
+    """Flex attention, compiled for each kind of row, at most `MOST_COMPILATIONS` times.
+
+    Past torch's limit of compilations, flex attention runs uncompiled and stores all scores: 550 GB
+    for 32,768 tokens and 128 heads. `fullgraph` raises `FailOnRecompileLimitHit` instead.
+    """
+    compiled: Callable[..., Any] = torch.compile(  # type: ignore[call-overload]
+        _flex_attention,
+        backend=backend,
+        dynamic=True,
+        fullgraph=True,
+        recompile_limit=MOST_COMPILATIONS,  # missing in torch's overloads
+    )
+    return compiled
+
+
+_compiled = functools.cache(compiled_flex_attention)
+
+
+@functools.cache
+def _needs_small_tiles(dtype: torch.dtype, device: torch.device) -> bool:
+    if device.type != "cuda":
+        return False
+    properties: Any = torch.cuda.get_device_properties(device)  # its type lacks the attribute
+    return bool(properties.shared_memory_per_block_optin < least_shared_memory(dtype))
+
+
+def least_shared_memory(dtype: torch.dtype) -> int:
+    """Bytes of shared memory per block with which torch's own tiles fit.
+
+    For heads of 64 to 192 dims, Triton 3.9 allocates with the tiles for compute capability 8.x up
+    to 280,832 bytes in float32 and 103,936 in bfloat16. The limits are 166,912 bytes for an A100,
+    and 101,376 for A10, L4, RTX 3090, 4090 and 5090. An H100's tiles need up to 182,528 of 232,448.
+    """
+    return 200_000 if dtype == torch.float32 else 128_000
+
+
+def small_tiles(dtype: torch.dtype) -> dict[str, Any]:
+    """Tiles that need at most 65,536 bytes in float32 and 86,016 in bfloat16."""
+    if dtype == torch.float32:
+        # Torch's tiles for backward in float32 are small on all GPUs.
+        return {"fwd_BLOCK_M": 32, "fwd_BLOCK_N": 32, "fwd_num_stages": 1, "fwd_num_warps": 4}
+    return {
+        "fwd_BLOCK_M": 64,
+        "fwd_BLOCK_N": 32,
+        "fwd_num_stages": 2,
+        "fwd_num_warps": 4,
+        "bwd_BLOCK_M1": 64,
+        "bwd_BLOCK_N1": 64,
+        "bwd_BLOCK_M2": 64,
+        "bwd_BLOCK_N2": 64,
+        "bwd_num_stages": 1,
+        "bwd_num_warps": 4,
+    }
 
 
 def _blocks(start_N: Tensor, place_N: Tensor, tokens: int) -> tuple[Tensor, Tensor]:

@@ -14,8 +14,7 @@ from torch import Tensor
 from outrider.speculators.layers.prefix_attention import Attend, DensePrefix, FlexPrefix
 from tests.speculators.layers.test_prefix_attention import row
 
-HEADS, D, V = 16, 192, 128
-"""R1's head widths."""
+HEADS = 16
 
 
 @pytest.mark.gpu
@@ -24,10 +23,11 @@ HEADS, D, V = 16, 192, 128
     [(torch.bfloat16, 2e-2), (torch.float32, 1e-4)],  # bf16 rounds inputs and outputs to 2^-8
     ids=["bf16", "float32"],
 )
-def test_flex_at_r1_s_head_widths(gpu, dtype, largest, record_property):
+@pytest.mark.parametrize(("d", "v"), [(192, 128), (128, 128), (64, 64)])  # 192 and 128: R1
+def test_flex_at_the_targets_head_widths(gpu, dtype, largest, d, v, record_property):
     place_N, spans, tokens = row((1700, 300, 2000, 96), every=1)
     generator = torch.Generator().manual_seed(0)
-    shapes = [(len(place_N), D), (tokens, D), (tokens, V), (len(place_N), V), (len(place_N), 1)]
+    shapes = [(len(place_N), d), (tokens, d), (tokens, v), (len(place_N), v), (len(place_N), 1)]
     drawn = [torch.randn(HEADS, *shape, generator=generator).cuda() for shape in shapes]
     place_N = place_N.cuda()
     exact = run(DensePrefix(place_N, spans), drawn, torch.float32)
@@ -51,7 +51,7 @@ def run(attend: Attend, drawn: list[Tensor], dtype: torch.dtype) -> dict[str, Te
     `drawn` are query, key and value, and the weights of outputs and log-sum-exps.
     """
     inputs = [each.to(dtype).requires_grad_() for each in drawn[:3]]
-    out_ANV, lse_AN = attend(*inputs, D**-0.5)
+    out_ANV, lse_AN = attend(*inputs, drawn[0].shape[-1] ** -0.5)
     weight_ANV, weight_AN1 = drawn[3:]
     loss = (out_ANV.double() * weight_ANV).sum() + (lse_AN.double() * weight_AN1[..., 0]).sum()
     loss.backward()

@@ -36,6 +36,10 @@ def train(spec: TrainingSpec, cluster: ClusterConfig | None = None) -> dict[str,
     An unfinished run in `spec.out_dir` with the same settings is resumed. Returns the contents of
     `result.json`. If `cluster` has an address, the ranks run there.
     """
+    training = spec.training.model_copy(
+        update={"processes": processes_here(spec.training, cluster)}
+    )
+    spec = spec.model_copy(update={"training": training})
     spec.log_dir.mkdir(parents=True, exist_ok=True)
     spec.out_dir.mkdir(parents=True, exist_ok=True)
     for stale in (*error_files(spec.out_dir), spec.stop_file, spec.out_dir / "result.json"):
@@ -53,6 +57,23 @@ def train(spec: TrainingSpec, cluster: ClusterConfig | None = None) -> dict[str,
         code, stopped = _run(command, spec, log_path)
     _raise_failure(spec, code, stopped)
     return read_json(spec.out_dir / "result.json")
+
+
+def processes_here(training: TrainingConfig, cluster: ClusterConfig | None) -> int:
+    """Number of processes that `train` starts, at most one per GPU of this machine.
+
+    NCCL refuses two ranks on one GPU. Without GPUs, or if a launcher or a Ray cluster places the
+    processes, it is `training.processes`. A resumed run may have another number.
+    """
+    placed_elsewhere = training.launcher is not None or (
+        cluster is not None and cluster.address is not None
+    )
+    if training.processes == 1 or placed_elsewhere:
+        return training.processes
+    import torch
+
+    gpus = torch.cuda.device_count()
+    return min(training.processes, gpus) if gpus else training.processes
 
 
 def _command(spec_path: Path, training: TrainingConfig) -> list[str]:

@@ -5,12 +5,15 @@ Real servers run in test_evaluate.py.
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from outrider.eval.bench import servers as module
-from outrider.eval.bench.servers import Servers, covering
+from outrider.eval.bench.servers import OVERHEAD, Servers, covering, weight_bytes
 from outrider.eval.results.parts import CURRENT
+from outrider.pipeline.recipe.load import load_recipe
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.speculator import Speculator
 from tests.eagle3_head import write_eagle3_head
@@ -172,3 +175,79 @@ def test_vllm_s_schedule_has_every_number():
     for numbers, seats in (([0, 2, 5], 8), ([1, 2, 3, 4, 5], 5), ([3], 1)):
         lookup = build_dynamic_sd_schedule_lookup(covering(numbers, seats), seats, max(numbers))
         assert set(lookup[1:]) == set(numbers)
+
+
+GB = 10**9
+LOOKUP_TOO = SPECULATORS | {"lookup": Speculator("ngram")}
+TWO_ENGINES = LOOKUP_TOO | {"custom": Speculator("eagle3", Path("custom"))}
+
+
+def gpus(monkeypatch: pytest.MonkeyPatch, count: int, memory: float) -> None:
+    properties = SimpleNamespace(total_memory=round(memory))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+
+
+@pytest.mark.parametrize("count", [1, 2, 8])
+@pytest.mark.parametrize("memory", [16, 24, 80])
+@pytest.mark.parametrize("speculators", [SPECULATORS, LOOKUP_TOO, TWO_ENGINES])
+@pytest.mark.parametrize("name", ["resume_screening", "smollm2/candidate_profiles"])
+def test_the_demos_servers_pass_vllm_s_memory_check_side_by_side(
+    monkeypatch, log, tmp_path, capsys, count, memory, speculators, name
+):
+    """All start on the first GPU, one after another."""
+    from vllm.v1.worker.utils import request_memory
+
+    engine = load_recipe(name).recipe.serving.engine
+    gpus(monkeypatch, count, memory * GB)
+    servers = Servers(
+        target=TargetConfig(),
+        serving=ServingConfig(engine=engine),
+        speculators=speculators,
+        numbers=[1],
+        log_dir=tmp_path,
+    )
+    turns = [("none", None), *((variant, 1) for variant in speculators)]
+    assert servers.groups(turns) == [turns]
+    assert capsys.readouterr().err == ""
+    free = memory * GB
+    for _ in {servers.name(variant) for variant, _ in turns}:
+        snapshot = SimpleNamespace(total_memory=memory * GB, free_memory=free, device_="cuda:0")
+        request_memory(snapshot, engine)
+        free -= weight_bytes(TargetConfig().directory()) + engine.kv_cache_gb * 2**30 + OVERHEAD
+    assert free > 0
+
+
+@pytest.mark.parametrize("memory", [16, 24, 80])
+@pytest.mark.parametrize(
+    ("engine", "speculators", "fits"),
+    [
+        ({}, SPECULATORS, False),  # 0.9 each
+        ({"gpu_memory_utilization": 0.45}, SPECULATORS, True),
+        ({"gpu_memory_utilization": 0.45}, LOOKUP_TOO, False),
+        ({"gpu_memory_utilization": 0.3}, LOOKUP_TOO, True),
+        ({"gpu_memory_utilization": 0.3}, TWO_ENGINES, False),
+        # vLLM allocates the KV cache even where it is larger than the share.
+        ({"gpu_memory_utilization": 0.1, "kv_cache_gb": 75.0}, SPECULATORS, False),
+    ],
+)
+def test_servers_that_do_not_fit_a_gpu_together_alternate(
+    monkeypatch, log, tmp_path, capsys, memory, engine, speculators, fits
+):
+    gpus(monkeypatch, 1, memory * GB)
+    with opened(tmp_path, True, speculators, **engine) as servers:
+        turns = [("none", None), *((variant, 1) for variant in speculators)]
+        assert (servers.groups(turns) == [turns]) == fits
+        ask(servers, *turns)
+    second_start = [line for line in log if line.endswith("starts")][1]
+    assert ("none stops" not in log[: log.index(second_start)]) == fits
+    error = capsys.readouterr().err
+    assert (f"eval.side_by_side: a GPU of {memory} GB has no room for" in error) != fits
+
+
+def test_a_kv_cache_of_known_size_leaves_the_last_server_its_share(monkeypatch, log, tmp_path):
+    """A second server with 0.9 starts only where the first one takes less than 5 %."""
+    for memory, fits in ((24, False), (80, True)):
+        gpus(monkeypatch, 1, memory * GB)
+        servers = opened(tmp_path, gpu_memory_utilization=0.9, kv_cache_gb=0.5)
+        assert (len(servers.groups(TURNS)) == 1) == fits

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from outrider.common.errors import OutriderError
+from outrider.serving.admin import swap as swap_module
 from outrider.serving.admin.swap import (
     Candidate,
     SpeculatorBroken,
@@ -62,6 +63,10 @@ def replaced(folder: Path) -> None:
     copy.replace(folder / WEIGHTS)
 
 
+def touched(folder: Path) -> None:
+    os.utime(folder / WEIGHTS)
+
+
 @pytest.mark.parametrize("change", [overwritten, replaced, shutil.rmtree])
 def test_files_that_change_after_the_check_are_not_loaded(
     good: Path, current: Candidate, nano_r1: Path, change: Any
@@ -104,6 +109,30 @@ def test_tensors_that_do_not_fit_are_refused(
     with pytest.raises(OutriderError, match=message) as refused:
         load(good, current, nano_r1)
     assert str(good) in str(refused.value), "the message names a file that the user does not know"
+
+
+def test_weights_are_read_once_until_a_file_changes(
+    good: Path, current: Candidate, nano_r1: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An evaluation swaps back and forth between the same files."""
+    read: list[set[str]] = []
+    monkeypatch.setattr(swap_module, "check_finite", lambda headers: read.append({*headers}))
+    for _ in range(3):
+        new = checked(good, current, nano_r1)
+    assert read == [{*new.forms}]
+    for reads, change in enumerate((touched, replaced), 2):
+        change(good)
+        checked(good, current, nano_r1)
+        assert len(read) == reads
+
+
+def test_a_damaged_checkpoint_is_refused_again(
+    good: Path, current: Candidate, nano_r1: Path
+) -> None:
+    edit_tensors(good, lambda tensors: [tensor.fill_(torch.nan) for tensor in tensors.values()])
+    for _ in range(2):
+        with pytest.raises(OutriderError, match="not a finite number"):
+            checked(good, current, nano_r1)
 
 
 def test_files_that_are_no_whole_checkpoint_are_refused(

@@ -1,0 +1,44 @@
+"""The number of processes on this machine's GPUs, which are stubbed."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from outrider.common.cluster.config import ClusterConfig
+from outrider.training.config import TrainingConfig
+from outrider.training.distributed.launch import processes_here
+from outrider.training.distributed.spec import TrainingSpec
+from tests.training.corpus import make_corpus
+
+
+@pytest.mark.parametrize(
+    ("gpus", "processes", "expected"),
+    [(0, 2, 2), (1, 1, 1), (1, 2, 1), (2, 2, 2), (2, 8, 2), (8, 2, 2), (8, 8, 8)],
+)
+def test_at_most_one_process_per_gpu(monkeypatch, gpus: int, processes: int, expected: int) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    assert processes_here(TrainingConfig(processes=processes), ClusterConfig()) == expected
+
+
+def test_a_launcher_or_a_cluster_places_the_processes_itself(monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    by_launcher = TrainingConfig(processes=16, launcher="srun worker")
+    assert processes_here(by_launcher, ClusterConfig()) == 16
+    by_ray = ClusterConfig(address="head:6379")
+    assert processes_here(TrainingConfig(processes=16), by_ray) == 16
+
+
+def test_the_same_run_may_have_more_processes_on_another_machine(
+    tmp_path: Path, monkeypatch
+) -> None:
+    """Two ranks on one GPU fail in NCCL, after the capture."""
+    corpus = make_corpus(tmp_path / "corpus", train_sequences=4, validation_sequences=2)
+    specs = []
+    for gpus in (1, 2):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
+        corpus.train(tmp_path / f"{gpus}", processes=2, epochs=1)
+        text = (tmp_path / f"{gpus}" / "training" / "spec.json").read_text()
+        specs.append(TrainingSpec.model_validate_json(text))
+    assert [spec.training.processes for spec in specs] == [1, 2]
+    assert specs[0].settings() == specs[1].settings()
