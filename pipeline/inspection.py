@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from outrider.common.files import read_json
+from outrider.common.process_tree import ProcessTree, changed_environment
 from outrider.data.ingest.ingest import TOKENIZER_FILES
 from outrider.data.ingest.inspection import inspect, marked
 from outrider.data.ingest.traffic_facts import counted, date, facts, printable
@@ -47,7 +48,12 @@ def inspect_recipe(
     check_traffic(recipe)
     # transformers would warn that torch is missing, which tokenizers do not need.
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
-    with tempfile.TemporaryDirectory(prefix="inspect-traffic-") as scratch:
+    # The tree ends the workers and removes the folder, even if this process is killed.
+    with (
+        tempfile.TemporaryDirectory(prefix="inspect-traffic-") as scratch,
+        ProcessTree(Path(scratch)) as tree,
+        changed_environment(tree.environment),
+    ):
         target = local_target(recipe)
         traffic_dir = Path(scratch) / "traffic"
         target = target or recipe.target.fetch(TOKENIZER_FILES, Path(scratch) / "target")

@@ -17,8 +17,6 @@ import hashlib
 import json
 import os
 import shutil
-import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -70,7 +68,7 @@ def ingest(
     """Ingests `traffic.path` for the target in `target_dir`; returns the summary.
 
     Sequence ids begin with `prefix`. `workers` is the number of processes (0: only this one;
-    default: one per core, but 0 or 1 for a small log). If `privacy` is on, findings are counted in
+    default: one per core, but 0 for a small log). If `privacy` is on, findings are counted in
     `privacy.json`. With `is_slice`, the log is a slice of one that is still being written
     (log_tail.py), so rows without their other half do not count as damage. `rows_per_file` limits
     the rows to read from each file. If `problems` is given, errors that would stop a run
@@ -101,11 +99,8 @@ def ingest(
         file_numbers=file_numbers,
     )
     console = Console(stderr=True, highlight=False)
-    with (
-        tempfile.TemporaryDirectory(dir=out_dir, prefix=".scratch-") as scratch,
-        console.status("ingest") as status,
-    ):
-        chunks = chunks_of(_records(files, traffic.format, Path(scratch)))
+    with console.status("ingest") as status:
+        chunks = chunks_of(_records(files, traffic.format, out_dir))
         made = make_parts(chunks, work, _workers(files) if workers is None else workers)
         records: list[int] = []
         for of_part in made:
@@ -217,12 +212,9 @@ def _parts_dir(
 
 
 def _workers(files: list[LogFile]) -> int:
-    # One process is faster for a small log.
-    if sum(file.size() for file in files) > 8 * 2**20:
-        return len(os.sched_getaffinity(0))
-    # A worker skips torch, so it starts in a third of the time that importing transformers takes
-    # in this process.
-    return 0 if "transformers" in sys.modules else 1
+    # This process alone is faster for a small log.
+    is_small = sum(file.size() for file in files) <= 8 * 2**20
+    return 0 if is_small else len(os.sched_getaffinity(0))
 
 
 def check(

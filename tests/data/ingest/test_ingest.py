@@ -1,15 +1,19 @@
 """Ingest: sequences, rejects, interrupts, workers, and what is refused."""
 
+import contextlib
 import hashlib
 import hmac
 import json
 import shutil
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from outrider.common.errors import OutriderError
+from outrider.common.process_tree import wait_until
 from outrider.data.config import PrivacyConfig, TrafficConfig
 from outrider.data.formats.sources import log_files
 from outrider.data.ingest import chunks
@@ -316,3 +320,35 @@ def test_several_models_are_an_error_that_names_them(text_target, tmp_path):
     ingested(text_target, log, tmp_path / "out", model="vendor/DEEPSEEK-R1")
     table = load_sequences(tmp_path / "out" / "sequences")
     assert table["model"][:] == ["deepseek-ai/DeepSeek-R1", "deepseek-r1", "/models/deepseek-r1/"]
+
+
+JOIN = """
+import sys
+from pathlib import Path
+from outrider.data.config import TrafficConfig
+from outrider.data.ingest.ingest import ingest
+ingest(Path(sys.argv[1]), TrafficConfig(path=sys.argv[2]), Path(sys.argv[3]), workers=0)
+"""
+
+
+def has_rows_on_disk(process, folder):
+    """Whether the process has a file of 1 MB open in `folder`, with a name or without."""
+    for descriptor in Path(f"/proc/{process.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            is_inside = str(descriptor.readlink()).startswith(str(folder))
+            if is_inside and descriptor.stat().st_size > 2**20:
+                return True
+    return False
+
+
+def test_a_kill_between_the_halves_of_exchanges_leaves_no_row(text_target, tmp_path):
+    message = {"role": "user", "content": SECRET + "x" * 1000}
+    requests = [{"id": f"r{n}", "model": "r1", "messages": [message]} for n in range(50_000)]
+    log = write_log(tmp_path / "log.jsonl", requests)
+    out = tmp_path / "out"
+    with subprocess.Popen([sys.executable, "-c", JOIN, text_target, log, out]) as process:
+        joining = wait_until(lambda: has_rows_on_disk(process, out), 300)
+        process.kill()
+    assert joining and process.returncode == -9
+    left = [path for path in out.rglob("*") if path.is_file()]
+    assert not [path for path in left if SECRET.encode() in path.read_bytes()]
