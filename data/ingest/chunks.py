@@ -9,6 +9,7 @@ its chunk, so its bytes do not depend on the process that writes it or on interr
     for records in make_parts(chunks, work, workers=8): ...
 """
 
+import contextlib
 import dataclasses
 import functools
 import hmac
@@ -16,6 +17,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import types
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -330,15 +332,43 @@ def make_parts(chunks: Iterable[Chunk], work: Work, workers: int) -> Iterator[in
     running: deque[Future[int]] = deque()
     try:
         for chunk in chunks:
-            running.append(pool.submit(_make_part, chunk))
+            with _empty_main():  # submitting starts a worker while there are too few
+                running.append(pool.submit(_make_part, chunk))
             if len(running) > 2 * workers:  # limits the chunks in memory
                 yield running.popleft().result()
         while running:
             yield running.popleft().result()
     except BrokenProcessPool:
-        raise OutriderError(
-            "an ingest worker was killed, most likely because the machine ran out of memory; "
-            "rerun the command to resume"
-        ) from None
+        ended = list(pool._processes.values())  # `shutdown` forgets them
+        pool.shutdown()
+        raise _worker_ended([process.exitcode for process in ended]) from None
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _empty_main() -> Iterator[None]:
+    """Hides the caller's script from processes that are spawned.
+
+    They import `__main__` first. A script without `if __name__ == "__main__"` would run again in
+    each worker, and start workers of its own. The workers need nothing of it.
+    """
+    script = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = script
+
+
+def _worker_ended(statuses: list[int | None]) -> OutriderError:
+    """Builds the error for a pool with a worker that ended early."""
+    # The pool ends the other workers with SIGTERM.
+    status = next((status for status in statuses if status != -signal.SIGTERM), -signal.SIGTERM)
+    ended = f"an ingest worker ended with exit status {status}"
+    if status == -signal.SIGKILL:
+        return OutriderError(
+            f"{ended}: it was killed, most often because memory ran out; rerun the command to"
+            " resume"
+        )
+    return OutriderError(f"{ended}; its message is above, or in the log of the stage")
