@@ -50,6 +50,9 @@ FORMATS: dict[str, Any] = {
 JOINING = frozenset({"openai_batch", "openai_joined", "vllm_log"})
 """Formats whose exchanges span several rows."""
 
+WITH_OTHER_ROWS = frozenset({"langfuse", "otel_genai", "sglang", "vllm_log"})
+"""Formats whose logs are mostly rows that are no requests: spans and log lines."""
+
 UNKNOWN = "unknown"
 """Name under which summaries count the rows of files that no format recognized."""
 

@@ -40,13 +40,14 @@ from outrider.data.exchange import (
     CONVERSATION,
     FIRST_QUESTION,
     HALVES,
+    NOT_GENERATIONS,
     USER,
     Exchange,
     Record,
     Reject,
     Sums,
 )
-from outrider.data.formats import parse_record
+from outrider.data.formats import WITH_OTHER_ROWS, parse_record
 from outrider.data.ingest.traffic_profile import NOT_LOGGED
 from outrider.data.privacy.guard import PrivacyGuard, PrivacyTally
 from outrider.data.tokenize.tokens import SequenceBuilder, TokenSequence
@@ -95,6 +96,9 @@ class Tally(Sums):
     formats: Counter[str] = Field(default_factory=Counter)
     """Rows by format."""
     rejects: Counter[str] = Field(default_factory=Counter)
+    not_generations: int = 0
+    """Rejected requests that failed or belong to another API; not the spans and lines of logs that
+    record other things than requests."""
     models: Counter[str] = Field(default_factory=Counter)
     """Exchanges by model name, as logged."""
     prompt_tokens_against_usage: Counter[str] = Field(default_factory=Counter)
@@ -111,6 +115,13 @@ class Tally(Sums):
             self.retokenized_against_usage[names[sequence.agrees_with_usage]] += 1
         if sequence.prompt_agrees_with_usage is not None and exchange.prompt_token_ids is None:
             self.prompt_tokens_against_usage[names[sequence.prompt_agrees_with_usage]] += 1
+
+    def add_reject(self, reject: Reject, format_name: str) -> None:
+        """Counts a rejected row of a format."""
+        self.rejects[reject.reason] += reject.rows
+        is_request = reject.reason == "error_response" or format_name not in WITH_OTHER_ROWS
+        if reject.reason in NOT_GENERATIONS and is_request:
+            self.not_generations += reject.rows
 
     def excuse_halves(self) -> None:
         """Counts rejected halves as `BEYOND_FIRST`, since the other halves may follow."""
@@ -194,7 +205,7 @@ class Work:
                 except Reject as reject:
                     place = reject.place or outcome.place
                     assert place is not None
-                    tally.rejects[reject.reason] += reject.rows
+                    tally.add_reject(reject, chunk.format)
                     line = {"reason": reject.reason, "detail": reject.detail}
                     rows_of_it = {"rows": reject.rows} if reject.rows > 1 else {}
                     rejects.append({**dataclasses.asdict(place), **line, **rows_of_it})

@@ -15,6 +15,7 @@ Memory use does not grow with the log.
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import publish, read_json, write_json
 from outrider.common.fingerprint import file_digest, path_digest, resume_or_clear, value_digest
 from outrider.data.config import PrivacyConfig, TrafficConfig
-from outrider.data.exchange import ASIDE, Record, Reject
+from outrider.data.exchange import ASIDE, NOT_GENERATIONS, Record, Reject
 from outrider.data.formats import JOINING, files_by_format, read_records
 from outrider.data.formats.sources import LogFile, log_files
 from outrider.data.ingest.chunks import Tally, Work, chunks_of, make_parts, model_label, part_path
@@ -40,7 +41,7 @@ PARTS = ".parts"
 PARTS_INPUTS = ".parts.json"
 """Folder of the parts, and file with the digest of everything that they depend on."""
 
-PARTS_VERSION = 9
+PARTS_VERSION = 10
 """Version of the parts. Raise it if the same log gives different parts: if a format accepts
 different rows, or if sequences, rejects, surrogates or `chunks.SCHEMA` change. Parts of an
 interrupted ingest are then made again. Also raise the version of the ingest stage
@@ -230,6 +231,16 @@ def check(
     if not tally.exchanges:
         raise OutriderError(
             f"{where}: no usable row. {counts}; raising traffic.max_reject_fraction does not help"
+        )
+    generations = tally.exchanges + sum(
+        count for reason, count in tally.rejects.items() if reason not in NOT_GENERATIONS
+    )
+    others = tally.not_generations / (tally.not_generations + generations)
+    if others > max(0.5, traffic.max_reject_fraction):
+        raise OutriderError(
+            f"{where}: {others:.0%} of the requests failed or are no chat or text completions:"
+            f" {counts}. traffic.path must name the log of the endpoint's generations; if this is"
+            f" it, set traffic.max_reject_fraction = {math.ceil(100 * others) / 100:g}"
         )
     damaged = sum(
         count for reason, count in tally.rejects.items() if reason not in ASIDE | LEFT_OUT

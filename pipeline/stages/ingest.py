@@ -52,7 +52,7 @@ def _sources(recipe: Recipe) -> dict[str, str]:
 
 INGEST = Stage(
     name="ingest",
-    version=10,
+    version=11,
     needs=(),
     settings=_settings,
     sources=_sources,

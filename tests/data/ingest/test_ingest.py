@@ -129,6 +129,28 @@ def test_too_many_bad_rows_stop_the_run_and_say_why(text_target, tmp_path):
     assert run(text_target, tmp_path, rows, max_reject_fraction=0.2)["exchanges"] == 20
 
 
+def test_failed_requests_are_no_damage_until_they_are_the_most(text_target, tmp_path):
+    failed = [BAD["error_response"]] * 9
+    embeddings = [{"request": {"input": SECRET}, "response": {"object": "list", "data": []}}] * 9
+    summary = run(text_target, tmp_path, [*good_rows(), *failed, *embeddings])
+    assert summary["exchanges"] == 20
+    assert summary["rejects"] == {"error_response": 9, "not_a_generation": 9}
+    most = [*good_rows(), *failed * 2, *embeddings]
+    counts = r"57% of the requests failed .*error_response 18, not_a_generation 9.*"
+    with pytest.raises(OutriderError, match=counts + r"max_reject_fraction = 0\.58"):
+        run(text_target, tmp_path, most)
+    assert run(text_target, tmp_path, most, max_reject_fraction=0.58)["exchanges"] == 20
+
+
+def test_log_lines_and_spans_are_no_failed_requests(text_target, tmp_path):
+    golden = Path(__file__).parents[1] / "golden" / "vllm_log" / "debug.log"
+    lines = golden.read_bytes() + b"INFO 07-01 Avg prompt throughput: 0.0 tokens/s\n" * 1000
+    (tmp_path / "vllm.log").write_bytes(lines)
+    traffic = TrafficConfig(path=str(tmp_path / "vllm.log"), max_reject_fraction=0.9)
+    summary = ingest(text_target, traffic, tmp_path / "out")
+    assert summary["rejects"]["not_a_generation"] > 1000 > summary["exchanges"] > 0
+
+
 def test_missing_times_are_null_and_missing_sessions_are_conversations(text_target, tmp_path):
     turns = [{"role": "user", "content": "one"}]
     longer = [*turns, {"role": "assistant", "content": "1"}, {"role": "user", "content": "two"}]
