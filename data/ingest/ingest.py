@@ -34,6 +34,7 @@ from outrider.data.exchange import ASIDE, NOT_GENERATIONS, Record, Reject
 from outrider.data.formats import JOINING, files_by_format, read_records
 from outrider.data.formats.sources import LogFile, log_files
 from outrider.data.ingest.chunks import Tally, Work, chunks_of, make_parts, model_label, part_path
+from outrider.data.ingest.traffic_facts import printable
 from outrider.data.ingest.traffic_profile import NOT_LOGGED, profile
 from outrider.data.privacy.guard import KEY_FILE, LEFT_OUT, PRIVACY_FILE, PrivacyTally, privacy_key
 
@@ -75,7 +76,9 @@ def ingest(
     the rows to read from each file. If `problems` is given, errors that would stop a run
     are appended to it instead of being raised; a log without rows always raises an error.
     """
-    files = [dataclasses.replace(file, limit=rows_per_file) for file in log_files(traffic.path)]
+    not_read: list[str] = []
+    found_files = log_files(traffic.path, not_read)
+    files = [dataclasses.replace(file, limit=rows_per_file) for file in found_files]
     target_dir = Path(target_dir)
     out_dir = Path(out_dir)
     out_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -100,6 +103,9 @@ def ingest(
         file_numbers=file_numbers,
     )
     console = Console(stderr=True, highlight=False)
+    if not_read:
+        listed = printable(", ".join(not_read))
+        console.print(f"traffic.path: not read: {listed}", markup=False, soft_wrap=True)
     with console.status("ingest") as status:
         chunks = chunks_of(_records(files, traffic.format, out_dir))
         made = make_parts(chunks, work, _workers(files) if workers is None else workers)
