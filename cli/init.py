@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from outrider.cli.options import Flag
 from outrider.common.errors import OutriderError
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def init(
     target: Annotated[str, Parameter(help="A checkpoint's directory, a hub id, or nano_r1.")],
     to: Path | None = None,
     effort: Literal["trial", "standard", "thorough"] | None = None,
+    force: Annotated[bool, Flag] = False,
 ) -> int:
     """Examine logs and target, and write a commented recipe with safe defaults.
 
@@ -75,26 +77,34 @@ def init(
     effort
         Controls the maximum sizes of the split's parts, the number of epochs, and how much is
         measured. Default: that of the recipe template chosen for the target.
+    force
+        Write the recipe even if the target has probably not written the log.
     """
     from rich.console import Console
 
     from outrider.common.process_tree import stopped_by_signal
-    from outrider.pipeline.inspection import print_facts
+    from outrider.pipeline.inspection import print_facts, print_wrong_target
 
     with stopped_by_signal():
-        path, found = write_recipe(logs, target, to, effort)
+        path, found = write_recipe(logs=logs, target=target, to=to, effort=effort, force=force)
     console = Console(highlight=False, soft_wrap=True)
+    print_wrong_target(found, console)
     print_facts(found, console)
     console.print(f"wrote {path}\nnext: outrider train {path} --dry-run", markup=False)
     return 0
 
 
 def write_recipe(
-    logs: str, target: str, to: Path | None = None, effort: str | None = None
+    logs: str,
+    target: str,
+    to: Path | None = None,
+    effort: str | None = None,
+    force: bool = False,
 ) -> tuple[Path, dict[str, Any]]:
     """Writes the recipe; returns its path and what the log contains.
 
-    Raises an `OutriderError` if the logs or the target cannot be used for training.
+    Raises an `OutriderError` if the logs or the target cannot be used for training, or, unless
+    `force`, if the target has probably not written the logs.
     """
     from outrider.pipeline.recipe.load import load_recipe
 
@@ -108,6 +118,11 @@ def write_recipe(
     kinds = recipe.speculator.kinds
     kind = shipped.speculator.kind if shipped.speculator.kind in kinds else kinds[0]
     found = _found(recipe.of_kinds([kind]))
+    if found["wrong_target"] and not force:
+        raise OutriderError(
+            f"{target}: {found['wrong_target']}. Nothing was written; --force writes the recipe"
+            " nevertheless"
+        )
     values = _values(recipe, config, found, shipped)
     near = path.resolve().parent == Path.cwd()
     text = RECIPE.format(
@@ -143,7 +158,7 @@ def _examined(logs: str, target: str) -> tuple["Recipe", Mapping[str, Any]]:
     config, source = target_config(recipe, local_target(recipe))
     if config is None:
         raise OutriderError(str(source))
-    return with_kinds(recipe), config
+    return with_kinds(recipe, quiet=True), config
 
 
 def _found(recipe: "Recipe") -> dict[str, Any]:
@@ -158,11 +173,7 @@ def _found(recipe: "Recipe") -> dict[str, Any]:
     if found["problems"]:
         examples = found["reject_examples"].items()
         seen = [f"{reason}, {each['place']}: {each['detail']}" for reason, each in examples]
-        raise OutriderError(
-            "\n".join(
-                [*found["problems"], *seen, "Formats that are read: docs/how-to/log-formats.md"]
-            )
-        )
+        raise OutriderError("\n".join([*seen, *found["problems"]]))
     if found["split"] is None:
         found["advice"].append(
             "too few sessions for training, validation and held-out parts: collect more traffic"

@@ -82,7 +82,9 @@ def _predicted(found: dict[str, Any], recipe: Recipe, target: Path) -> dict[str,
         seconds = tokens / rates.capture_tokens_per_s
         rate = rates.capture_tokens_per_s
         cost["text"] += f", about {duration(seconds)} at {rate:,g} tokens/s ({rates.source})"
-    return cost | {"gain": gain(found["split"]["train"]["sequences"])} if found["split"] else cost
+    if found["split"] and not found["wrong_target"]:
+        cost["gain"] = gain(found["split"]["train"]["sequences"])
+    return cost
 
 
 def gain(responses: int) -> str:
@@ -119,6 +121,7 @@ def _samples(sequences_dir: Path, target: Path, count: int) -> list[Text]:
 
 def print_inspection(found: Mapping[str, Any], console: Console) -> None:
     """Prints the findings; names from the log are never parsed as markup."""
+    print_wrong_target(found, console)
     size = f"{found['rows']:,} rows, {found['exchanges']:,} exchanges"
     title = f"{found['recipe']}: {counted(found['files'], 'file')}, {size}"
     console.print(Text(title, "bold"), soft_wrap=True)
@@ -137,14 +140,21 @@ def print_inspection(found: Mapping[str, Any], console: Console) -> None:
     console.print(_lengths(found["lengths"]))
 
 
+def print_wrong_target(found: Mapping[str, Any], console: Console) -> None:
+    """Prints that another model wrote the log, if it probably did."""
+    if wrong := found["wrong_target"]:
+        console.print(Text.assemble(("warning: ", "bold red"), wrong), soft_wrap=True)
+
+
 def print_facts(found: Mapping[str, Any], console: Console) -> None:
     """Prints one line per fact about the log, then advice."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
     scope = "the sequences that the split keeps" if found["split"] else "the whole log"
-    capture = f"{found['predicted']['text']}; for {scope}"
-    learned = [("training", found["predicted"]["gain"])] if found["split"] else []
+    predicted = found["predicted"]
+    capture = f"{predicted['text']}; for {scope}"
+    learned = [("training", predicted["gain"])] if "gain" in predicted else []
     for name, text in (("target", found["target"]), *facts(found), ("capture", capture), *learned):
         grid.add_row(name, Text(printable(text)))
     console.print(grid)

@@ -31,14 +31,14 @@ MAX_MODEL_LEN = 32_768
 many, and the engine must have room for one request of this length in its KV cache."""
 
 
-def with_kinds(recipe: Recipe, target_dir: Path | None = None) -> Recipe:
-    """Fills in values that the target determines; prints what `auto` selects.
+def with_kinds(recipe: Recipe, target_dir: Path | None = None, quiet: bool = False) -> Recipe:
+    """Fills in values that the target determines; unless `quiet`, prints what it chose.
 
     `auto` skips kinds that cannot be served; naming one is an error. Values set in the recipe are
     kept. `target_dir` contains the target's config.json; None if unknown.
     """
     if found := target_dir or local_target(recipe):
-        return _replaced(recipe, found)
+        return _replaced(recipe, found, quiet)
     with tempfile.TemporaryDirectory(prefix="config-") as scratch:
         try:
             fetched = recipe.target.fetch(("config.json",), Path(scratch))
@@ -49,13 +49,13 @@ def with_kinds(recipe: Recipe, target_dir: Path | None = None) -> Recipe:
                 f"speculator.kind = {AUTO}: the kinds that the target supports are unknown"
                 f" ({error}); name them, such as speculator.kind={DEFAULT_KIND}"
             ) from None
-        return _replaced(recipe, fetched)
+        return _replaced(recipe, fetched, quiet)
 
 
-def _replaced(recipe: Recipe, target_dir: Path) -> Recipe:
+def _replaced(recipe: Recipe, target_dir: Path, quiet: bool) -> Recipe:
     target_config = read_json(target_dir / "config.json")
     architecture_of(target_config, f"{recipe.target.model}: config.json")
-    recipe = _with_attention(with_target_defaults(recipe, target_config), target_config)
+    recipe = _with_attention(with_target_defaults(recipe, target_config), target_config, quiet)
     mla = runs_mla(target_config, recipe.serving.engine)
     head = recipe.speculator.head
     if head.layer_type == "auto":
@@ -82,11 +82,12 @@ def _replaced(recipe: Recipe, target_dir: Path) -> Recipe:
     if recipe.speculator.base != lookup:  # as the base, it is compared with every kind anyway
         names.append(lookup)
     left_out = "".join(f"; not {name}: {why}" for name, why in others.items())
-    print(f"speculator.kind = {AUTO}: {', '.join(names)}{left_out}", file=sys.stderr)
+    if not quiet:
+        print(f"speculator.kind = {AUTO}: {', '.join(names)}{left_out}", file=sys.stderr)
     return recipe.of_kinds(names)
 
 
-def _with_attention(recipe: Recipe, target_config: Mapping[str, Any]) -> Recipe:
+def _with_attention(recipe: Recipe, target_config: Mapping[str, Any], quiet: bool) -> Recipe:
     """Disables MLA where no backend supports the head widths, as for nano R1."""
     engine = recipe.serving.engine
     if not runs_mla(target_config, engine) or (why := mla_refusal(target_config)) is None:
@@ -95,9 +96,9 @@ def _with_attention(recipe: Recipe, target_config: Mapping[str, Any]) -> Recipe:
         raise OutriderError(
             f"serving.engine.environment: VLLM_MLA_DISABLE = 0: {why} Leave the variable out"
         )
-    print(
-        f"VLLM_MLA_DISABLE = 1: plain attention for {recipe.target.model}. {why}", file=sys.stderr
-    )
+    if not quiet:
+        told = f"VLLM_MLA_DISABLE = 1: plain attention for {recipe.target.model}. {why}"
+        print(told, file=sys.stderr)
     environment = engine.environment | {"VLLM_MLA_DISABLE": "1"}
     engine = engine.model_copy(update={"environment": environment})
     serving = recipe.serving.model_copy(update={"engine": engine})

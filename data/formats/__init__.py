@@ -83,7 +83,7 @@ def read_records(name: str, files: Sequence[LogFile], scratch: Path) -> Iterator
     for file in files:
         count = sum(1 for _ in file.lines())
         if count:
-            detail = f"the beginning of the file has no known format ({', '.join(FORMATS)})"
+            detail = "the beginning of the file has no known format"
             yield Reject("unknown_format", detail, Place(file.name, 1), rows=count)
 
 

@@ -106,15 +106,23 @@ class Tally(Sums):
     retokenized_against_usage: Counter[str] = Field(default_factory=Counter)
     """The same for retokenized completions."""
 
+    sequences_against_usage: Counter[str] = Field(default_factory=Counter)
+    """Sequences with one of these counts: `different` if prompt or completion differ."""
+
     def add(self, exchange: Exchange, sequence: TokenSequence) -> None:
         """Counts one exchange that became a sequence."""
         self.exchanges += 1
         self.models[exchange.model or NOT_LOGGED] += 1
         names = {True: "equal", False: "different"}
+        agreements = []
         if sequence.agrees_with_usage is not None and exchange.completion_token_ids is None:
             self.retokenized_against_usage[names[sequence.agrees_with_usage]] += 1
+            agreements.append(sequence.agrees_with_usage)
         if sequence.prompt_agrees_with_usage is not None and exchange.prompt_token_ids is None:
             self.prompt_tokens_against_usage[names[sequence.prompt_agrees_with_usage]] += 1
+            agreements.append(sequence.prompt_agrees_with_usage)
+        if agreements:
+            self.sequences_against_usage[names[all(agreements)]] += 1
 
     def add_reject(self, reject: Reject, format_name: str) -> None:
         """Counts a rejected row of a format."""

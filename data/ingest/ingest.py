@@ -31,7 +31,7 @@ from outrider.common.files import publish, read_json, write_json
 from outrider.common.fingerprint import file_digest, path_digest, resume_or_clear, value_digest
 from outrider.data.config import PrivacyConfig, TrafficConfig
 from outrider.data.exchange import ASIDE, NOT_GENERATIONS, Record, Reject
-from outrider.data.formats import JOINING, files_by_format, read_records
+from outrider.data.formats import FORMATS, JOINING, UNKNOWN, files_by_format, read_records
 from outrider.data.formats.sources import LogFile, log_files
 from outrider.data.ingest.chunks import Tally, Work, chunks_of, make_parts, model_label, part_path
 from outrider.data.ingest.traffic_facts import printable
@@ -224,6 +224,14 @@ def _workers(files: list[LogFile]) -> int:
     return 0 if is_small else len(os.sched_getaffinity(0))
 
 
+NEXT_STEP = (
+    f"Outrider reads {', '.join(FORMATS)} (docs/how-to/log-formats.md). To convert another log,"
+    ' write one line per exchange: {"messages": [{"role": "user", "content": "..."}, {"role":'
+    ' "assistant", "reasoning_content": "...", "content": "..."}]}'
+)
+"""What to do with a log of an unknown format."""
+
+
 def check(
     tally: Tally, traffic: TrafficConfig, files: list[LogFile], rejects_path: Path | None = None
 ) -> None:
@@ -234,6 +242,8 @@ def check(
     reasons = ", ".join(f"{reason} {count}" for reason, count in tally.rejects.most_common(5))
     counts = f"{tally.rejects.total()} of {tally.rows} rows rejected ({reasons})"
     counts += f"; each with its line in {rejects_path}" if rejects_path else ""
+    if not tally.exchanges and tally.formats[UNKNOWN]:
+        raise OutriderError(f"{where}: no usable row. {counts}. {NEXT_STEP}")
     if not tally.exchanges:
         raise OutriderError(
             f"{where}: no usable row. {counts}; raising traffic.max_reject_fraction does not help"
