@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from outrider.cli.options import Flag
 from outrider.common.errors import OutriderError
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ def init(
     target: Annotated[str, Parameter(help="A checkpoint's directory, a hub id, or nano_r1.")],
     to: Path | None = None,
     effort: Literal["trial", "standard", "thorough"] | None = None,
+    force: Annotated[bool, Flag] = False,
 ) -> int:
     """Examine logs and target, and write a commented recipe with safe defaults.
 
@@ -88,17 +90,20 @@ def init(
     effort
         Controls the maximum sizes of the split's parts, the number of epochs, and how much is
         measured. Default: that of the recipe template chosen for the target.
+    force
+        Write the recipe even if the target has probably not written the log.
     """
     from outrider.common.process_tree import stopped_by_signal
 
     with stopped_by_signal():
-        path, found = write_recipe(logs, target, to, effort)
+        path, found = write_recipe(logs=logs, target=target, to=to, effort=effort, force=force)
 
     from rich.console import Console
 
-    from outrider.pipeline.inspection import print_facts
+    from outrider.pipeline.inspection import print_facts, print_wrong_target
 
     console = Console(highlight=False, soft_wrap=True)
+    print_wrong_target(found, console)
     print_facts(found, console)
     console.print(f"{found['speculator']}\nwrote {path}", markup=False)
     console.print(f"next: outrider train {path} --dry-run", markup=False)
@@ -106,12 +111,17 @@ def init(
 
 
 def write_recipe(
-    logs: str, target: str, to: Path | None = None, effort: str | None = None
+    logs: str,
+    target: str,
+    to: Path | None = None,
+    effort: str | None = None,
+    force: bool = False,
 ) -> tuple[Path, dict[str, Any]]:
     """Writes the recipe; returns its path and what the log contains.
 
     The recipe follows from the log and the target alone, not from this machine's GPUs or vLLM.
-    Raises an `OutriderError` if the logs or the target cannot be used for training.
+    Raises an `OutriderError` if the logs or the target cannot be used for training, or, unless
+    `force`, if the target has probably not written the logs.
     """
     from outrider.pipeline.paths import check_paths
     from outrider.pipeline.recipe.load import load_overrides, load_recipe
@@ -130,6 +140,11 @@ def write_recipe(
     template = _template(config)
     shipped = load_recipe(template).recipe
     found = _found(recipe)
+    if found["wrong_target"] and not force:
+        raise OutriderError(
+            f"{target}: {found['wrong_target']}. Nothing was written; --force writes the recipe"
+            " nevertheless"
+        )
     kind = recipe.speculator.only_kind
     base = recipe.speculator.base
     reason, base_reason = OWN if base is None else FROM_SCRATCH
@@ -179,7 +194,8 @@ def _with_speculator(recipe: "Recipe") -> tuple["Recipe", Mapping[str, Any]]:
             (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
         kind, base = kind_and_base(directory)
         speculator = recipe.speculator.of_kinds([kind]).model_copy(update={"base": base})
-        return with_kinds(recipe.model_copy(update={"speculator": speculator}), directory), config
+        recipe = recipe.model_copy(update={"speculator": speculator})
+        return with_kinds(recipe, directory, quiet=True), config
 
 
 def _found(recipe: "Recipe") -> dict[str, Any]:
@@ -194,11 +210,7 @@ def _found(recipe: "Recipe") -> dict[str, Any]:
     if found["problems"]:
         examples = found["reject_examples"].items()
         seen = [f"{reason}, {each['place']}: {each['detail']}" for reason, each in examples]
-        raise OutriderError(
-            "\n".join(
-                [*found["problems"], *seen, "Formats that are read: docs/how-to/log-formats.md"]
-            )
-        )
+        raise OutriderError("\n".join([*seen, *found["problems"]]))
     if found["split"] is None:
         found["advice"].append(
             "too few sessions for training, validation and held-out parts: collect more traffic"

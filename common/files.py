@@ -19,6 +19,9 @@ import psutil
 
 from outrider.common.errors import OutriderError
 
+SCRATCH = ".scratch-"
+"""Prefix of temporary files and folders that are not published."""
+
 
 @contextlib.contextmanager
 def publish(path: Path) -> Iterator[Path]:
@@ -137,6 +140,13 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def remove_leftovers(root: Path) -> None:
+    """Removes all temporary paths below a locked folder, where no other process writes."""
+    for pattern in (f"{SCRATCH}*", ".*.tmp", ".*.old"):
+        for left in list(root.rglob(pattern)):
+            remove(left)
 
 
 def _remove_leftovers(folder: Path) -> None:

@@ -26,7 +26,9 @@ class TrafficConfig(_Section):
 
     max_reject_fraction: float = Field(default=0.05, ge=0.0, lt=1.0)
     """Maximum share of rows that may be rejected. The run stops above it, because many rejects
-    usually mean the wrong format or the wrong target."""
+    usually mean the wrong format or the wrong target. Failed requests and rows of other APIs do not
+    count, but may not be more than half of the requests; a value above 0.5 also raises this
+    share."""
 
     model: str | list[str] | None = None
     """Keep only exchanges of this model, or of these models. Names are compared with those in the

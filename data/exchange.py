@@ -119,8 +119,8 @@ class Reject(Exception):
 
     - not a valid row of a known format: `not_json`, `not_utf8`, `not_an_object`, `unknown_format`,
       `wrong_type`, `duplicate_key`, `line_too_long` (above 64 MB), `nested_too_deeply` (above 100)
-    - no exchange to learn from: `incomplete_pair`, `error_response`, `no_choices`, `no_messages`,
-      `no_response`, `empty_prompt`, `empty_response`
+    - no exchange to learn from: `incomplete_pair`, `no_choices`, `no_messages`, `no_response`,
+      `empty_prompt`, `empty_response`
     - a request or response that cannot be joined with its other half: `no_id`,
       `unmatched_request`, `unmatched_response`, `ambiguous_id`
     - the end of the response is missing: `stream_cut`, `not_finished`, `partial_response`,
@@ -136,7 +136,8 @@ class Reject(Exception):
     - set aside, without counting towards `traffic.max_reject_fraction`: sampled differently
       (`grammar`, `min_p`, `penalties`, `other_sampling`), personal data that cannot be replaced
       (`privacy_regenerate`, `privacy_ids_only`), and rows that are not part of the traffic
-      (`not_a_generation`, `cache_hit`, `weighted_out`, `other_model`, `beyond_first`)
+      (`error_response`, `not_a_generation`, `cache_hit`, `weighted_out`, `other_model`,
+      `beyond_first`)
     """
 
     def __init__(self, reason: str, detail: str = "", place: Place | None = None, rows: int = 1):
@@ -157,9 +158,13 @@ BEYOND_FIRST = "beyond_first"
 SAMPLED_OTHERWISE = frozenset({"grammar", "min_p", "penalties", "other_sampling"})
 """Reasons for responses whose tokens were not sampled with temperature, top_k and top_p alone."""
 
+NOT_GENERATIONS = frozenset({"error_response", "not_a_generation"})
+"""Reasons for rows that an endpoint logs besides generations: failed requests, other APIs, spans
+and log lines."""
+
 ASIDE = SAMPLED_OTHERWISE | {
     "other_model",
-    "not_a_generation",
+    *NOT_GENERATIONS,
     "cache_hit",
     "weighted_out",
     BEYOND_FIRST,

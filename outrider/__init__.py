@@ -45,11 +45,21 @@ RUNS = Path("runs")
 Name = str | Path
 
 
-def init(logs: Name, target: Name, to: Name | None = None, effort: str | None = None) -> Path:
-    """Writes a recipe for `logs` and `target`; returns its path."""
+def init(
+    logs: Name,
+    target: Name,
+    to: Name | None = None,
+    effort: str | None = None,
+    force: bool = False,
+) -> Path:
+    """Writes a recipe for `logs` and `target`; returns its path.
+
+    `force` writes it even if the target has probably not written the logs.
+    """
     from outrider.cli.init import write_recipe
 
-    return write_recipe(str(logs), str(target), None if to is None else Path(to), effort)[0]
+    path = None if to is None else Path(to)
+    return write_recipe(logs=str(logs), target=str(target), to=path, effort=effort, force=force)[0]
 
 
 def inspect(recipe: Name, *overrides: str, first: int | None = None) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from outrider.common.files import read_json
+from outrider.common.process_tree import ProcessTree, changed_environment
 from outrider.data.ingest.ingest import TOKENIZER_FILES
 from outrider.data.ingest.inspection import inspect, marked
 from outrider.data.ingest.traffic_facts import counted, date, facts, printable
@@ -48,7 +49,12 @@ def inspect_recipe(
     check_traffic(recipe)
     # transformers would warn that torch is missing, which tokenizers do not need.
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
-    with tempfile.TemporaryDirectory(prefix="inspect-") as scratch:
+    # The tree ends the workers and removes the folder, even if this process is killed.
+    with (
+        tempfile.TemporaryDirectory(prefix="inspect-") as scratch,
+        ProcessTree(Path(scratch)) as tree,
+        changed_environment(tree.environment),
+    ):
         target = local_target(recipe)
         traffic_dir = Path(scratch) / "traffic"
         target = target or recipe.target.fetch(TOKENIZER_FILES, Path(scratch) / "target")
@@ -77,7 +83,9 @@ def _predicted(found: dict[str, Any], recipe: Recipe, target: Path) -> dict[str,
         seconds = tokens / rates.capture_tokens_per_s
         rate = rates.capture_tokens_per_s
         cost["text"] += f", about {duration(seconds)} at {rate:,g} tokens/s ({rates.source})"
-    return cost | {"gain": gain(found["split"]["train"]["sequences"])} if found["split"] else cost
+    if found["split"] and not found["wrong_target"]:
+        cost["gain"] = gain(found["split"]["train"]["sequences"])
+    return cost
 
 
 def gain(responses: int) -> str:
@@ -114,6 +122,7 @@ def _samples(sequences_dir: Path, target: Path, count: int) -> list[Text]:
 
 def print_inspection(found: Mapping[str, Any], console: Console) -> None:
     """Prints the findings; names from the log are never parsed as markup."""
+    print_wrong_target(found, console)
     size = f"{found['rows']:,} rows, {found['exchanges']:,} exchanges"
     title = f"{found['recipe']}: {counted(found['files'], 'file')}, {size}"
     console.print(Text(title, "bold"), soft_wrap=True)
@@ -132,14 +141,21 @@ def print_inspection(found: Mapping[str, Any], console: Console) -> None:
     console.print(_lengths(found["lengths"]))
 
 
+def print_wrong_target(found: Mapping[str, Any], console: Console) -> None:
+    """Prints that another model wrote the log, if it probably did."""
+    if wrong := found["wrong_target"]:
+        console.print(Text.assemble(("warning: ", "bold red"), wrong), soft_wrap=True)
+
+
 def print_facts(found: Mapping[str, Any], console: Console) -> None:
     """Prints one line per fact about the log, then advice."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
     scope = "the sequences that the split keeps" if found["split"] else "the whole log"
-    capture = f"{found['predicted']['text']}; for {scope}"
-    learned = [("training", found["predicted"]["gain"])] if found["split"] else []
+    predicted = found["predicted"]
+    capture = f"{predicted['text']}; for {scope}"
+    learned = [("training", predicted["gain"])] if "gain" in predicted else []
     for name, text in (("target", found["target"]), *facts(found), ("capture", capture), *learned):
         grid.add_row(name, Text(printable(text)))
     console.print(grid)

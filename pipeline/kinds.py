@@ -37,14 +37,14 @@ WITH_ALL_POSITIONS = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deep
 (vLLM 0.32, config/model.py, _get_and_verify_max_len)."""
 
 
-def with_kinds(recipe: Recipe, target_dir: Path | None = None) -> Recipe:
-    """Fills in values that the target determines; prints what `auto` selects.
+def with_kinds(recipe: Recipe, target_dir: Path | None = None, quiet: bool = False) -> Recipe:
+    """Fills in values that the target determines; unless `quiet`, prints what it chose.
 
     `auto` skips kinds that cannot be served; naming one is an error. Values set in the recipe are
     kept. `target_dir` contains the target's config.json; None if unknown.
     """
     if found := target_dir or local_target(recipe):
-        return _replaced(recipe, found)
+        return _replaced(recipe, found, quiet)
     with tempfile.TemporaryDirectory(prefix="config-") as scratch:
         try:
             fetched = recipe.target.fetch(("config.json",), Path(scratch))
@@ -56,16 +56,16 @@ def with_kinds(recipe: Recipe, target_dir: Path | None = None) -> Recipe:
                 f" ({error}); name them, such as speculator.kind={DEFAULT_KIND}"
             ) from None
         try:
-            return _replaced(recipe, fetched)
+            return _replaced(recipe, fetched, quiet)
         except OutriderError as error:  # name the model, not the temporary directory
             raise OutriderError(str(error).replace(str(fetched), recipe.target.model)) from None
 
 
-def _replaced(recipe: Recipe, target_dir: Path) -> Recipe:
+def _replaced(recipe: Recipe, target_dir: Path, quiet: bool) -> Recipe:
     target_config = read_json(target_dir / "config.json")
     architecture_of(target_config, f"{recipe.target.model}: config.json")
     check_keys(target_config, target_dir / "config.json", "every run")
-    recipe = _with_attention(with_target_defaults(recipe, target_config), target_config)
+    recipe = _with_attention(with_target_defaults(recipe, target_config), target_config, quiet)
     mla = runs_mla(target_config, recipe.serving.engine)
     head = recipe.speculator.head
     if head.layer_type == "auto":
@@ -94,11 +94,12 @@ def _replaced(recipe: Recipe, target_dir: Path) -> Recipe:
     if recipe.speculator.base != lookup:  # as the base, it is compared with every kind anyway
         names.append(lookup)
     left_out = "".join(f"; not {name}: {why}" for name, why in others.items())
-    print(f"speculator.kind = {AUTO}: {', '.join(names)}{left_out}", file=sys.stderr)
+    if not quiet:
+        print(f"speculator.kind = {AUTO}: {', '.join(names)}{left_out}", file=sys.stderr)
     return recipe.of_kinds(names)
 
 
-def _with_attention(recipe: Recipe, target_config: Mapping[str, Any]) -> Recipe:
+def _with_attention(recipe: Recipe, target_config: Mapping[str, Any], quiet: bool) -> Recipe:
     """Disables MLA where no backend supports the head widths, as for nano R1."""
     engine = recipe.serving.engine
     if not runs_mla(target_config, engine) or (why := mla_refusal(target_config)) is None:
@@ -107,9 +108,9 @@ def _with_attention(recipe: Recipe, target_config: Mapping[str, Any]) -> Recipe:
         raise OutriderError(
             f"serving.engine.environment: VLLM_MLA_DISABLE = 0: {why} Leave the variable out"
         )
-    print(
-        f"VLLM_MLA_DISABLE = 1: plain attention for {recipe.target.model}. {why}", file=sys.stderr
-    )
+    if not quiet:
+        told = f"VLLM_MLA_DISABLE = 1: plain attention for {recipe.target.model}. {why}"
+        print(told, file=sys.stderr)
     environment = engine.environment | {"VLLM_MLA_DISABLE": "1"}
     engine = engine.model_copy(update={"environment": environment})
     serving = recipe.serving.model_copy(update={"engine": engine})

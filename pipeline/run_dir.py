@@ -31,7 +31,7 @@ from typing import Any
 import yaml
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import lock, publish, read_json, write_json
+from outrider.common.files import lock, publish, read_json, remove_leftovers, write_json
 from outrider.pipeline.provenance import provenance
 from outrider.pipeline.recipe.recipe import Recipe
 
@@ -176,7 +176,11 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Locks the directory; raises an `OutriderError` if another process holds the lock."""
+        """Locks the directory; raises an `OutriderError` if another process holds the lock.
+
+        Temporary files of killed commands and stages are removed, because they may hold raw rows
+        and hidden states.
+        """
         file = self.root / ".lock"
         try:
             self.root.mkdir(parents=True, exist_ok=True)
@@ -188,4 +192,8 @@ class RunDirectory:
             ) from None
         doing = "is using this run; wait for it, end it, or use another place with --runs DIR"
         with lock(file, doing):
-            yield
+            remove_leftovers(self.root)
+            try:
+                yield
+            finally:
+                remove_leftovers(self.root)

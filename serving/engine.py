@@ -18,6 +18,7 @@ import numpy as np
 import psutil
 
 from outrider.common.errors import OutriderError
+from outrider.common.files import SCRATCH
 from outrider.common.process_tree import ProcessTree, changed_environment
 from outrider.common.threads import in_daemon_thread
 from outrider.serving.config import EngineConfig, TargetConfig
@@ -287,7 +288,7 @@ def open_engine(
     arguments = engine_arguments(target, engine, drafting)
     with (
         ProcessTree() as tree,
-        tempfile.TemporaryDirectory(dir=scratch, prefix="outrider-") as folder,
+        tempfile.TemporaryDirectory(dir=scratch, prefix=SCRATCH) as folder,
     ):
         variables = start_environment(target.directory()) | engine_environment(engine)
         with changed_environment(variables | tree.environment):

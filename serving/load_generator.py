@@ -24,6 +24,7 @@ from types import ModuleType
 from typing import Any
 
 from outrider.common.errors import OutriderError
+from outrider.common.files import SCRATCH
 from outrider.common.process_tree import Child
 from outrider.serving.client import Sampling, SpeculationCounters, read_counters
 from outrider.serving.config import EngineConfig, TargetConfig
@@ -151,7 +152,8 @@ class LoadGenerator:
             "save_detailed": True,
         }
         before = read_counters(url)
-        with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
+        # Next to the log: in a run, the next command removes prompts that a kill leaves.
+        with tempfile.TemporaryDirectory(dir=self._log_path.parent, prefix=SCRATCH) as folder:
             dataset = Path(folder) / "prompts.jsonl"
             lines = [json.dumps({"prompt": prompt}) + "\n" for prompt in prompts]
             dataset.write_text("".join(lines), encoding="utf-8")

@@ -50,6 +50,9 @@ FORMATS: dict[str, Any] = {
 JOINING = frozenset({"openai_batch", "openai_joined", "vllm_log"})
 """Formats whose exchanges span several rows."""
 
+WITH_OTHER_ROWS = frozenset({"langfuse", "otel_genai", "sglang", "vllm_log"})
+"""Formats whose logs are mostly rows that are no requests: spans and log lines."""
+
 UNKNOWN = "unknown"
 """Name under which summaries count the rows of files that no format recognized."""
 
@@ -80,7 +83,7 @@ def read_records(name: str, files: Sequence[LogFile], scratch: Path) -> Iterator
     for file in files:
         count = sum(1 for _ in file.lines())
         if count:
-            detail = f"the beginning of the file has no known format ({', '.join(FORMATS)})"
+            detail = "the beginning of the file has no known format"
             yield Reject("unknown_format", detail, Place(file.name, 1), rows=count)
 
 

@@ -6,7 +6,7 @@
         request_row, response_rows = record.payload
 
 The rows go through an SQLite file, because the halves of an exchange may be at opposite ends of a
-log of any size.
+log of any size. The file has no name, so no raw row stays on the disk if the process is killed.
 """
 
 import contextlib
@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from outrider.common.files import SCRATCH
 from outrider.data.exchange import Place, Record, Reject
 from outrider.data.formats.rows import Row, rows
 from outrider.data.formats.sources import LONGEST_LINE, LogFile
@@ -41,12 +42,7 @@ def joined_records(
 
     `member_of` returns the id and side of a row, or raises a `Reject` for that row.
     """
-    with (
-        tempfile.TemporaryDirectory(dir=scratch) as folder,
-        contextlib.closing(sqlite3.connect(Path(folder) / "rows.sqlite")) as database,
-    ):
-        # The file is useless after a crash, so it need not survive one.
-        database.execute("PRAGMA journal_mode=OFF")
+    with contextlib.closing(_database(scratch)) as database:
         database.execute("CREATE TABLE rows (key TEXT, side TEXT, file INT, line INT, row BLOB)")
         for index, file in enumerate(files):
             for number, row in rows(file):
@@ -79,6 +75,15 @@ def joined_records(
                 yield Reject("line_too_long", detail, members[0].place, rows=count)
             else:
                 yield from _records(members)
+
+
+def _database(folder: Path) -> sqlite3.Connection:
+    """Opens an empty database in a file whose name in `folder` is removed."""
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=SCRATCH) as file:  # mode 0600
+        database = sqlite3.connect(file.name)
+    # The file is useless after a crash, so it needs no journal, which would have a name.
+    database.execute("PRAGMA journal_mode=OFF")
+    return database
 
 
 def _records(members: list[Member]) -> Iterator[Record | Reject]:

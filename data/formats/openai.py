@@ -33,6 +33,7 @@ from typing import Any
 from outrider.data.exchange import Exchange, Place, Reject
 from outrider.data.formats.fields import first, take, take_ids, take_text, take_time
 from outrider.data.formats.openai_stream import DATA, chunks_of_sse, join_chunks
+from outrider.data.formats.other_rows import check_completion
 from outrider.data.formats.rows import kind_of, parse_row
 from outrider.data.formats.sampling import sampling_of
 
@@ -104,11 +105,10 @@ def _exchanges(
     Raises:
         Reject: If all choices have the same problem.
     """
-    if response.get("error") is not None:
-        raise Reject("error_response")
+    check_completion({}, request, response)
     choices = take(response, "choices", list, "response")
     if not choices:
-        raise Reject("no_choices")
+        raise Reject("no_choices", "the response has no choices")
     metadata = take(request, "metadata", dict, "request") or {}
     usage = take(response, "usage", dict, "response") or {}
     messages = take(request, "messages", list, "request")

@@ -25,6 +25,7 @@ from outrider.data.formats.fields import first, take_text
 from outrider.data.formats.join import joined_records
 from outrider.data.formats.openai import body, exchanges, gateway_fields
 from outrider.data.formats.openai_stream import join_chunks
+from outrider.data.formats.other_rows import check_completion
 from outrider.data.formats.rows import Row, Sample, parse_row
 
 
@@ -54,7 +55,7 @@ def _side(row: dict[str, Any]) -> str | None:
 
 def _member_of(row: Row | None) -> tuple[str, str]:
     parsed = parse_row(row)
-    side = _side(parsed)
+    side = _side(parsed) or _side_of_other_row(parsed)
     if side is None:
         named = "id" in parsed or "request_id" in parsed
         raise Reject("incomplete_pair" if named else "no_id")
@@ -62,6 +63,14 @@ def _member_of(row: Row | None) -> tuple[str, str]:
     if key is None:
         raise Reject("no_id")
     return key.removeprefix("chatcmpl-"), side
+
+
+def _side_of_other_row(row: dict[str, Any]) -> str | None:
+    """Like `_side`, for errors and rows of other APIs."""
+    is_response = row.get("error") or isinstance(row.get("object"), str) or "type" in row
+    if is_response:
+        return "response"
+    return "request" if "model" in row and ("input" in row or "messages" in row) else None
 
 
 records = functools.partial(joined_records, member_of=_member_of)
@@ -75,6 +84,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
     response = join_chunks(answers) if is_stream else first(body(answer, "response"), answer)
     asked = parse_row(request_row) if request_row is not None else {}
     request = first(body(asked, "request"), asked)
+    check_completion(answer, request, response)
     choices = response.get("choices")
     holders = [response, *(choices if isinstance(choices, list) else ())]
     has_ids = any(isinstance(each, dict) and each.get("prompt_token_ids") for each in holders)

@@ -41,11 +41,15 @@ def join_chunks(chunks: Iterable[Any]) -> dict[str, Any]:
     ids: list[str] = []
     response: dict[str, Any] = {}
     choices: dict[int, dict[str, Any]] = {}
+    is_other_api = False
     for chunk in chunks:
         if not isinstance(chunk, dict):
             raise Reject("wrong_type", "a chunk of the stream is not an object")
         if chunk.get("error") is not None:
             raise Reject("error_response")
+        # The Responses API and Anthropic name the type of each event.
+        if "choices" not in chunk and isinstance(chunk.get("type"), str):
+            is_other_api = True
         ids += [str(chunk["id"])] if chunk.get("id") else []
         for key in ("id", "model", "created", "prompt_token_ids"):
             if chunk.get(key) is not None:
@@ -60,6 +64,8 @@ def join_chunks(chunks: Iterable[Any]) -> dict[str, Any]:
             _add(choices.setdefault(index, empty), delta)
     if 1 < len(set(ids)) < len(ids):  # not a gateway that gives each chunk an id of its own
         raise Reject("ambiguous_id", "chunks of several streams, as of a retried request")
+    if not choices and is_other_api:
+        raise Reject("not_a_generation", "events of another API")
     if not choices:
         raise Reject("stream_cut", "no chunk has a choice")
     response["choices"] = [_finished(choices[index]) for index in sorted(choices)]

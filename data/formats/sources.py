@@ -9,17 +9,19 @@ that none is lost.
 
 import contextlib
 import gzip
+import os
 import re
 import socket
 import sys
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import IO, Any, BinaryIO
 
 from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
 
 from outrider.common.errors import OutriderError
 from outrider.common.fingerprint import store_identity
@@ -89,8 +91,11 @@ class LogFile:
     @contextlib.contextmanager
     def stored(self) -> Iterator[IO[bytes]]:
         """Opens the file as stored, for formats that seek in it (Parquet)."""
-        with answering(f"traffic.path: {self.name}"), self.filesystem.open(self.path, "rb") as file:
-            yield file
+        with answering(f"traffic.path: {self.name}"):
+            with self._present():
+                file = self.filesystem.open(self.path, "rb")
+            with file:
+                yield file
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Any]:
@@ -130,14 +135,25 @@ class LogFile:
 
     def size(self) -> int:
         """Returns the stored size in bytes; 0 if the filesystem reports none."""
-        with answering(f"traffic.path: {self.name}"):
+        with answering(f"traffic.path: {self.name}"), self._present():
             return self.filesystem.size(self.path) or 0
 
     def identity(self) -> list[str]:
         """Returns values that change with the content, if the store reports any."""
-        with answering(f"traffic.path: {self.name}"):
+        with answering(f"traffic.path: {self.name}"), self._present():
             info = self.filesystem.info(self.path)
         return [self.name, *store_identity(info)]
+
+    @contextlib.contextmanager
+    def _present(self) -> Iterator[None]:
+        """Raises an `OutriderError` if the file is gone, as after a log rotation."""
+        try:
+            yield
+        except FileNotFoundError:
+            raise OutriderError(
+                f"traffic.path: {self.name}: removed or renamed while the log was read; rerun the"
+                " command, on a copy if files are rotated often"
+            ) from None
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes | None]:
@@ -157,24 +173,36 @@ def _lines(file: BinaryIO) -> Iterator[bytes | None]:
         is_first = False
 
 
-def log_files(path: str | list[str]) -> list[LogFile]:
-    """Returns the distinct files of `traffic.path`, sorted by name within each entry."""
+def log_files(path: str | list[str], not_read: list[str] | None = None) -> list[LogFile]:
+    """Returns the distinct files of `traffic.path`, sorted by name within each entry.
+
+    A file and links to it are one. Entries of folders that cannot be read are added to `not_read`,
+    each with the reason.
+    """
     entries = [path] if isinstance(path, str) else path
-    found: dict[tuple[AbstractFileSystem, str], LogFile] = {}
+    not_read = [] if not_read is None else not_read
+    distinct: dict[tuple[AbstractFileSystem, str], LogFile] = {}
     for entry in entries:
-        found |= {(file.filesystem, file.path): file for file in _files_of(entry)}
-    return list(found.values())
+        for file in _files_of(entry, not_read):
+            is_local = isinstance(file.filesystem, LocalFileSystem)
+            target = os.path.realpath(file.path) if is_local else file.path
+            distinct.setdefault((file.filesystem, target), file)
+    return list(distinct.values())
 
 
-def _files_of(entry: str) -> list[LogFile]:
+def _files_of(entry: str, not_read: list[str]) -> list[LogFile]:
     what = f"traffic.path = {entry!r}"
+    of_entry: list[str] = []
     try:
         with answering(what):
             filesystem, root = url_to_fs(entry)
-            paths = _paths(filesystem, root)
+            paths = _paths(filesystem, root, of_entry)
     except (ImportError, OSError, ValueError) as error:
         # No client is installed, the store refuses access, or the protocol or name is invalid.
         raise OutriderError(f"{what}: {error}") from error
+    not_read += of_entry
+    if not paths and of_entry:
+        raise OutriderError(f"{what}: nothing can be read: {', '.join(of_entry)}")
     if not paths:
         endings = f"{', '.join(SUFFIXES)} or one of these with {' or '.join(COMPRESSIONS)}"
         raise OutriderError(
@@ -191,17 +219,45 @@ def _files_of(entry: str) -> list[LogFile]:
     ]
 
 
-def _paths(filesystem: AbstractFileSystem, root: str) -> list[str]:
+def _paths(filesystem: AbstractFileSystem, root: str, not_read: list[str]) -> list[str]:
     """Returns the paths of log files, given a folder, glob or file."""
+    is_local = isinstance(filesystem, LocalFileSystem)
     if not filesystem.isdir(root):
-        if filesystem.exists(root):
-            return [root]
-        return [path for path in filesystem.glob(root) if filesystem.isfile(path)]
-    names = {path: unpacked_name(path) for path in filesystem.find(root)}
-    paths = [path for path, name in names.items() if name.endswith(SUFFIXES) and name[0] != "."]
+        # `lexists` is true for a link without a target.
+        exists = os.path.lexists(root) if is_local else filesystem.exists(root)
+        paths = [root] if exists else filesystem.glob(root)
+        paths = [path for path in paths if not filesystem.isdir(path)]
+        return _regular(paths, not_read) if is_local else paths
+    names = _below(root, not_read) if is_local else filesystem.find(root)
+    unpacked = {path: unpacked_name(path) for path in names}
+    paths = [path for path, name in unpacked.items() if name.endswith(SUFFIXES) and name[0] != "."]
     if any(path.endswith((".arrow", ".parquet")) for path in paths):
         paths = [path for path in paths if PurePosixPath(path).name not in DATA_SET_FILES]
+    return _regular(paths, not_read) if is_local else paths
+
+
+def _below(root: str, not_read: list[str]) -> list[str]:
+    """Returns what is in a local folder at any depth; links to folders are not followed."""
+
+    def refused(error: OSError) -> None:
+        not_read.append(f"{error.filename} ({error.strerror})")
+
+    paths: list[str] = []
+    for folder, folders, names in os.walk(root, onerror=refused):
+        paths += [str(Path(folder, name)) for name in names]
+        inner = (Path(folder, name) for name in folders)
+        not_read += [f"{path} (a link to a folder)" for path in inner if path.is_symlink()]
     return paths
+
+
+def _regular(paths: list[str], not_read: list[str]) -> list[str]:
+    """Returns the regular files; reading another, such as a named pipe, might never end."""
+    others = [path for path in map(Path, paths) if not path.is_file()]
+    for path in others:
+        is_dangling = path.is_symlink() and not path.exists()
+        what = "a link to nothing" if is_dangling else "not a regular file"
+        not_read.append(f"{path} ({what})")
+    return [path for path in paths if Path(path) not in others]
 
 
 def unpacked_name(path: str) -> str:

@@ -9,6 +9,7 @@ its chunk, so its bytes do not depend on the process that writes it or on interr
     for records in make_parts(chunks, work, workers=8): ...
 """
 
+import contextlib
 import dataclasses
 import functools
 import hmac
@@ -16,6 +17,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import types
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -38,13 +40,14 @@ from outrider.data.exchange import (
     CONVERSATION,
     FIRST_QUESTION,
     HALVES,
+    NOT_GENERATIONS,
     USER,
     Exchange,
     Record,
     Reject,
     Sums,
 )
-from outrider.data.formats import parse_record
+from outrider.data.formats import WITH_OTHER_ROWS, parse_record
 from outrider.data.ingest.traffic_profile import NOT_LOGGED
 from outrider.data.privacy.guard import PrivacyGuard, PrivacyTally
 from outrider.data.tokenize.tokens import SequenceBuilder, TokenSequence
@@ -93,6 +96,9 @@ class Tally(Sums):
     formats: Counter[str] = Field(default_factory=Counter)
     """Rows by format."""
     rejects: Counter[str] = Field(default_factory=Counter)
+    not_generations: int = 0
+    """Rejected requests that failed or belong to another API; not the spans and lines of logs that
+    record other things than requests."""
     models: Counter[str] = Field(default_factory=Counter)
     """Exchanges by model name, as logged."""
     prompt_tokens_against_usage: Counter[str] = Field(default_factory=Counter)
@@ -100,15 +106,30 @@ class Tally(Sums):
     retokenized_against_usage: Counter[str] = Field(default_factory=Counter)
     """The same for retokenized completions."""
 
+    sequences_against_usage: Counter[str] = Field(default_factory=Counter)
+    """Sequences with one of these counts: `different` if prompt or completion differ."""
+
     def add(self, exchange: Exchange, sequence: TokenSequence) -> None:
         """Counts one exchange that became a sequence."""
         self.exchanges += 1
         self.models[exchange.model or NOT_LOGGED] += 1
         names = {True: "equal", False: "different"}
+        agreements = []
         if sequence.agrees_with_usage is not None and exchange.completion_token_ids is None:
             self.retokenized_against_usage[names[sequence.agrees_with_usage]] += 1
+            agreements.append(sequence.agrees_with_usage)
         if sequence.prompt_agrees_with_usage is not None and exchange.prompt_token_ids is None:
             self.prompt_tokens_against_usage[names[sequence.prompt_agrees_with_usage]] += 1
+            agreements.append(sequence.prompt_agrees_with_usage)
+        if agreements:
+            self.sequences_against_usage[names[all(agreements)]] += 1
+
+    def add_reject(self, reject: Reject, format_name: str) -> None:
+        """Counts a rejected row of a format."""
+        self.rejects[reject.reason] += reject.rows
+        is_request = reject.reason == "error_response" or format_name not in WITH_OTHER_ROWS
+        if reject.reason in NOT_GENERATIONS and is_request:
+            self.not_generations += reject.rows
 
     def excuse_halves(self) -> None:
         """Counts rejected halves as `BEYOND_FIRST`, since the other halves may follow."""
@@ -192,7 +213,7 @@ class Work:
                 except Reject as reject:
                     place = reject.place or outcome.place
                     assert place is not None
-                    tally.rejects[reject.reason] += reject.rows
+                    tally.add_reject(reject, chunk.format)
                     line = {"reason": reject.reason, "detail": reject.detail}
                     rows_of_it = {"rows": reject.rows} if reject.rows > 1 else {}
                     rejects.append({**dataclasses.asdict(place), **line, **rows_of_it})
@@ -330,15 +351,43 @@ def make_parts(chunks: Iterable[Chunk], work: Work, workers: int) -> Iterator[in
     running: deque[Future[int]] = deque()
     try:
         for chunk in chunks:
-            running.append(pool.submit(_make_part, chunk))
+            with _empty_main():  # submitting starts a worker while there are too few
+                running.append(pool.submit(_make_part, chunk))
             if len(running) > 2 * workers:  # limits the chunks in memory
                 yield running.popleft().result()
         while running:
             yield running.popleft().result()
     except BrokenProcessPool:
-        raise OutriderError(
-            "an ingest worker was killed, most likely because the machine ran out of memory; "
-            "rerun the command to resume"
-        ) from None
+        ended = list(pool._processes.values())  # `shutdown` forgets them
+        pool.shutdown()
+        raise _worker_ended([process.exitcode for process in ended]) from None
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _empty_main() -> Iterator[None]:
+    """Hides the caller's script from processes that are spawned.
+
+    They import `__main__` first. A script without `if __name__ == "__main__"` would run again in
+    each worker, and start workers of its own. The workers need nothing of it.
+    """
+    script = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = script
+
+
+def _worker_ended(statuses: list[int | None]) -> OutriderError:
+    """Builds the error for a pool with a worker that ended early."""
+    # The pool ends the other workers with SIGTERM.
+    status = next((status for status in statuses if status != -signal.SIGTERM), -signal.SIGTERM)
+    ended = f"an ingest worker ended with exit status {status}"
+    if status == -signal.SIGKILL:
+        return OutriderError(
+            f"{ended}: it was killed, most often because memory ran out; rerun the command to"
+            " resume"
+        )
+    return OutriderError(f"{ended}; its message is above, or in the log of the stage")

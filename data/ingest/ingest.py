@@ -15,10 +15,9 @@ Memory use does not grow with the log.
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import shutil
-import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,10 +30,11 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import publish, read_json, write_json
 from outrider.common.fingerprint import file_digest, path_digest, resume_or_clear, value_digest
 from outrider.data.config import PrivacyConfig, TrafficConfig
-from outrider.data.exchange import ASIDE, Record, Reject
-from outrider.data.formats import JOINING, files_by_format, read_records
+from outrider.data.exchange import ASIDE, NOT_GENERATIONS, Record, Reject
+from outrider.data.formats import FORMATS, JOINING, UNKNOWN, files_by_format, read_records
 from outrider.data.formats.sources import LogFile, log_files
 from outrider.data.ingest.chunks import Tally, Work, chunks_of, make_parts, model_label, part_path
+from outrider.data.ingest.traffic_facts import printable
 from outrider.data.ingest.traffic_profile import NOT_LOGGED, profile
 from outrider.data.privacy.guard import KEY_FILE, LEFT_OUT, PRIVACY_FILE, PrivacyTally, privacy_key
 
@@ -42,7 +42,7 @@ PARTS = ".parts"
 PARTS_INPUTS = ".parts.json"
 """Folder of the parts, and file with the digest of everything that they depend on."""
 
-PARTS_VERSION = 9
+PARTS_VERSION = 10
 """Version of the parts. Raise it if the same log gives different parts: if a format accepts
 different rows, or if sequences, rejects, surrogates or `chunks.SCHEMA` change. Parts of an
 interrupted ingest are then made again. Also raise the version of the ingest stage
@@ -70,13 +70,15 @@ def ingest(
     """Ingests `traffic.path` for the target in `target_dir`; returns the summary.
 
     Sequence ids begin with `prefix`. `workers` is the number of processes (0: only this one;
-    default: one per core, but 0 or 1 for a small log). If `privacy` is on, findings are counted in
+    default: one per core, but 0 for a small log). If `privacy` is on, findings are counted in
     `privacy.json`. With `is_slice`, the log is a slice of one that is still being written
     (log_tail.py), so rows without their other half do not count as damage. `rows_per_file` limits
     the rows to read from each file. If `problems` is given, errors that would stop a run
     are appended to it instead of being raised; a log without rows always raises an error.
     """
-    files = [dataclasses.replace(file, limit=rows_per_file) for file in log_files(traffic.path)]
+    not_read: list[str] = []
+    found_files = log_files(traffic.path, not_read)
+    files = [dataclasses.replace(file, limit=rows_per_file) for file in found_files]
     target_dir = Path(target_dir)
     out_dir = Path(out_dir)
     out_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -101,11 +103,11 @@ def ingest(
         file_numbers=file_numbers,
     )
     console = Console(stderr=True, highlight=False)
-    with (
-        tempfile.TemporaryDirectory(dir=out_dir, prefix=".scratch-") as scratch,
-        console.status("ingest") as status,
-    ):
-        chunks = chunks_of(_records(files, traffic.format, Path(scratch)))
+    if not_read:
+        listed = printable(", ".join(not_read))
+        console.print(f"traffic.path: not read: {listed}", markup=False, soft_wrap=True)
+    with console.status("ingest") as status:
+        chunks = chunks_of(_records(files, traffic.format, out_dir))
         made = make_parts(chunks, work, _workers(files) if workers is None else workers)
         records: list[int] = []
         for of_part in made:
@@ -217,12 +219,17 @@ def _parts_dir(
 
 
 def _workers(files: list[LogFile]) -> int:
-    # One process is faster for a small log.
-    if sum(file.size() for file in files) > 8 * 2**20:
-        return len(os.sched_getaffinity(0))
-    # A worker skips torch, so it starts in a third of the time that importing transformers takes
-    # in this process.
-    return 0 if "transformers" in sys.modules else 1
+    # This process alone is faster for a small log.
+    is_small = sum(file.size() for file in files) <= 8 * 2**20
+    return 0 if is_small else len(os.sched_getaffinity(0))
+
+
+NEXT_STEP = (
+    f"Outrider reads {', '.join(FORMATS)} (docs/how-to/log-formats.md). To convert another log,"
+    ' write one line per exchange: {"messages": [{"role": "user", "content": "..."}, {"role":'
+    ' "assistant", "reasoning_content": "...", "content": "..."}]}'
+)
+"""What to do with a log of an unknown format."""
 
 
 def check(
@@ -235,9 +242,21 @@ def check(
     reasons = ", ".join(f"{reason} {count}" for reason, count in tally.rejects.most_common(5))
     counts = f"{tally.rejects.total()} of {tally.rows} rows rejected ({reasons})"
     counts += f"; each with its line in {rejects_path}" if rejects_path else ""
+    if not tally.exchanges and tally.formats[UNKNOWN]:
+        raise OutriderError(f"{where}: no usable row. {counts}. {NEXT_STEP}")
     if not tally.exchanges:
         raise OutriderError(
             f"{where}: no usable row. {counts}; raising traffic.max_reject_fraction does not help"
+        )
+    generations = tally.exchanges + sum(
+        count for reason, count in tally.rejects.items() if reason not in NOT_GENERATIONS
+    )
+    others = tally.not_generations / (tally.not_generations + generations)
+    if others > max(0.5, traffic.max_reject_fraction):
+        raise OutriderError(
+            f"{where}: {others:.0%} of the requests failed or are no chat or text completions:"
+            f" {counts}. traffic.path must name the log of the endpoint's generations; if this is"
+            f" it, set traffic.max_reject_fraction = {math.ceil(100 * others) / 100:g}"
         )
     damaged = sum(
         count for reason, count in tally.rejects.items() if reason not in ASIDE | LEFT_OUT

@@ -21,6 +21,7 @@ from outrider.data.config import PrivacyConfig, SplitConfig, TrafficConfig
 from outrider.data.exchange import BEYOND_FIRST, HALVES, SAMPLED_OTHERWISE
 from outrider.data.ingest.ingest import ingest
 from outrider.data.ingest.traffic_facts import printable
+from outrider.data.ingest.traffic_profile import NOT_LOGGED
 from outrider.data.sequences import load_sequences
 from outrider.data.split.split import BEGAN_EARLIER, PARTS, SEEN, describe, divide
 
@@ -63,6 +64,7 @@ def inspect(
         "reject_examples": _examples(scratch / "rejects.jsonl", summary["rejects"]),
         "split": predicted,
         "problems": problems,
+        "wrong_target": wrong_target(summary),
         "advice": advise(summary, predicted, split),
     }
 
@@ -82,13 +84,31 @@ def _examples(rejects: Path, counted: Mapping[str, int]) -> dict[str, dict[str, 
     return examples
 
 
+def wrong_target(ingested: Mapping[str, Any]) -> str | None:
+    """Returns the evidence that another model wrote the log, if there is any."""
+    counts = ingested["sequences_against_usage"]
+    different = counts.get("different", 0)
+    counted = sum(counts.values())
+    if 2 * different <= counted:
+        return None
+    completions = ingested["retokenized_against_usage"]
+    same_tokens = completions.get("equal", 0) > completions.get("different", 0)
+    template = ", or the endpoint uses another chat template" if same_tokens else ""
+    models = printable(", ".join(name for name in ingested["models"] if name != NOT_LOGGED))
+    return (
+        f"this target has probably not written this log (model in the log: {models or NOT_LOGGED}):"
+        f" {different:,} of the {counted:,} sequences with a logged token count differ in length"
+        f" from it; give the model that wrote the log as target.model{template}"
+    )
+
+
 def advise(
     ingested: Mapping[str, Any], divided: Mapping[str, Any] | None, split: SplitConfig
 ) -> list[str]:
-    """Returns all advice on the summaries of an ingest and its split."""
+    """Returns all advice on the summaries of an ingest and its split, except `wrong_target`."""
     return [
         *(_split_advice(divided, split) if divided else []),
-        *_fidelity_advice(ingested),
+        *([] if wrong_target(ingested) else _fidelity_advice(ingested)),
         *_sampling_advice(ingested),
     ]
 
@@ -134,27 +154,64 @@ def _split_advice(summary: Mapping[str, Any], split: SplitConfig) -> list[str]:
 def _fidelity_advice(summary: Mapping[str, Any]) -> list[str]:
     """Advises on rows without token ids."""
     retokenized = summary["fidelity"].get("retokenized", 0)
-    if not retokenized:
-        return []
     advice = []
     prompts = summary["prompt_tokens_against_usage"]
     if other := prompts.get("different", 0):
         advice.append(
             f"{other:,} of {sum(prompts.values()):,} prompts without token ids differ in length"
             " from the engine's count: the endpoint uses another chat template, or a gateway adds"
-            " text. Put the endpoint's template into the target's directory, or log token ids"
+            " text. Put the endpoint's template into the target's directory"
         )
     counts = summary["retokenized_against_usage"]
     different = counts.get("different", 0)
     counted = sum(counts.values())
+    if not retokenized or (counted and not different):
+        return advice
+    differ = (
+        f": {different:,} of the {counted:,} with a logged count differ in length from the engine's"
+        " count"
+        if counted
+        else ""
+    )
     advice.append(
         f"{retokenized:,} of {summary['exchanges']:,} exchanges have no token ids and are tokenized"
-        f" again: {different:,} of the {counted:,} with a logged count differ in length from the"
-        " engine's count. Capture quarantines off-policy sequences (capture.min_on_policy). To log"
-        " exact tokens, send `return_token_ids: true` with every request, from the client or the"
-        " gateway; vLLM then returns prompt_token_ids and token_ids in the response"
+        f" again{differ}. Capture quarantines off-policy sequences (capture.min_on_policy)"
+        f"{_remedy(summary['formats'])}"
     )
     return advice
+
+
+LOSE_IDS = {
+    "litellm": "LiteLLM",
+    "helicone": "Helicone",
+    "langfuse": "Langfuse",
+    "otel_genai": "OpenTelemetry",
+}
+"""Formats of producers that do not keep token ids, with their names."""
+
+KEEP_IDS = {
+    ("openai_pairs", "openai_joined", "openai_batch"): "send `return_token_ids: true` with every"
+    " request, from the client or the gateway; vLLM then returns prompt_token_ids and token_ids in"
+    " the response",
+    ("vllm_log",): "run vLLM with VLLM_LOGGING_LEVEL=DEBUG",
+    ("sglang",): "start SGLang with --log-requests-level 3",
+}
+"""How to log token ids, by formats. The other formats are data sets, which were not logged."""
+
+
+def _remedy(formats: Mapping[str, int]) -> str:
+    """Returns how to log token ids, for the formats of a log."""
+    text = ""
+    for names, remedy in KEEP_IDS.items():
+        if formats.keys() & set(names):
+            text += f". To log exact tokens, {remedy}"
+    if losing := [LOSE_IDS[name] for name in formats if name in LOSE_IDS]:
+        text += (
+            f". {' and '.join(losing)} {'does' if len(losing) == 1 else 'do'} not keep token ids:"
+            " to have exact tokens, log at vLLM or at an OpenAI-style gateway instead"
+            " (docs/how-to/log-formats.md)"
+        )
+    return text
 
 
 def _sampling_advice(summary: Mapping[str, Any]) -> list[str]:

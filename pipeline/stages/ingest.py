@@ -52,7 +52,7 @@ def _sources(recipe: Recipe) -> dict[str, str]:
 
 INGEST = Stage(
     name="ingest",
-    version=10,
+    version=11,
     needs=(),
     settings=_settings,
     sources=_sources,
@@ -66,7 +66,7 @@ INGEST = Stage(
 def _split(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
     from rich.console import Console
 
-    from outrider.data.ingest.inspection import advise
+    from outrider.data.ingest.inspection import advise, wrong_target
     from outrider.data.sequences import load_sequences
     from outrider.data.split.split import split
     from outrider.eval.lossless.task_accuracy import try_task
@@ -79,6 +79,8 @@ def _split(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any
     found = try_task(
         recipe.eval, heldout, recipe.target.training_directory(), recipe.report.samples
     )
+    if wrong := wrong_target(ingested):
+        console.print(f"warning: {wrong}", style="bold red", markup=False, soft_wrap=True)
     for text in [*advise(ingested, parts["summary"], recipe.split), *found]:
         console.print(f"advice: {text}", style="yellow", markup=False, soft_wrap=True)
     return parts["summary"]

@@ -20,6 +20,7 @@ from outrider.common.process_tree import wait_until
 from outrider.pipeline.stages.registry import STAGES
 from tests.cli.commands import COMMANDS, assert_one_message, json_line, run, start
 from tests.cli.workplace import write_workplace
+from tests.data.logs import write_log
 from tests.eval.sample_results import history_report
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -235,6 +236,29 @@ def test_the_installed_package_is_typed_and_has_the_version_of_pyproject(tmp_pat
     (wheel,) = tmp_path.glob("outrider-*.whl")
     assert wheel.name.split("-")[1] == outrider.__version__
     assert "outrider/py.typed" in zipfile.ZipFile(wheel).namelist()
+
+
+def test_a_wrong_target_gets_a_recipe_only_with_force(workplace, nano_r1):
+    rows = [json.loads(line) for line in (workplace / "log.jsonl").read_text().splitlines()]
+    for row in rows:
+        row["response"]["usage"] = {"prompt_tokens": 1, "completion_tokens": 1}
+        row["response"]["model"] = "r1-distill"
+    write_log(workplace / "other.jsonl", rows)
+    words = ["init", "other.jsonl", "--target", str(nano_r1)]
+    refused = run("outrider", *words, cwd=workplace)
+    assert_one_message(refused, "probably not written this log (model in the log: r1-distill)")
+    assert "--force" in refused.stderr and not (workplace / "other.yaml").exists()
+    forced = run("outrider", *words, "--force", cwd=workplace)
+    first = forced.stdout.splitlines()[0]
+    assert first.startswith("warning: this target has probably not written this log")
+    assert "of the gain" not in forced.stdout and (workplace / "other.yaml").exists()
+    inspected = run("outrider", "inspect", "other.yaml", cwd=workplace)
+    assert inspected.stdout.splitlines()[0] == first and "of the gain" not in inspected.stdout
+
+
+def test_init_prints_nothing_before_its_result(workplace, nano_r1):
+    words = ["init", "log.jsonl", "--target", str(nano_r1), "--to", "plain.yaml"]
+    assert run("outrider", *words, cwd=workplace).stderr == ""
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,10 @@
 
 import io
 import json
+import os
 import stat
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -10,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from outrider.common.files import read_json
+from outrider.common.process_tree import wait_until
 from outrider.pipeline.inspection import (
     COUNTS,
     LENGTHS,
@@ -135,3 +139,13 @@ def test_the_temporary_folder_is_private_and_removed(workplace, monkeypatch, tmp
     with pytest.raises(KeyboardInterrupt):
         inspect_recipe(recipe, None, 0)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_killed_inspection_leaves_nothing(tmp_path):
+    code = "import outrider; outrider.inspect('social_chat')"
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment) as process:
+        reading = wait_until(lambda: list(tmp_path.glob("inspect-traffic-*/traffic/.parts")), 300)
+        process.kill()
+    assert reading and process.returncode == -9
+    assert wait_until(lambda: not list(tmp_path.iterdir()), 300)

@@ -40,6 +40,33 @@ def test_a_second_run_is_told_who_holds_the_directory_and_may_enter_when_it_is_k
         pass
 
 
+def test_what_killed_processes_left_is_removed(tmp_path):
+    run = RunDirectory(tmp_path / "demo")
+    left = [
+        "traffic/.scratch-k2/rows.sqlite",
+        "features/.scratch-a1/layer.bf16",
+        "features/.summary.json.another-pod.17.tmp",
+        "traffic/.sequences.another-pod.17.old/data.arrow",
+        "evaluation/mtp/.scratch-b/prompts.jsonl",
+    ]
+    kept = ["traffic/.parts/000001.json", "traffic/.parts.json", ".lock", "logs/attempt_1/x.tmp"]
+
+    def write(names):
+        for name in names:
+            (run.root / name).parent.mkdir(parents=True, exist_ok=True)
+            (run.root / name).touch()
+
+    def files():
+        return {str(path.relative_to(run.root)) for path in run.root.rglob("*") if path.is_file()}
+
+    write([*left, *kept])
+    with run.locked():
+        assert files() == set(kept)
+        write(left)  # a stage is killed, not the command
+    assert files() == set(kept)
+    assert not list((run.root / "features").iterdir())
+
+
 def test_the_recipe_comes_back_as_it_was(tmp_path):
     loaded = load_recipe("r1/social_chat", ["training.learning_rate=1e-5"])
     run = RunDirectory.of(loaded.recipe, tmp_path)

@@ -1,15 +1,19 @@
 """Ingest: sequences, rejects, interrupts, workers, and what is refused."""
 
+import contextlib
 import hashlib
 import hmac
 import json
 import shutil
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from outrider.common.errors import OutriderError
+from outrider.common.process_tree import wait_until
 from outrider.data.config import PrivacyConfig, TrafficConfig
 from outrider.data.formats.sources import log_files
 from outrider.data.ingest import chunks
@@ -123,6 +127,28 @@ def test_too_many_bad_rows_stop_the_run_and_say_why(text_target, tmp_path):
     written = {path.name for path in (tmp_path / "out").glob("[!.]*")}
     assert written == {"privacy.key", "rejects.jsonl"}
     assert run(text_target, tmp_path, rows, max_reject_fraction=0.2)["exchanges"] == 20
+
+
+def test_failed_requests_are_no_damage_until_they_are_the_most(text_target, tmp_path):
+    failed = [BAD["error_response"]] * 9
+    embeddings = [{"request": {"input": SECRET}, "response": {"object": "list", "data": []}}] * 9
+    summary = run(text_target, tmp_path, [*good_rows(), *failed, *embeddings])
+    assert summary["exchanges"] == 20
+    assert summary["rejects"] == {"error_response": 9, "not_a_generation": 9}
+    most = [*good_rows(), *failed * 2, *embeddings]
+    counts = r"57% of the requests failed .*error_response 18, not_a_generation 9.*"
+    with pytest.raises(OutriderError, match=counts + r"max_reject_fraction = 0\.58"):
+        run(text_target, tmp_path, most)
+    assert run(text_target, tmp_path, most, max_reject_fraction=0.58)["exchanges"] == 20
+
+
+def test_log_lines_and_spans_are_no_failed_requests(text_target, tmp_path):
+    golden = Path(__file__).parents[1] / "golden" / "vllm_log" / "debug.log"
+    lines = golden.read_bytes() + b"INFO 07-01 Avg prompt throughput: 0.0 tokens/s\n" * 1000
+    (tmp_path / "vllm.log").write_bytes(lines)
+    traffic = TrafficConfig(path=str(tmp_path / "vllm.log"), max_reject_fraction=0.9)
+    summary = ingest(text_target, traffic, tmp_path / "out")
+    assert summary["rejects"]["not_a_generation"] > 1000 > summary["exchanges"] > 0
 
 
 def test_missing_times_are_null_and_missing_sessions_are_conversations(text_target, tmp_path):
@@ -316,3 +342,35 @@ def test_several_models_are_an_error_that_names_them(text_target, tmp_path):
     ingested(text_target, log, tmp_path / "out", model="vendor/DEEPSEEK-R1")
     table = load_sequences(tmp_path / "out" / "sequences")
     assert table["model"][:] == ["deepseek-ai/DeepSeek-R1", "deepseek-r1", "/models/deepseek-r1/"]
+
+
+JOIN = """
+import sys
+from pathlib import Path
+from outrider.data.config import TrafficConfig
+from outrider.data.ingest.ingest import ingest
+ingest(Path(sys.argv[1]), TrafficConfig(path=sys.argv[2]), Path(sys.argv[3]), workers=0)
+"""
+
+
+def has_rows_on_disk(process, folder):
+    """Whether the process has a file of 1 MB open in `folder`, with a name or without."""
+    for descriptor in Path(f"/proc/{process.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            is_inside = str(descriptor.readlink()).startswith(str(folder))
+            if is_inside and descriptor.stat().st_size > 2**20:
+                return True
+    return False
+
+
+def test_a_kill_between_the_halves_of_exchanges_leaves_no_row(text_target, tmp_path):
+    message = {"role": "user", "content": SECRET + "x" * 1000}
+    requests = [{"id": f"r{n}", "model": "r1", "messages": [message]} for n in range(50_000)]
+    log = write_log(tmp_path / "log.jsonl", requests)
+    out = tmp_path / "out"
+    with subprocess.Popen([sys.executable, "-c", JOIN, text_target, log, out]) as process:
+        joining = wait_until(lambda: has_rows_on_disk(process, out), 300)
+        process.kill()
+    assert joining and process.returncode == -9
+    left = [path for path in out.rglob("*") if path.is_file()]
+    assert not [path for path in left if SECRET.encode() in path.read_bytes()]

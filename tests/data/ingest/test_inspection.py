@@ -5,8 +5,9 @@ import json
 import pytest
 
 from outrider.data.config import SplitConfig, TrafficConfig
-from outrider.data.ingest.inspection import inspect
+from outrider.data.ingest.inspection import advise, inspect
 from outrider.data.ingest.traffic_facts import printable
+from outrider.data.sequences import load_sequences
 from tests.data.logs import pair, screenings, write_log
 
 SECRET = "Ada Lovelace, born 1815"
@@ -102,3 +103,76 @@ def test_the_first_rows_of_two_halves(look_at):
     assert (found["rows"], found["exchanges"], found["joined"]) == (60, 20, 20)
     assert found["rejects"] == {"beyond_first": 20} and found["problems"] == []
     assert set(found["reject_examples"]) == {"beyond_first"}
+
+
+@pytest.fixture
+def counted(look_at, tmp_path):
+    """Inspects exchanges of 60 sessions, the counts of some of which are wrong."""
+    look_at(log=daily(60))
+    table = load_sequences(tmp_path / "scratch" / "sequences")
+    starts = table["completion_start"][:]
+    lengths = list(map(len, table["token_ids"][:]))
+
+    def inspected(wrong_prompts, wrong_completions):
+        def usage(index):
+            prompt = starts[index]
+            completion = lengths[index] - starts[index]
+            return {
+                "prompt_tokens": prompt + (index < wrong_prompts),
+                "completion_tokens": completion + (index < wrong_completions),
+            }
+
+        return look_at(log=daily(60, response__usage=usage))
+
+    return inspected
+
+
+def test_a_log_of_another_model_is_said_to_be_one(counted):
+    found = counted(wrong_prompts=31, wrong_completions=20)
+    wrong = found["wrong_target"]
+    assert wrong.startswith("this target has probably not written this log (model in the log: nano")
+    assert "31 of the 60 sequences with a logged token count" in wrong
+    assert "another chat template" in wrong  # most completions have the logged length
+    assert "chat template" not in counted(60, 60)["wrong_target"]
+    assert not [text for text in found["advice"] if "tokenized again" in text or "prompts" in text]
+    assert counted(30, 30)["wrong_target"] is None
+
+
+def test_advice_on_token_counts_only_where_some_differ(counted, look_at):
+    assert counted(0, 0)["advice"] == []
+    prompts, completions = counted(3, 2)["advice"]
+    assert "3 of 60 prompts" in prompts and "2 of the 60 with a logged count differ" in completions
+    (uncounted,) = look_at(log=daily(60))["advice"]
+    assert "60 of 60 exchanges have no token ids" in uncounted and "differ" not in uncounted
+    assert "return_token_ids" in uncounted
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "not_said"),
+    [
+        ("openai_pairs", "send `return_token_ids: true`", "log at vLLM"),
+        ("litellm", "LiteLLM does not keep token ids: to have", "return_token_ids"),
+        ("helicone", "Helicone does not keep token ids", "return_token_ids"),
+        ("langfuse", "Langfuse does not keep token ids", "return_token_ids"),
+        ("otel_genai", "OpenTelemetry does not keep", "return_token_ids"),
+        ("messages", "(capture.min_on_policy)", "To "),
+    ],
+)
+def test_the_remedy_is_one_that_the_log_s_producer_has(name, said, not_said):
+    summary = {
+        "fidelity": {"retokenized": 3},
+        "exchanges": 4,
+        "rejects": {},
+        "formats": {name: 4},
+        "prompt_tokens_against_usage": {},
+        "retokenized_against_usage": {"different": 1},
+        "sequences_against_usage": {"different": 1, "equal": 1},
+    }
+    (advice,) = advise(summary, None, SplitConfig())
+    assert said in advice and not_said not in advice
+
+
+def test_a_log_of_no_known_format_ends_with_the_next_step(look_at):
+    (problem,) = look_at(log=[{"question": "x", "answer": "y"}])["problems"]
+    assert "no usable row" in problem and "max_reject_fraction" not in problem
+    assert "openai_pairs" in problem and problem.endswith('"content": "..."}]}')

@@ -1,0 +1,130 @@
+"""Recognizes failed requests and rows of other APIs, which are set aside.
+
+    check_completion(row, request, response)    # a `Reject` unless the response has choices
+
+Gateways log every request: refused ones (429, 5xx), embeddings, the Responses API, Anthropic's
+messages. None of them is damage. OpenAI's schema of a chat or text completion requires `choices` in
+the response and `messages` or `prompt` in the request, so only a response without choices is looked
+at here.
+"""
+
+import http
+import re
+from typing import Any
+
+from outrider.data.exchange import Reject
+
+STATUSES = (
+    *("status_code", "response_status_code", "response_status", "response_code"),
+    *("http_status", "http_status_code", "http_code", "status"),
+)
+"""Keys of an HTTP status: Databricks, OpenAI Batch, Portkey, Helicone, Envoy, Kong."""
+
+FAILURES = frozenset({"failure", "failed", "error"})
+"""Values of `status` for failed requests: LiteLLM, Portkey, the Responses API."""
+
+ERROR_KEYS = frozenset(
+    {
+        *("error", "errors", "error_code", "error_message", "errorMessage", "errorCode"),
+        *("exception", "detail", "fault", "__type"),
+    }
+)
+"""Keys of errors: OpenAI, Databricks, LiteLLM, FastAPI, Apigee, AWS."""
+
+COMPLETIONS = frozenset({"chat.completion", "chat.completion.chunk", "text_completion"})
+"""Values of `object` for OpenAI's chat and text completions."""
+
+OTHER_APIS = frozenset(
+    {
+        *("data", "results", "output", "embedding", "embeddings", "predictions", "candidates"),
+        *("content", "completion", "generation", "generated_text", "text", "tokens", "done"),
+        *("input_tokens", "totalTokens", "stopReason", "stop_reason", "pages", "jsonrpc"),
+    }
+)
+"""Keys of other responses to `messages` or `prompt`: OpenAI's images, Anthropic, Gemini, Bedrock,
+Cohere, Ollama, TGI, token counts."""
+
+PATHS = ("path", "url", "uri", "endpoint", "request_path", "request_url", "route_path")
+"""Keys of a request's path."""
+
+GENERATING = re.compile(r"(completions?|invocations|generate|chat|predict)/?$")
+"""Ends of the paths of endpoints that may generate text."""
+
+_PROXY_TEXT = re.compile(
+    r"\s*<|\s*(upstream |no healthy upstream|stream timeout|downstream duration timeout|"
+    + "|".join(re.escape(status.phrase) for status in http.HTTPStatus if status >= 400)
+    + ")",
+    re.IGNORECASE,
+)
+"""Begin of a body that Envoy, nginx or a load balancer wrote instead of the engine."""
+
+
+def check_completion(row: dict[str, Any], request: Any, response: Any) -> None:
+    """Raises a `Reject` if a request failed or belongs to another API.
+
+    `row` holds what was logged besides. Returns if the response may be a completion, also a
+    damaged one, and if it is still a stream or text.
+    """
+    answer = response if isinstance(response, dict) else {}
+    for side in (row, answer):
+        code = _failed_status(side)
+        if code is not None:
+            raise Reject("error_response", f"HTTP status {code}")
+    if isinstance(response, str) and _PROXY_TEXT.match(response):
+        raise Reject("error_response", "a proxy's text instead of a response")
+    if answer.get("error"):
+        raise Reject("error_response")
+    if not answer.get("choices") and not isinstance(response, str | list):
+        _check_failure(row, answer)
+        _check_api(row, request if isinstance(request, dict) else {}, answer)
+
+
+def _check_failure(row: dict[str, Any], answer: dict[str, Any]) -> None:
+    """Raises a `Reject` if a row without choices says why."""
+    for side in (row, answer):
+        if any(side.get(key) for key in ERROR_KEYS):
+            raise Reject("error_response")
+        if str(side.get("status")).lower() in FAILURES or side.get("is_success") is False:
+            raise Reject("error_response")
+    # vLLM before 0.10 and SGLang; Kong and AWS.
+    if "error" in (answer.get("object"), answer.get("type")):
+        raise Reject("error_response")
+    texts = [answer.get(key) for key in ("message", "Message")]
+    if "choices" not in answer and any(isinstance(text, str) for text in texts):
+        raise Reject("error_response")
+
+
+def _check_api(row: dict[str, Any], request: dict[str, Any], answer: dict[str, Any]) -> None:
+    """Raises a `Reject` if a row without choices belongs to another API."""
+    for path in (side.get(key) for side in (row, request) for key in PATHS):
+        if not isinstance(path, str) or "/" not in path:
+            continue
+        if not GENERATING.search(path.partition("?")[0]):
+            raise Reject("not_a_generation", "the path is not that of a completion")
+    if not answer or "choices" in answer or "body" in answer:
+        return
+    is_other = (
+        answer.get("object", "chat.completion") not in COMPLETIONS
+        or isinstance(answer.get("type"), str)  # Anthropic
+        or isinstance(answer.get("message"), dict)  # Ollama, Cohere
+        or bool(answer.keys() & OTHER_APIS)
+    )
+    if is_other:
+        raise Reject("not_a_generation", "the response is another API's")
+    if request and all(request.get(key) is None for key in ("messages", "prompt", "body")):
+        raise Reject("not_a_generation", "the request has neither messages nor a prompt")
+
+
+def _failed_status(side: dict[str, Any]) -> int | None:
+    """Returns the HTTP status of a failed request, if one was logged."""
+    for key in STATUSES:
+        value: Any = side.get(key)
+        if isinstance(value, str) and value.isdecimal() and len(value) <= 3:
+            value = int(value)
+        if type(value) is not int:
+            continue
+        if 400 <= value < 600:
+            return value
+        if key == "response_code" and value == 0:  # Envoy: the client closed the connection
+            return value
+    return None

@@ -1,0 +1,184 @@
+"""Failed requests and other APIs in a gateway's log, as their producers write them."""
+
+import json
+
+import pytest
+
+from outrider.data.exchange import Exchange
+from outrider.data.formats.sources import log_files
+from tests.data.logs import pair, read_exchanges, write_log
+
+ASKED = {"model": "r1", "messages": [{"role": "user", "content": "Hi"}]}
+TEXT = {"model": "bge", "input": ["Hi", "there"]}
+ANSWERED = pair(ASKED["messages"], "r", "a")["response"]
+USAGE = {"prompt_tokens": 2, "total_tokens": 2}
+
+FAILED = {
+    "OpenAI": {"request": ASKED, "response": {"error": {"message": "no", "code": 429}}},
+    "vLLM before 0.10, SGLang": {
+        "request": ASKED,
+        "response": {"object": "error", "message": "no", "type": "BadRequest", "code": 400},
+    },
+    "TGI": {"request": ASKED, "response": {"error": "overloaded", "error_type": "overloaded"}},
+    "FastAPI": {"request": ASKED, "response": {"detail": [{"loc": ["body"], "msg": "no"}]}},
+    "Databricks": {
+        "status_code": 429,
+        "request": json.dumps(ASKED),
+        "response": json.dumps({"error_code": "REQUEST_LIMIT_EXCEEDED", "message": "no"}),
+    },
+    "Databricks, no body": {"status_code": 504, "request": json.dumps(ASKED), "response": None},
+    "Databricks, no status": {
+        "request": json.dumps(ASKED),
+        "response": json.dumps({"error_code": "NOT_FOUND", "message": "no"}),
+    },
+    "Portkey": {
+        "request": ASKED,
+        "response": {"status": "failure", "message": "no"},
+        "response_status_code": 500,
+        "is_success": False,
+    },
+    "HTTP": {
+        "request": {"headers": {}, "body": ASKED},
+        "response": {"status": 503, "headers": {}, "body": {"message": "no"}},
+    },
+    "HTTP, status as text": {
+        "request": {"headers": {}, "body": json.dumps(ASKED)},
+        "response": {"status": "401", "headers": {}, "body": ""},
+    },
+    "Kong": {"request": ASKED, "response": {"message": "API rate limit exceeded"}},
+    "Envoy, no upstream": {"request": ASKED, "response": "no healthy upstream"},
+    "Envoy, reset": {
+        "request": ASKED,
+        "response": "upstream connect error or disconnect/reset before headers",
+        "response_code": "503",
+    },
+    "Envoy, client gone": {"request": ASKED, "response": None, "response_code": 0},
+    "nginx": {"request": ASKED, "response": "<html><head><title>502 Bad Gateway</title>"},
+    "AWS": {"request": ASKED, "response": {"__type": "ThrottlingException", "Message": "no"}},
+    "an exception": {"request": ASKED, "response": None, "error": "ReadTimeout"},
+    "Anthropic": {
+        "request": ASKED,
+        "response": {"type": "error", "error": {"type": "overloaded_error", "message": "no"}},
+    },
+    "a stream's error": {
+        "request": ASKED,
+        "chunks": [{"error": {"message": "no", "code": 500}}],
+    },
+    "joined, bare": {"id": "req-1", "error": {"message": "no"}},
+    "joined": {"request_id": "req-1", "response": {"error": {"message": "no"}}},
+}
+
+OTHER = {
+    "embeddings": {
+        "request": TEXT,
+        "response": {
+            "object": "list",
+            "data": [{"object": "embedding", "embedding": [0.1], "index": 0}],
+            "usage": USAGE,
+        },
+    },
+    "embeddings, no body kept": {"path": "/v1/embeddings", "request": TEXT, "response": None},
+    "moderation": {"request": TEXT, "response": {"id": "modr-1", "results": [{"flagged": False}]}},
+    "images": {
+        "request": {"model": "flux", "prompt": "a cat"},
+        "response": {"created": 1, "data": [{"b64_json": "AAAA"}]},
+    },
+    "transcription": {"request": {"model": "whisper"}, "response": {"text": "Hi"}},
+    "rerank": {
+        "request": {"model": "bge", "query": "Hi", "documents": ["a"]},
+        "response": {"id": "rerank-1", "results": [{"index": 0, "relevance_score": 0.9}]},
+    },
+    "score": {
+        "request": {"model": "bge", "text_1": "a", "text_2": "b"},
+        "response": {"object": "list", "data": [{"object": "score", "score": 1.0}]},
+    },
+    "tokenize": {"request": ASKED, "response": {"count": 2, "max_model_len": 9, "tokens": [1, 2]}},
+    "models": {"request": {}, "response": {"object": "list", "data": [{"object": "model"}]}},
+    "Responses API": {
+        "request": {"model": "r1", "input": "Hi"},
+        "response": {"object": "response", "status": "completed", "error": None, "output": []},
+    },
+    "Anthropic": {
+        "request": ASKED | {"max_tokens": 9},
+        "response": {
+            "type": "message",
+            "role": "assistant",
+            "content": [{"type": "text", "text": "Hi"}],
+            "stop_reason": "end_turn",
+        },
+    },
+    "Anthropic, streamed": {
+        "request": ASKED,
+        "response": 'event: message_start\ndata: {"type": "message_start", "message": {}}\n\n'
+        'event: message_stop\ndata: {"type": "message_stop"}\n\n',
+    },
+    "Responses API, streamed": {
+        "request": ASKED,
+        "chunks": [{"type": "response.created", "response": {}}, {"type": "response.completed"}],
+    },
+    "Bedrock": {
+        "request": ASKED,
+        "response": {"output": {"message": {"role": "assistant"}}, "stopReason": "end_turn"},
+    },
+    "Ollama": {
+        "request": ASKED,
+        "response": {"model": "r1", "message": {"role": "assistant", "content": "a"}, "done": True},
+    },
+    "HTTP": {
+        "request": {"url": "/v1/rerank", "body": {"query": "Hi", "documents": ["a"]}},
+        "response": {"status": 200, "body": {"results": []}},
+    },
+    "joined": {"id": "embd-1", "object": "list", "data": [{"object": "embedding"}]},
+    "joined, Responses API": {"id": "resp_1", "object": "response", "output": []},
+}
+
+GOOD = {
+    "status": {"request": ASKED, "response": ANSWERED, "status_code": 200, "error": None},
+    "any path": {"request": ASKED, "response": ANSWERED, "path": "/serving-endpoints/r1/run"},
+    "HTTP": {
+        "request": {"method": "POST", "headers": {}, "body": ASKED},
+        "response": {"status": 200, "headers": {}, "body": json.dumps(ANSWERED)},
+    },
+}
+
+DAMAGED = {
+    "no choices": {"request": ASKED, "response": {"object": "chat.completion", "id": "1"}},
+    "empty choices": {"request": ASKED, "response": ANSWERED | {"choices": []}},
+    "a wrapper": {"request": ASKED, "response": {"status": 200, "payload": ANSWERED}},
+}
+
+
+def outcome(tmp_path, row):
+    log = write_log(tmp_path / "log.jsonl", [row])
+    name = "openai_pairs" if "request" in row else "openai_joined"
+    (read,) = read_exchanges(log_files(str(log)), name)
+    return "exchange" if isinstance(read, Exchange) else read.reason
+
+
+@pytest.mark.parametrize(
+    ("reason", "row"),
+    [
+        pytest.param(reason, row, id=f"{reason}: {name}")
+        for reason, rows in (
+            ("error_response", FAILED),
+            ("not_a_generation", OTHER),
+            ("exchange", GOOD),
+            ("no_choices", DAMAGED),
+        )
+        for name, row in rows.items()
+    ],
+)
+def test_a_row_is_what_its_producer_means(tmp_path, reason, row):
+    assert outcome(tmp_path, row) == reason
+
+
+def test_other_rows_of_a_joined_log_take_their_requests_with_them(tmp_path):
+    rows = [
+        {"id": "r1", **ASKED},
+        {"id": "r2", **TEXT},
+        {"id": "r1", "error": {"message": "no"}},
+        {"id": "r2", "object": "list", "data": []},
+    ]
+    log = write_log(tmp_path / "log.jsonl", rows)
+    reasons = [one.reason for one in read_exchanges(log_files(str(log)), "openai_joined")]
+    assert reasons == ["error_response", "not_a_generation"]
