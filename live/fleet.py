@@ -54,7 +54,7 @@ class Fleet:
     def __init__(
         self,
         endpoint: Endpoint,
-        journal: Journal,
+        journal: Journal[State],
         releases: Releases,
         say: Callable[[str], None] = lambda text: None,
         clock: Any = time,
@@ -197,5 +197,8 @@ def served_by(status: ReplicaStatus | None, state: State, releases: Releases) ->
         return None
     if status.digest:
         return release_name(status.digest)
-    kept = {str(each.directory.resolve()): each.name for each in releases.all()}
-    return (state.started_with | kept).get(str(Path(status.directory).resolve()))
+    directory = Path(status.directory).resolve()
+    for release in releases.all():
+        if release.directory.resolve() == directory:
+            return release.name
+    return state.started_with.get(str(directory))

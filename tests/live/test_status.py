@@ -8,7 +8,7 @@ import pytest
 from outrider.common.errors import OutriderError
 from outrider.common.files import holder, lock
 from outrider.common.process_tree import wait_until
-from outrider.live.journal import read_state
+from outrider.live.state import read_state
 from outrider.live.status import endpoint_status, status_lines
 from tests.cli.commands import Finished, assert_one_message, json_line, run
 

@@ -30,7 +30,7 @@ from outrider.live.controller import Controller
 from outrider.live.endpoint_file import Endpoint
 from outrider.live.journal import Journal
 from outrider.live.router import RouterUnavailable
-from outrider.live.state import Deployment
+from outrider.live.state import Deployment, State
 from outrider.serving.admin.replica import (
     LiveRequest,
     ReplicaStatus,
@@ -211,9 +211,14 @@ class World:
 
     def ask(self, action: str) -> None:
         """What `--rollback` or `--promote` of another process does."""
-        with Journal(self.endpoint.journal, clock=self.time) as journal:
+        with Journal(self.endpoint.journal, State(), clock=self.time) as journal:
             opened = journal.read().open
             journal.append("request", deployment=opened.id, action=action, by="tester")
+
+    def at(self, admin: str) -> SimulatedReplica:
+        """The replica with this admin address."""
+        name = next(replica.name for replica in self.endpoint.replicas if replica.admin == admin)
+        return self.replicas[name]
 
     def point(self) -> None:
         """A place where the process may be killed."""
@@ -315,12 +320,12 @@ def killed_around(point: Callable[[], None], function: Callable[..., Any]) -> Ca
     return between_points
 
 
-class WorldJournal(Journal):
+class WorldJournal(Journal[State]):
     """A journal whose writer may be killed."""
 
     def __init__(self, world: World) -> None:
         self.world = world
-        super().__init__(world.endpoint.journal, clock=world.time)
+        super().__init__(world.endpoint.journal, State(), clock=world.time)
         self.append = killed_around(world.point, self.append)
 
     def _write(self, line: bytes) -> None:

@@ -2,8 +2,9 @@
 
 import math
 
-from outrider.live.adapt_policy import newest_fall
-from outrider.live.state import Entry, State
+from outrider.adapt.policy import newest_fall
+from outrider.adapt.state import AdaptState
+from outrider.live.journal import Entry
 from outrider.pipeline.recipe.recipe import AdaptConfig
 
 POLICY = AdaptConfig(window=100, fresh=None)
@@ -16,13 +17,13 @@ class Story:
     """
 
     def __init__(self, random, between=0.03, sessions=30):
-        self.state = State()
+        self.state = AdaptState()
         self.random = random
         self.between = between
         self.error = 0.1 / math.sqrt(sessions)
 
     def add(self, event, at=0.0, **facts):
-        self.state.add(Entry(0, at, event, facts))
+        self.state = self.state.add(Entry(0, at, event, facts))
 
     def estimate(self, log):
         value = math.exp(log)

@@ -7,12 +7,12 @@ import itertools
 import pytest
 from rich.console import Console
 
+from outrider.adapt import loop
+from outrider.adapt.loop import BASE, Adapter, Serving, adapting
 from outrider.common.files import read_json
 from outrider.data.features.feature_store import FeatureStore
 from outrider.data.sequences import load_sequences
 from outrider.eval.replay.replay import compare, replay
-from outrider.live import adapt
-from outrider.live.adapt import BASE, Adapter, Serving, adapting
 from outrider.live.endpoint_file import Endpoint
 from outrider.live.state import PROMOTED
 from outrider.pipeline.recipe.load import load_recipe
@@ -43,7 +43,7 @@ def test_new_traffic_becomes_a_release_that_the_gate_measured(tmp_path, nano_r1,
     state_dir = tmp_path / "state"
     endpoint = Endpoint(name="small", state_dir=state_dir, replicas=replicas)
     # The base serves, and a bundle would serve at once.
-    monkeypatch.setattr(adapt, "serving_of", lambda endpoint: Serving(BASE, nano_r1, 5))
+    monkeypatch.setattr(loop, "serving_of", lambda endpoint: Serving(BASE, nano_r1, 5))
     monkeypatch.setattr(Adapter, "_outcome", lambda adapter, bundle: PROMOTED)
     with adapting(loaded, endpoint, Console(file=io.StringIO())) as adapter:
         adapter.run(rounds=1)

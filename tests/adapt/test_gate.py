@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
+from outrider.adapt import gate
 from outrider.common.files import write_json
 from outrider.eval.replay.replay import ReplaySums
-from outrider.live import adapt_gate
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.run_dir import RunDirectory
 from tests.data.split.test_split import prompt, table
@@ -25,15 +25,17 @@ def window(folder, number, sessions=SEQUENCES):
 
 
 @pytest.mark.parametrize(
-    ("on_older", "sessions", "ships", "reason"),
+    ("on_older", "sessions", "words", "ships", "reason"),
     [
-        (1.0, SEQUENCES, True, "on older traffic, above 0.97"),
-        (0.9, SEQUENCES, False, "on older traffic, not above 0.97"),
-        (0.9, 3, True, "too little older traffic to measure forgetting"),
+        (1.0, SEQUENCES, [], True, "acceptance length on older traffic, custom / base: 1.00"),
+        (0.9, SEQUENCES, [], False, "sessions, but the interval must lie above 0.97"),
+        (0.9, SEQUENCES, ["adapt.max_older_loss=0.2"], True, "on older traffic"),
+        (1.0, SEQUENCES, ["eval.gate.min_acceptance_ratio=1.2"], False, "must lie above 1.2"),
+        (0.9, 3, [], True, "Not checked: older traffic (too little of it to measure forgetting)"),
     ],
 )
 def test_a_round_that_forgets_older_traffic_does_not_ship(
-    tmp_path, nano_r1, monkeypatch, on_older, sessions, ships, reason
+    tmp_path, nano_r1, monkeypatch, on_older, sessions, words, ships, reason
 ):
     older = window(tmp_path, 1, sessions)
     trained = window(tmp_path, 2)
@@ -61,13 +63,21 @@ def test_a_round_that_forgets_older_traffic_does_not_ship(
             }
         )
 
-    monkeypatch.setattr(adapt_gate, "in_child", lambda work, *args: replayed(*args))
+    monkeypatch.setattr(gate, "in_child", lambda work, *args: replayed(*args))
     monkeypatch.setattr(
-        adapt_gate,
+        gate,
         "usable_ids",
         lambda run: [f"0-{n}" for n in range(sessions if run == older else SEQUENCES)],
     )
-    recipe = load_recipe("resume_screening", [f"target.model={nano_r1}"]).recipe
-    verdict = adapt_gate.judge(trained, [newer], [older], tmp_path / "serving", recipe, 1)
+    recipe = load_recipe("resume_screening", [f"target.model={nano_r1}", *words]).recipe
+    verdict = gate.judge_round(
+        trained,
+        windows=[newer],
+        older=[older],
+        serving_dir=tmp_path / "serving",
+        recipe=recipe,
+        k=1,
+    )
     assert verdict.ships == ships and reason in verdict.reason
+    assert verdict.ships == all(check.outcome == "passed" for check in verdict.checks)
     assert verdict.ratio.value == pytest.approx(1.1, rel=0.01)

@@ -4,9 +4,9 @@ import math
 
 import numpy as np
 
-from outrider.live.adapt_policy import newest_fall, reason_to_train, surplus, within_budget
+from outrider.adapt.policy import newest_fall, reason_to_train, surplus, within_budget
 from outrider.pipeline.recipe.recipe import AdaptConfig
-from tests.live.simulated_windows import POLICY, Story, alarm
+from tests.adapt.simulated_windows import POLICY, Story, alarm
 
 
 def test_at_most_one_in_twenty_releases_has_a_false_alarm():
