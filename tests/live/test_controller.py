@@ -223,6 +223,20 @@ def test_without_traffic_it_goes_back_as_undecided_and_a_person_may_promote(
     assert world.everywhere("equal")
 
 
+def test_a_canary_without_requests_in_a_later_step_has_not_stalled(make_world, monkeypatch) -> None:
+    monkeypatch.setattr("outrider.live.canary.STALL_S", 5.0)
+    world = make_world(shares=[25, 100], max_seconds=20)
+
+    def nightfall(now: float) -> None:
+        shares = [facts["percent"] for facts in world.events("share")]
+        if shares == [50, 0, 25]:  # the first step has its requests
+            world.requests = 0
+
+    done = world.deploy(world.bundle("equal", b"2.00"), then=nightfall, requests=100)
+    assert (done.outcome, done.verdict.by) == ("rolled_back", "controller")
+    assert "undecided after 20 s" in done.verdict.reason
+
+
 def test_a_canary_gets_no_requests_once_the_controller_fails(world) -> None:
     def fail(now: float) -> None:
         if world.served()["canary"] == "better":
