@@ -4,19 +4,25 @@
 #   make demo-smollm2  the same on a real language model, SmolLM2-135M-Instruct, in 30 to 60 min;
 #                   `make smollm2` only builds that target (build/smollm2)
 #   make live     a live endpoint on this machine: promotes a good release, rolls back a bad one
-#   make test       the tests, in four processes, in minutes; PYTEST_ARGUMENTS adds to the command:
-#                   make test PYTEST_ARGUMENTS="-n 0 -x tests/data"
+#   make test       lint, types, the build of the docs and the tests, in 12 minutes. All of them run,
+#                   and it fails if one fails
+#   make pytest     the tests alone, in four processes; PYTEST_ARGUMENTS adds to the command:
+#                   make pytest PYTEST_ARGUMENTS="-n 0 -x tests/data"
 #   make test-long  the tests that `make test` leaves out (many kills, other drafters) and every fuzz
 #                   test with a hundred times as many random examples: an hour
 #   make gpu-check  tests/gpu, for what needs a GPU (figures in build/gpu_check.xml); without a GPU,
 #                   only the parts that run on a CPU
-.PHONY: setup doctor demo smollm2 demo-smollm2 live test test-long gpu-check lint format reference docs lock
+.PHONY: setup doctor demo smollm2 demo-smollm2 live test pytest test-long gpu-check lint ruff ruff-format types
+.PHONY: format reference docs lock
 
 BIN := .venv/bin
+# Twice quiet: without pip's warnings
+INSTALL_DOCS := $(BIN)/python -m pip install -qq --disable-pip-version-check --requirement requirements/docs.txt
 # One thread per process: the tests start engines and workers, which would compete for the cores.
 TEST_ENVIRONMENT := OMP_NUM_THREADS=1 WANDB_MODE=offline TOKENIZERS_PARALLELISM=false
-# A file's tests share its engines. (xdist 3.8 ignores `--dist loadgroup` with pytest 9.2.)
-TEST_PROCESSES := -n 4 --dist loadfile --max-worker-restart 1
+# A file's tests share its engines. (xdist 3.8 ignores `--dist loadgroup` with pytest 9.2.) Files start
+# in the order of tests/conftest.py, not those with the most tests first.
+TEST_PROCESSES := -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 1
 
 setup:
 	@sh requirements/setup.sh
@@ -40,20 +46,30 @@ demo-smollm2: smollm2
 live: setup
 	$(BIN)/python -m tools.live_demo
 
+# --keep-going: all parts run. The tests are last, so that their count ends the output.
 test: setup
+	@$(MAKE) --no-print-directory --keep-going lint docs pytest
+
+pytest: setup
 	@sh requirements/browser.sh
 	$(TEST_ENVIRONMENT) $(BIN)/python -m pytest $(TEST_PROCESSES) $(PYTEST_ARGUMENTS)
 
 test-long: setup
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements/docs.txt
+	$(INSTALL_DOCS)
 	OUTRIDER_FUZZ=100 $(TEST_ENVIRONMENT) $(BIN)/python -m pytest $(TEST_PROCESSES) -m "slow or hypothesis" --timeout 7200 $(PYTEST_ARGUMENTS)
 
 gpu-check: setup
 	$(TEST_ENVIRONMENT) $(BIN)/python -m pytest -n 0 -m "gpu or slow" --junitxml build/gpu_check.xml tests/gpu $(PYTEST_ARGUMENTS)
 
-lint: setup
+lint: ruff ruff-format types
+
+ruff: setup
 	$(BIN)/ruff check .
+
+ruff-format: setup
 	$(BIN)/ruff format --check .
+
+types: setup
 	sh requirements/mypy.sh
 
 format: setup
@@ -66,7 +82,7 @@ reference: setup
 
 # build/site: the pages of docs/ for a browser; a broken link is an error
 docs: setup
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements/docs.txt
+	$(INSTALL_DOCS)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "build/site/index.html"
 

@@ -1,6 +1,6 @@
 """EAGLE-3 training in Outrider compared with `speculators` from PyPI.
 
-    train-speculator --recipe resume_screening.yaml --stages ingest,split
+    outrider train resume_screening.yaml --stages ingest,split
     python -m benchmarks.training states --train 400 --heldout 48 --layers 2 8 13
     python -m venv theirs && theirs/bin/pip install speculators==0.9.0
     python -m benchmarks.against_speculators --their-python theirs/bin/python

@@ -1,6 +1,6 @@
 """Exact replay against engine counters, for every k, sampling and speculator.
 
-    train-speculator --recipe resume_screening.yaml --stages ingest,split,capture,train
+    outrider train resume_screening.yaml --stages ingest,split,capture,train
     python -m benchmarks.agreement [--run runs/resume_screening] [--requests 200]
 
 One engine answers the held-out prompts in every setting: base and custom, k = 1..5, greedy and

@@ -2,7 +2,7 @@
 
     python -m benchmarks.training loss --tokens 4096        # chunked loss: time and peak memory
     python -m benchmarks.training loss --tokens 512 --depth 3 --naive   # against full logits
-    train-speculator --recipe resume_screening.yaml --stages ingest,split
+    outrider train resume_screening.yaml --stages ingest,split
     python -m benchmarks.training states        # writes runs/resume_screening/states for `step`
     python -m benchmarks.training step          # nano R1, against a loop over transformers' layer
 

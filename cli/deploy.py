@@ -40,7 +40,9 @@ def deploy_speculator(
         A run directory, or an exported bundle: a folder, or an address such as hf://, s3:// or
         oci:.
     status
-        Print what the endpoint serves and what is being deployed; with --json, as one JSON object.
+        Print what the endpoint serves and what is being deployed.
+    as_json
+        With --status: print one JSON object instead of text.
     rollback
         End the deployment in progress, or return to the previous release.
     promote

@@ -170,8 +170,8 @@ def _optional() -> list[Finding]:
         _judged(
             "W&B",
             "WANDB_API_KEY" in os.environ,
-            "WANDB_API_KEY is set",
-            "runs are logged on this disk only; set WANDB_API_KEY",
+            "WANDB_API_KEY is set: runs with training.wandb_project are sent there",
+            "runs with training.wandb_project are logged on this disk only; set WANDB_API_KEY",
             "note",
         ),
         *(

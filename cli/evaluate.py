@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from outrider.cli.options import FromServeCommand, Overrides, RecipeName, Runs
+from outrider.cli.options import Flag, FromServeCommand, Overrides, RecipeName, Runs
 from outrider.common.errors import UsageError
 from outrider.pipeline.attempt import attempt, evaluate_run, open_run, print_json, print_summary
 
@@ -24,10 +24,13 @@ def evaluate_speculator(
     *overrides: Overrides,
     speculator: str | None = None,
     server: str | None = None,
-    compare: Annotated[tuple[Path, ...], Parameter(consume_multiple=True, negative="")] = (),
+    compare: Annotated[
+        tuple[Path, ...], Parameter(consume_multiple=True, negative="", show_default=False)
+    ] = (),
     html: Path | None = None,
     runs: Runs = Path("runs"),
     from_serve_command: FromServeCommand = None,
+    again: Annotated[bool, Flag] = False,
 ) -> int:
     """Measure a speculator against base and no speculation on held-out traffic.
 
@@ -44,6 +47,9 @@ def evaluate_speculator(
         speculator that was evaluated in several of the runs.
     html
         With --compare: HTML file to write the comparison to.
+    again
+        Discard the run's speeds and measure them again, for instance after other work has disturbed
+        them. All other measurements are kept.
     """
     if compare:
         return _compare(compare, html)
@@ -56,13 +62,15 @@ def evaluate_speculator(
         raise UsageError(
             "nothing to evaluate: give a recipe, or --compare RUN_A RUN_B for evaluated runs"
         )
+    if again and server is not None:
+        raise UsageError("--again: --server measures everything again anyway; leave it out")
     if server is not None and not server.startswith(("http://", "https://")):
         raise UsageError(f"--server {server}: give its address, such as http://{server}")
     loaded, run = open_run(recipe, overrides, runs, serve_command=from_serve_command)
     if server is not None:
         return _server(loaded, run, server)
     judged = "evaluate" if speculator is None else "evaluate_other"
-    return print_summary(loaded, run, evaluate_run(loaded, run, speculator), judged)
+    return print_summary(loaded, run, evaluate_run(loaded, run, speculator, again), judged)
 
 
 def _server(loaded: "LoadedRecipe", run: "RunDirectory", url: str) -> int:

@@ -15,6 +15,7 @@ import contextlib
 import functools
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -85,6 +86,14 @@ def _run(name: str, *verb: str) -> None:
         status = signal.exit_code
     except KeyboardInterrupt:
         status = 130
+    except Exception:
+        traceback.print_exc()
+        message = (
+            "an error in Outrider or in a library, not in what you gave it; report it where you got"
+            " Outrider, with the traceback above and the output of `outrider --version`. Logs of a"
+            " run's stages are in its folder logs/"
+        )
+        status = 1
     if message:
         console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
         console.print(f"{name}: {message}")
@@ -97,7 +106,7 @@ def command_app() -> App:
         name="outrider",
         version=_versions,
         help=HELP,
-        help_format="plaintext",
+        help_format="markdown",
         result_action="return_value",
     )
     for place, (verb, function) in enumerate(VERBS.items()):

@@ -27,7 +27,7 @@ FromServeCommand = Annotated[
     Parameter(
         name="--from-serve-command",
         help="The `vllm serve ...` command that the endpoint runs today, or a file with it: fills "
-        "target.*, serving.engine.* and eval.current_k. Overrides take precedence.",
+        "`target.*`, `serving.engine.*` and eval.current_k. Overrides take precedence.",
     ),
 ]
 AsJson = Annotated[bool, Parameter(name="--json", negative="", show_default=False)]

@@ -1,5 +1,6 @@
 """`outrider train`: from traffic to an evaluated and exported speculator."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -30,7 +31,8 @@ def train_speculator(
         memory by component and whether it fits, disk space, time), and stop. Needs only the
         target's config.json.
     as_json
-        With --dry-run: print only the JSON object, without the tables.
+        With --dry-run: print only the JSON object, without the tables. Without this option, the
+        object is printed only if stdout is no terminal.
     gpu_memory
         With --dry-run: memory of one GPU in GB. Default: that of this machine's smallest GPU.
         Without a GPU: main memory or, if training does not fit there, that of an assumed H200 (150
@@ -72,6 +74,7 @@ def train_speculator(
         console = Console(stderr=True)
         print_plan(rows, priced, console)
         console.print(f"every key with its value: {run.resolved_recipe}", soft_wrap=True)
-    about = {"recipe": loaded.recipe.name, "run_dir": str(run.root)}
-    print_json(about | {"dry_run": rows, "price": priced})
+    if as_json or not sys.stdout.isatty():
+        about = {"recipe": loaded.recipe.name, "run_dir": str(run.root)}
+        print_json(about | {"dry_run": rows, "price": priced})
     return int("missing" in priced)

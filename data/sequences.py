@@ -73,7 +73,7 @@ def session_names(
     name that is a conversation id in any row counts as one in all rows.
 
     A row without a time takes the time of the row before it in the log. Without any times there are
-    no pauses, so the split leaves out too much rather than too little (`inspect-traffic` warns).
+    no pauses, so the split leaves out too much rather than too little (`outrider inspect` warns).
     """
     logged = table["session"][:]
     ids = table["sequence_id"][:]

@@ -30,7 +30,9 @@ def endpoint_status(endpoint: Endpoint) -> dict[str, Any]:
     }
     share = _canary_share(endpoint)
     controller = holder(endpoint.lock)
-    everywhere = all(replica["release"] == state.serving for replica in replicas.values())
+    everywhere = all(
+        replica["answers"] and replica["release"] == state.serving for replica in replicas.values()
+    )
     return {
         "endpoint": endpoint.name,
         "serving": state.serving,
@@ -53,6 +55,12 @@ def endpoint_status(endpoint: Endpoint) -> dict[str, Any]:
 
 def status_lines(status: Mapping[str, Any]) -> list[str]:
     """Formats the status as readable lines."""
+    answers = any(replica["answers"] for replica in status["replicas"].values())
+    if status["serving"] is None and status["canary_percent"] is None and not answers:
+        return [
+            f"{status['endpoint']}: nothing runs, neither a replica nor the router; `outrider"
+            " deploy --local --endpoint FILE` starts them on this machine"
+        ]
     lines = [
         f"{status['endpoint']}: release {status['serving'] or '(none deployed yet)'}"
         + (" everywhere" if status["everywhere"] else "")

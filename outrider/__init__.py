@@ -16,14 +16,28 @@ such as "training.epochs=3". Stages that are done and unchanged are skipped.
 This module defines only these functions; the folders of the repository are its subpackages.
 """
 
+import importlib.metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from outrider.common.errors import OutriderError
 
 if TYPE_CHECKING:
     from outrider.eval.results.report import Report
     from outrider.pipeline.run_dir import RunDirectory
 
-__all__ = ["evaluate", "export", "init", "inspect", "plan", "train"]
+__all__ = [
+    "OutriderError",
+    "__version__",
+    "evaluate",
+    "export",
+    "init",
+    "inspect",
+    "plan",
+    "train",
+]
+
+__version__ = importlib.metadata.version("outrider")
 
 RUNS = Path("runs")
 """Parent of the run directories."""
@@ -31,11 +45,11 @@ RUNS = Path("runs")
 Name = str | Path
 
 
-def init(logs: Name, target: Name, to: Path | None = None, effort: str | None = None) -> Path:
+def init(logs: Name, target: Name, to: Name | None = None, effort: str | None = None) -> Path:
     """Writes a recipe for `logs` and `target`; returns its path."""
     from outrider.cli.init import write_recipe
 
-    return write_recipe(str(logs), str(target), to, effort)[0]
+    return write_recipe(str(logs), str(target), None if to is None else Path(to), effort)[0]
 
 
 def inspect(recipe: Name, *overrides: str, first: int | None = None) -> dict[str, Any]:
@@ -47,17 +61,17 @@ def inspect(recipe: Name, *overrides: str, first: int | None = None) -> dict[str
     return found
 
 
-def plan(recipe: Name, *overrides: str, runs: Path = RUNS) -> dict[str, Any]:
+def plan(recipe: Name, *overrides: str, runs: Name = RUNS) -> dict[str, Any]:
     """Estimates parameters, memory and disk (bytes), and seconds by stage, from config.json."""
     from outrider.pipeline.attempt import open_run
     from outrider.pipeline.plan.training_cost import price
 
-    loaded, run = open_run(str(recipe), overrides, runs, dry_run=True)
+    loaded, run = open_run(str(recipe), overrides, Path(runs), dry_run=True)
     return price(run, loaded.recipe)
 
 
 def train(
-    recipe: Name, *overrides: str, runs: Path = RUNS, stages: str | None = None, force: bool = False
+    recipe: Name, *overrides: str, runs: Name = RUNS, stages: str | None = None, force: bool = False
 ) -> "RunDirectory":
     """Runs the stages; returns the `RunDirectory`, which has all paths.
 
@@ -67,13 +81,13 @@ def train(
     from outrider.pipeline.attempt import open_run, train_run
     from outrider.pipeline.stages.registry import stage_names
 
-    loaded, run = open_run(str(recipe), overrides, runs)
+    loaded, run = open_run(str(recipe), overrides, Path(runs))
     train_run(loaded, run, stage_names(stages, loaded.recipe), force)
     return run
 
 
 def evaluate(
-    recipe: Name, *overrides: str, runs: Path = RUNS, speculator: Name | None = None
+    recipe: Name, *overrides: str, runs: Name = RUNS, speculator: Name | None = None
 ) -> "Report":
     """Evaluates a speculator against the base and no speculation; returns the report.
 
@@ -82,18 +96,21 @@ def evaluate(
     from outrider.eval.results.report import Report
     from outrider.pipeline.attempt import evaluate_run, open_run
 
-    loaded, run = open_run(str(recipe), overrides, runs)
+    loaded, run = open_run(str(recipe), overrides, Path(runs))
     evaluate_run(loaded, run, None if speculator is None else str(speculator))
     folder = run.root if speculator is None else run.other_evaluation
     return Report.read(folder / "report.json")
 
 
 def export(
-    recipe: "Name | RunDirectory", to: Name, *overrides: str, runs: Path = RUNS, force: bool = False
+    recipe: "Name | RunDirectory", to: Name, *overrides: str, runs: Name = RUNS, force: bool = False
 ) -> str:
     """Writes the verified bundle to the directory or address `to`; returns `to`."""
     from outrider.pipeline.attempt import export_run, open_run
+    from outrider.pipeline.run_dir import RunDirectory
 
-    loaded, run = open_run(str(getattr(recipe, "root", recipe)), overrides, runs)
+    # Not by its attribute `root`, which a Path has too.
+    name = recipe.root if isinstance(recipe, RunDirectory) else recipe
+    loaded, run = open_run(str(name), overrides, Path(runs))
     export_run(loaded, run, str(to), force)
     return str(to)

@@ -99,9 +99,15 @@ def train_run(
 
 
 def evaluate_run(
-    loaded: "LoadedRecipe", run: "RunDirectory", speculator: str | None = None
+    loaded: "LoadedRecipe",
+    run: "RunDirectory",
+    speculator: str | None = None,
+    again: bool = False,
 ) -> "Results":
-    """Evaluates the run's speculator, or another: a directory, `ngram`, `suffix` or `none`."""
+    """Evaluates the run's speculator, or another: a directory, `ngram`, `suffix` or `none`.
+
+    `again` discards the speeds that an earlier evaluation measured.
+    """
     from outrider.pipeline.stages.registry import stages_of
 
     stages = ["ingest", "split", "capture", "evaluate_other"]
@@ -111,7 +117,17 @@ def evaluate_run(
     else:
         options = _named_speculator(speculator, loaded.recipe)
     with attempt(loaded, run) as go:
+        if again:
+            _discard_speeds(run, stages[-1])
         return go(stages, options)
+
+
+def _discard_speeds(run: "RunDirectory", stage: str) -> None:
+    out = run.evaluation if stage == "evaluate" else run.other_evaluation
+    for name in ("speed_*.json", "rates_*.json"):
+        for path in (out / "steps").glob(name):
+            path.unlink()
+    run.stage_record(stage).unlink(missing_ok=True)
 
 
 def export_run(loaded: "LoadedRecipe", run: "RunDirectory", to: str, force: bool) -> "Results":

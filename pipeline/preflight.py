@@ -7,7 +7,8 @@ from pathlib import Path
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.data.config import NOT_INSTALLED
-from outrider.eval.lossless.task_accuracy import task_of
+from outrider.eval.config import ANSWERS, EvalConfig
+from outrider.eval.lossless.task_accuracy import task_file, task_of
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.recipe.shipped import EMBEDDED_TRAFFIC
 from outrider.pipeline.stages.sources import listed
@@ -22,7 +23,8 @@ from outrider.speculators.kinds import check_speculator, kind_of, trainable_kind
 def check(recipe: Recipe, dry_run: bool = False) -> None:
     """Checks vLLM's version, logs, privacy, the evaluation's task and a local target.
 
-    A dry run needs only the target's config.json and, if there is one, its weight index.
+    A dry run needs only the target's config.json and, if there is one, its weight index. It runs
+    no code of the recipe.
     """
     _check_vllm()
     check_traffic(recipe)
@@ -35,7 +37,7 @@ def check(recipe: Recipe, dry_run: bool = False) -> None:
             " nor to the current directory; create it with `head -c 32 /dev/urandom > FILE`, or"
             " leave out privacy.key_file to generate a key for the run"
         )
-    task_of(recipe.eval)
+    _check_task(recipe.eval, dry_run)
     if not recipe.serving.engine.changes_drafters:
         print(
             "serving.engine: with data parallelism or EPLB, each speculator and each number of"
@@ -99,6 +101,16 @@ def _check_vllm() -> None:
         return
     if refusal := untried_version(installed):
         raise OutriderError(refusal)
+
+
+def _check_task(evaluation: EvalConfig, dry_run: bool) -> None:
+    """Names the file with the recipe's own code, and imports it unless this is a dry run."""
+    if evaluation.task is not None and not evaluation.task.endswith(ANSWERS):
+        file = task_file(evaluation.task)
+        print(f"eval.task = {evaluation.task}: a run executes {file}", file=sys.stderr, flush=True)
+        if dry_run:
+            return
+    task_of(evaluation)
 
 
 def check_target(

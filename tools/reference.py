@@ -1,6 +1,7 @@
 """Generates docs/reference from docstrings.
 
-Keys of recipes, endpoints and reports, commands, log formats, metrics, and report.json's schema.
+Keys of recipes, endpoints and reports, commands, the Python functions, log formats, metrics, and
+report.json's schema.
 
 python -m tools.reference      # `make reference`; a test fails if a page is out of date
 """
@@ -21,6 +22,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+import outrider
 from outrider.adapt import metrics as adapt_metrics
 from outrider.adapt.state import AdaptState
 from outrider.cli.main import command_app
@@ -124,7 +126,7 @@ recipe. Every verb takes `--help` and `--quiet` (only errors on stderr);
 `outrider --install-completion` adds shell completion. Six verbs have aliases: `train-speculator`,
 `evaluate-speculator`, `export-speculator`, `deploy-speculator`, `adapt-speculator` and
 `inspect-traffic`. Messages for people go to stderr. The last line of stdout of train, eval, export,
-deploy and adapt is one JSON object.
+deploy and adapt is one JSON object; a dry run prints none to a terminal.
 
 ## Exit status
 
@@ -137,6 +139,16 @@ deploy and adapt is one JSON object.
 | 4 | `undecided`: measured, not exported |
 | 75, 130 | stopped by a signal or by Ctrl-C; rerun the command to resume |
 
+"""
+
+PYTHON_HEAD = """# Python
+
+<!-- Written by `make reference` from the docstrings of outrider/__init__.py; change those. -->
+
+{introduction}
+
+A `Name` is `str | Path`. `outrider.OutriderError` is the class of all errors that a user can fix,
+`outrider.__version__` the version. `examples/quickstart.ipynb` makes these calls.
 """
 
 REPORT_HEAD = """# Keys of report.json
@@ -215,6 +227,19 @@ def commands() -> str:
     return COMMANDS_HEAD + pages[pages.index("## outrider doctor") : pages.index("## outrider --")]
 
 
+def python_functions() -> str:
+    """The page of `import outrider`."""
+    parts = [PYTHON_HEAD.format(introduction=inspect.getdoc(outrider))]
+    for name in outrider.__all__:
+        function = getattr(outrider, name)
+        if inspect.isfunction(function):
+            signature = inspect.getsource(function).partition('    """')[0].strip()
+            parts.append(
+                f"## {name}\n\n```python\n{signature}\n```\n\n{inspect.getdoc(function)}\n"
+            )
+    return "\n".join(parts)
+
+
 def report_keys() -> str:
     """The page of report.json's keys, with a section per model."""
     schema = Report.model_json_schema(mode="serialization")
@@ -259,6 +284,7 @@ def _metric(measure: live_metrics.Measure, file: str) -> str:
 
 PAGES = {
     "commands.md": commands,
+    "python.md": python_functions,
     "basic-keys.md": basic_keys,
     "all-keys.md": other_keys,
     "endpoint.md": endpoint_reference,

@@ -107,9 +107,10 @@ class TrainingConfig(BaseModel):
     seed: int = 0
     """Seed for the data order and for new weights; everything else is deterministic."""
 
-    wandb_project: str | None = "outrider"
-    """Weights & Biases project; null: no tracker.
-    Runs are written offline under the log directory unless WANDB_API_KEY is set."""
+    wandb_project: str | None = None
+    """Weights & Biases project; null: no tracker, whatever the environment contains.
+    Runs of a project are sent to Weights & Biases if WANDB_API_KEY is set, and else written under
+    the log directory."""
 
     @property
     def streams(self) -> bool:

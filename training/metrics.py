@@ -1,11 +1,12 @@
 """Writes training metrics to metrics.jsonl, Weights & Biases and the terminal.
 
-    metrics = Metrics(accelerator, log_dir, project="outrider", config={...}, resumed_step=0)
+    metrics = Metrics(accelerator, log_dir, project=None, config={...}, resumed_step=0)
     values = step_values(sums, count_K, rate, gradient_norm, tokens, slots, seconds, waited)
     metrics.write(step, values)
     print(step_line(step, steps, values, seconds))
 
-metrics.jsonl has one line per step. Weights & Biases gets the same values, offline without a key.
+metrics.jsonl has one line per step. With a project, Weights & Biases gets the same values, offline
+without a key.
 Shapes: K depths.
 """
 

@@ -1,1 +1,1 @@
-"""Actions and cost of a run, for `train-speculator --dry-run`."""
+"""Actions and cost of a run, for `outrider train --dry-run`."""

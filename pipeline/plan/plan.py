@@ -1,4 +1,4 @@
-"""Shows what each stage would do: `train-speculator --recipe R --dry-run`.
+"""Shows what each stage would do: `outrider train R --dry-run`.
 
     rows = plan(run, recipe, ["train"], {}, priced := price(run, recipe))
     print_plan(rows, priced, Console(stderr=True))          # tables within 80 columns

@@ -188,7 +188,7 @@ class Recipe(BaseModel):
     """A Ray cluster for capture, training and evaluation."""
 
     adapt: AdaptConfig = Field(default_factory=AdaptConfig)
-    """`adapt-speculator`, which keeps up with a live endpoint's traffic."""
+    """`outrider adapt`, which keeps up with a live endpoint's traffic."""
 
     def of_kinds(self, names: Sequence[str]) -> "Recipe":
         """The recipe restricted to these kinds of drafter."""

@@ -177,4 +177,4 @@ EVALUATE_OTHER = dataclasses.replace(
     identity=lambda run: run.other_evaluation / "report.json",
     options=("speculator", "weights"),
 )
-"""`evaluate-speculator --speculator DIR|ngram|suffix|none`: one that this run did not train."""
+"""`outrider eval --speculator DIR|ngram|suffix|none`: one that this run did not train."""

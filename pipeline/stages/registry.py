@@ -19,12 +19,12 @@ from outrider.pipeline.stages.train import TRAIN, train_of
 STAGES: dict[str, Stage] = {
     stage.name: stage for stage in (INGEST, SPLIT, CAPTURE, TRAIN, EVALUATE, EXPORT)
 }
-"""The stages of `train-speculator` for one kind of drafter."""
+"""The stages of `outrider train` for one kind of drafter."""
 
 OTHER_STAGES: dict[str, Stage] = {
     stage.name: stage for stage in (EVALUATE_OTHER, ADAPT_WINDOW, ADAPT_ROUND)
 }
-"""Stages of commands other than `train-speculator`."""
+"""Stages of commands other than `outrider train`."""
 
 
 def stages_of(recipe: Recipe) -> dict[str, Stage]:

@@ -3,7 +3,7 @@
 #
 #   sh recipes/cluster/raycluster.sh 10.0.0.1                  on the node 10.0.0.1: the head
 #   sh recipes/cluster/raycluster.sh 10.0.0.1 10.0.0.2         on the node 10.0.0.2
-#   train-speculator --recipe r1/resume_screening cluster.address=auto cluster.capture_replicas=2 training.processes=16 training.rows_per_step=16
+#   outrider train r1/resume_screening cluster.address=auto cluster.capture_replicas=2 training.processes=16 training.rows_per_step=16
 #   ray stop                                                   on every node
 #
 # All nodes need the same Outrider (extra `cluster`), Python and target at the same paths, and a shared disk for runs/. RAY_AUTH_MODE=token

@@ -6,4 +6,4 @@
 # The job server runs the command on the head node. No working directory is uploaded: outrider is installed on the nodes.
 set -eu
 export RAY_API_SERVER_ADDRESS="${RAY_API_SERVER_ADDRESS:-http://127.0.0.1:8265}"
-exec ray job submit -- train-speculator "$@" cluster.address=auto
+exec ray job submit -- outrider train "$@" cluster.address=auto

@@ -36,7 +36,6 @@ def test_new_traffic_becomes_a_release_that_the_gate_measured(tmp_path, nano_r1,
             f"adapt.fresh={WINDOW}",
             "adapt.from_start=true",
             "training.processes=1",
-            "training.wandb_project=null",
         ],
     )
     replicas = [{"name": "a", "data": "unix:/a", "admin": "unix:/b"}]

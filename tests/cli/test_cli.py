@@ -1,21 +1,28 @@
 """The commands as a user runs them: one message and status for a mistake, and the JSON line."""
 
+import contextlib
+import itertools
 import json
+import os
+import pty
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 import yaml
 
 import outrider
-from outrider.common.errors import OutriderError
+from outrider.cli import main
 from outrider.common.process_tree import wait_until
 from outrider.pipeline.stages.registry import STAGES
 from tests.cli.commands import COMMANDS, assert_one_message, json_line, run, start
 from tests.cli.workplace import write_workplace
 from tests.eval.sample_results import history_report
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -89,11 +96,24 @@ def test_a_mistake_is_one_message_and_status_1(workplace, words, parts):
         (["trian", "mine.yaml"], ['Unknown command "trian". Did you mean "train"?']),
         (["export", "mine.yaml"], ["--to requires an argument"]),
         (["eval"], ["nothing to evaluate: give a recipe, or --compare"]),
+        (
+            ["eval", "mine.yaml", "--again", "--server", "http://localhost:1"],
+            ["--again: --server measures everything again anyway"],
+        ),
         (["eval", "--html", "page.html"], ["--html page.html needs --compare RUN_A RUN_B"]),
     ],
 )
 def test_a_wrong_command_line_is_one_message_and_status_2(workplace, words, parts):
     assert_one_message(run("outrider", *words, cwd=workplace), *parts, status=2)
+
+
+def test_an_unexpected_error_is_a_traceback_and_where_to_report_it(workplace, monkeypatch):
+    monkeypatch.setattr(main, "command_app", lambda: lambda *words, **options: 1 / 0)
+    finished = run("outrider", "train", "mine.yaml", cwd=workplace)
+    assert finished.returncode == 1
+    *_, error, message = finished.stderr.splitlines()
+    assert error.startswith("ZeroDivisionError")
+    assert message.startswith("outrider train: an error in Outrider") and "report it" in message
 
 
 @pytest.mark.parametrize(
@@ -133,6 +153,19 @@ def test_help_and_recipes_do_not_import_torch():
     assert finished.stdout.endswith("\n[]\n")
 
 
+@pytest.mark.parametrize("verb", main.VERBS)
+def test_help_fills_its_lines_and_describes_every_option(workplace, verb):
+    """At 80 columns a description breaks only where the next word does not fit."""
+    page = run("outrider", verb, "--help", cwd=workplace, COLUMNS="80").stdout
+    rows = [line[1:-2] for line in page.splitlines() if line.startswith("│")]
+    assert rows
+    for row, following in itertools.pairwise(rows):
+        start = len(following) - len(following.lstrip())
+        if start > 8:  # not a new option
+            assert len(f"{row.rstrip()} {following.split()[0]}") > len(row)
+    assert not [row for row in rows if row.split()[-1].startswith("--")]
+
+
 def test_quiet_leaves_the_json_line(workplace):
     words = ["train", "mine.yaml", "--stages", "ingest", "name=quiet"]
     told = run("outrider", *words, "--quiet", cwd=workplace)
@@ -161,13 +194,31 @@ def test_a_new_recipe_trains(workplace, nano_r1):
 
 def test_the_same_from_python(workplace, nano_r1, monkeypatch):
     monkeypatch.chdir(workplace)
-    recipe = outrider.init("log.jsonl", nano_r1, to=Path("python.yaml"), effort="trial")
+    recipe = outrider.init("log.jsonl", nano_r1, to="python.yaml", effort="trial")
     assert outrider.inspect(recipe, first=30)["exchanges"] == 30
-    assert outrider.plan(recipe)["parameters"]["trained"] > 0
-    run = outrider.train(recipe, "split.heldout_fraction=0.3", stages="ingest,split")
+    assert outrider.plan(recipe, runs="python")["parameters"]["trained"] > 0
+    overrides = ["split.heldout_fraction=0.3"]
+    run = outrider.train(recipe, *overrides, runs="python", stages="ingest,split")
+    assert run.root == workplace / "python" / "python"
     assert run.result_of("split")["heldout"]["sequences"] > 0
-    with pytest.raises(OutriderError, match="train needs the output of capture"):
+    with pytest.raises(outrider.OutriderError, match="train needs the output of capture"):
         outrider.train(run.root, stages="train")
+    with pytest.raises(outrider.OutriderError, match="needs the output of"):
+        outrider.evaluate(recipe, runs="python")
+    with pytest.raises(outrider.OutriderError, match="needs the output of"):
+        outrider.export(recipe, "bundle", runs="python")
+
+
+def test_the_installed_package_is_typed_and_has_the_version_of_pyproject(tmp_path):
+    words = ["--no-deps", "--no-build-isolation", "--quiet", "--wheel-dir", str(tmp_path)]
+    # From a copy: setuptools writes its build folder next to pyproject.toml.
+    source = tmp_path / "source"
+    ignored = shutil.ignore_patterns(".*", "build", "runs", "tests", "docs", "benchmarks")
+    shutil.copytree(ROOT, source, ignore=ignored)
+    subprocess.run([sys.executable, "-m", "pip", "wheel", *words, str(source)], check=True)
+    (wheel,) = tmp_path.glob("outrider-*.whl")
+    assert wheel.name.split("-")[1] == outrider.__version__
+    assert "outrider/py.typed" in zipfile.ZipFile(wheel).namelist()
 
 
 @pytest.mark.parametrize(
@@ -202,6 +253,35 @@ def test_a_dry_run_writes_the_resolved_recipe_and_says_what_each_stage_would_do_
     assert not Path(printed["run_dir"], "stages").exists()
 
 
+@pytest.mark.parametrize(("option", "printed"), [((), False), (("--json",), True)])
+def test_a_dry_run_prints_its_json_to_a_terminal_only_if_asked(workplace, option, printed):
+    ours, theirs = pty.openpty()
+    words = ["train", "mine.yaml", "--dry-run", "name=terminal", *option]
+    command = [COMMANDS / "outrider", *words]
+    finished = subprocess.Popen(command, cwd=workplace, stdout=theirs, stderr=subprocess.PIPE)
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # EIO ends a terminal's output
+        while read := os.read(ours, 4096):
+            shown += read
+    _, tables = finished.communicate(timeout=120)
+    os.close(ours)
+    assert finished.returncode == 0, tables
+    assert (b'"dry_run"' in shown) is printed
+    assert (b"recipe.resolved.yaml" in tables) is not printed
+
+
+def test_a_recipe_s_code_is_named_before_it_runs_and_a_dry_run_runs_none(workplace):
+    file = workplace / "answers_of_others.py"
+    file.write_text("import sys\nprint('it runs', file=sys.stderr)\ndef solved(*texts): ...\n")
+    words = ["train", "mine.yaml", "--stages=ingest", "eval.task=answers_of_others:solved"]
+    dry = run("outrider", *words, "--dry-run", cwd=workplace)
+    assert str(file) in dry.stderr and "it runs" not in dry.stderr
+    real = run("outrider", *words, "name=task", cwd=workplace)
+    assert real.returncode == 0, real.stderr
+    assert real.stderr.index(str(file)) < real.stderr.index("it runs")
+
+
 def test_stages_are_kept_until_their_inputs_change_and_the_change_is_named(workplace):
     words = ["--recipe", "mine.yaml", "--stages", "split,ingest", "name=kept"]
     first = start("train-speculator", *words, cwd=workplace)
@@ -233,6 +313,22 @@ def test_a_terminated_run_ends_with_75_and_the_same_command_goes_on(workplace):
     again = run("train-speculator", *words, cwd=workplace)
     assert again.returncode == 0, again.stderr
     assert "resumes where it stopped" in again.stderr
+
+
+def test_speeds_are_measured_again_and_nothing_else(workplace):
+    folder = workplace / "runs" / "again"
+    steps = folder / "evaluation" / "steps"
+    speeds = [steps / "speed_eager.json", steps / "rates_eager.json"]
+    record = folder / "stages" / "evaluate.json"
+    kept = [steps / "verification.json", folder / "stages" / "split.json"]
+    for path in (*speeds, record, *kept):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}")
+    finished = run("outrider", "eval", "mine.yaml", "--again", "name=again", cwd=workplace)
+    # Where the run begins: without the record, evaluate is to be done, which needs a capture.
+    assert_one_message(finished, "evaluate needs the output of capture")
+    assert not any(path.exists() for path in (*speeds, record))
+    assert all(path.exists() for path in kept)
 
 
 def test_runs_are_compared_without_measuring_anything(tmp_path):

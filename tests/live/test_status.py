@@ -41,6 +41,17 @@ def test_a_status_names_what_is_not_as_it_should_be(world) -> None:
     assert {"stable1: no answer", "router: no answer"} <= {*status_lines(status)}
 
 
+def test_where_nothing_runs_the_status_names_the_start(world) -> None:
+    for replica in world.replicas.values():
+        replica.alive = False
+    world.router_alive = False
+    shown = deploy(world, "--status")
+    assert shown.returncode == 1
+    (line,) = shown.stdout.splitlines()
+    assert "nothing runs" in line and "`outrider deploy --local --endpoint FILE`" in line
+    assert not endpoint_status(world.endpoint)["everywhere"]
+
+
 def test_the_commands_on_an_endpoint(world) -> None:
     assert endpoint_status(world.endpoint)["serving"] is None
     world.deploy("better")

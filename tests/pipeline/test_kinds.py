@@ -190,7 +190,6 @@ def test_kinds_are_trained_in_turn_and_a_finished_one_not_again(
         "training.processes=1",
         "training.row_tokens=128",
         "training.compute=fp32",
-        "training.wandb_project=null",
     ]
     recipe = recipe_of(target, BOTH, *words)
     mtp, eagle3 = map(train_of, ("mtp", "eagle3"))

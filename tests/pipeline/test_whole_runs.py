@@ -22,7 +22,6 @@ SMALL = (
     "capture.min_on_policy=null",  # nano R1 wrote the log
     "training.processes=1",
     "training.scratch_epochs=1",
-    "training.wandb_project=null",
     "eval.engine_modes=[eager]",
     "eval.measure=full",
     "eval.repeats=2",
@@ -77,7 +76,6 @@ SHORT = (
     "training.processes=1",
     "training.evaluate_every=4",
     "training.checkpoint_every=4",
-    "training.wandb_project=null",
 )
 
 

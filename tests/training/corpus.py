@@ -48,7 +48,6 @@ class Corpus:
         defaults = {
             "row_tokens": 128,
             "epochs": 2,
-            "wandb_project": None,
             "compute": "fp32",
             "learning_rate": 2e-3,
         }

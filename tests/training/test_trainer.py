@@ -105,6 +105,15 @@ def test_a_run_learns_publishes_and_keeps_its_records(
     assert list((run_dir / "logs" / "wandb").glob("offline-run-*"))
 
 
+def test_a_key_of_the_tracker_alone_sends_nothing(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    corpus.train(tmp_path, epochs=1)
+    assert (tmp_path / "logs" / "metrics.jsonl").is_file()
+    assert not (tmp_path / "logs" / "wandb").exists()
+
+
 @pytest.mark.parametrize("train", ["all", "lora"])
 def test_the_layer_of_another_architecture_learns_too(train: str, tmp_path: Path) -> None:
     corpus = make_corpus(tmp_path, config=tiny_glm())

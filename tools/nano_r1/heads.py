@@ -50,7 +50,6 @@ SETTINGS = {
     "training.rows_per_step": 2,
     "training.evaluate_every": 200,
     "training.checkpoint_every": 100,
-    "training.wandb_project": "null",
     "serving.engine.max_num_seqs": 8,
 }
 """Changes to the résumé screening recipe."""

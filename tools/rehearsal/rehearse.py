@@ -222,7 +222,6 @@ SETTINGS = {
     "training.evaluate_every": 100,
     "training.checkpoint_every": 100,
     "training.parity": "warn",
-    "training.wandb_project": "null",
     "serving.engine.mode": "eager",
     "serving.engine.tensor_parallel": 1,
     "serving.engine.max_model_len": 1024,

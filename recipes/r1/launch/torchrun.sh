@@ -1,7 +1,7 @@
 #!/bin/sh
 # torchrun on every machine of a hostfile, over ssh. The machines share the run directory and this Python.
 #
-#   train-speculator --recipe r1/resume_screening training.processes=16 training.rows_per_step=16 \
+#   outrider train r1/resume_screening training.processes=16 training.rows_per_step=16 \
 #       'training.launcher=sh recipes/r1/launch/torchrun.sh recipes/r1/launch/hostfile'
 #
 # The trainer appends the path of spec.json and sets OUTRIDER_PYTHON.

@@ -60,7 +60,6 @@ def test_a_briefly_trained_head_drafts_and_is_counted_as_predicted(
         row_tokens=2048,
         evaluate_every=1000,
         checkpoint_every=1000,
-        wandb_project=None,
     )
     parts = {"train": names[8:], "validation": names[:8]}
     states = tmp_path / "features"

@@ -25,7 +25,7 @@ def pods(cluster: dict[str, Any]) -> list[dict[str, Any]]:
 def test_the_command_of_the_job_is_a_recipe_that_uses_the_nodes() -> None:
     job = documents()["RayJob"]["spec"]
     command = shlex.split(job["entrypoint"])
-    assert command[:2] == ["train-speculator", "--recipe"]
+    assert command[:2] == ["outrider", "train"]
     overrides = [each for each in command[3:] if "=" in each]
     recipe = load_recipe(command[2], overrides).recipe
     cluster = job["rayClusterSpec"]

@@ -36,7 +36,6 @@ def measure(folder: Path) -> None:
             zero_stage=stage,
             processes=PROCESSES,
             rows_per_step=PROCESSES * ROWS_EACH,
-            wandb_project=None,
         )
         config = config.model_copy(update={"max_grad_norm": 1e9})
         accelerator = make_accelerator(config, folder)

@@ -30,7 +30,6 @@ SETTINGS = {
     "learning_rate": 2e-3,
     "compute": "bf16",
     "parity": "warn",
-    "wandb_project": None,
 }
 """60 steps, a checkpoint or an evaluation after most of them; in bf16 with float32 masters, as for
 R1's layer."""
