@@ -87,10 +87,10 @@ def watched(
 ) -> tuple[ClusteredEstimate, ClusteredEstimate | None]:
     """Measures acceptance length at k drafts, and its ratio to the base's."""
     ids = usable_ids(window)
-    serving = in_child(replayed, window, serving_dir, recipe, ids)
+    serving = in_child(replayed, window, serving_dir, recipe, ids=ids)
     if base_dir is None:
         return compare(serving, serving, k)["custom"], None
-    base = in_child(replayed, window, base_dir, recipe, ids)
+    base = in_child(replayed, window, base_dir, recipe, ids=ids)
     estimates = compare(base, serving, k)
     return estimates["custom"], estimates["ratio"]
 
@@ -178,7 +178,7 @@ class _Measuring:
     ) -> ReplaySums:
         return ReplaySums.joined(
             [
-                in_child(replayed, window, speculator, self.recipe, ids)
+                in_child(replayed, window, speculator, self.recipe, ids=ids)
                 for window, ids in ids_by_window.items()
             ]
         )

@@ -33,7 +33,7 @@ class Story:
             "observations": 90, "clusters": 30, "over": "30 sessions",
         }  # fmt: skip
 
-    def window(self, shift=0.0, release="base", length=4.0, ratio=True, seconds=1.0, at=0.0):
+    def window(self, shift=0.0, *, release="base", length=4.0, ratio=True, seconds=1.0, at=0.0):
         number = len(self.state.windows) + 1
         self.add("window", at, window=number, rows=100, position={"a": number})
         log = shift + math.hypot(self.between, self.error) * self.random.standard_normal()

@@ -35,7 +35,7 @@ def window(folder, number, sessions=SEQUENCES):
     ],
 )
 def test_a_round_that_forgets_older_traffic_does_not_ship(
-    tmp_path, nano_r1, monkeypatch, on_older, sessions, words, ships, reason
+    *, tmp_path, nano_r1, monkeypatch, on_older, sessions, words, ships, reason
 ):
     older = window(tmp_path, 1, sessions)
     trained = window(tmp_path, 2)
@@ -43,27 +43,27 @@ def test_a_round_that_forgets_older_traffic_does_not_ship(
     write_json(trained.split / "parts.json", {"train": ["0-1"], "validation": ["0-2"]})
     gain = {newer: 1.1, older: on_older}
 
-    def replayed(run, speculator, recipe, only):
-        random = np.random.default_rng(len(only))
-        steps_R = 20 * np.exp(0.1 * random.standard_normal(len(only)))
+    def replayed(run, speculator, recipe, ids):
+        random = np.random.default_rng(len(ids))
+        steps_R = 20 * np.exp(0.1 * random.standard_normal(len(ids)))
         if speculator == trained.speculator:
-            steps_R = steps_R / (gain[run] * np.exp(0.02 * random.standard_normal(len(only))))
+            steps_R = steps_R / (gain[run] * np.exp(0.02 * random.standard_normal(len(ids))))
         shapes = {
-            field.name: np.zeros((len(only), 1, 1)) for field in dataclasses.fields(ReplaySums)
+            field.name: np.zeros((len(ids), 1, 1)) for field in dataclasses.fields(ReplaySums)
         }
         return ReplaySums(
             **shapes
             | {
-                "sequence_ids": list(only),
-                "sessions": [f"{run.root.name} {name}" for name in only],
-                "users": [""] * len(only),
-                "tokens_R": np.full(len(only), 60.0),
+                "sequence_ids": list(ids),
+                "sessions": [f"{run.root.name} {name}" for name in ids],
+                "users": [""] * len(ids),
+                "tokens_R": np.full(len(ids), 60.0),
                 "steps_RK": steps_R[:, None],
                 "regions": (),
             }
         )
 
-    monkeypatch.setattr(gate, "in_child", lambda work, *args: replayed(*args))
+    monkeypatch.setattr(gate, "in_child", lambda work, *args, **named: replayed(*args, **named))
     monkeypatch.setattr(
         gate,
         "usable_ids",

@@ -74,7 +74,7 @@ class Log:
         with self.log.open("a") as log:
             log.writelines(json.dumps({"kind": kind}) + "\n" for kind in kinds for _ in range(ROWS))
 
-    def run_stages(self, run, recipe, wanted, options, console):
+    def run_stages(self, *, run, recipe, wanted, options, console):
         self.point()
         if wanted == ["adapt_window"]:
             paths = sorted((run.root / "log").iterdir())
@@ -109,8 +109,8 @@ class Log:
     def judge_round(self, trained, *, windows, older, serving_dir, recipe, k):
         self.point()
         base, custom = (
-            sum(self.replayed(run, each).value for run in windows) / len(windows)
-            for each in (serving_dir, trained.speculator)
+            sum(self.replayed(run, speculator).value for run in windows) / len(windows)
+            for speculator in (serving_dir, trained.speculator)
         )
         return GateVerdict(
             ships=custom > base, reason="", windows=[run.root.name for run in windows], k=k,
@@ -173,8 +173,8 @@ def story(entries):
 
 def test_a_shift_is_followed_by_a_round_and_a_release(make_log):
     shifting = make_log("aaabbbbaa")  # and comes back
-    found = shifting.run()
-    assert (found["windows"], found["shipped"], found["lost"]) == (9, 1, 0)
+    counts = shifting.run()
+    assert (counts["windows"], counts["shipped"], counts["lost"]) == (9, 1, 0)
     (first,) = shifting.facts("round")
     watched = shifting.facts("watched")
     assert first["newer"] == [1, 2, 3, 4] and "fell to 0.75" in first["reason"]
@@ -206,8 +206,8 @@ def test_the_loop_can_be_killed_at_every_point(make_log, monkeypatch):
 
 def test_a_round_that_loses_does_not_ship_and_the_next_waits(make_log):
     world = make_log(["a", "a", *["hopeless"] * 8])
-    found = world.run()
-    assert found["shipped"] == 0 and found["serving"] == FIRST
+    counts = world.run()
+    assert counts["shipped"] == 0 and counts["serving"] == FIRST
     newer = [one["newer"] for one in world.facts("round")]
     assert newer == [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
     assert "does not train" in world.facts("gated")[1]["reason"]
@@ -290,8 +290,8 @@ def test_the_command_without_new_traffic(make_world, tmp_path):
     world = make_world()
     (tmp_path / "log.jsonl").write_text("{}\n")
     words = ["--recipe", "resume_screening", "traffic.path=log.jsonl", "--endpoint", world.file()]
-    found = json_line(run("adapt-speculator", *words, "--once", cwd=tmp_path))
-    assert (found["windows"], found["rounds"], found["serving"]) == (0, 0, BASE)
+    counts = json_line(run("adapt-speculator", *words, "--once", cwd=tmp_path))
+    assert (counts["windows"], counts["rounds"], counts["serving"]) == (0, 0, BASE)
     assert_one_message(
         run("adapt-speculator", *words, "--rounds", "0", cwd=tmp_path),
         "--rounds 0: give 1 or more",

@@ -55,12 +55,14 @@ def test_new_traffic_becomes_a_release_that_the_gate_measured(tmp_path, nano_r1,
         # The same figures from the bundle, by hand.
         rows = load_sequences(gate.sequences).to_list()
         first = {row["session"] for row in load_sequences(adapter.window_run(1).sequences)}
-        kept = [row for row in rows if row["session"] not in first]
-        assert verdict["ratio"]["low"] > 1 and WINDOW / 3 < verdict["sequences"] <= len(kept)
+        unseen = [row for row in rows if row["session"] not in first]
+        assert verdict["ratio"]["low"] > 1 and WINDOW / 3 < verdict["sequences"] <= len(unseen)
         store = FeatureStore.open(gate.features)
         sums = [
-            replay(speculator=each, target_dir=nano_r1, feature_store=store, rows=kept, depth=5)
-            for each in (nano_r1, run.bundle)
+            replay(
+                speculator=drafter, target_dir=nano_r1, feature_store=store, rows=unseen, depth=5
+            )
+            for drafter in (nano_r1, run.bundle)
         ]
         assert compare(*sums, 5)["ratio"].value == pytest.approx(
             verdict["ratio"]["value"], rel=0.02

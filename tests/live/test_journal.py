@@ -22,7 +22,7 @@ def test_a_line_torn_at_any_byte_is_left_out_and_written_over(tmp_path):
         whole = path.read_bytes()
         journal.append("two", word="ä")
     second = path.read_bytes()[len(whole) :]
-    for torn in [second[:kept] for kept in range(len(second))] + [bytes(100)]:
+    for torn in [second[:length] for length in range(len(second))] + [bytes(100)]:
         path.write_bytes(whole + torn)
         assert [event for _, event, _ in events(path)] == ["one"]
         assert path.read_bytes() == whole + torn, "reading changes nothing"
@@ -68,17 +68,17 @@ def test_two_processes_append_to_one_journal(tmp_path):
     heard = []
     with (
         Journal(path, State(), lambda: 12.5, lambda state: heard.append(state.share)) as one,
-        Journal(path, State()) as other,
+        Journal(path, State()) as another,
     ):
         assert one.append("share", percent=5.0).share == 5.0
         assert one.entries == read_journal(path)
         assert one.entries[0].at == 12.5 and heard == [None, 5.0]
-        other.append("share", percent=25.0)
+        another.append("share", percent=25.0)
         assert one.read().share == 25.0
         one.append("note")
         assert [entry.n for entry in one.entries] == [1, 2, 3]
         path.write_bytes(path.read_bytes() + b'{"at')  # a third one was killed
-        other.append("note")
-        assert other.entries[-1].n == 4
+        another.append("note")
+        assert another.entries[-1].n == 4
     assert [n for n, *_ in events(path)] == [1, 2, 3, 4]
     assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700

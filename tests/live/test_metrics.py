@@ -50,8 +50,8 @@ def test_deployments_are_counted_from_the_journal(world) -> None:
     ):
         state = state.add(Entry(0, 0.0, event, facts))
     metrics.publish(state)
-    found = values(folder / METRICS)
-    assert found["controller_state", "idle"] == 1 and found["deployments_total", "promoted"] == 1
+    after = values(folder / METRICS)
+    assert after["controller_state", "idle"] == 1 and after["deployments_total", "promoted"] == 1
     (folder / METRICS).unlink()
     folder.rmdir()
     metrics.publish(state)  # a disk that cannot be written stops nothing

@@ -65,5 +65,5 @@ def test_only_old_releases_that_nobody_needs_are_deleted(releases, tmp_path):
     added = [releases.add(bundle).name for bundle in bundles]
     shutil.copytree(releases.folder / added[0], releases.folder / f".{added[0]}.77.tmp")  # killed
     releases.prune(2, in_use={added[1]})
-    assert [each.name for each in releases.all()] == [added[1], *added[3:]]
+    assert [release.name for release in releases.all()] == [added[1], *added[3:]]
     assert not list(releases.folder.glob(".*")), "nothing half-deleted"

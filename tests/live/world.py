@@ -173,7 +173,7 @@ class World:
         shutil.rmtree(self.endpoint.state_dir, ignore_errors=True)
         self.endpoint.state_dir.mkdir(mode=0o700)
         self.replicas = {
-            each.name: SimulatedReplica(self, each.name) for each in self.endpoint.replicas
+            replica.name: SimulatedReplica(self, replica.name) for replica in self.endpoint.replicas
         }
         self.percent, self.router_alive, self.sent = 0.0, True, 0
         self.now, self.requests = 1000.0, 8
@@ -256,8 +256,8 @@ class World:
             self.sent += 1
             # Evenly, so that every share is met by few requests.
             role = "canary" if (self.sent * self.percent) % 100 < self.percent else "stable"
-            alive = [each for each in self.endpoint.replicas if self.replicas[each.name].alive]
-            peers = [each for each in alive if each.role == role] or alive
+            alive = [r for r in self.endpoint.replicas if self.replicas[r.name].alive]
+            peers = [replica for replica in alive if replica.role == role] or alive
             chosen = peers[self.sent % len(peers)]
             if self.replicas[chosen.name].hangs:
                 continue
@@ -291,9 +291,9 @@ class World:
         """What each replica that is alive serves, by the name of the bundle."""
         digests = {bundle_digest(path): name for name, path in self.bundles.items()}
         return {
-            name: digests[bundle_digest(Path(each.now.directory))]
-            for name, each in self.replicas.items()
-            if each.alive
+            name: digests[bundle_digest(Path(replica.now.directory))]
+            for name, replica in self.replicas.items()
+            if replica.alive
         }
 
     def everywhere(self, bundle: str) -> bool:
