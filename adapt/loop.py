@@ -38,7 +38,7 @@ from outrider.live.controller import controlled
 from outrider.live.endpoint_file import Endpoint
 from outrider.live.fleet import replicas_of
 from outrider.live.journal import Journal
-from outrider.live.releases import Releases
+from outrider.live.releases import Releases, digest_of
 from outrider.live.state import PROMOTED, read_state
 from outrider.pipeline.recipe.load import LoadedRecipe
 from outrider.pipeline.recipe.recipe import Recipe
@@ -46,7 +46,6 @@ from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.run_stages import StageFailed, run_stages
 from outrider.pipeline.stage_process import INTERRUPTED
 from outrider.pipeline.stages.adapt import ADAPT_ROUND, ADAPT_WINDOW, PLAN
-from outrider.serving.bundle.bundle_digest import bundle_digest
 from outrider.speculators.base import base_of
 from outrider.speculators.kinds import kind_of
 
@@ -303,7 +302,7 @@ class Adapter:
         """Deploys a bundle unless an interrupted deployment already did; returns the outcome."""
         with controlled(self.endpoint, self._say) as controller:
             serving = controller.recover().serving
-            if serving and controller.releases.get(serving).digest == bundle_digest(bundle):
+            if serving and controller.releases.get(serving).digest == digest_of(bundle):
                 return PROMOTED
             return controller.deploy(bundle).outcome
 
