@@ -196,6 +196,7 @@ def _ratio_on_older(
     held_ids = {window: ids for window, ids in held_ids.items() if ids}
     if not held_ids:
         return None
+    # Held-back sessions may be in the round's validation part, which no gradient sees.
     parts = read_json(trained.split / "parts.json")
     seen = load_sequences(trained.sequences, parts["train"])
     base, custom = measuring.unseen_sums(held_ids, seen)
@@ -219,7 +220,7 @@ def write_bundle(run: RunDirectory, recipe: Recipe, verdict: GateVerdict) -> Non
             "ratio": verdict.ratio.value,
             "ratio_ci95": [verdict.ratio.low, verdict.ratio.high],
         },
-        "tokens_per_s": {},
+        "tokens_per_s": {},  # the endpoint's canary measures speed
         "replay_vs_engine": None,
         "gate": verdict.model_dump(mode="json"),
     }
@@ -246,6 +247,6 @@ def write_bundle(run: RunDirectory, recipe: Recipe, verdict: GateVerdict) -> Non
         engine=engine,
         evidence=evidence,
         out_dir=run.bundle,
-        other_formats=False,
+        other_formats=False,  # only the endpoint's replicas load it
         profile=profile,
     )

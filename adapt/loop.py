@@ -172,6 +172,7 @@ class Adapter:
         if rows < adapt.window or not within_budget(state, adapt):
             return False
         number = len(state.windows) + 1
+        # Capture costs a pass of the target per token, so traffic may come faster than it.
         skipped = max(rows - MOST_BEHIND * adapt.window, 0)
         after = cut(unread, adapt.window, self.window_run(number).root / LOG, skipped)
         self.journal.append(
@@ -302,6 +303,7 @@ class Adapter:
         """Deploys a bundle unless an interrupted deployment already did; returns the outcome."""
         with controlled(self.endpoint, self._say) as controller:
             serving = controller.recover().serving
+            # A process killed between promotion and entry finds its bundle in use already.
             if serving and controller.releases.get(serving).digest == digest_of(bundle):
                 return PROMOTED
             return controller.deploy(bundle).outcome
@@ -350,6 +352,7 @@ class Adapter:
         is_target = serving.directory.resolve() == target.resolve()  # the target's own drafter
         speculator = recipe.speculator.of_kinds([kind_of(serving.directory).name])
         base = None if is_target else str(serving.directory)
+        # Windows are replayed at the K in use, which may exceed the recipe's depth.
         depth = max(speculator.depth, serving.k)
         speculator = speculator.model_copy(update={"base": base, "depth": depth})
         return serving, recipe.model_copy(update={"speculator": speculator})
@@ -369,7 +372,7 @@ class Adapter:
     def _run_stage(
         self, run: RunDirectory, recipe: Recipe, name: str, options: dict[str, Any]
     ) -> dict[str, Any]:
-        with run.locked():
+        with run.locked():  # no other command may use the run directory
             run.begin_attempt(recipe, self.loaded.files, sys.argv)
             results = run_stages(
                 run=run, recipe=recipe, wanted=[name], options=options, console=self.console

@@ -118,6 +118,7 @@ class CanaryTest:
 
     def run(self) -> Verdict:
         """Runs all steps; the canary's replicas must serve the new release."""
+        # After the swap: requests that began before it were drafted by the old release.
         self._traffic.start_test(self._new, self._clock.time())
         fair = fair_share(self._endpoint)
         for share in (share for share in self._policy.shares if share < fair):

@@ -101,6 +101,7 @@ class Controller:
         new = self.releases.add(bundle, source)
         if new.name == serving:
             raise OutriderError(f"{bundle}: release {new.name} is in use already")
+        # Before the first swap, so that a bundle that does not fit changes nothing.
         for name in self.fleet.replicas:
             self._check_fits(new, name, bundle)
         if in_place or not self.endpoint.canary:
@@ -238,6 +239,7 @@ class Controller:
         try:
             if self.router.share() == percent == self.journal.read().share:
                 return
+            # First: after a kill between the two, `recover` sees a share that differs and sets it.
             self.journal.append("share", percent=percent)
             self.router.set_canary_share(percent)
         except RouterUnavailable as error:

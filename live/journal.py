@@ -86,6 +86,7 @@ class Journal(AbstractContextManager["Journal[AnyState]"], Generic[AnyState]):
 
     def read(self) -> AnyState:
         """Returns the state after all entries, including those of other processes."""
+        # Without the lock: a line that is still being written is read by the next call.
         length = os.fstat(self._file).st_size - self._end
         content = os.pread(self._file, length, self._end)
         entries, parsed_length = _parse(content, len(self.entries), self.path)
@@ -109,7 +110,7 @@ class Journal(AbstractContextManager["Journal[AnyState]"], Generic[AnyState]):
             try:
                 self._write(line)
             except OSError as error:
-                os.ftruncate(self._file, self._end)
+                os.ftruncate(self._file, self._end)  # a whole line that was not synced, too
                 if not says_disk_is_full(error):
                     raise
                 raise OutriderError(
@@ -126,6 +127,7 @@ class Journal(AbstractContextManager["Journal[AnyState]"], Generic[AnyState]):
         os.close(self._file)
 
     def _write(self, line: bytes) -> None:
+        # At an offset, not in append mode, which would continue a torn line. Writes may be partial.
         written = 0
         while written < len(line):
             written += os.pwrite(self._file, line[written:], self._end + written)

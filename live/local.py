@@ -82,6 +82,7 @@ def local_endpoint(
             child = Child(command, log, replica.name, environment)
             stack.callback(child.stop, _STOP_S)
             started.append((child, replica))
+        # All of them are started first, because loading takes most of the time.
         for child, replica in started:
             child.wait_until(Address.parse(replica.data).healthy, START_S, root_error)
             clients[replica.name].status()  # raises if it cannot swap its speculator

@@ -117,6 +117,7 @@ class LiveMetrics:
 
 def write_metrics(endpoint: Endpoint, name: str, metrics: Sequence[Measure]) -> None:
     """Writes a file of metrics to the endpoint's `state_dir`, atomically."""
+    # Not the global registry, which has the metrics of this Python process.
     registry = CollectorRegistry()
     registry.register(_Families(endpoint, metrics))
     # Ignore errors, because a full disk must not stop a rollback; the next change writes again.

@@ -165,6 +165,7 @@ def _swapped(state: State, entry: Entry) -> State:
 def _ended(state: State, entry: Entry) -> State:
     if state.open is None:
         return state
+    # `behind` names replicas for the status; the next `recover` reads what each one serves.
     ended = replace(
         state.open,
         ended_at=entry.at,

@@ -29,7 +29,7 @@ def endpoint_status(endpoint: Endpoint) -> dict[str, Any]:
         name: _replica(replica, state, releases) for name, replica in replicas_of(endpoint).items()
     }
     share = _canary_share(endpoint)
-    controller = holder(endpoint.lock)
+    controller = holder(endpoint.lock)  # its process id; the kernel frees the lock of a killed one
     everywhere = all(
         replica["answers"] and replica["release"] == state.serving for replica in replicas.values()
     )
