@@ -115,7 +115,7 @@ class Journal(AbstractContextManager["Journal[AnyState]"], Generic[AnyState]):
                     raise
                 raise OutriderError(
                     f"{self.path}: no space left on the disk, so nothing can be changed; free some"
-                    " and run `outrider deploy --recover`"
+                    " and run `outrider deploy --endpoint NAME --recover`"
                 ) from error
             state = self.read()
         finally:
