@@ -13,8 +13,8 @@ import argparse
 import numpy as np
 
 from outrider.live.endpoint_file import CanaryPolicy
+from tests.adapt.simulated_windows import Story, alarm
 from tests.live.simulated_traffic import Traffic, first_verdict
-from tests.live.simulated_windows import Story, alarm
 
 POLICY = CanaryPolicy()
 REPLICAS = (0.94, 1.06)

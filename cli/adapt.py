@@ -35,7 +35,7 @@ def adapt_speculator(
     loaded, _ = open_run(recipe, overrides, Path("runs"))
     live = load_endpoint(endpoint)
     # Imports torch, so it comes after the checks, which do not need torch.
-    from outrider.live.adapt import adapting, summary
+    from outrider.adapt.loop import adapting, summary
 
     with stopped_by_signal(), adapting(loaded, live) as adapter:
         adapter.run(rounds, once)

@@ -43,10 +43,10 @@ def judge(findings: Findings, gate: GateConfig) -> Verdict:
         name = f"acceptance length, custom / base, {findings.at_k}"
         how = "" if findings.replay else ", counted by the engine"
         found = findings.acceptance_ratio
-        checks.insert(0, _over_sessions(name, found, gate.min_acceptance_ratio, how))
+        checks.insert(0, check_over_sessions(name, found, gate.min_acceptance_ratio, how))
     if findings.general:
         name = "acceptance length on general traffic, custom / base"
-        checks.append(_over_sessions(name, findings.general.ratio, 1 - gate.max_general_loss))
+        checks.append(check_over_sessions(name, findings.general.ratio, 1 - gate.max_general_loss))
     if findings.own_text:
         checks.append(_on_policy(findings.own_text))
     for mode, own in findings.verification.modes.items():
@@ -93,7 +93,7 @@ def _on_policy(found: OnPolicy) -> Check:
     )
 
 
-def _over_sessions(name: str, ratio: ClusteredEstimate, least: float, how: str = "") -> Check:
+def check_over_sessions(name: str, ratio: ClusteredEstimate, least: float, how: str = "") -> Check:
     """Checks that a ratio's interval over sessions lies above `least`."""
     demand = f"the interval must lie above {least:g}"
     if ratio.low is None or ratio.high is None:

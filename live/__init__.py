@@ -1,1 +1,1 @@
-"""Deployment to a live endpoint, and adaptation to its traffic."""
+"""Deployment to a live endpoint: replicas, router, canary and controller."""

@@ -17,6 +17,7 @@ or with a rollback if a canary replica reverts its swap or stops answering.
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from outrider.live.endpoint_file import Endpoint
 from outrider.live.fleet import LOOK_S, Decided, Fleet, rolled_back
@@ -28,7 +29,8 @@ from outrider.live.traffic import Traffic
 SILENCE_S = 5.0
 """Seconds without an answer after which a canary is rolled back."""
 
-STALL_S, STALL_REQUESTS = 600.0, 20
+STALL_S = 600.0
+STALL_REQUESTS = 20
 """A canary is rolled back if it finishes no request for STALL_S seconds in which, at the stable
 replicas' rate, it should have finished STALL_REQUESTS. (A hung engine still reports its status.)"""
 
@@ -36,6 +38,35 @@ replicas' rate, it should have finished STALL_REQUESTS. (A hung engine still rep
 def fair_share(endpoint: Endpoint) -> float:
     """Percentage of requests that gives canary and stable replicas equal load."""
     return round(100 * len(endpoint.canary) / len(endpoint.replicas), 2)  # Envoy's resolution
+
+
+@dataclass
+class Progress:
+    """When the canary last finished a request, in one step of the test."""
+
+    share: float
+    """The canary's share in percent."""
+    at: float
+    """Time of the last look at which the canary had finished new requests, in seconds."""
+    canary: int
+    """Requests that the canary had finished then."""
+    stable: int
+    """Requests that the stable replicas had finished then."""
+
+    def look(self, now: float, stable: int, canary: int) -> None:
+        """Counts the finished requests of both roles."""
+        if canary > self.canary:
+            self.at = now
+            self.canary = canary
+            self.stable = stable
+
+    def stall(self, now: float, stable: int) -> str | None:
+        """Describes a stall; None while the canary may only be idle."""
+        # The canary gets `share` requests for every 100 - share of the stable replicas.
+        due = (stable - self.stable) * self.share / max(100 - self.share, 1)
+        if now - self.at <= STALL_S or due < STALL_REQUESTS:
+            return None
+        return f"the canary finished no request in {STALL_S:g} s, and {due:.0f} were due"
 
 
 class CanaryTest:
@@ -50,7 +81,10 @@ class CanaryTest:
         on_verdict: Callable[[Verdict], None] = lambda verdict: None,
     ) -> None:
         """`new` and `old`: names of the releases."""
-        self._fleet, self._router, self._new, self._old = fleet, router, new, old
+        self._fleet = fleet
+        self._router = router
+        self._new = new
+        self._old = old
         self._endpoint = fleet.endpoint
         self._policy = fleet.endpoint.policy
         self._journal = fleet.journal
@@ -58,7 +92,7 @@ class CanaryTest:
         self._clock = fleet.clock
         self._on_verdict = on_verdict
         self._traffic = Traffic(self._endpoint, fleet, old, self._journal.read().steady_since)
-        self._baseline: Arms = [], []
+        self._baseline: Arms = ([], [])
         self._silent_since: dict[str, float] = {}
         self._said_at = 0.0
         self._share = fair_share(self._endpoint)
@@ -69,21 +103,22 @@ class CanaryTest:
         The canary's replicas still serve the old release.
         """
         began = self._clock.time()
-        wanted = self._policy.baseline_requests
+        needed = self._policy.baseline_requests
         while True:
-            looked = self._clock.time()
+            looked_at = self._clock.time()
             self._baseline = self._collect(self._old)
             count = len(self._baseline[1])
             now = self._clock.time()
-            line = f"baseline: {count} of {wanted} requests of the canary's replicas"
-            if count >= wanted or now - began > self._policy.max_seconds:
+            line = f"baseline: {count} of {needed} requests of the canary's replicas"
+            if count >= needed or now - began > self._policy.max_seconds:
                 self._say(line)
                 return
             self._report(line)
-            self._clock.sleep(max(LOOK_S, 5 * (now - looked)))
+            self._clock.sleep(_pause(now - looked_at))
 
     def run(self) -> Verdict:
         """Runs all steps; the canary's replicas must serve the new release."""
+        # After the swap: requests that began before it were drafted by the old release.
         self._traffic.start_test(self._new, self._clock.time())
         fair = fair_share(self._endpoint)
         for share in (share for share in self._policy.shares if share < fair):
@@ -97,42 +132,37 @@ class CanaryTest:
         self._share = share
         self._journal.append("share", percent=share)
         self._say(f"canary: {share:g} % of the requests")
-        before = seen = len(self._collect(self._new)[1])
-        began = alive_at = self._clock.time()
-        pause, others = LOOK_S, 0
+        stable, canary = self._collect(self._new)
+        before = len(canary)
+        began = self._clock.time()
+        progress = Progress(share, at=began, canary=before, stable=len(stable))
+        pause = LOOK_S
         while True:
             self._clock.sleep(pause)
-            looked = self._clock.time()
+            looked_at = self._clock.time()
             stable, canary = self._collect(self._new)
-            verdict = decide(
-                (stable, canary), self._baseline, self._policy, began if is_last else None
-            )
+            fair_since = began if is_last else None
+            verdict = decide((stable, canary), self._baseline, self._policy, fair_since)
             self._on_verdict(verdict)
             self._report(f"canary: {len(canary)} requests, stable {len(stable)}; {verdict.reason}")
             now = self._clock.time()
-            count = len(canary)
-            pause = max(LOOK_S, 5 * (now - looked))  # poll less often if polling takes long
-            if count > seen:
-                seen = count
-                alive_at = now
-                others = len(stable)
-            enough = count - before >= self._policy.min_requests
-            done = enough and now - began >= self._policy.min_seconds
-            if verdict.action == "roll_back" or (
-                done and (verdict.action == "promote" or not is_last)
-            ):
+            pause = _pause(now - looked_at)
+            progress.look(now, stable=len(stable), canary=len(canary))
+            is_long_enough = (
+                len(canary) - before >= self._policy.min_requests
+                and now - began >= self._policy.min_seconds
+            )
+            may_pass = verdict.action == "promote" or not is_last
+            if verdict.action == "roll_back" or (is_long_enough and may_pass):
                 return verdict
-            due = (len(stable) - others) * share / max(100 - share, 1)
-            if now - alive_at > STALL_S and due >= STALL_REQUESTS:
-                return Verdict(
-                    "roll_back",
-                    f"the canary finished no request in {STALL_S:g} s, and {due:.0f} were due",
-                )
+            stall = progress.stall(now, stable=len(stable))
+            if stall is not None:
+                return Verdict("roll_back", stall)
             if now - began > self._policy.max_seconds:
                 return Verdict(
                     "roll_back",
                     f"undecided after {self._policy.max_seconds:.0f} s and"
-                    f" {count} requests at {share:g} %: {verdict.reason}",
+                    f" {len(canary)} requests at {share:g} %: {verdict.reason}",
                     figures=verdict.figures,
                 )
 
@@ -145,27 +175,36 @@ class CanaryTest:
         deployment = self._journal.read().open
         if deployment is not None and deployment.request is not None:
             raise Decided(deployment.request)
-        for name in (each.name for each in self._endpoint.canary):
-            status = self._fleet.status(name)
-            if status is None:
-                since = self._silent_since.setdefault(name, self._clock.time())
-                if self._clock.time() - since >= SILENCE_S:
-                    raise rolled_back(f"{name} does not answer")
-                continue
-            self._silent_since.pop(name, None)
-            if status.broken:
-                raise self._fleet.broken(name, status)
-            if status.reverted == serving:
-                raise self._fleet.reverted(name, status)
-            if self._fleet.served_by(status) != serving:
-                raise rolled_back(f"{name} was started again, or swapped by another controller")
+        for replica in self._endpoint.canary:
+            self._check_canary(replica.name, serving)
         with contextlib.suppress(RouterUnavailable):  # after a restart, Envoy's share is 0
             if self._router.share() != self._share:
                 self._router.set_canary_share(self._share)
         return self._traffic.collect()
+
+    def _check_canary(self, name: str, serving: str) -> None:
+        """Raises `Decided` if a canary replica is silent, or not as the test needs it."""
+        status = self._fleet.status(name)
+        if status is None:
+            since = self._silent_since.setdefault(name, self._clock.time())
+            if self._clock.time() - since >= SILENCE_S:
+                raise rolled_back(f"{name} does not answer")
+            return
+        self._silent_since.pop(name, None)
+        if status.broken:
+            raise self._fleet.broken(name, status)
+        if status.reverted == serving:
+            raise self._fleet.reverted(name, status)
+        if self._fleet.served_by(status) != serving:
+            raise rolled_back(f"{name} was started again, or swapped by another controller")
 
     def _report(self, line: str) -> None:
         """Reports a line, at most once every ten seconds."""
         if self._clock.time() - self._said_at >= 10:
             self._said_at = self._clock.time()
             self._say(line)
+
+
+def _pause(seconds: float) -> float:
+    """Time to sleep after a look that took `seconds`: looking takes at most a sixth of the time."""
+    return max(LOOK_S, 5 * seconds)

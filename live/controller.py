@@ -8,6 +8,9 @@
 Every change is in the journal before it is made (state.py lists the entries). `recover` reads the
 journal, reads the status of the replicas, and brings all of them to one release: the one that the
 verdict names, or the old one if there is no verdict. If `recover` is interrupted, run it again.
+
+States and deployments are immutable. A method that appends to the journal uses the state that
+`append` returns, because an operator's request may have been appended by another process since.
 """
 
 import contextlib
@@ -21,11 +24,11 @@ from outrider.common.files import Locked, holder, lock
 from outrider.live.canary import CanaryTest, fair_share
 from outrider.live.endpoint_file import Endpoint
 from outrider.live.fleet import Decided, Fleet
-from outrider.live.journal import Journal, read_state
+from outrider.live.journal import Journal
 from outrider.live.metrics import LiveMetrics
 from outrider.live.releases import Release, Releases, first_release
 from outrider.live.router import Router, RouterUnavailable
-from outrider.live.state import Deployment, Mode, State, Verdict
+from outrider.live.state import Deployment, Mode, State, Verdict, read_state
 from outrider.serving.admin.replica import (
     ReplicaStatus,
     ReplicaUnreachable,
@@ -46,7 +49,7 @@ class Controller:
     def __init__(
         self,
         endpoint: Endpoint,
-        journal: Journal,
+        journal: Journal[State],
         say: Say = lambda text: None,
         clock: Any = time,
         on_verdict: Callable[[Verdict], None] = lambda verdict: None,
@@ -55,7 +58,9 @@ class Controller:
 
         `on_verdict` is called with each verdict of a canary test, including `wait`.
         """
-        self.endpoint, self.journal, self.say = endpoint, journal, say
+        self.endpoint = endpoint
+        self.journal = journal
+        self.say = say
         self.releases = Releases(endpoint.releases)
         self.router = Router(endpoint)
         self.fleet = Fleet(
@@ -66,19 +71,24 @@ class Controller:
     def recover(self) -> State:
         """Brings every responding replica to one release; must be called first."""
         state = self.journal.read()
-        if state.open is not None:
-            self.say(f"deployment {state.open.id} was not finished")
-            if state.open.verdict.action == "wait":
-                self._decided(Verdict("roll_back", "the controller ended before a verdict"))
-            self._finish()
+        if state.open is None:
+            self._bring_all_to(state.serving)
         else:
-            behind: list[str] = []
-            served = {self.fleet.served_by(self.fleet.status(name)) for name in self.fleet.replicas}
-            if state.serving and served != {state.serving}:
-                release = self.releases.verified(state.serving)
-                behind = self.fleet.bring(self.fleet.replicas, release)
-            self._settle_share(behind)
+            deployment = state.open
+            self.say(f"deployment {deployment.id} was not finished")
+            if deployment.verdict.action == "wait":
+                verdict = Verdict("roll_back", "the controller ended before a verdict")
+                deployment = self._decide(verdict)
+            self._finish(deployment)
         return self.journal.read()
+
+    def _bring_all_to(self, serving: str | None) -> None:
+        """Makes all replicas serve the release in use; None: leaves them as they are."""
+        behind: list[str] = []
+        served = {self.fleet.served_by(self.fleet.status(name)) for name in self.fleet.replicas}
+        if serving and served != {serving}:
+            behind = self.fleet.bring(self.fleet.replicas, self.releases.verified(serving))
+        self._settle_share(behind)
 
     def deploy(self, bundle: Path, in_place: bool = False, source: str | None = None) -> Deployment:
         """Adds a bundle, tests it on the canary, and promotes it or rolls back.
@@ -91,19 +101,24 @@ class Controller:
         new = self.releases.add(bundle, source)
         if new.name == serving:
             raise OutriderError(f"{bundle}: release {new.name} is in use already")
+        # Before the first swap, so that a bundle that does not fit changes nothing.
         for name in self.fleet.replicas:
-            status = self._sound(name)
-            for what, has, needs in (("kind", status.kind, new.kind), ("K", status.k, new.k)):
-                if has != needs:
-                    raise OutriderError(
-                        f"{bundle}: {what} is {needs}, but {name} was started for {has}: a"
-                        " live server cannot change that; start servers with this bundle's"
-                        " serve.sh and shift the traffic (`outrider deploy --manifest`)"
-                    )
+            self._check_fits(new, name, bundle)
         if in_place or not self.endpoint.canary:
             verdict = Verdict("promote", "in place, no canary")
             return self._run(new.name, serving, "in_place", verdict)
         return self._run(new.name, serving, "canary", None)
+
+    def _check_fits(self, new: Release, name: str, bundle: Path) -> None:
+        """Raises an `OutriderError` unless a replica can be swapped to this release."""
+        status = self._sound(name)
+        for what, served, released in (("kind", status.kind, new.kind), ("K", status.k, new.k)):
+            if served != released:
+                raise OutriderError(
+                    f"{bundle}: {what} is {released}, but {name} was started for {served}: a"
+                    " live server cannot change that; start servers with this bundle's"
+                    " serve.sh and shift the traffic (`outrider deploy --manifest`)"
+                )
 
     def roll_back(self) -> Deployment:
         """Rolls all replicas back to the previous release."""
@@ -124,24 +139,24 @@ class Controller:
                 f"endpoint {self.endpoint.name}: no deployment is in progress, so there is nothing"
                 " to promote"
             )
-        self._decided(Verdict("promote", "by request", "operator"))
-        return self._finish()
+        return self._finish(self._decide(Verdict("promote", "by request", "operator")))
 
     def adopted(self) -> str:
         """Returns the release in use; if none, adopts the replicas' speculator."""
-        if self.journal.read().serving is None:
+        state = self.journal.read()
+        if state.serving is None:
             statuses = [self._sound(name) for name in self.fleet.replicas]
-            found = sorted({str(Path(each.directory).resolve()) for each in statuses})
-            if len(found) != 1:
+            directories = sorted({str(Path(status.directory).resolve()) for status in statuses})
+            if len(directories) != 1:
                 raise OutriderError(
-                    f"the replicas serve different speculators ({', '.join(found)}); start them"
-                    " with the same bundle"
+                    f"the replicas serve different speculators ({', '.join(directories)}); start"
+                    " them with the same bundle"
                 )
-            release = first_release(self.releases, Path(found[0]), statuses[0].k)
-            self.journal.append("adopt", release=release.name, directory=found[0])
-        serving = self.journal.read().serving
-        assert serving is not None
-        return serving
+            (directory,) = directories
+            release = first_release(self.releases, Path(directory), statuses[0].k)
+            state = self.journal.append("adopt", release=release.name, directory=directory)
+        assert state.serving is not None
+        return state.serving
 
     def _sound(self, name: str) -> ReplicaStatus:
         """A replica's status; raises an `OutriderError` if the replica is broken."""
@@ -155,8 +170,8 @@ class Controller:
         self.journal.append("begin", new=new, old=old, mode=mode)
         self.say(f"deployment of release {new}, in place of {old} ({mode})")
         try:
-            self._decided(verdict or self._canary(self.releases.get(new), old))
-            return self._finish()
+            verdict = verdict or self._canary(self.releases.get(new), old)
+            return self._finish(self._decide(verdict))
         except BaseException:  # Ctrl-C, a full disk: the canary gets no requests until `recover`
             with contextlib.suppress(RouterUnavailable):
                 self.router.set_canary_share(0)
@@ -171,19 +186,18 @@ class Controller:
         try:
             test.measure_baseline()
             self._share(0)
-            for each in self.endpoint.canary:
-                self.fleet.swap(each.name, self.fleet.replicas[each.name].status(), new, True)
+            for replica in self.endpoint.canary:
+                status = self.fleet.replicas[replica.name].status()
+                self.fleet.swap(replica.name, status, new, watched=True)
             return test.run()
         except Decided as error:
             return error.verdict
         except (SwapRefused, SwapFailed, ReplicaUnreachable) as error:
             return Verdict("roll_back", str(error))
 
-    def _finish(self) -> Deployment:
+    def _finish(self, deployment: Deployment) -> Deployment:
         """Carries out the verdict: all replicas get its release, the canary first."""
-        deployment = self.journal.read().open
-        assert deployment is not None
-        names = [each.name for each in [*self.endpoint.canary, *self.endpoint.stable]]
+        names = [replica.name for replica in [*self.endpoint.canary, *self.endpoint.stable]]
         behind: list[str] | None = None
         if deployment.verdict.action == "promote" and deployment.mode != "rollback":
             self._share(fair_share(self.endpoint))  # the watches need requests
@@ -191,29 +205,31 @@ class Controller:
                 release = self.releases.verified(deployment.new)
                 behind = self.fleet.promote(names, release, set(deployment.swapped))
             except Decided as error:
-                self._decided(error.verdict)
+                deployment = self._decide(error.verdict)
             except OutriderError as error:  # refused, or the release is gone
-                self._decided(Verdict("roll_back", str(error)))
+                deployment = self._decide(Verdict("roll_back", str(error)))
         if behind is None:
             # Unwatched: this release served before, and there is no other one to go back to.
             self._share(0)
-            behind = self.fleet.bring(names, self.releases.verified(deployment.wanted))
+            behind = self.fleet.bring(names, self.releases.verified(deployment.goal))
         self._settle_share(behind)
-        serving = deployment.wanted
-        verdict = deployment.verdict
-        outcome = "promoted" if verdict.action == "promote" else "rolled_back"
-        self.journal.append("end", outcome=outcome, serving=serving, behind=behind)
-        self.releases.prune(KEPT_RELEASES, self.journal.read().in_use)
-        self.say(f"{outcome}: {verdict.reason}; in use: {serving}")
-        return deployment
+        outcome = "promoted" if deployment.verdict.action == "promote" else "rolled_back"
+        state = self.journal.append("end", outcome=outcome, serving=deployment.goal, behind=behind)
+        self.releases.prune(KEPT_RELEASES, state.in_use)
+        self.say(f"{outcome}: {deployment.verdict.reason}; in use: {state.serving}")
+        assert state.last is not None
+        return state.last
 
-    def _decided(self, verdict: Verdict) -> None:
-        self.journal.append("verdict", **vars(verdict))
+    def _decide(self, verdict: Verdict) -> Deployment:
+        """Records a verdict; returns the open deployment with it."""
+        state = self.journal.append("verdict", **vars(verdict))
         self.say(f"verdict: {verdict.action}, by the {verdict.by}: {verdict.reason}")
+        assert state.open is not None
+        return state.open
 
     def _settle_share(self, behind: Collection[str]) -> None:
         """Sets the canary's share while no deployment runs; 0 if a canary was left behind."""
-        is_behind = any(each.name in behind for each in self.endpoint.canary)
+        is_behind = any(replica.name in behind for replica in self.endpoint.canary)
         self._share(0 if is_behind else fair_share(self.endpoint))
 
     def _share(self, percent: float) -> None:
@@ -223,6 +239,7 @@ class Controller:
         try:
             if self.router.share() == percent == self.journal.read().share:
                 return
+            # First: after a kill between the two, `recover` sees a share that differs and sets it.
             self.journal.append("share", percent=percent)
             self.router.set_canary_share(percent)
         except RouterUnavailable as error:
@@ -242,7 +259,7 @@ def controlled(endpoint: Endpoint, say: Say = lambda text: None) -> Iterator[Con
             "is deploying to this endpoint; wait for it, or end its deployment with --rollback or"
             " --promote",
         ),
-        Journal(endpoint.journal, listener=metrics.publish) as journal,
+        Journal(endpoint.journal, State(), listener=metrics.publish) as journal,
     ):
         yield Controller(
             endpoint, journal, say, on_verdict=lambda verdict: metrics.publish(verdict=verdict)
@@ -277,23 +294,35 @@ def end_deployment(
         with controlled(endpoint, say) as controller:
             if action == "promote":
                 return controller.promote()
-            before = controller.journal.read().last
-            ended = controller.recover().last
-            if ended is not None and ended is not before and ended.went_back:
-                return ended
+            interrupted = controller.journal.read().open
+            last = controller.recover().last
+            # `recover` may have rolled it back already: then there is nothing left to undo.
+            if interrupted and last and last.id == interrupted.id and last.went_back:
+                return last
             return controller.roll_back()
     except Locked:
-        open_now = read_state(endpoint).open
-        if open_now is None:
+        opened = read_state(endpoint).open
+        if opened is None:
             raise
-    with Journal(endpoint.journal) as journal:
-        journal.append("request", deployment=open_now.id, action=action, by="operator")
-        say(f"asked the deploying process to {action.replace('_', ' ')} {open_now.new}")
-        while (last := journal.read().last) is None or last.id != open_now.id:
-            if holder(endpoint.lock) is None:
+    return _end_by_request(endpoint, opened, action, say)
+
+
+def _end_by_request(
+    endpoint: Endpoint, opened: Deployment, action: Literal["promote", "roll_back"], say: Say
+) -> Deployment:
+    """Asks the process that is deploying to end its deployment; waits until it has."""
+    with Journal(endpoint.journal, State()) as journal:
+        journal.append("request", deployment=opened.id, action=action, by="operator")
+        say(f"asked the deploying process to {action.replace('_', ' ')} {opened.new}")
+        while True:
+            # Before reading: a process that is gone may have ended the deployment as its last act.
+            is_deploying = holder(endpoint.lock) is not None
+            last = journal.read().last
+            if last is not None and last.id == opened.id:
+                return last
+            if not is_deploying:
                 raise OutriderError(
                     f"{endpoint.lock}: its process ended before the deployment did; run the"
                     " command again"
                 )
             time.sleep(0.5)
-        return last

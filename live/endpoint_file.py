@@ -209,8 +209,8 @@ class Endpoint(Section):
         if not self.stable:
             raise ValueError("replicas: at least one has `role: stable`")
         used = [str(Address.parse(self.envoy_admin)), self.router.listen]
-        for each in self.replicas:
-            used += [each.name, each.data, each.admin]
+        for replica in self.replicas:
+            used += [replica.name, replica.data, replica.admin]
         twice = sorted({text for text in used if used.count(text) > 1})
         if twice:
             raise ValueError(f"{', '.join(twice)}: used twice; names and addresses must differ")
@@ -271,7 +271,7 @@ def load_endpoint(name: str | Path, state_dir: Path | None = None) -> Endpoint:
     if not path.exists():
         path = SHIPPED_ENDPOINTS / f"{path.with_suffix('')}.yaml"
     if not path.is_file():
-        included = ", ".join(sorted(each.stem for each in SHIPPED_ENDPOINTS.glob("*.yaml")))
+        included = ", ".join(sorted(path.stem for path in SHIPPED_ENDPOINTS.glob("*.yaml")))
         raise OutriderError(
             f"{name}: no such endpoint; give the path of its file or a shipped name: {included}"
         )
@@ -279,9 +279,9 @@ def load_endpoint(name: str | Path, state_dir: Path | None = None) -> Endpoint:
     origins[()] = str(path)
     values.setdefault("name", path.stem)
     state = path.resolve().parent
-    given = state_dir.absolute() if state_dir is not None else values.get("state_dir")
-    if isinstance(given, str | Path):
-        state /= Path(given).expanduser()
+    folder = state_dir.absolute() if state_dir is not None else values.get("state_dir")
+    if isinstance(folder, str | Path):  # anything else is refused below
+        state /= Path(folder).expanduser()
         values["state_dir"] = str(state)
     try:
         return Endpoint.model_validate(values, context=state)

@@ -55,14 +55,17 @@ class Fleet:
     def __init__(
         self,
         endpoint: Endpoint,
-        journal: Journal,
+        journal: Journal[State],
         releases: Releases,
         say: Callable[[str], None] = lambda text: None,
         clock: Any = time,
     ) -> None:
         """`clock` has `time()` and `sleep(seconds)`, like the `time` module."""
         self.replicas = replicas_of(endpoint)
-        self.endpoint, self.journal, self.say, self.clock = endpoint, journal, say, clock
+        self.endpoint = endpoint
+        self.journal = journal
+        self.say = say
+        self.clock = clock
         self._releases = releases
 
     def status(self, name: str) -> ReplicaStatus | None:
@@ -139,44 +142,59 @@ class Fleet:
 
     def _bring_one(self, name: str, release: Release, tried: bool, watched: bool) -> bool:
         """Makes a replica serve `release`; returns False if it does not answer."""
-        failed: SwapFailed | None = None
+        failed: SwapFailed | ReplicaUnreachable | None = None
         watch_ends: float | None = None
         deadline = self.clock.time() + PATIENCE_S
         while True:
-            deployment = self.journal.read().open
-            request = deployment.request if deployment is not None else None
-            if watched and request is not None and request.action == "roll_back":
-                raise Decided(request)
+            if watched:
+                self._check_request()
             now = self.clock.time()
-            status = self.status(name)
+            status = self._unbroken_status(name)
             if status is None:
                 if now > deadline:
                     self.say(f"{name}: no answer for {PATIENCE_S:.0f} s; left behind")
                     return False
-            elif status.broken:
-                raise self.broken(name, status)
             elif self.served_by(status) == release.name:
                 if not (watched and status.watching):
                     return True
                 watch_ends = watch_ends or now + self.endpoint.policy.max_seconds
-                if now > watch_ends:
-                    raise rolled_back(f"{name}: its watch is undecided after policy.max_seconds")
+                _check_watch(name, now, watch_ends)
                 deadline = now + PATIENCE_S
             elif status.reverted == release.name and tried:
                 raise self.reverted(name, status)
-            elif failed is not None:
+            elif isinstance(failed, SwapFailed):  # and the status shows that it is not in use
                 raise failed
             else:
                 tried = True
-                try:
-                    self.swap(name, status, release, watched)
+                failed = self._try_swap(name, status, release, watched)
+                if failed is None:
                     deadline = self.clock.time() + PATIENCE_S
                     continue
-                except SwapFailed as error:  # the status shows which speculator is in use
-                    failed = error
-                except ReplicaUnreachable:
-                    pass  # try again
             self.clock.sleep(LOOK_S)
+
+    def _try_swap(
+        self, name: str, status: ReplicaStatus, release: Release, watched: bool
+    ) -> SwapFailed | ReplicaUnreachable | None:
+        """Swaps a replica; returns errors after which its status shows what is in use."""
+        try:
+            self.swap(name, status, release, watched)
+        except (SwapFailed, ReplicaUnreachable) as error:
+            return error
+        return None
+
+    def _unbroken_status(self, name: str) -> ReplicaStatus | None:
+        """Status of a replica; raises `Decided` if it is broken until a restart."""
+        status = self.status(name)
+        if status is not None and status.broken:
+            raise self.broken(name, status)
+        return status
+
+    def _check_request(self) -> None:
+        """Raises `Decided` if an operator has requested a rollback."""
+        deployment = self.journal.read().open
+        request = deployment.request if deployment is not None else None
+        if request is not None and request.action == "roll_back":
+            raise Decided(request)
 
     def broken(self, name: str, status: ReplicaStatus) -> Decided:
         """The verdict on a replica whose speculator stays broken until a restart."""
@@ -189,10 +207,16 @@ class Fleet:
         return rolled_back(f"{name} took release {status.reverted} back: {because}", "watch")
 
 
+def _check_watch(name: str, now: float, watch_ends: float) -> None:
+    """Raises `Decided` if a replica's watch has had its time."""
+    if now > watch_ends:
+        raise rolled_back(f"{name}: its watch is undecided after policy.max_seconds")
+
+
 def replicas_of(endpoint: Endpoint) -> dict[str, Replica]:
     """A client for each replica, by name."""
     token = endpoint.admin_token()
-    return {each.name: Replica(each.admin, token) for each in endpoint.replicas}
+    return {replica.name: Replica(replica.admin, token) for replica in endpoint.replicas}
 
 
 def served_by(status: ReplicaStatus | None, state: State, releases: Releases) -> str | None:
@@ -204,5 +228,8 @@ def served_by(status: ReplicaStatus | None, state: State, releases: Releases) ->
         return None
     if status.digest:
         return release_name(status.digest)
-    kept = {str(each.directory.resolve()): each.name for each in releases.all()}
-    return (state.started_with | kept).get(str(Path(status.directory).resolve()))
+    directory = Path(status.directory).resolve()
+    for release in releases.all():
+        if release.directory.resolve() == directory:
+            return release.name
+    return state.started_with.get(str(directory))

@@ -1,12 +1,16 @@
 """The journal of a live endpoint: records changes before they are made.
 
-    journal = Journal(state_dir / "journal.jsonl")
-    journal.append("swap", replica="b", release="4f1d0c2a9b77")    # returns once it is on disk
-    journal.read().serving
+    journal = Journal(state_dir / "journal.jsonl", State())
+    state = journal.append("swap", replica="b", release="4f1d0c2a9b77")  # once it is on disk
+    state.serving, journal.read().serving
 
-An append-only file of JSON lines; live/state.py lists the events. `append` locks the file, reads
-what other processes have appended, writes a line and syncs it. A process that is killed leaves at
-most an incomplete last line: readers skip it, and the next writer cuts it off.
+An append-only file of JSON lines. Its readers fold the entries into a state: live/state.py those of
+deployments, adapt/state.py those of adaptation. A state never changes: `append` and `read` return
+the state after the entries so far.
+
+`append` locks the file, reads what other processes have appended, writes a line and syncs it. A
+process that is killed leaves at most an incomplete last line: readers skip it, and the next writer
+cuts it off.
 """
 
 import fcntl
@@ -15,26 +19,52 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import says_disk_is_full, sync
-from outrider.live.endpoint_file import Endpoint
-from outrider.live.state import Entry, State
 
 
-class Journal(AbstractContextManager["Journal"]):
+@dataclass(frozen=True)
+class Entry:
+    """One line of the journal."""
+
+    n: int
+    """Line number, from 1."""
+    at: float
+    """Unix time in seconds."""
+    event: str
+    facts: dict[str, Any]
+    """Other facts about the event, without customer text."""
+
+
+class Folded(Protocol):
+    """An immutable state that is computed from the entries."""
+
+    def add(self, entry: Entry) -> Self:
+        """Returns the state after `entry`; ignores the events of other states."""
+        ...
+
+
+AnyState = TypeVar("AnyState", bound=Folded)
+
+
+class Journal(AbstractContextManager["Journal[AnyState]"], Generic[AnyState]):
     """The journal, open for writing."""
 
     def __init__(
         self,
         path: Path,
+        initial: AnyState,
         clock: Callable[[], float] = time.time,
-        listener: Callable[[State], None] = lambda state: None,
+        listener: Callable[[AnyState], None] = lambda state: None,
     ) -> None:
-        """`listener` is called with the first state and after each `append`.
+        """`initial`: the state before the first entry.
 
-        The folder is created with mode 700; raises an `OutriderError` if other users have access.
+        `listener` is called with the first state and after each `append`. The folder is created
+        with mode 700; raises an `OutriderError` if other users have access.
         """
         self.path = Path(path)
         self._clock = clock
@@ -50,22 +80,24 @@ class Journal(AbstractContextManager["Journal"]):
         sync(folder)  # makes the new file's directory entry durable
         self.entries: list[Entry] = []
         """All entries read so far, oldest first."""
-        self._state = State()
+        self._state = initial
         self._end = 0
         listener(self.read())
 
-    def read(self) -> State:
+    def read(self) -> AnyState:
         """Returns the state after all entries, including those of other processes."""
-        content = os.pread(self._file, os.fstat(self._file).st_size - self._end, self._end)
-        entries, length = _parse(content, len(self.entries), self.path)
+        # Without the lock: a line that is still being written is read by the next call.
+        length = os.fstat(self._file).st_size - self._end
+        content = os.pread(self._file, length, self._end)
+        entries, parsed_length = _parse(content, len(self.entries), self.path)
         for entry in entries:
-            self._state.add(entry)
+            self._state = self._state.add(entry)
         self.entries += entries
-        self._end += length
+        self._end += parsed_length
         return self._state
 
-    def append(self, event: str, **facts: object) -> Entry:
-        """Adds an entry; returns it once it is on disk.
+    def append(self, event: str, **facts: object) -> AnyState:
+        """Adds an entry; returns the state after it once it is on disk.
 
         On failure the journal is unchanged; raises an `OutriderError` if the disk is full.
         """
@@ -78,23 +110,24 @@ class Journal(AbstractContextManager["Journal"]):
             try:
                 self._write(line)
             except OSError as error:
-                os.ftruncate(self._file, self._end)
+                os.ftruncate(self._file, self._end)  # a whole line that was not synced, too
                 if not says_disk_is_full(error):
                     raise
                 raise OutriderError(
                     f"{self.path}: no space left on the disk, so nothing can be changed; free some"
                     " and run `outrider deploy --endpoint NAME --recover`"
                 ) from error
-            self.read()
+            state = self.read()
         finally:
             fcntl.flock(self._file, fcntl.LOCK_UN)
-        self._listener(self._state)
-        return self.entries[-1]
+        self._listener(state)
+        return state
 
     def __exit__(self, *_: object) -> None:
         os.close(self._file)
 
     def _write(self, line: bytes) -> None:
+        # At an offset, not in append mode, which would continue a torn line. Writes may be partial.
         written = 0
         while written < len(line):
             written += os.pwrite(self._file, line[written:], self._end + written)
@@ -103,15 +136,10 @@ class Journal(AbstractContextManager["Journal"]):
 
 def read_journal(path: Path) -> list[Entry]:
     """Reads a journal that another process may be writing; empty if missing."""
-    return _parse(path.read_bytes(), 0, path)[0] if path.is_file() else []
-
-
-def read_state(endpoint: Endpoint) -> State:
-    """Reads the state after all entries; needs no lock."""
-    state = State()
-    for entry in read_journal(endpoint.journal):
-        state.add(entry)
-    return state
+    if not path.is_file():
+        return []
+    entries, _ = _parse(path.read_bytes(), 0, path)
+    return entries
 
 
 def _parse(content: bytes, known: int, path: Path) -> tuple[list[Entry], int]:

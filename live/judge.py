@@ -18,6 +18,7 @@ Latency or acceptance outside its limit only prevents a promotion.
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,9 @@ Arms = tuple[Sequence[Observation], Sequence[Observation]]
 Requests = Sequence[tuple[Observation, LiveRequest]]
 """The compared requests, each with its replica's counts."""
 
+ComparedArms = tuple[Requests, Requests]
+"""The compared requests of the stable and of the canary replicas."""
+
 
 def decide(test: Arms, baseline: Arms, policy: CanaryPolicy, fair_since: float | None) -> Verdict:
     """Decides from all requests since the canary got its first share.
@@ -65,8 +69,8 @@ def decide(test: Arms, baseline: Arms, policy: CanaryPolicy, fair_since: float |
     figures are None.
     """
     stable, canary = test
-    failures = sum(each.failed for each in canary)
-    failure_rate = sum(each.failed for each in stable) / max(len(stable), 1)
+    failures = _failures(canary)
+    failure_rate = _failures(stable) / max(len(stable), 1)
     allowed = max(policy.max_error_rate, OF_STABLE * failure_rate) * len(canary)
     figures: dict[str, Any] = {
         "stable_requests": len(stable),
@@ -81,82 +85,119 @@ def decide(test: Arms, baseline: Arms, policy: CanaryPolicy, fair_since: float |
         return Verdict("roll_back", reason, "judge", figures)
     if fair_since is None:
         return Verdict("wait", "not yet at the fair share", "judge", figures)
-    now = _compared(stable, fair_since), _compared(canary, fair_since)
-    before = _compared(baseline[0], 0.0), _compared(baseline[1], 0.0)
-    stable_now, canary_now = map(_sessions, now)
-    stable_before, canary_before = map(_sessions, before)
-    for when, groups in (
-        ("", (stable_now, canary_now)),
-        (" before the swap", (stable_before, canary_before)),
-    ):
-        if min(len(tokens) for tokens, _ in groups) < LEAST_SESSIONS:
+    stable_before, canary_before = baseline
+    now = (_compared(stable, fair_since), _compared(canary, fair_since))
+    before = (_compared(stable_before, 0.0), _compared(canary_before, 0.0))
+    for when, arms in (("", now), (" before the swap", before)):
+        if min(len(_sessions(requests)[0]) for requests in arms) < LEAST_SESSIONS:
             reason = f"speed: fewer than {LEAST_SESSIONS} sessions of canary or stable{when}"
             return Verdict("wait", reason, "judge", figures)
-    speed = ratio_of_groups([canary_now, stable_before], [stable_now, canary_before], alpha=ALPHA)
-    figures["replica"] = ratio_of_groups([canary_before], [stable_before], alpha=ALPHA).value
+    speed, replica = _speeds(now, before)
     limits = _limits(now, before, policy)
+    figures["replica"] = replica.value
     figures["speed"] = [
         value if math.isfinite(value) else None for value in (speed.value, speed.low, speed.high)
     ]
-    figures |= {name: ratio for name, ratio, _, _ in limits}
+    figures |= {limit.name: limit.ratio for limit in limits}
     if speed.high < 1:
         return Verdict("roll_back", f"speed: {_say(speed)}; slower", "judge", figures)
     least = 1 - policy.margin
     if not speed.low > least:
         return Verdict("wait", f"speed: {_say(speed)}; not yet above {least:g}", "judge", figures)
-    for name, ratio, key, holds in limits:
-        if not holds:
-            return Verdict("wait", f"{name}: {ratio:.3f} of stable's; {key}", "judge", figures)
+    for limit in limits:
+        if not limit.holds:
+            reason = f"{limit.name}: {limit.ratio:.3f} of stable's; {limit.demand}"
+            return Verdict("wait", reason, "judge", figures)
     if failures > allowed:
         return Verdict("wait", f"errors: {failures} requests failed", "judge", figures)
     return Verdict("promote", f"speed: {_say(speed)}; above {least:g}", "judge", figures)
 
 
+def _failures(requests: Sequence[Observation]) -> int:
+    return sum(request.failed for request in requests)
+
+
+def _speeds(now: ComparedArms, before: ComparedArms) -> tuple[Bounds, Bounds]:
+    """Canary / stable: of the test, corrected by the baseline, and of the baseline."""
+    stable_now, canary_now = map(_sessions, now)
+    stable_before, canary_before = map(_sessions, before)
+    # (canary now / stable now) / (canary before / stable before)
+    speed = ratio_of_groups([canary_now, stable_before], [stable_now, canary_before], alpha=ALPHA)
+    return speed, ratio_of_groups([canary_before], [stable_before], alpha=ALPHA)
+
+
 def _compared(requests: Sequence[Observation], since: float) -> Requests:
-    return [(each, each.live) for each in requests if each.started_at >= since and each.live]
+    return [
+        (request, request.live)
+        for request in requests
+        if request.started_at >= since and request.live
+    ]
 
 
 def _sessions(requests: Requests) -> tuple[list[float], list[float]]:
     """Tokens after the first, and seconds of decoding, for each session."""
     tokens: dict[str, float] = {}
     seconds: dict[str, float] = {}
-    for each, live in requests:
-        if not each.failed and live.completion_tokens >= LEAST_TOKENS and live.decode_s > 0:
-            tokens[each.session] = tokens.get(each.session, 0) + live.completion_tokens - 1
-            seconds[each.session] = seconds.get(each.session, 0) + live.decode_s
+    for request, live in requests:
+        if not request.failed and live.completion_tokens >= LEAST_TOKENS and live.decode_s > 0:
+            session = request.session
+            tokens[session] = tokens.get(session, 0) + live.completion_tokens - 1
+            seconds[session] = seconds.get(session, 0) + live.decode_s
     return list(tokens.values()), list(seconds.values())
 
 
-def _limits(
-    test: tuple[Requests, Requests], baseline: tuple[Requests, Requests], policy: CanaryPolicy
-) -> list[tuple[str, float | None, str, bool]]:
-    """Each limit's name, baseline-adjusted ratio, text, and whether it holds."""
+@dataclass(frozen=True)
+class Limit:
+    """A fixed limit of the policy."""
+
+    name: str
+    ratio: float | None
+    """Canary / stable, divided by the same ratio in the baseline; None if unknown."""
+    demand: str
+    """The policy's key and value."""
+    holds: bool
+    """Also true while the ratio is unknown."""
+
+
+def _limits(test: ComparedArms, baseline: ComparedArms, policy: CanaryPolicy) -> list[Limit]:
+    """Checks acceptance, time to first token and tail latency."""
     acceptance, ttft, tail = (
         _ratio(now, before) if before is not None else now
         for now, before in zip(_ratios(*test), _ratios(*baseline), strict=True)
     )
     least = policy.min_acceptance_ratio
-    most_ttft = policy.max_ttft_ratio
-    most_tail = policy.max_p99_latency_ratio
     return [
-        ("acceptance", acceptance, f"min_acceptance_ratio = {least:g}", (acceptance or 1) >= least),
-        ("ttft", ttft, f"max_ttft_ratio = {most_ttft:g}", (ttft or 0) <= most_ttft),
-        ("latency_p99", tail, f"max_p99_latency_ratio = {most_tail:g}", (tail or 0) <= most_tail),
+        Limit(
+            name="acceptance",
+            ratio=acceptance,
+            demand=f"min_acceptance_ratio = {least:g}",
+            holds=acceptance is None or acceptance >= least,
+        ),
+        _upper_limit("ttft", ttft, "max_ttft_ratio", policy.max_ttft_ratio),
+        _upper_limit("latency_p99", tail, "max_p99_latency_ratio", policy.max_p99_latency_ratio),
     ]
+
+
+def _upper_limit(name: str, ratio: float | None, key: str, most: float) -> Limit:
+    holds = ratio is None or ratio <= most
+    return Limit(name=name, ratio=ratio, demand=f"{key} = {most:g}", holds=holds)
 
 
 def _ratios(stable: Requests, canary: Requests) -> tuple[float | None, float | None, float | None]:
     """Canary / stable ratios of acceptance, median TTFT and 99th-percentile latency."""
-    (s_length, s_ttft, s_tail), (c_length, c_ttft, c_tail) = map(_figures, (stable, canary))
-    tail = _ratio(c_tail, s_tail) if min(len(stable), len(canary)) >= LEAST_TAIL_REQUESTS else None
-    return _ratio(c_length, s_length), _ratio(c_ttft, s_ttft), tail
+    stable_length, stable_ttft, stable_tail = _figures(stable)
+    canary_length, canary_ttft, canary_tail = _figures(canary)
+    tail = None
+    if min(len(stable), len(canary)) >= LEAST_TAIL_REQUESTS:
+        tail = _ratio(canary_tail, stable_tail)
+    return _ratio(canary_length, stable_length), _ratio(canary_ttft, stable_ttft), tail
 
 
 def _figures(requests: Requests) -> tuple[float | None, float | None, float | None]:
     """Tokens per step (1 + accepted / steps), median TTFT, 99th-percentile latency."""
-    drafts = sum(live.drafts for _, live in requests)
-    length = 1 + sum(live.accepted for _, live in requests) / drafts if drafts else None
-    times = [(live.ttft_s, each.latency_s) for each, live in requests if not each.failed]
+    steps = sum(live.drafts for _, live in requests)
+    length = 1 + sum(live.accepted for _, live in requests) / steps if steps else None
+    times = [(live.ttft_s, request.latency_s) for request, live in requests if not request.failed]
     if not times:
         return length, None, None
     ttft, latency = zip(*times, strict=True)

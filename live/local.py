@@ -29,12 +29,11 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.common.process_tree import Child
 from outrider.live.controller import Say, controlled
-from outrider.live.endpoint_file import Endpoint, EndpointReplica
+from outrider.live.endpoint_file import SHIPPED_ENDPOINTS, Endpoint, EndpointReplica
 from outrider.live.fleet import replicas_of
-from outrider.live.journal import read_state
 from outrider.live.releases import Release, Releases, first_release
 from outrider.live.router import Router
-from outrider.pipeline.recipe.shipped import EMBEDDED_TRAFFIC
+from outrider.live.state import read_state
 from outrider.serving.admin.address import Address
 from outrider.serving.admin.live_flags import LIVE_FLAGS, live_environment
 from outrider.serving.bundle.bundle_digest import MANIFEST
@@ -45,6 +44,9 @@ from outrider.serving.server import root_error
 
 START_S = 300.0
 """Maximum time that a server may take to start, in seconds."""
+
+SHIPPED_TRAFFIC = SHIPPED_ENDPOINTS.parent / "nano_r1" / "traffic"
+"""Folder of the logs that come with the package."""
 
 REQUESTS_PER_SESSION = 2
 MAX_TOKENS = 160
@@ -59,28 +61,31 @@ def local_endpoint(
     endpoint: Endpoint, bundle: str | Path | None, say: Say = lambda text: None
 ) -> Iterator[Endpoint]:
     """Starts replicas and router; makes all replicas serve the release in use."""
-    for each in endpoint.replicas:
-        if Address.parse(each.data).healthy():
+    for replica in endpoint.replicas:
+        if Address.parse(replica.data).healthy():
             raise OutriderError(
-                f"{each.name}: a server answers at {each.data} already; deploy without --local, or"
-                " stop it"
+                f"{replica.name}: a server answers at {replica.data} already; deploy without"
+                " --local, or stop it"
             )
-    replicas = replicas_of(endpoint)  # creates the private state_dir
+    clients = replicas_of(endpoint)  # creates the private state_dir
     release = started_release(endpoint, bundle)
     cores = sorted(os.sched_getaffinity(0))
     with contextlib.ExitStack() as stack:
         started: list[tuple[Child, EndpointReplica]] = []
         say(f"starting {len(endpoint.replicas)} replicas with release {release.name}")
-        for index, each in enumerate(endpoint.replicas):
-            command, environment = replica_command(endpoint, each, release)
-            share = cores[index :: len(endpoint.replicas)] or cores
-            environment["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, share))  # unused on GPUs
-            child = Child(command, endpoint.state_dir / f"{each.name}.log", each.name, environment)
+        for index, replica in enumerate(endpoint.replicas):
+            command, environment = replica_command(endpoint, replica, release)
+            replica_cores = cores[index :: len(endpoint.replicas)] or cores
+            # Without it, every vLLM on a CPU binds its threads to the same cores. Unused on GPUs.
+            environment["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, replica_cores))
+            log = endpoint.state_dir / f"{replica.name}.log"
+            child = Child(command, log, replica.name, environment)
             stack.callback(child.stop, _STOP_S)
-            started.append((child, each))
-        for child, each in started:
-            child.wait_until(Address.parse(each.data).healthy, START_S, root_error)
-            replicas[each.name].status()  # raises if it cannot swap its speculator
+            started.append((child, replica))
+        # All of them are started first, because loading takes most of the time.
+        for child, replica in started:
+            child.wait_until(Address.parse(replica.data).healthy, START_S, root_error)
+            clients[replica.name].status()  # raises if it cannot swap its speculator
         stack.enter_context(running_router(endpoint))
         say(f"router: requests to {endpoint.router.listen}")
         with controlled(endpoint, say) as controller:
@@ -106,7 +111,8 @@ def started_release(endpoint: Endpoint, bundle: str | Path | None) -> Release:
     The new release has the bundle's target and K; without a bundle, `nano_r1` and K = 3.
     """
     releases = Releases(endpoint.releases)
-    if (serving := read_state(endpoint).serving) is not None:
+    serving = read_state(endpoint).serving
+    if serving is not None:
         return releases.verified(serving)
     target = TargetConfig()
     k = 3
@@ -154,7 +160,8 @@ def read_prompts(log: str) -> list[dict[str, Any]]:
     The newest come first, because the speculator was trained on older ones.
     """
     path = Path(log).expanduser()
-    path = path if path.exists() else EMBEDDED_TRAFFIC / f"{path.name}.jsonl.gz"
+    if not path.exists():
+        path = SHIPPED_TRAFFIC / f"{path.name}.jsonl.gz"
     if not path.is_file():
         raise OutriderError(f"--load {log}: no such file, and no such shipped traffic")
     bodies = []
@@ -162,8 +169,8 @@ def read_prompts(log: str) -> list[dict[str, Any]]:
         for line in lines:
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 request = json.loads(line)["request"]
-                kept = {key: request[key] for key in ("messages", "temperature", "top_p")}
-                bodies.append(kept | {"max_tokens": MAX_TOKENS, "stream": True})
+                body = {key: request[key] for key in ("messages", "temperature", "top_p")}
+                bodies.append(body | {"max_tokens": MAX_TOKENS, "stream": True})
     if not bodies:
         raise OutriderError(f"--load {log}: no line has a `request` with `messages`")
     return bodies[::-1][:_MOST_PROMPTS]

@@ -32,14 +32,14 @@ def write_manifest(kind: ManifestKind, bundle: str | Path, endpoint: Endpoint) -
     `bundle`: a folder or an address that `outrider export RUN --to` wrote to; its files are
     checked against bundle.json. Raises an `OutriderError` that names the key of a missing setting.
     """
-    place = pinned(bundle)
-    with local_bundle(place) as directory:
+    source = pinned(bundle)
+    with local_bundle(source) as directory:
         digest = bundle_digest(directory)
         manifest = read_json(directory / MANIFEST)
         flags = read_serve_flags(directory, SPECULATOR)
     cluster = endpoint.cluster
     target = manifest["target"]
-    speculator = cluster.speculator or (place if "://" in place else None)
+    speculator = cluster.speculator or (source if "://" in source else None)
     if speculator is None:
         raise OutriderError(
             f"cluster.speculator: missing; pods cannot read {bundle}. Copy the bundle with"
@@ -64,10 +64,11 @@ def write_manifest(kind: ManifestKind, bundle: str | Path, endpoint: Endpoint) -
         "canary_replicas": max(1, len(endpoint.canary)),
     }
     if kind == "argo":
-        if wrong := [share for share in endpoint.policy.shares if share != int(share)]:
-            raise OutriderError(
-                f"policy.shares: {wrong[0]:g}: an Argo Rollout takes whole percents; round it"
-            )
+        for share in endpoint.policy.shares:
+            if share != int(share):
+                raise OutriderError(
+                    f"policy.shares: {share:g}: an Argo Rollout takes whole percents; round it"
+                )
         return render(
             "argo.yaml.j2", words=flags.words, environment_of_flags=flags.environment, **values
         )
@@ -118,8 +119,9 @@ def _stable(
             "cluster.stable: own, but the bundle has no k or is not of the kind of the target's own"
             " drafter; set cluster.stable: none, or the address of a bundle"
         )
-    own = Drafting(Speculator(manifest["method"], Path(MODEL)), k, manifest["draft_sample_method"])
-    return None, flags.replacing(own.settings())
+    drafter = Speculator(manifest["method"], Path(MODEL))
+    drafting = Drafting(drafter, k, manifest["draft_sample_method"])
+    return None, flags.replacing(drafting.settings())
 
 
 def _hub_source(target: dict[str, Any], name: str | None) -> str:

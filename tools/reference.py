@@ -23,12 +23,14 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 import outrider
+from outrider.adapt import metrics as adapt_metrics
+from outrider.adapt.state import AdaptState
 from outrider.cli.main import command_app
 from outrider.data.exchange import Reject
 from outrider.data.formats import FORMATS, openai, sampling
 from outrider.eval.results.report import Report
+from outrider.live import metrics as live_metrics
 from outrider.live.endpoint_file import SHIPPED_ENDPOINTS, Endpoint
-from outrider.live.metrics import measures
 from outrider.live.state import State, Verdict
 from outrider.pipeline.recipe.recipe import EFFORTS, Recipe
 from outrider.pipeline.recipe.shipped import shipped_recipes
@@ -167,14 +169,15 @@ a section below lists.
 
 METRICS_HEAD = """# Metrics
 
-<!-- Written by `make reference` from live/metrics.py; change that. -->
+<!-- Written by `make reference` from live/metrics.py and adapt/metrics.py; change those. -->
 
-The controller and `adapt` write `state_dir/metrics.prom` for node_exporter's textfile collector.
-Most metrics count entries of the endpoint's journal; vLLM exports request metrics.
+`outrider deploy` writes `state_dir/metrics.prom`, and `outrider adapt` writes
+`state_dir/adapt.prom`, for node_exporter's textfile collector, which reads all `.prom` files of a
+folder. Most metrics count entries of the endpoint's journal; vLLM exports request metrics.
 `live/grafana/live_endpoint.json` is a dashboard. Every metric also has the label `endpoint`.
 
-| metric | labels | meaning |
-|---|---|---|
+| metric | labels | meaning | file |
+|---|---|---|---|
 """
 
 Section = type[BaseModel]
@@ -265,12 +268,18 @@ def log_formats() -> str:
 
 def metrics() -> str:
     """The page of the live endpoint's metrics."""
-    rows = [
-        f"| `outrider_{name}{'_total' * (kind is CounterMetricFamily)}` |"
-        f" {', '.join(f'`{label}`' for label in labels)} | {text} |\n"
-        for kind, name, text, labels, _ in measures(State(), Verdict("wait", ""))
-    ]
+    files = {
+        live_metrics.METRICS: live_metrics.measures(State(), Verdict("wait", "")),
+        adapt_metrics.METRICS: adapt_metrics.measures(AdaptState()),
+    }
+    rows = [_metric(measure, file) for file, measures in files.items() for measure in measures]
     return METRICS_HEAD + "".join(rows)
+
+
+def _metric(measure: live_metrics.Measure, file: str) -> str:
+    suffix = "_total" if measure.kind is CounterMetricFamily else ""
+    labels = ", ".join(f"`{label}`" for label in measure.labels)
+    return f"| `outrider_{measure.name}{suffix}` | {labels} | {measure.text} | `{file}` |\n"
 
 
 PAGES = {

@@ -91,6 +91,11 @@ class AdaptConfig(BaseModel):
     """A round also starts after this many rows since the last round, even if acceptance has not
     fallen. The number doubles with each consecutive round that does not ship. null: never."""
 
+    max_older_loss: float = Field(0.03, ge=0, lt=1)
+    """Maximum loss of acceptance length on traffic of earlier rounds, relative to the speculator in
+    use: a round ships only if the interval of custom / base on held-back sessions lies above 1
+    minus this. On traffic after the training it must lie above `eval.gate.min_acceptance_ratio`."""
+
     max_gb: PositiveFloat = 200.0
     """Maximum disk space in GB for windows (text and hidden states). If it is exceeded, the oldest
     are deleted, but never the newest. Windows are also deleted after 30 days and, unless

@@ -11,6 +11,7 @@ Bundles are untrusted: every reader and every download checks the list.
 import os
 import re
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,15 +51,15 @@ def listing(directory: Path) -> dict[str, Any]:
     }
 
 
-def bundle_digest(directory: Path) -> str:
+def bundle_digest(directory: Path, digest_of: Callable[[Path], str] = file_digest) -> str:
     """Checks the files; returns the SHA-256 over bundle.json's sorted (name, SHA-256) pairs.
 
     bundle.json is not included, so the digest does not depend on the evidence. Raises an
-    `OutriderError` if a file is missing or differs.
+    `OutriderError` if a file is missing or differs. `digest_of` returns a file's SHA-256.
     """
     files = check_files(directory)
     for name, digest in files.items():
-        if file_digest(directory / name) != digest:
+        if digest_of(directory / name) != digest:
             raise _changed(directory / name, "another SHA-256")
     return value_digest(sorted([name, digest] for name, digest in files.items()))
 

@@ -15,10 +15,7 @@ def make_world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[...,
 
     def make(**settings: Any) -> World:
         world = World(tmp_path, **settings)
-        for module in ("fleet", "status", "adapt"):
-            monkeypatch.setattr(
-                f"outrider.live.{module}.replicas_of", lambda endpoint: world.replicas
-            )
+        monkeypatch.setattr("outrider.live.fleet.Replica", lambda address, token: world.at(address))
         for module in ("controller", "status"):
             monkeypatch.setattr(f"outrider.live.{module}.Router", lambda endpoint: world)
         monkeypatch.setattr("outrider.live.controller.time", world)

@@ -17,10 +17,10 @@ def ending(
     weights: Iterable[tuple[str, torch.Tensor]], after: int
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """The first `after` tensors; all of them before the fault where there are fewer."""
-    for index, named in enumerate(weights):
+    for index, tensor in enumerate(weights):
         if index == after:
             raise OSError(FAULT)
-        yield named
+        yield tensor
     raise OSError(FAULT)
 
 

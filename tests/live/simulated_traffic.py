@@ -32,15 +32,15 @@ class Traffic:
         """
         session = np.floor(random.beta(1, 3, count) * count / 4).astype(int)
         session += np.arange(count) // 4  # sessions come and go
-        place = np.arange(count) / count
+        position = np.arange(count) / count
         canary = random.random(session.max() + 1)[session] < 0.5
         # Load drifts over the hour and hits both.
-        hour = 8 * np.exp(0.5 * np.sin(2 * np.pi * place) + 0.1 * random.standard_normal(count))
+        hour = 8 * np.exp(0.5 * np.sin(2 * np.pi * position) + 0.1 * random.standard_normal(count))
         load = np.maximum(hour * np.exp(0.2 * random.standard_normal(count)), 1.0)
         tokens = np.ceil(np.exp(5 + random.standard_normal(count))).clip(1, 4096).astype(int)
-        own = 0.1 * random.standard_normal(session.max() + 1)
+        of_session = 0.1 * random.standard_normal(session.max() + 1)
         rate = np.where(canary & (not baseline), self.speed, 1.0) * np.exp(
-            own[session] + 0.15 * random.standard_normal(count)
+            of_session[session] + 0.15 * random.standard_normal(count)
         )
         steps = np.maximum(np.round(tokens / (2.5 * rate).clip(1.05, 5)), 1).astype(int)
         step_s = 0.03 * (1 + 0.03 * load) * np.exp(0.05 * random.standard_normal(count))
@@ -79,10 +79,10 @@ class Traffic:
 
 def first_verdict(arms, baseline, policy, looks):
     """The first verdict that is not to wait, and the requests until then: all, the canary's."""
-    times = np.sort([each.live.finished_at for arm in arms for each in arm])
+    times = np.sort([request.live.finished_at for arm in arms for request in arm])
     for count in np.unique(np.geomspace(60, len(times), looks).astype(int)):
         last = times[count - 1]
-        until = [[each for each in arm if each.live.finished_at <= last] for arm in arms]
+        until = [[request for request in arm if request.live.finished_at <= last] for arm in arms]
         decision = decide(until, baseline, policy, BEGAN)
         if decision.action != "wait":
             break

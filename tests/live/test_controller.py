@@ -3,7 +3,11 @@
 import pytest
 
 from outrider.common.errors import OutriderError
-from outrider.live.journal import read_state
+from outrider.common.files import Locked
+from outrider.live import controller as live_controller
+from outrider.live.controller import end_deployment
+from outrider.live.journal import Journal
+from outrider.live.state import State, read_state
 from tests.serving.exported import write_exported
 
 
@@ -11,7 +15,7 @@ def test_a_better_release_is_promoted_and_taken_back_by_request(world) -> None:
     with world.controller() as controller:
         controller.recover()
         done = controller.deploy(world.bundles["better"])
-        assert (done.outcome, done.verdict.by, done.behind) == ("promoted", "judge", [])
+        assert (done.outcome, done.verdict.by, done.behind) == ("promoted", "judge", ())
         assert done.verdict.figures["acceptance"] == pytest.approx(1.5, abs=0.1)
         _, low, high = done.verdict.figures["speed"]
         assert 1 < low < 1.5 < high
@@ -62,7 +66,7 @@ def test_a_replica_that_refuses_keeps_the_old_release_everywhere(world, replica,
     done = world.deploy("better")
     assert done.outcome == "rolled_back" and "refused on purpose" in done.verdict.reason
     assert world.everywhere("first")
-    assert done.swapped == ["canary", "stable0", "stable1"][:swapped]
+    assert done.swapped == ("canary", "stable0", "stable1")[:swapped]
 
 
 def test_the_watch_of_a_replica_rolls_back(world) -> None:
@@ -82,7 +86,7 @@ def test_a_replica_that_refuses_to_go_back_does_not_keep_the_others(world) -> No
             world.replicas["canary"].fault = world.replicas["stable1"].fault = "refuse"
 
     done = world.deploy(world.bundle("watched", b"4.0", promised=1.0), then=refusing)
-    assert (done.outcome, done.behind) == ("rolled_back", ["canary"])
+    assert (done.outcome, done.behind) == ("rolled_back", ("canary",))
     assert world.percent == 0
     assert world.served() == {"canary": "watched", "stable0": "first", "stable1": "first"}
     world.recover()
@@ -125,7 +129,7 @@ def test_a_replica_killed_in_its_swap_and_a_swap_whose_answer_is_lost(
     killed = fault != "fail_after"
     done = world.deploy("better")
     assert done.outcome == ("rolled_back" if reached == "first" else "promoted")
-    assert done.behind == ([replica] if killed else [])
+    assert done.behind == ((replica,) if killed else ())
     if killed:
         world.replicas[replica].start(world.bundles["first"])  # with its first command
     world.recover()
@@ -153,7 +157,7 @@ def test_a_request_stops_a_promotion_between_two_replicas(world) -> None:
 
     done = world.deploy(world.bundle("slow", b"4.0", promised=1.0), then=ask_later)
     assert (done.outcome, done.verdict.by) == ("rolled_back", "tester")
-    assert done.swapped == ["canary", "stable0"]
+    assert done.swapped == ("canary", "stable0")
     assert world.everywhere("first")
 
 
@@ -166,15 +170,15 @@ def test_replicas_that_serve_different_speculators_are_no_endpoint(world) -> Non
 @pytest.mark.parametrize(
     ("event", "reason", "behind"),
     [
-        ("die", "canary does not answer", ["canary"]),
-        ("sicken", "canary does not answer", ["canary"]),
-        ("break", "canary drafts wrongly until it is started again", ["canary"]),
-        ("hang", "finished no request in 30 s", []),
-        ("start", "canary was started again", []),
+        ("die", "canary does not answer", ("canary",)),
+        ("sicken", "canary does not answer", ("canary",)),
+        ("break", "canary drafts wrongly until it is started again", ("canary",)),
+        ("hang", "finished no request in 30 s", ()),
+        ("start", "canary was started again", ()),
     ],
 )
 def test_a_canary_that_fails_is_rolled_back_and_recovered(
-    world, monkeypatch, event: str, reason: str, behind: list[str]
+    world, monkeypatch, event: str, reason: str, behind: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr("outrider.live.canary.STALL_S", 30.0)
     canary = world.replicas["canary"]
@@ -219,6 +223,20 @@ def test_without_traffic_it_goes_back_as_undecided_and_a_person_may_promote(
     assert world.everywhere("equal")
 
 
+def test_a_canary_without_requests_in_a_later_step_has_not_stalled(make_world, monkeypatch) -> None:
+    monkeypatch.setattr("outrider.live.canary.STALL_S", 5.0)
+    world = make_world(shares=[25, 100], max_seconds=20)
+
+    def nightfall(now: float) -> None:
+        shares = [facts["percent"] for facts in world.events("share")]
+        if shares == [50, 0, 25]:  # the first step has its requests
+            world.requests = 0
+
+    done = world.deploy(world.bundle("equal", b"2.00"), then=nightfall, requests=100)
+    assert (done.outcome, done.verdict.by) == ("rolled_back", "controller")
+    assert "undecided after 20 s" in done.verdict.reason
+
+
 def test_a_canary_gets_no_requests_once_the_controller_fails(world) -> None:
     def fail(now: float) -> None:
         if world.served()["canary"] == "better":
@@ -229,3 +247,26 @@ def test_a_canary_gets_no_requests_once_the_controller_fails(world) -> None:
     assert world.percent == 0
     world.recover()
     assert world.everywhere("first")
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_request_to_a_process_that_ends_right_after_its_deployment(
+    world, monkeypatch, ends
+) -> None:
+    with Journal(world.endpoint.journal, State()) as journal:
+        journal.append("begin", new="new", old="old", mode="canary")
+
+        def gone(path) -> None:
+            if ends:
+                journal.append("end", outcome="rolled_back", serving="old", behind=[])
+
+        def locked(*arguments) -> None:
+            raise Locked("is deploying")
+
+        monkeypatch.setattr(live_controller, "controlled", locked)
+        monkeypatch.setattr(live_controller, "holder", gone)
+        if ends:
+            assert end_deployment(world.endpoint, "roll_back").outcome == "rolled_back"
+        else:
+            with pytest.raises(OutriderError, match="its process ended before the deployment did"):
+                end_deployment(world.endpoint, "roll_back")

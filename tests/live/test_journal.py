@@ -8,6 +8,7 @@ import pytest
 
 from outrider.common.errors import OutriderError
 from outrider.live.journal import Journal, read_journal
+from outrider.live.state import State
 
 
 def events(path):
@@ -16,16 +17,16 @@ def events(path):
 
 def test_a_line_torn_at_any_byte_is_left_out_and_written_over(tmp_path):
     path = tmp_path / "journal.jsonl"
-    with Journal(path) as journal:
+    with Journal(path, State()) as journal:
         journal.append("one")
         whole = path.read_bytes()
         journal.append("two", word="ä")
     second = path.read_bytes()[len(whole) :]
-    for torn in [second[:kept] for kept in range(len(second))] + [bytes(100)]:
+    for torn in [second[:length] for length in range(len(second))] + [bytes(100)]:
         path.write_bytes(whole + torn)
         assert [event for _, event, _ in events(path)] == ["one"]
         assert path.read_bytes() == whole + torn, "reading changes nothing"
-        with Journal(path) as journal:
+        with Journal(path, State()) as journal:
             journal.append("three")
         assert [event for _, event, _ in events(path)] == ["one", "three"]
     path.write_bytes(whole[:9] + b"\n" + second)
@@ -35,7 +36,7 @@ def test_a_line_torn_at_any_byte_is_left_out_and_written_over(tmp_path):
 
 def test_an_entry_is_synced_before_append_returns(tmp_path, monkeypatch):
     synced: list[int] = []
-    journal = Journal(tmp_path / "journal.jsonl")
+    journal = Journal(tmp_path / "journal.jsonl", State())
     fsync = os.fsync
     monkeypatch.setattr(
         os, "fsync", lambda file: (synced.append(os.fstat(file).st_size), fsync(file))
@@ -57,23 +58,27 @@ def test_a_folder_that_others_may_use_is_refused(tmp_path):
     folder = tmp_path / "state"
     folder.mkdir(mode=0o755)
     with pytest.raises(OutriderError, match=r"state: other users may .*run chmod 700 /"):
-        Journal(folder / "journal.jsonl")
+        Journal(folder / "journal.jsonl", State())
     folder.chmod(0o700)
-    Journal(folder / "journal.jsonl").__exit__()
+    Journal(folder / "journal.jsonl", State()).__exit__()
 
 
 def test_two_processes_append_to_one_journal(tmp_path):
     path = tmp_path / "state" / "journal.jsonl"
     heard = []
     with (
-        Journal(path, lambda: 12.5, lambda state: heard.append(state.share)) as one,
-        Journal(path) as other,
+        Journal(path, State(), lambda: 12.5, lambda state: heard.append(state.share)) as one,
+        Journal(path, State()) as another,
     ):
-        assert one.append("share", percent=5.0) == read_journal(path)[0]
+        assert one.append("share", percent=5.0).share == 5.0
+        assert one.entries == read_journal(path)
         assert one.entries[0].at == 12.5 and heard == [None, 5.0]
-        assert other.append("share", percent=25.0).n == 2
-        assert one.read().share == 25.0 and one.append("note").n == 3
+        another.append("share", percent=25.0)
+        assert one.read().share == 25.0
+        one.append("note")
+        assert [entry.n for entry in one.entries] == [1, 2, 3]
         path.write_bytes(path.read_bytes() + b'{"at')  # a third one was killed
-        assert other.append("note").n == 4
+        another.append("note")
+        assert another.entries[-1].n == 4
     assert [n for n, *_ in events(path)] == [1, 2, 3, 4]
     assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700

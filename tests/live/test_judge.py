@@ -28,13 +28,13 @@ BASELINE = Traffic().draw(np.random.default_rng(9), 1000)
 def test_wrong_decisions_are_rare_at_any_look_and_clear_cases_are_decided(
     traffic, trials, action, least, most
 ):
-    found = []
+    actions = []
     for trial in range(trials):
         random = np.random.default_rng([0, trial])
         arms = traffic.draw(random, 1200)
         baseline = traffic.draw(random, 1200, baseline=True)
-        found.append(first_verdict(arms, baseline, POLICY, looks=6)[0])
-    assert least <= found.count(action) / trials <= most
+        actions.append(first_verdict(arms, baseline, POLICY, looks=6)[0])
+    assert least <= actions.count(action) / trials <= most
 
 
 def drawn(**kwargs):
@@ -49,33 +49,35 @@ def changed(arm, latency=1.0, **factors):
     """Each request with its latency and these counts multiplied."""
     return [
         dataclasses.replace(
-            each,
-            latency_s=each.latency_s * latency,
+            request,
+            latency_s=request.latency_s * latency,
             live=dataclasses.replace(
-                each.live, **{n: getattr(each.live, n) * f for n, f in factors.items()}
+                request.live, **{n: getattr(request.live, n) * f for n, f in factors.items()}
             ),
         )
-        for each in arm
+        for request in arm
     ]
 
 
 def test_speed_is_compared_at_the_fair_share_only():
     stable, canary = drawn(speed=0.7)
     assert decided(stable, canary, None).action == "wait"
-    middle = np.median([each.started_at for each in stable])
-    late = [[each for each in arm if each.started_at >= middle] for arm in (stable, canary)]
-    found = decided(stable, canary, middle)
-    assert found.action == "roll_back" and found.reason.startswith("speed")
-    assert found.figures["speed"] == decided(*late).figures["speed"]
+    middle = np.median([request.started_at for request in stable])
+    late = [
+        [request for request in arm if request.started_at >= middle] for arm in (stable, canary)
+    ]
+    verdict = decided(stable, canary, middle)
+    assert verdict.action == "roll_back" and verdict.reason.startswith("speed")
+    assert verdict.figures["speed"] == decided(*late).figures["speed"]
 
 
 def test_errors_roll_back_at_any_share_unless_stable_fails_too():
     for fair_since in (None, BEGAN):
-        found = decided(*drawn(speed=1.25, failures=(0.001, 0.1)), fair_since)
-        assert found.action == "roll_back" and found.reason.startswith("errors")
+        verdict = decided(*drawn(speed=1.25, failures=(0.001, 0.1)), fair_since)
+        assert verdict.action == "roll_back" and verdict.reason.startswith("errors")
     assert decided(*drawn(speed=1.25, failures=(0.1, 0.1))).action == "promote"
     stable, canary = drawn()
-    three = [dataclasses.replace(each, failed=True) for each in canary[:3]]
+    three = [dataclasses.replace(request, failed=True) for request in canary[:3]]
     assert decided(stable, three[:2], None).action == "wait"
     assert decided(stable, three, None).action == "roll_back", "before min_requests"
 
@@ -91,8 +93,8 @@ def test_errors_roll_back_at_any_share_unless_stable_fails_too():
 def test_a_limit_that_is_exceeded_holds_a_promotion(factors, name):
     stable, canary = drawn(speed=1.25)
     assert decided(stable, canary).action == "promote"
-    found = decided(stable, changed(canary, **factors))
-    assert found.action == "wait" and found.reason.startswith(name)
+    verdict = decided(stable, changed(canary, **factors))
+    assert verdict.action == "wait" and verdict.reason.startswith(name)
 
 
 @pytest.mark.parametrize("arms", [(0, 0), (None, 0), (0, None), (3, 3)])
@@ -103,9 +105,9 @@ def test_too_little_is_waited_for(arms):
 
 def test_requests_that_count_for_nothing_change_no_speed():
     stable, canary = drawn(speed=1.25)
-    slow = [dataclasses.replace(each, live=None) for each in canary[:50]]
-    one, other = (decided(stable, [*canary, *more]) for more in ((), slow))
-    assert one.figures["speed"] == other.figures["speed"]
+    slow = [dataclasses.replace(request, live=None) for request in canary[:50]]
+    without, with_them = (decided(stable, [*canary, *more]) for more in ((), slow))
+    assert without.figures["speed"] == with_them.figures["speed"]
 
 
 def test_a_baseline_of_few_sessions_is_waited_for_and_its_ratios_are_divided_out():
@@ -114,7 +116,7 @@ def test_a_baseline_of_few_sessions_is_waited_for_and_its_ratios_are_divided_out
     assert few.action == "wait" and few.reason.endswith("before the swap")
     slow_start = {"ttft_s": 1.7, "latency": 1.5, "accepted": 0.4}
     before = (BASELINE[0], changed(BASELINE[1], **slow_start))
-    found = decided(arms[0], changed(arms[1], **slow_start), baseline=before)
+    verdict = decided(arms[0], changed(arms[1], **slow_start), baseline=before)
     plain = decided(*arms)
-    assert found.action == plain.action == "promote"
-    assert found.figures["ttft"] == pytest.approx(plain.figures["ttft"])
+    assert verdict.action == plain.action == "promote"
+    assert verdict.figures["ttft"] == pytest.approx(plain.figures["ttft"])

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from outrider.live.controller import Controller
-from outrider.live.journal import read_state
 from outrider.live.releases import Releases
+from outrider.live.state import read_state
 from tests.live.world import Killed, World, killed_around
 
 Work = Callable[[Controller], Any]

@@ -41,17 +41,17 @@ def written(
     bundle = write_exported(folder / "bundle")
     text = write_manifest(kind, bundle, cluster_endpoint(folder, policy, **cluster))
     documents = list(yaml.safe_load_all(text))
-    return {(each["kind"], each["metadata"]["name"]): each for each in documents}
+    return {(d["kind"], d["metadata"]["name"]): d for d in documents}
 
 
 def container(document: dict[str, Any]) -> dict[str, Any]:
-    (found,) = document["spec"]["template"]["containers"]
-    return found
+    (server,) = document["spec"]["template"]["containers"]
+    return server
 
 
 def flags(document: dict[str, Any]) -> set[str]:
-    (found,) = (e for e in container(document)["env"] if e["name"] == "VLLM_ADDITIONAL_ARGS")
-    return set(found["value"].split(" "))
+    (variable,) = (v for v in container(document)["env"] if v["name"] == "VLLM_ADDITIONAL_ARGS")
+    return set(variable["value"].split(" "))
 
 
 def test_argo_has_the_policys_shares_and_names_that_exist(tmp_path: Path) -> None:
@@ -66,10 +66,10 @@ def test_argo_has_the_policys_shares_and_names_that_exist(tmp_path: Path) -> Non
         ("HTTPRoute", plugin["httpRoute"]),
     }
     for analysis in [*(s["analysis"] for s in steps if "analysis" in s), canary["analysis"]]:
-        (template,) = (each["templateName"] for each in analysis["templates"])
-        given = {each["name"] for each in analysis["args"]}
-        declared = {each["name"] for each in objects["AnalysisTemplate", template]["spec"]["args"]}
-        assert given == declared
+        (name,) = (template["templateName"] for template in analysis["templates"])
+        passed = {argument["name"] for argument in analysis["args"]}
+        template = objects["AnalysisTemplate", name]
+        assert passed == {argument["name"] for argument in template["spec"]["args"]}
     with pytest.raises(OutriderError, match=r"policy\.shares: 2\.5"):
         written("argo", tmp_path / "again", policy={"shares": [2.5, 100]})
 
@@ -86,14 +86,14 @@ def test_argo_routes_no_administration_and_pods_finish_their_requests(tmp_path: 
     assert shutdown >= 280 and int(unrouted) + shutdown < pod["terminationGracePeriodSeconds"]
     assert one["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     (rule,) = objects["NetworkPolicy", "resume-eu"]["spec"]["ingress"]
-    assert {each["port"] for each in rule["ports"]} == {port["name"] for port in one["ports"]}
+    assert {allowed["port"] for allowed in rule["ports"]} == {port["name"] for port in one["ports"]}
 
 
 def test_argo_may_wait_for_the_controllers_verdict(tmp_path: Path) -> None:
     objects = written("argo", tmp_path, verdict="controller")
     for role, condition in (("promotion", "result[0] == 1"), ("guards", "result[0] == -1")):
         template = objects["AnalysisTemplate", f"resume-eu-{role}"]
-        (one,) = (each for each in template["spec"]["metrics"] if each["name"] == "verdict")
+        (one,) = (m for m in template["spec"]["metrics"] if m["name"] == "verdict")
         query = one["provider"]["prometheus"]["query"]
         assert query == 'max(outrider_canary_verdict{endpoint="resume_eu"})'
         assert (one.get("successCondition") or one["failureCondition"]).endswith(condition)

@@ -48,12 +48,12 @@ def test_customers_reach_the_public_routes_of_vllm_and_no_others(fleet) -> None:
         words = ["--model", "none", "--enable-tokenizer-info-endpoint"]
         arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(words)
         app = build_app(arguments, typing.get_args(SupportedTask))
-    found = {
+    registered = {
         (method, re.sub(r"\{[^}]*\}", "some", route.path))
         for route in app.routes
         for method in getattr(route, "methods", None) or ["GET"]
     }
-    routes = found | {(method, path) for path in BELOW_V1 for method in ("GET", "POST")}
+    routes = registered | {(method, path) for path in BELOW_V1 for method in ("GET", "POST")}
     paths = {path for _, path in routes}
     # The list is that of the installed vLLM; these keep it from being empty.
     assert len(paths) > 45 and paths >= {
@@ -141,7 +141,7 @@ def refused_or_public(fleet: Fleet, target: str) -> bool:
 
 @pytest.mark.parametrize("path", [ADMIN, "/pause", "/v1/load_lora_adapter", "/update_weights"])
 def test_no_other_way_to_write_a_path_gets_through(fleet, path) -> None:
-    wrong = [each for each in disguises(path) if not refused_or_public(fleet, each)]
+    wrong = [text for text in disguises(path) if not refused_or_public(fleet, text)]
     assert wrong == []
 
 

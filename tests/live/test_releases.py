@@ -7,6 +7,8 @@ import shutil
 import pytest
 
 from outrider.common.errors import OutriderError
+from outrider.common.fingerprint import file_digest
+from outrider.live import known_digests
 from outrider.live.releases import Releases
 from outrider.serving.bundle.bundle_digest import bundle_digest
 from tests.serving.exported import write_exported
@@ -75,5 +77,49 @@ def test_only_old_releases_that_nobody_needs_are_deleted(releases, tmp_path):
     added = [releases.add(bundle).name for bundle in bundles]
     shutil.copytree(releases.folder / added[0], releases.folder / f".{added[0]}.77.tmp")  # killed
     releases.prune(2, in_use={added[1]})
-    assert [each.name for each in releases.all()] == [added[1], *added[3:]]
+    assert [release.name for release in releases.all()] == [added[1], *added[3:]]
     assert not list(releases.folder.glob(".*")), "nothing half-deleted"
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """Inodes of the weights that this process reads; times are precise enough to trust."""
+    inodes = []
+
+    def read(path):
+        if path.name == "model.safetensors":
+            inodes.append(path.stat().st_ino)
+        return file_digest(path)
+
+    monkeypatch.setattr(known_digests, "file_digest", read)
+    monkeypatch.setattr(known_digests, "TICK_NS", -1)
+    return inodes
+
+
+def test_a_deployment_reads_each_file_once(world, reads):
+    assert world.deploy("better").outcome == "promoted"
+    assert world.deploy("worse").outcome == "rolled_back"
+    # Those of three bundles and of their copies; each bundle has two files of weights.
+    assert len(reads) == len(set(reads)) == 2 * 6
+
+
+def test_a_file_rewritten_with_its_old_time_is_read_again(releases, tmp_path, reads):
+    release = releases.add(write_exported(tmp_path / "bundle", weights=b"2.0"))
+    weights = release.directory / "model.safetensors"
+    before = weights.stat()
+    weights.chmod(0o644)
+    weights.write_bytes(b"2.1")
+    weights.chmod(before.st_mode)
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(OutriderError, match=r"model\.safetensors: changed"):
+        releases.verified(release.name)
+
+
+def test_a_file_that_may_change_within_the_clocks_tick_is_read_again(
+    releases, tmp_path, reads, monkeypatch
+):
+    monkeypatch.setattr(known_digests, "TICK_NS", 10**15)
+    release = releases.add(write_exported(tmp_path / "bundle"))
+    releases.verified(release.name)
+    releases.verified(release.name)
+    assert len(reads) == 2 * 4 and len(set(reads)) == 2 * 2

@@ -32,7 +32,7 @@ def logged(fleet: Fleet, count: int, offset: int = 0) -> list[dict[str, Any]]:
 
 def host(fleet: Fleet, row: dict[str, Any]) -> str:
     """Name of the replica that answered."""
-    (name,) = (each.name for each in fleet.endpoint.replicas if each.name == row["host"])
+    (name,) = (r.name for r in fleet.endpoint.replicas if r.name == row["host"])
     return name
 
 
@@ -94,7 +94,7 @@ def test_a_killed_canary_costs_only_requests_that_it_had() -> None:
             fleet.kill("c")
             killed_at = len(answers)
             wait_for(lambda: len(answers) >= killed_at + 60)
-        lost = [each for each in answers if each.status != 200 or not each.complete]
+        lost = [answer for answer in answers if answer.status != 200 or not answer.complete]
         # A client has one at a time, and its next may reach the process while the kernel ends it.
         assert len(lost) <= 2 * len(bodies) < len(answers) / 4
         assert {answer.name for answer in answers} >= {"a", "c"}
@@ -109,7 +109,7 @@ def test_a_request_that_kills_its_replica_is_not_repeated_on_the_next() -> None:
             deadly = [pool.submit(fleet.ask, {"never": "c"}) for _ in range(3)]
             wait_for(lambda: stat(router, "canary", "upstream_rq_active") == 3)
             fleet.kill("c")
-            assert [each.result().status for each in deadly] == [503] * 3
+            assert [answer.result().status for answer in deadly] == [503] * 3
         assert [(host(fleet, row), row["attempts"]) for row in logged(fleet, 3)] == [("c", 1)] * 3
         assert fleet.names(5) == ["a"] * 5  # unread requests cannot have killed it
 
@@ -142,8 +142,10 @@ def test_a_response_that_breaks_off_is_a_failure_of_the_replica(tmp_path) -> Non
         rows = logged(fleet, 2)
         broken.close()
         assert [row["status"] for row in rows] == [200, 200]
-        _, found = observations(rows, [], {})
-        assert [each.failed for each in found] == [True]  # a client that left did not fail
+        _, canary = observations(rows, [], {})
+        assert [observation.failed for observation in canary] == [
+            True
+        ]  # a client that left did not fail
 
 
 def test_a_killed_stable_replica_is_replaced_by_its_peers_then_by_the_canary() -> None:

@@ -8,7 +8,7 @@ import pytest
 from outrider.common.errors import OutriderError
 from outrider.common.files import holder, lock
 from outrider.common.process_tree import wait_until
-from outrider.live.journal import read_state
+from outrider.live.state import read_state
 from outrider.live.status import endpoint_status, status_lines
 from tests.cli.commands import Finished, assert_one_message, json_line, run
 
@@ -108,14 +108,14 @@ def test_one_controller_at_a_time_and_a_request_reaches_it(world) -> None:
         with lock(path, "is deploying"), world.controller() as controller:
             done.append(controller.deploy(world.bundles["better"]))
 
-    other = threading.Thread(target=other_controller)
-    other.start()
+    thread = threading.Thread(target=other_controller)
+    thread.start()
     assert wait_until(lambda: read_state(world.endpoint).open is not None, 20)
     assert_one_message(
         deploy(world, str(world.bundles["worse"])),
         f"process {holder(path)} is deploying to this endpoint",
     )
     assert answer(world, "--rollback")["outcome"] == "rolled_back"
-    other.join()
+    thread.join()
     assert (done[0].outcome, done[0].verdict.by) == ("rolled_back", "operator")
     assert holder(path) is None and world.everywhere("first")

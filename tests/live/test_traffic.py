@@ -49,16 +49,16 @@ def live(number, **changes):
 @pytest.mark.parametrize("form", ["cmpl-{}-0", "chatcmpl-{}", "{}"])
 def test_a_request_has_the_replica_s_counts_and_the_router_s_latency(form):
     answered = live(0, request_id=form.format(IDS[0]))
-    stable, (found,) = observations([routed(0, "canary")], [answered], ROLES)
-    assert stable == [] and not found.failed
-    assert found.live == answered and found.latency_s == 2.0 and "Ann" not in found.session
+    stable, (request,) = observations([routed(0, "canary")], [answered], ROLES)
+    assert stable == [] and not request.failed
+    assert request.live == answered and request.latency_s == 2.0 and "Ann" not in request.session
 
 
 def test_what_has_not_arrived_in_both_waits_but_failures_do_not():
     none = [routed(0), routed(1)]
     assert observations(none, [live(2)], ROLES) == ([], [])
     stable, _ = observations([routed(n, session=None) for n in (0, 1)], [live(0), live(1)], ROLES)
-    assert len({each.session for each in stable}) == 2, "without a session, each is one"
+    assert len({request.session for request in stable}) == 2, "without a session, each is one"
 
 
 def test_a_canary_s_request_that_stable_had_to_answer_is_the_canary_s_failure():
@@ -84,8 +84,8 @@ def test_a_canary_s_request_that_stable_had_to_answer_is_the_canary_s_failure():
 def test_which_requests_failed_and_which_count_for_more_than_that(
     routed_as, replica_s, failed, counts
 ):
-    (found,), _ = observations([routed(0, **routed_as)], replica_s, ROLES)
-    assert (found.failed, found.live is not None) == (failed, counts)
+    (request,), _ = observations([routed(0, **routed_as)], replica_s, ROLES)
+    assert (request.failed, request.live is not None) == (failed, counts)
 
 
 def release(evidence):

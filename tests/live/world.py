@@ -30,7 +30,7 @@ from outrider.live.controller import Controller
 from outrider.live.endpoint_file import Endpoint
 from outrider.live.journal import Journal
 from outrider.live.router import RouterUnavailable
-from outrider.live.state import Deployment
+from outrider.live.state import Deployment, State
 from outrider.serving.admin.replica import (
     LiveRequest,
     ReplicaStatus,
@@ -173,7 +173,7 @@ class World:
         shutil.rmtree(self.endpoint.state_dir, ignore_errors=True)
         self.endpoint.state_dir.mkdir(mode=0o700)
         self.replicas = {
-            each.name: SimulatedReplica(self, each.name) for each in self.endpoint.replicas
+            replica.name: SimulatedReplica(self, replica.name) for replica in self.endpoint.replicas
         }
         self.percent, self.router_alive, self.sent = 0.0, True, 0
         self.now, self.requests = 1000.0, 8
@@ -211,9 +211,14 @@ class World:
 
     def ask(self, action: str) -> None:
         """What `--rollback` or `--promote` of another process does."""
-        with Journal(self.endpoint.journal, clock=self.time) as journal:
+        with Journal(self.endpoint.journal, State(), clock=self.time) as journal:
             opened = journal.read().open
             journal.append("request", deployment=opened.id, action=action, by="tester")
+
+    def at(self, admin: str) -> SimulatedReplica:
+        """The replica with this admin address."""
+        name = next(replica.name for replica in self.endpoint.replicas if replica.admin == admin)
+        return self.replicas[name]
 
     def point(self) -> None:
         """A place where the process may be killed."""
@@ -251,8 +256,8 @@ class World:
             self.sent += 1
             # Evenly, so that every share is met by few requests.
             role = "canary" if (self.sent * self.percent) % 100 < self.percent else "stable"
-            alive = [each for each in self.endpoint.replicas if self.replicas[each.name].alive]
-            peers = [each for each in alive if each.role == role] or alive
+            alive = [r for r in self.endpoint.replicas if self.replicas[r.name].alive]
+            peers = [replica for replica in alive if replica.role == role] or alive
             chosen = peers[self.sent % len(peers)]
             if self.replicas[chosen.name].hangs:
                 continue
@@ -286,9 +291,9 @@ class World:
         """What each replica that is alive serves, by the name of the bundle."""
         digests = {bundle_digest(path): name for name, path in self.bundles.items()}
         return {
-            name: digests[bundle_digest(Path(each.now.directory))]
-            for name, each in self.replicas.items()
-            if each.alive
+            name: digests[bundle_digest(Path(replica.now.directory))]
+            for name, replica in self.replicas.items()
+            if replica.alive
         }
 
     def everywhere(self, bundle: str) -> bool:
@@ -315,12 +320,12 @@ def killed_around(point: Callable[[], None], function: Callable[..., Any]) -> Ca
     return between_points
 
 
-class WorldJournal(Journal):
+class WorldJournal(Journal[State]):
     """A journal whose writer may be killed."""
 
     def __init__(self, world: World) -> None:
         self.world = world
-        super().__init__(world.endpoint.journal, clock=world.time)
+        super().__init__(world.endpoint.journal, State(), clock=world.time)
         self.append = killed_around(world.point, self.append)
 
     def _write(self, line: bytes) -> None:

@@ -2,8 +2,9 @@
 
 import math
 
-from outrider.live.adapt_policy import newest_fall
-from outrider.live.state import Entry, State
+from outrider.adapt.policy import newest_fall
+from outrider.adapt.state import AdaptState
+from outrider.live.journal import Entry
 from outrider.pipeline.recipe.recipe import AdaptConfig
 
 POLICY = AdaptConfig(window=100, fresh=None)
@@ -16,13 +17,13 @@ class Story:
     """
 
     def __init__(self, random, between=0.03, sessions=30):
-        self.state = State()
+        self.state = AdaptState()
         self.random = random
         self.between = between
         self.error = 0.1 / math.sqrt(sessions)
 
     def add(self, event, at=0.0, **facts):
-        self.state.add(Entry(0, at, event, facts))
+        self.state = self.state.add(Entry(0, at, event, facts))
 
     def estimate(self, log):
         value = math.exp(log)
@@ -32,7 +33,7 @@ class Story:
             "observations": 90, "clusters": 30, "over": "30 sessions",
         }  # fmt: skip
 
-    def window(self, shift=0.0, release="base", length=4.0, ratio=True, seconds=1.0, at=0.0):
+    def window(self, shift=0.0, *, release="base", length=4.0, ratio=True, seconds=1.0, at=0.0):
         number = len(self.state.windows) + 1
         self.add("window", at, window=number, rows=100, position={"a": number})
         log = shift + math.hypot(self.between, self.error) * self.random.standard_normal()

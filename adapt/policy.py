@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import stdtr, stdtrit
 
-from outrider.live.state import State
+from outrider.adapt.state import AdaptState
 from outrider.pipeline.recipe.recipe import AdaptConfig
 
 DAY_S = 24 * 3600.0
@@ -60,7 +60,7 @@ class Fall:
     """Whether the fall is significant and at least `adapt.min_drop`"""
 
 
-def reason_to_train(state: State, release: str, policy: AdaptConfig) -> str | None:
+def reason_to_train(state: AdaptState, release: str, policy: AdaptConfig) -> str | None:
     """Returns the reason to start a round now; None to wait.
 
     If `adapt.fresh` is null and there is no ratio because the base is in use, `adapt.window` rows
@@ -84,21 +84,23 @@ def reason_to_train(state: State, release: str, policy: AdaptConfig) -> str | No
     return None
 
 
-def newest_fall(state: State, release: str, min_drop: float) -> Fall | None:
+def newest_fall(state: AdaptState, release: str, min_drop: float) -> Fall | None:
     """Most significant recent fall; None with fewer than two ratios."""
-    ratios = [each.ratio for each in state.usable if each.release == release and each.ratio]
+    ratios = [w.ratio for w in state.usable if w.release == release and w.ratio is not None]
     count = len(ratios)
     if count < 2:
         return None
-    log_W = np.log([each.value for each in ratios])
+    log_W = np.log([ratio.value for ratio in ratios])
+    # Variance of a window's log ratio from its sessions: a 95 % interval is 2 x 1.96 errors wide.
     within = [
-        (math.log(each.high / each.low) / (2 * 1.96)) ** 2
-        for each in ratios
-        if each.low is not None and each.high is not None
+        (math.log(ratio.high / ratio.low) / (2 * 1.96)) ** 2
+        for ratio in ratios
+        if ratio.low is not None and ratio.high is not None
     ]
     sampled = float(np.mean(within)) if within else 0.0
     last_S = np.arange(1, min(MOST_LAST, count - 1) + 1)
     first_S = count - last_S
+    # Means before and after each split, and the sum of squared deviations from them.
     sum_W = log_W.cumsum()
     squares_W = (log_W**2).cumsum()
     before_S = sum_W[first_S - 1] / first_S
@@ -111,6 +113,7 @@ def newest_fall(state: State, release: str, min_drop: float) -> Fall | None:
     p_S = stdtr(degrees, (after_S - before_S) / error_S)
     best = int(p_S.argmin())
     looks = count - 1
+    # LEVEL is divided among all looks at this release, then among the splits of this look.
     beyond_chance = p_S[best] < LEVEL / (looks * (looks + 1)) / len(last_S)
     value = math.exp(after_S[best] - before_S[best])
     margin = math.exp(stdtrit(degrees, 0.975) * error_S[best])
@@ -120,29 +123,33 @@ def newest_fall(state: State, release: str, min_drop: float) -> Fall | None:
     )
 
 
-def within_budget(state: State, policy: AdaptConfig) -> bool:
+def within_budget(state: AdaptState, policy: AdaptConfig) -> bool:
     """Whether the last 24 hours' use leaves GPU-hours for another step."""
     limit = policy.gpu_hours_per_day
+    if limit is None:
+        return True
     since = time.time() - DAY_S
-    return limit is None or sum(spent for at, spent in state.spent if at > since) / 3600 < limit
+    return sum(seconds for at, seconds in state.spent if at > since) / 3600 < limit
 
 
 def surplus(
-    state: State, sizes: Mapping[int, int], keep_older: bool, policy: AdaptConfig
+    state: AdaptState, sizes: Mapping[int, int], keep_older: bool, policy: AdaptConfig
 ) -> list[int]:
     """Windows to delete: refused, too old, or beyond `adapt.max_gb`.
 
     Without `keep_older`, windows that were already trained on are also deleted. `sizes` are in
     bytes. Beyond the limit, the oldest are deleted first, but never the newest.
     """
-    alive = [window for window in state.windows.values() if window.settled and not window.deleted]
-    kept = [
+    remaining = [
+        window for window in state.windows.values() if window.settled and not window.deleted
+    ]
+    retained = [
         window.n
-        for window in alive
+        for window in remaining
         if window.acceptance is not None
         and time.time() - window.at <= MAX_AGE_S
         and (keep_older or window.n > state.last_trained)
     ]
-    while len(kept) > 1 and sum(sizes[n] for n in kept) > policy.max_gb * 1e9:
-        del kept[0]
-    return [window.n for window in alive if window.n not in kept]
+    while len(retained) > 1 and sum(sizes[number] for number in retained) > policy.max_gb * 1e9:
+        del retained[0]
+    return [window.n for window in remaining if window.n not in retained]

@@ -1,7 +1,7 @@
 """The loop's steps, killed at every one; what is expensive is replaced by arithmetic on the rows.
 
-The whole loop with engines and training is in test_adapt_loop.py (slow). Rounds are deployed to the
-simulated endpoint of world.py at the end of this file.
+The whole loop with engines and training is in test_loop_with_engines.py (slow). Rounds are deployed
+to the simulated endpoint of tests/live/world.py at the end of this file.
 """
 
 import io
@@ -14,14 +14,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from outrider.adapt import loop
+from outrider.adapt.gate import GateVerdict
+from outrider.adapt.loop import BASE, Adapter, Serving, adapting, serving_of, summary
 from outrider.common.errors import OutriderError
 from outrider.common.files import lock, read_json, write_json
 from outrider.eval.results.parts import ClusteredEstimate
-from outrider.live import adapt
-from outrider.live.adapt import BASE, Adapter, Serving, adapting, serving_of, summary
-from outrider.live.adapt_gate import GateVerdict
 from outrider.live.endpoint_file import Endpoint
-from outrider.live.journal import Journal, read_journal, read_state
+from outrider.live.journal import Journal, read_journal
+from outrider.live.state import read_state
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.run_stages import StageFailed
 from outrider.speculators.kinds import KINDS
@@ -44,9 +45,9 @@ class Log:
              "adapt.from_start=true", f"adapt.window={ROWS}", *words],
         )  # fmt: skip
         self.kill_at, self.reached = None, 0
-        monkeypatch.setattr(adapt, "MOST_BEHIND", 99)
-        for name in ("run_stages", "watched", "judge", "write_bundle", "serving_of"):
-            monkeypatch.setattr(adapt, name, getattr(self, name))
+        monkeypatch.setattr(loop, "MOST_BEHIND", 99)
+        for name in ("run_stages", "watched", "judge_round", "write_bundle", "serving_of"):
+            monkeypatch.setattr(loop, name, getattr(self, name))
         monkeypatch.setattr(Adapter, "_outcome", lambda adapter, bundle: self.deploy(bundle))
         monkeypatch.setattr(Journal, "append", killed_around(self.point, Journal.append))
 
@@ -73,9 +74,9 @@ class Log:
         with self.log.open("a") as log:
             log.writelines(json.dumps({"kind": kind}) + "\n" for kind in kinds for _ in range(ROWS))
 
-    def run_stages(self, run, recipe, names, options, console):
+    def run_stages(self, *, run, recipe, wanted, options, console):
         self.point()
-        if names == ["adapt_window"]:
+        if wanted == ["adapt_window"]:
             paths = sorted((run.root / "log").iterdir())
             rows = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
             if any(row["kind"] == "broken" for row in rows):
@@ -94,20 +95,22 @@ class Log:
         self.point()
         return {"adapt_round": {"sequences": {"train": ROWS}}}
 
-    def watched(self, run, directory, base, recipe, k):
-        found = self.replayed(run, directory)
-        return found, estimate(found.value / self.replayed(run, base).value) if base else None
+    def watched(self, window, serving_dir, base_dir, recipe, k):
+        acceptance = self.replayed(window, serving_dir)
+        if base_dir is None:
+            return acceptance, None
+        return acceptance, estimate(acceptance.value / self.replayed(window, base_dir).value)
 
     def replayed(self, run, directory):
         fitted = read_json(directory / "config.json")  # the base's has no kind of traffic
         kinds = [row["kind"] for row in read_json(run.root / "traffic" / "rows.json")]
         return estimate(sum(4.0 if kind in fitted else 3.0 for kind in kinds) / len(kinds))
 
-    def judge(self, trained, windows, older, serving, recipe, k):
+    def judge_round(self, trained, *, windows, older, serving_dir, recipe, k):
         self.point()
         base, custom = (
-            sum(self.replayed(run, each).value for run in windows) / len(windows)
-            for each in (serving, trained.speculator)
+            sum(self.replayed(run, speculator).value for run in windows) / len(windows)
+            for speculator in (serving_dir, trained.speculator)
         )
         return GateVerdict(
             ships=custom > base, reason="", windows=[run.root.name for run in windows], k=k,
@@ -151,7 +154,7 @@ def estimate(value):
 @pytest.fixture(autouse=True)
 def native_kind(monkeypatch):
     """Directories of these tests are of the target's own kind."""
-    monkeypatch.setattr("outrider.live.adapt.kind_of", lambda directory: KINDS["mtp"])
+    monkeypatch.setattr("outrider.adapt.loop.kind_of", lambda directory: KINDS["mtp"])
 
 
 @pytest.fixture
@@ -170,8 +173,8 @@ def story(entries):
 
 def test_a_shift_is_followed_by_a_round_and_a_release(make_log):
     shifting = make_log("aaabbbbaa")  # and comes back
-    found = shifting.run()
-    assert (found["windows"], found["shipped"], found["lost"]) == (9, 1, 0)
+    counts = shifting.run()
+    assert (counts["windows"], counts["shipped"], counts["lost"]) == (9, 1, 0)
     (first,) = shifting.facts("round")
     watched = shifting.facts("watched")
     assert first["newer"] == [1, 2, 3, 4] and "fell to 0.75" in first["reason"]
@@ -203,8 +206,8 @@ def test_the_loop_can_be_killed_at_every_point(make_log, monkeypatch):
 
 def test_a_round_that_loses_does_not_ship_and_the_next_waits(make_log):
     world = make_log(["a", "a", *["hopeless"] * 8])
-    found = world.run()
-    assert found["shipped"] == 0 and found["serving"] == FIRST
+    counts = world.run()
+    assert counts["shipped"] == 0 and counts["serving"] == FIRST
     newer = [one["newer"] for one in world.facts("round")]
     assert newer == [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
     assert "does not train" in world.facts("gated")[1]["reason"]
@@ -224,7 +227,7 @@ def test_only_later_rows_are_read_and_more_than_can_be_captured_are_passed_over(
     make_log, monkeypatch
 ):
     world = make_log("aaaaa", "adapt.from_start=false")
-    monkeypatch.setattr(adapt, "MOST_BEHIND", 2)
+    monkeypatch.setattr(loop, "MOST_BEHIND", 2)
     assert world.run()["windows"] == 0
     world.traffic(*"aaaaaaa")
     world.run()
@@ -263,7 +266,7 @@ def test_a_round_waits_for_another_deployment_and_is_deployed_once_also_if_not_r
         with lock(endpoint.lock, "is deploying to this endpoint"), world.controller() as controller:
             yield controller
 
-    monkeypatch.setattr(adapt, "controlled", controlled)
+    monkeypatch.setattr(loop, "controlled", controlled)
     loaded = load_recipe("resume_screening", [f"target.model={nano_r1}"])
     with adapting(loaded, world.endpoint, Console(file=io.StringIO())) as adapter:
         adapter.journal.append("round", round=1, newer=[1], older=[], reason="")
@@ -272,7 +275,7 @@ def test_a_round_waits_for_another_deployment_and_is_deployed_once_also_if_not_r
         shutil.copytree(world.bundles["better"], adapter.round_run(1).bundle)
         adapter.wait = waits.append
         with lock(world.endpoint.lock, "is deploying"):
-            assert adapter.step() and waits == [adapt.POLL_S]
+            assert adapter.step() and waits == [loop.POLL_S]
             assert not adapter.journal.read().rounds[0].settled
         assert serving_of(world.endpoint) == Serving(BASE, world.bundles["first"], 3)
         assert adapter.step() and world.everywhere("better")
@@ -287,8 +290,8 @@ def test_the_command_without_new_traffic(make_world, tmp_path):
     world = make_world()
     (tmp_path / "log.jsonl").write_text("{}\n")
     words = ["--recipe", "resume_screening", "traffic.path=log.jsonl", "--endpoint", world.file()]
-    found = json_line(run("adapt-speculator", *words, "--once", cwd=tmp_path))
-    assert (found["windows"], found["rounds"], found["serving"]) == (0, 0, BASE)
+    counts = json_line(run("adapt-speculator", *words, "--once", cwd=tmp_path))
+    assert (counts["windows"], counts["rounds"], counts["serving"]) == (0, 0, BASE)
     assert_one_message(
         run("adapt-speculator", *words, "--rounds", "0", cwd=tmp_path),
         "--rounds 0: give 1 or more",

@@ -1,19 +1,23 @@
 """Exact replay of windows, and the gate of a training round.
 
     acceptance, ratio = watched(window, serving_dir, base_dir, recipe, k)
-    verdict = judge(round_run, windows, older, serving_dir, recipe, k)        # ships, or why not
+    verdict = judge_round(
+        round_run, windows=windows, older=older, serving_dir=serving_dir, recipe=recipe, k=k
+    )
+    verdict.ships, verdict.reason
     write_bundle(round_run, recipe, verdict)
 
 The gate compares the round's speculator with the one in use on windows that arrived after the
 training, excluding sessions and prompts that were trained on. Both are replayed on the same
-responses. The interval of their acceptance-length ratio, over sessions, must lie above 1, and on
-held-back sessions of older windows above LEAST_OLDER, so a round that forgets earlier traffic does
-not ship.
+responses. Its two checks are those of an evaluation (eval/gate.py), and a round ships only if both
+pass: the interval of the acceptance-length ratio, over sessions, must lie above
+`eval.gate.min_acceptance_ratio`, and on held-back sessions of older windows above
+1 - `adapt.max_older_loss`, so a round that forgets earlier traffic does not ship.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from datasets import Dataset
 from pydantic import BaseModel
@@ -25,17 +29,16 @@ from outrider.data.features.feature_store import FeatureStore
 from outrider.data.sequences import load_sequences
 from outrider.data.split.rounds import held_back, unseen
 from outrider.eval.config import SHIP
+from outrider.eval.gate import check_over_sessions, conclusion
 from outrider.eval.replay.heldout_replay import COLUMNS
 from outrider.eval.replay.replay import ReplaySums, compare, replay
 from outrider.eval.results.parts import ClusteredEstimate
+from outrider.eval.results.report import Check
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stages.adapt import usable_ids
 from outrider.serving.bundle.bundle import export_bundle, speculation_profile
 from outrider.serving.speculator import Drafting, Speculator
-
-LEAST_OLDER = 0.97
-"""Minimum acceptance length on older traffic, relative to that of the speculator in use."""
 
 
 class GateVerdict(BaseModel):
@@ -43,6 +46,8 @@ class GateVerdict(BaseModel):
 
     ships: bool
     reason: str
+    checks: list[Check] = []
+    """Conditions for shipping; empty without sequences to measure"""
     windows: list[str]
     """Names of the windows that were measured"""
     k: int
@@ -82,15 +87,17 @@ def watched(
 ) -> tuple[ClusteredEstimate, ClusteredEstimate | None]:
     """Measures acceptance length at k drafts, and its ratio to the base's."""
     ids = usable_ids(window)
-    sums = in_child(replayed, window, serving_dir, recipe, ids)
+    serving = in_child(replayed, window, serving_dir, recipe, ids=ids)
     if base_dir is None:
-        return compare(sums, sums, k)["custom"], None
-    found = compare(in_child(replayed, window, base_dir, recipe, ids), sums, k)
-    return found["custom"], found["ratio"]
+        return compare(serving, serving, k)["custom"], None
+    base = in_child(replayed, window, base_dir, recipe, ids=ids)
+    estimates = compare(base, serving, k)
+    return estimates["custom"], estimates["ratio"]
 
 
-def judge(
+def judge_round(
     trained: RunDirectory,
+    *,
     windows: Sequence[RunDirectory],
     older: Sequence[RunDirectory],
     serving_dir: Path,
@@ -101,64 +108,99 @@ def judge(
 
     `windows` arrived after the training; `older` are windows of earlier rounds.
     """
-
-    def measured(of: Mapping[RunDirectory, Sequence[str]], seen: Dataset) -> list[ReplaySums]:
-        """Replay sums of the old and the new speculator, on unseen sequences."""
-        table = load_sequences(
-            [window.sequences for window in of], [name for ids in of.values() for name in ids]
-        )
-        allowed = unseen(
-            seen, table, recipe.split.session_gap_minutes, recipe.split.near_duplicate_similarity
-        )
-        return [
-            ReplaySums.joined(
-                [in_child(replayed, window, directory, recipe, ids) for window, ids in of.items()]
-            ).selected([*allowed.sessions], allowed.sessions)
-            for directory in (serving_dir, trained.speculator)
-        ]
-
+    measuring = _Measuring(trained.speculator, serving_dir, recipe)
     fresh = {window: usable_ids(window) for window in windows}
-    base, custom = measured(fresh, load_sequences(trained.sequences))
-    facts: dict[str, Any] = {
-        "windows": [window.root.name for window in windows],
-        "k": k,
-        "sequences": len(base.sequence_ids),
-        "sessions": len(set(base.sessions)),
-    }
+    base, custom = measuring.unseen_sums(fresh, load_sequences(trained.sequences))
+    measured = GateVerdict(
+        ships=False,
+        reason="no sequence is left to measure: all were seen in training",
+        windows=[window.root.name for window in windows],
+        k=k,
+        sequences=len(base.sequence_ids),
+        sessions=len(set(base.sessions)),
+    )
     if not base.sequence_ids:
-        reason = "no sequence is left to measure: all were seen in training"
-        return GateVerdict(ships=False, reason=reason, **facts)
-    found = compare(base, custom, k)
-    facts |= {"cumulative": custom.cumulative(k), "cumulative_ci95": custom.cumulative_intervals(k)}
-    share = recipe.split.validation_fraction
-    held = {
-        window: ids
+        return measured
+    estimates = compare(base, custom, k)
+    ratio_on_older = _ratio_on_older(measuring, trained, older, k)
+    gate = recipe.eval.gate
+    name = "acceptance length on traffic after the training, custom / base"
+    checks = [check_over_sessions(name, estimates["ratio"], gate.min_acceptance_ratio)]
+    not_measured = {}
+    if ratio_on_older is None or ratio_on_older.low is None:
+        # No reason against the round: the first ones have no older traffic at all.
+        not_measured["older traffic"] = "too little of it to measure forgetting"
+    else:
+        name = "acceptance length on older traffic, custom / base"
+        least = 1 - recipe.adapt.max_older_loss
+        checks.append(check_over_sessions(name, ratio_on_older, least))
+    verdict = conclusion(checks, not_measured)
+    return measured.model_copy(
+        update={
+            **estimates,
+            "ships": verdict.verdict == SHIP,
+            "reason": verdict.reason,
+            "checks": checks,
+            "older": ratio_on_older,
+            "cumulative": custom.cumulative(k),
+            "cumulative_ci95": custom.cumulative_intervals(k),
+        }
+    )
+
+
+@dataclass(frozen=True)
+class _Measuring:
+    """Replays the speculator in use and the round's on the same sequences."""
+
+    speculator: Path
+    """Directory of the round's speculator"""
+    serving: Path
+    recipe: Recipe
+
+    def unseen_sums(
+        self, ids_by_window: Mapping[RunDirectory, Sequence[str]], seen: Dataset
+    ) -> tuple[ReplaySums, ReplaySums]:
+        """Sums of both on the sequences of sessions and prompts that are not in `seen`."""
+        table = load_sequences(
+            [window.sequences for window in ids_by_window],
+            [sequence_id for ids in ids_by_window.values() for sequence_id in ids],
+        )
+        split = self.recipe.split
+        allowed = unseen(seen, table, split.session_gap_minutes, split.near_duplicate_similarity)
+        serving, custom = (
+            self._sums(directory, ids_by_window).selected([*allowed.sessions], allowed.sessions)
+            for directory in (self.serving, self.speculator)
+        )
+        return serving, custom
+
+    def _sums(
+        self, speculator: Path, ids_by_window: Mapping[RunDirectory, Sequence[str]]
+    ) -> ReplaySums:
+        return ReplaySums.joined(
+            [
+                in_child(replayed, window, speculator, self.recipe, ids=ids)
+                for window, ids in ids_by_window.items()
+            ]
+        )
+
+
+def _ratio_on_older(
+    measuring: _Measuring, trained: RunDirectory, older: Sequence[RunDirectory], k: int
+) -> ClusteredEstimate | None:
+    """custom / base on held-back sessions of older windows; None without any."""
+    share = measuring.recipe.split.validation_fraction
+    held_ids = {
+        window: held_back(load_sequences(window.sequences, usable_ids(window)), share)
         for window in older
-        if (ids := held_back(load_sequences(window.sequences, usable_ids(window)), share))
     }
-    if held:
-        parts = read_json(trained.split / "parts.json")
-        base, custom = measured(held, load_sequences(trained.sequences, parts["train"]))
-        if base.sequence_ids:
-            facts["older"] = compare(base, custom, k)["ratio"]
-    ships, reason = _verdict(found["ratio"], facts.get("older"), facts["sessions"])
-    return GateVerdict(ships=ships, reason=reason, **facts, **found)
-
-
-def _verdict(
-    ratio: ClusteredEstimate, older: ClusteredEstimate | None, sessions: int
-) -> tuple[bool, str]:
-    if ratio.low is None or ratio.high is None:
-        return False, f"{sessions} sessions are too few for an interval"
-    text = f"acceptance length x {ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
-    if ratio.low <= 1:
-        return False, f"{text}, not above 1"
-    if older is None or older.low is None or older.high is None:
-        return True, f"{text}, above 1; too little older traffic to measure forgetting"
-    on_older = f"x {older.value:.3f} [{older.low:.3f}, {older.high:.3f}] on older traffic"
-    if older.low > LEAST_OLDER:
-        return True, f"{text}, above 1; {on_older}, above {LEAST_OLDER}"
-    return False, f"{text}, but {on_older}, not above {LEAST_OLDER}"
+    held_ids = {window: ids for window, ids in held_ids.items() if ids}
+    if not held_ids:
+        return None
+    # Held-back sessions may be in the round's validation part, which no gradient sees.
+    parts = read_json(trained.split / "parts.json")
+    seen = load_sequences(trained.sequences, parts["train"])
+    base, custom = measuring.unseen_sums(held_ids, seen)
+    return compare(base, custom, k)["ratio"] if base.sequence_ids else None
 
 
 def write_bundle(run: RunDirectory, recipe: Recipe, verdict: GateVerdict) -> None:
@@ -178,7 +220,7 @@ def write_bundle(run: RunDirectory, recipe: Recipe, verdict: GateVerdict) -> Non
             "ratio": verdict.ratio.value,
             "ratio_ci95": [verdict.ratio.low, verdict.ratio.high],
         },
-        "tokens_per_s": {},
+        "tokens_per_s": {},  # the endpoint's canary measures speed
         "replay_vs_engine": None,
         "gate": verdict.model_dump(mode="json"),
     }
@@ -205,6 +247,6 @@ def write_bundle(run: RunDirectory, recipe: Recipe, verdict: GateVerdict) -> Non
         engine=engine,
         evidence=evidence,
         out_dir=run.bundle,
-        other_formats=False,
+        other_formats=False,  # only the endpoint's replicas load it
         profile=profile,
     )

@@ -4,9 +4,9 @@ import math
 
 import numpy as np
 
-from outrider.live.adapt_policy import newest_fall, reason_to_train, surplus, within_budget
+from outrider.adapt.policy import newest_fall, reason_to_train, surplus, within_budget
 from outrider.pipeline.recipe.recipe import AdaptConfig
-from tests.live.simulated_windows import POLICY, Story, alarm
+from tests.adapt.simulated_windows import POLICY, Story, alarm
 
 
 def test_at_most_one_in_twenty_releases_has_a_false_alarm():
@@ -25,12 +25,12 @@ def test_traffic_that_becomes_harder_for_both_is_no_reason():
 
 
 def test_half_of_the_falls_of_a_tenth_are_shown_within_five_windows():
-    found = []
+    windows = []
     for seed in range(40):
         story = Story(np.random.default_rng(seed))
         alarm(story, 0.0, windows=10)
-        found.append(alarm(story, math.log(0.9), windows=12))
-    assert sum(window in range(1, 6) for window in found) >= 20 and found.count(None) <= 8
+        windows.append(alarm(story, math.log(0.9), windows=12))
+    assert sum(window in range(1, 6) for window in windows) >= 20 and windows.count(None) <= 8
 
 
 def test_a_release_is_compared_with_its_own_windows_only():

@@ -7,12 +7,12 @@ import itertools
 import pytest
 from rich.console import Console
 
+from outrider.adapt import loop
+from outrider.adapt.loop import BASE, Adapter, Serving, adapting
 from outrider.common.files import read_json
 from outrider.data.features.feature_store import FeatureStore
 from outrider.data.sequences import load_sequences
 from outrider.eval.replay.replay import compare, replay
-from outrider.live import adapt
-from outrider.live.adapt import BASE, Adapter, Serving, adapting
 from outrider.live.endpoint_file import Endpoint
 from outrider.live.state import PROMOTED
 from outrider.pipeline.recipe.load import load_recipe
@@ -42,7 +42,7 @@ def test_new_traffic_becomes_a_release_that_the_gate_measured(tmp_path, nano_r1,
     state_dir = tmp_path / "state"
     endpoint = Endpoint(name="small", state_dir=state_dir, replicas=replicas)
     # The base serves, and a bundle would serve at once.
-    monkeypatch.setattr(adapt, "serving_of", lambda endpoint: Serving(BASE, nano_r1, 5))
+    monkeypatch.setattr(loop, "serving_of", lambda endpoint: Serving(BASE, nano_r1, 5))
     monkeypatch.setattr(Adapter, "_outcome", lambda adapter, bundle: PROMOTED)
     with adapting(loaded, endpoint, Console(file=io.StringIO())) as adapter:
         adapter.run(rounds=1)
@@ -55,12 +55,14 @@ def test_new_traffic_becomes_a_release_that_the_gate_measured(tmp_path, nano_r1,
         # The same figures from the bundle, by hand.
         rows = load_sequences(gate.sequences).to_list()
         first = {row["session"] for row in load_sequences(adapter.window_run(1).sequences)}
-        kept = [row for row in rows if row["session"] not in first]
-        assert verdict["ratio"]["low"] > 1 and WINDOW / 3 < verdict["sequences"] <= len(kept)
+        unseen = [row for row in rows if row["session"] not in first]
+        assert verdict["ratio"]["low"] > 1 and WINDOW / 3 < verdict["sequences"] <= len(unseen)
         store = FeatureStore.open(gate.features)
         sums = [
-            replay(speculator=each, target_dir=nano_r1, feature_store=store, rows=kept, depth=5)
-            for each in (nano_r1, run.bundle)
+            replay(
+                speculator=drafter, target_dir=nano_r1, feature_store=store, rows=unseen, depth=5
+            )
+            for drafter in (nano_r1, run.bundle)
         ]
         assert compare(*sums, 5)["ratio"].value == pytest.approx(
             verdict["ratio"]["value"], rel=0.02

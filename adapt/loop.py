@@ -6,8 +6,8 @@
 
 New rows of the log are cut into windows (data/ingest/log_tail.py). Each window is captured, and the
 speculator in use and the base are replayed on it. When the speculator in use loses ground to the
-base, or enough new rows have arrived (adapt_policy.py), a round trains that speculator further. The
-gate measures the round on windows that arrive later and on held-back sessions of older windows. A
+base, or enough new rows have arrived (policy.py), a round trains that speculator further. The gate
+measures the round on windows that arrive later and on held-back sessions of older windows. A
 round that wins is deployed; one that loses stays in rounds/ as evidence.
 
     state_dir/journal.jsonl           every step, appended when it is done (state.py)
@@ -27,25 +27,25 @@ from typing import Any
 
 from rich.console import Console
 
+from outrider.adapt.gate import judge_round, watched, write_bundle
+from outrider.adapt.metrics import publisher
+from outrider.adapt.policy import reason_to_train, surplus, within_budget
+from outrider.adapt.state import AdaptState, Round, Window
 from outrider.common.errors import OutriderError
 from outrider.common.files import Locked, lock, write_json
 from outrider.data.ingest.log_tail import cut, end_of, find_unread, unread_rows
-from outrider.live.adapt_gate import judge, watched, write_bundle
-from outrider.live.adapt_policy import reason_to_train, surplus, within_budget
 from outrider.live.controller import controlled
 from outrider.live.endpoint_file import Endpoint
 from outrider.live.fleet import replicas_of
-from outrider.live.journal import Journal, read_state
-from outrider.live.metrics import LiveMetrics
-from outrider.live.releases import Releases
-from outrider.live.state import PROMOTED, Round, State, Window
+from outrider.live.journal import Journal
+from outrider.live.releases import Releases, digest_of
+from outrider.live.state import PROMOTED, read_state
 from outrider.pipeline.recipe.load import LoadedRecipe
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.run_stages import StageFailed, run_stages
 from outrider.pipeline.stage_process import INTERRUPTED
 from outrider.pipeline.stages.adapt import ADAPT_ROUND, ADAPT_WINDOW, PLAN
-from outrider.serving.bundle.bundle_digest import bundle_digest
 from outrider.speculators.base import base_of
 from outrider.speculators.kinds import kind_of
 
@@ -100,9 +100,16 @@ class Adapter:
     """The adaptation loop; the journal determines each `step`."""
 
     def __init__(
-        self, loaded: LoadedRecipe, endpoint: Endpoint, journal: Journal, console: Console
+        self,
+        loaded: LoadedRecipe,
+        endpoint: Endpoint,
+        journal: Journal[AdaptState],
+        console: Console,
     ) -> None:
-        self.loaded, self.endpoint, self.journal, self.console = loaded, endpoint, journal, console
+        self.loaded = loaded
+        self.endpoint = endpoint
+        self.journal = journal
+        self.console = console
         self.folder = endpoint.state_dir / FOLDER
         self.recipe = _with_key(loaded.recipe, self.folder / "privacy.key")
         self.wait: Callable[[float], None] = time.sleep
@@ -120,25 +127,25 @@ class Adapter:
     def step(self) -> bool:
         """Takes the next step; returns False if it lacks traffic or budget."""
         self._step_began = time.monotonic()
-        self._delete(self.journal.read())
-        state = self.journal.read()
+        state = self._delete(self.journal.read())
         newest = state.windows.get(len(state.windows))
-        pending = state.pending_round
-        reason: str | None = None
-        if pending is None and within_budget(state, self.recipe.adapt):
-            reason = reason_to_train(state, serving_of(self.endpoint).name, self.recipe.adapt)
         if newest is not None and not newest.settled:
             self._watch(newest)
-        elif pending is not None and not pending.trained:
+            return True
+        if state.pending_round is None:
+            return self._begin_round(state) or self._cut(state)
+        return self._advance(state, state.pending_round) or self._cut(state)
+
+    def _advance(self, state: AdaptState, pending: Round) -> bool:
+        """Trains, deploys or gates a round; returns False if its gate lacks a window."""
+        if not pending.trained:
             self._train(pending)
-        elif pending is not None and pending.ships:
+        elif pending.ships:
             self._deploy(pending)
-        elif pending is not None and state.fresh:
-            self._gate(pending, state.fresh)
-        elif reason is not None:
-            self._begin_round(state, reason)
+        elif state.fresh:
+            self._gate(state, pending)
         else:
-            return self._cut(state)
+            return False
         return True
 
     def window_run(self, number: int) -> RunDirectory:
@@ -149,7 +156,8 @@ class Adapter:
         """The run directory of a round."""
         return RunDirectory(self.folder / "rounds" / f"r{number:04d}")
 
-    def _cut(self, state: State) -> bool:
+    def _cut(self, state: AdaptState) -> bool:
+        """Cuts the next window off the log; returns False if it lacks rows or budget."""
         adapt = self.recipe.adapt
         path = self.recipe.traffic.path
         try:
@@ -164,6 +172,7 @@ class Adapter:
         if rows < adapt.window or not within_budget(state, adapt):
             return False
         number = len(state.windows) + 1
+        # Capture costs a pass of the target per token, so traffic may come faster than it.
         skipped = max(rows - MOST_BEHIND * adapt.window, 0)
         after = cut(unread, adapt.window, self.window_run(number).root / LOG, skipped)
         self.journal.append(
@@ -175,50 +184,60 @@ class Adapter:
 
     def _watch(self, window: Window) -> None:
         """Captures a window and replays the serving speculator and the base."""
-        serving, followed = self._in_use()
         run = self.window_run(window.n)
+        serving, followed = self._in_use()
         traffic = followed.traffic.model_copy(
             update={"path": [str(run.root / LOG)], "general": None}
         )
         recipe = followed.model_copy(update={"traffic": traffic, "name": run.root.name})
         try:
             self._run_stage(run, recipe, ADAPT_WINDOW.name, {})
-            base = self._base_to_watch(serving)
-            found, ratio = watched(
+            acceptance, ratio = watched(
                 window=run,
                 serving_dir=serving.directory,
-                base_dir=base,
+                base_dir=self._base_to_watch(serving),
                 recipe=followed,
                 k=serving.k,
             )
         except OutriderError as error:
             if error.exit_code == INTERRUPTED:
                 raise
-            self._record("refused_window", window=window.n, reason=str(error))
-            self._say(f"window {window.n} refused: {error}")
-            last = list(self.journal.read().windows.values())[-MOST_REFUSED - 1 :]
-            if len(last) > MOST_REFUSED and not any(each.acceptance for each in last):
-                raise
+            self._refuse(window, error)
             return
         self._record(
             "watched",
             window=window.n,
             release=serving.name,
-            acceptance=found.model_dump(mode="json"),
+            acceptance=acceptance.model_dump(mode="json"),
             ratio=ratio.model_dump(mode="json") if ratio else None,
         )
         self._say(
-            f"window {window.n}: {found.observations} sequences,"
-            f" acceptance length of {serving.name} {found.value:.3f}"
+            f"window {window.n}: {acceptance.observations} sequences,"
+            f" acceptance length of {serving.name} {acceptance.value:.3f}"
             + (f", {ratio.value:.3f} of the base's" if ratio else "")
         )
 
-    def _begin_round(self, state: State, reason: str) -> None:
+    def _refuse(self, window: Window, error: OutriderError) -> None:
+        """Leaves a window out; raises its error if the windows before it were refused too."""
+        state = self._record("refused_window", window=window.n, reason=str(error))
+        self._say(f"window {window.n} refused: {error}")
+        newest = list(state.windows.values())[-MOST_REFUSED - 1 :]
+        if len(newest) > MOST_REFUSED and not any(window.acceptance for window in newest):
+            raise error
+
+    def _begin_round(self, state: AdaptState) -> bool:
+        """Begins a round; returns False without a reason or budget."""
+        if not within_budget(state, self.recipe.adapt):
+            return False
+        reason = reason_to_train(state, serving_of(self.endpoint).name, self.recipe.adapt)
+        if reason is None:
+            return False
         number = len(state.rounds) + 1
-        older = [one.n for one in state.older]
-        newer = [one.n for one in state.fresh]
+        older = [window.n for window in state.older]
+        newer = [window.n for window in state.fresh]
         self.journal.append("round", round=number, newer=newer, older=older, reason=reason)
         self._say(f"round {number}: {reason}")
+        return True
 
     def _train(self, pending: Round) -> None:
         run = self.round_run(pending.n)
@@ -244,15 +263,21 @@ class Adapter:
             return
         self._record("trained", round=pending.n, sequences=result["sequences"])
 
-    def _gate(self, pending: Round, windows: list[Window]) -> None:
+    def _gate(self, state: AdaptState, pending: Round) -> None:
+        """Measures a trained round on the windows that have arrived since."""
         run = self.round_run(pending.n)
         serving, recipe = self._in_use()
-        known = self.journal.read().windows
-        kept = [n for n in pending.older if not known[n].deleted]
+        older = [number for number in pending.older if not state.windows[number].deleted]
         # Only some windows, evenly spaced in time, because each costs two replays.
-        older = [self.window_run(n) for n in kept[:: math.ceil(len(kept) / OLDER_WINDOWS) or 1]]
-        runs = [self.window_run(window.n) for window in windows]
-        verdict = judge(run, runs, older, serving.directory, recipe, serving.k)
+        stride = math.ceil(len(older) / OLDER_WINDOWS) or 1
+        verdict = judge_round(
+            run,
+            windows=[self.window_run(window.n) for window in state.fresh],
+            older=[self.window_run(number) for number in older[::stride]],
+            serving_dir=serving.directory,
+            recipe=recipe,
+            k=serving.k,
+        )
         write_json(run.root / "gate.json", verdict.model_dump(mode="json"))
         if verdict.ships:
             write_bundle(run, recipe, verdict)
@@ -278,48 +303,56 @@ class Adapter:
         """Deploys a bundle unless an interrupted deployment already did; returns the outcome."""
         with controlled(self.endpoint, self._say) as controller:
             serving = controller.recover().serving
-            if serving and controller.releases.get(serving).digest == bundle_digest(bundle):
+            # A process killed between promotion and entry finds its bundle in use already.
+            if serving and controller.releases.get(serving).digest == digest_of(bundle):
                 return PROMOTED
             return controller.deploy(bundle).outcome
 
-    def _delete(self, state: State) -> None:
-        """Deletes surplus windows, and data that settled rounds no longer need."""
+    def _delete(self, state: AdaptState) -> AdaptState:
+        """Deletes surplus windows and what settled rounds no longer need; returns the state."""
         pending = state.pending_round
         if pending is not None and not pending.trained:
-            return  # the round's training reads the windows
+            return state  # the round's training reads the windows
         sizes = {
-            n: sum(
-                path.lstat().st_size
-                for path in self.window_run(n).root.rglob("*")
-                if path.is_file()
-            )
-            for n, each in state.windows.items()
-            if not each.deleted
+            number: _bytes_in(self.window_run(number).root)
+            for number, window in state.windows.items()
+            if not window.deleted
         }
         keep_older = self.recipe.privacy.retention == "keep"
-        if doomed := surplus(state, sizes, keep_older, self.recipe.adapt):
-            self.journal.append("deleted", windows=doomed)
+        doomed = surplus(state, sizes, keep_older, self.recipe.adapt)
+        if doomed:
+            # Recorded first: a killed process deletes the rest of them in its next step.
+            state = self.journal.append("deleted", windows=doomed)
         for number, window in state.windows.items():
-            run = self.window_run(number)
-            if window.deleted:
-                shutil.rmtree(run.root, ignore_errors=True)
-            elif number < len(state.windows) or window.acceptance is not None:
-                shutil.rmtree(run.root / LOG, ignore_errors=True)  # its rows have been ingested
-        for each in (each for each in state.rounds if each.settled):
-            run = self.round_run(each.n)
-            paths = [run.traffic, run.features, run.training]  # text, states and optimizer states
-            if each.n <= len(state.rounds) - KEPT_ROUNDS:
-                paths += [run.speculator, run.bundle]
-            for path in paths:
-                shutil.rmtree(path, ignore_errors=True)
+            self._delete_from_window(window, is_newest=number == len(state.windows))
+        for ended in state.settled_rounds:
+            self._delete_from_round(ended, is_old=ended.n <= len(state.rounds) - KEPT_ROUNDS)
+        return state
+
+    def _delete_from_window(self, window: Window, is_newest: bool) -> None:
+        root = self.window_run(window.n).root
+        if window.deleted:
+            shutil.rmtree(root, ignore_errors=True)
+        elif not is_newest or window.acceptance is not None:
+            shutil.rmtree(root / LOG, ignore_errors=True)  # its rows have been ingested
+
+    def _delete_from_round(self, ended: Round, is_old: bool) -> None:
+        run = self.round_run(ended.n)
+        paths = [run.traffic, run.features, run.training]  # text, states and optimizer states
+        if is_old:
+            paths += [run.speculator, run.bundle]
+        for path in paths:
+            shutil.rmtree(path, ignore_errors=True)
 
     def _in_use(self) -> tuple[Serving, Recipe]:
         """The speculator in use, and the recipe that continues its training."""
         serving = serving_of(self.endpoint)
         recipe = self.recipe
-        is_own = serving.directory.resolve() == recipe.target.training_directory().resolve()
+        target = recipe.target.training_directory()
+        is_target = serving.directory.resolve() == target.resolve()  # the target's own drafter
         speculator = recipe.speculator.of_kinds([kind_of(serving.directory).name])
-        base = None if is_own else str(serving.directory)
+        base = None if is_target else str(serving.directory)
+        # Windows are replayed at the K in use, which may exceed the recipe's depth.
         depth = max(speculator.depth, serving.k)
         speculator = speculator.model_copy(update={"base": base, "depth": depth})
         return serving, recipe.model_copy(update={"speculator": speculator})
@@ -339,19 +372,20 @@ class Adapter:
     def _run_stage(
         self, run: RunDirectory, recipe: Recipe, name: str, options: dict[str, Any]
     ) -> dict[str, Any]:
-        with run.locked():
+        with run.locked():  # no other command may use the run directory
             run.begin_attempt(recipe, self.loaded.files, sys.argv)
-            return run_stages(
+            results = run_stages(
                 run=run, recipe=recipe, wanted=[name], options=options, console=self.console
-            )[name]
+            )
+        return results[name]
 
     def _settled(self) -> int:
-        return sum(each.settled for each in self.journal.read().rounds)
+        return len(self.journal.read().settled_rounds)
 
-    def _record(self, event: str, **facts: object) -> None:
-        """Adds a journal entry with the step's GPU-seconds."""
+    def _record(self, event: str, **facts: object) -> AdaptState:
+        """Adds a journal entry with the step's GPU-seconds; returns the state after it."""
         seconds = self.recipe.serving.engine.gpus * (time.monotonic() - self._step_began)
-        self.journal.append(event, **facts, gpu_seconds=round(seconds, 1))
+        return self.journal.append(event, **facts, gpu_seconds=round(seconds, 1))
 
     def _say(self, line: str) -> None:
         self.console.print(line, markup=False)
@@ -364,7 +398,7 @@ def adapting(
     """Yields the adapter, holding its lock; raises `Locked` if already running."""
     doing = "follows this traffic already; wait for it, or stop it"
     with (
-        Journal(endpoint.journal, listener=LiveMetrics(endpoint).publish) as journal,
+        Journal(endpoint.journal, AdaptState(), listener=publisher(endpoint)) as journal,
         lock(endpoint.state_dir / FOLDER / "adapt.lock", doing),
     ):
         console = console or Console(stderr=True, highlight=False, soft_wrap=True)
@@ -382,17 +416,22 @@ def _with_key(recipe: Recipe, path: Path) -> Recipe:
     return recipe.model_copy(update={"privacy": privacy})
 
 
+def _bytes_in(folder: Path) -> int:
+    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
+
+
 def summary(adapter: Adapter) -> dict[str, Any]:
     """Returns the summary that is printed as one line for scripts."""
     state = adapter.journal.read()
-    last = state.usable[-1].acceptance if state.usable else None
+    acceptance = state.usable[-1].acceptance if state.usable else None
+    shipped = sum(ended.won for ended in state.settled_rounds)
     return {
         "recipe": adapter.recipe.name,
         "windows": len(state.windows),
         "rounds": len(state.rounds),
-        "shipped": sum(each.won for each in state.rounds),
-        "lost": sum(each.settled and not each.won for each in state.rounds),
+        "shipped": shipped,
+        "lost": len(state.settled_rounds) - shipped,
         "serving": serving_of(adapter.endpoint).name,
-        "acceptance_length": last.value if last else None,
+        "acceptance_length": acceptance.value if acceptance else None,
         "state": str(adapter.folder),
     }

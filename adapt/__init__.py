@@ -1,0 +1,1 @@
+"""Keeps a live endpoint's speculator fitted to its traffic: watch, train, gate, deploy."""

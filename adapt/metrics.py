@@ -1,0 +1,73 @@
+"""Prometheus metrics of adaptation, from an endpoint's journal.
+
+    journal = Journal(endpoint.journal, AdaptState(), listener=publisher(endpoint))
+
+They are in a file of their own, `state_dir/adapt.prom`, because a deployment may write
+`state_dir/metrics.prom` (live/metrics.py) at the same time.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from outrider.adapt.policy import newest_fall
+from outrider.adapt.state import AdaptState
+from outrider.live.endpoint_file import Endpoint
+from outrider.live.metrics import Measure, write_metrics
+
+METRICS = "adapt.prom"
+"""File name in `state_dir`."""
+
+
+def publisher(endpoint: Endpoint) -> Callable[[AdaptState], None]:
+    """Returns a journal's listener, which writes the metrics of each new state."""
+    return lambda state: write_metrics(endpoint, METRICS, measures(state))
+
+
+def measures(state: AdaptState) -> list[Measure]:
+    """All metrics of adaptation."""
+    newest = state.usable[-1] if state.usable else None
+    length = newest.acceptance.value if newest and newest.acceptance else None
+    ratio = newest.ratio.value if newest and newest.ratio else None
+    fall = newest_fall(state, newest.release, min_drop=0.0) if newest else None
+    outcomes = Counter(ended.outcome or "lost" for ended in state.settled_rounds)
+    return [
+        Measure(
+            GaugeMetricFamily,
+            "window_tokens_per_step",
+            "Acceptance length, newest window",
+            values={(): length},
+        ),
+        Measure(
+            GaugeMetricFamily,
+            "window_over_base_ratio",
+            "Acceptance length over the base's, newest window",
+            values={(): ratio},
+        ),
+        Measure(
+            GaugeMetricFamily,
+            "window_fall_ratio",
+            "Ratio to the base, last windows over earlier ones",
+            values={(): fall.value if fall else None},
+        ),
+        Measure(
+            CounterMetricFamily,
+            "rounds",
+            "Finished training rounds",
+            labels=("outcome",),
+            values={(outcome,): count for outcome, count in outcomes.items()},
+        ),
+        Measure(
+            GaugeMetricFamily,
+            "round_running",
+            "1 while a round is under way",
+            values={(): float(state.pending_round is not None)},
+        ),
+        Measure(
+            CounterMetricFamily,
+            "adapt_gpu_seconds",
+            "GPU time of adaptation",
+            values={(): sum(seconds for _, seconds in state.spent)},
+        ),
+    ]

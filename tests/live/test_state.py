@@ -1,0 +1,65 @@
+"""A state is a value: no entry changes one that somebody holds."""
+
+import copy
+import dataclasses
+from typing import Any
+
+import pytest
+
+from outrider.live.journal import Entry, Journal
+from outrider.live.state import State, Verdict
+
+EVENTS = (
+    ("adopt", {"release": "old", "directory": "/old"}),
+    ("begin", {"new": "new", "old": "old", "mode": "canary"}),
+    ("share", {"percent": 5.0}),
+    ("swap", {"replica": "a", "release": "new"}),
+    ("swapped", {"replica": "a", "release": "new", "read_s": 1.0}),
+    ("request", {"deployment": 2, "action": "promote", "by": "operator"}),
+    ("verdict", {"action": "promote", "reason": "faster", "by": "judge", "figures": {"ttft": 1}}),
+    ("end", {"outcome": "promoted", "serving": "new", "behind": ["b"]}),
+)
+
+
+def entry(event: str, facts: dict[str, Any], n: int = 1) -> Entry:
+    return Entry(n, 0.0, event, facts)
+
+
+def test_a_state_kept_across_an_append_does_not_change(tmp_path) -> None:
+    with Journal(tmp_path / "state" / "journal.jsonl", State()) as journal:
+        states = [journal.read()]
+        copies = copy.deepcopy(states)
+        for event, facts in EVENTS:
+            states.append(journal.append(event, **facts))
+            copies.append(copy.deepcopy(states[-1]))
+            assert journal.read() == states[-1] != states[-2], event
+        assert states == copies
+    begun = states[2].open
+    decided = states[7].open
+    assert (begun.goal, begun.swapped, begun.verdict) == ("old", (), Verdict("wait", ""))
+    assert (decided.goal, decided.swapped, decided.request.by) == ("new", ("a",), "operator")
+    ended = states[-1]
+    assert (ended.open, ended.serving, ended.previous) == (None, "new", "old")
+    assert ended.last == dataclasses.replace(
+        decided, outcome="promoted", ended_at=ended.last.ended_at, behind=("b",)
+    )
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        begun.verdict = decided.verdict
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        ended.serving = "old"
+
+
+def test_events_of_another_deployment_or_machine_change_nothing() -> None:
+    state = State()
+    states = []
+    for event, facts in (
+        ("window", {"window": 1, "rows": 5, "position": {}}),
+        ("verdict", EVENTS[6][1]),
+        ("request", EVENTS[5][1]),
+        ("end", EVENTS[7][1]),
+    ):
+        states.append(state.add(entry(event, facts)))
+    assert states == [state] * 4
+    opened = state.add(entry("begin", EVENTS[1][1], n=3))
+    assert opened.add(entry("request", EVENTS[5][1])) == opened, "of deployment 2"
+    assert opened.add(entry("swap", {"replica": "a", "release": "old"})).open.swapped == ()
