@@ -18,13 +18,13 @@ from outrider.eval.bench.prompts import customers_sampling, evaluation_prompts
 from outrider.eval.bench.step_times import StepTimes, time_steps
 from outrider.eval.choose_k import MIN_GAIN, best_k, speeds_of
 from outrider.eval.context import EvaluationContext
-from outrider.eval.evaluate import check, give_history
+from outrider.eval.evaluate import check, prepare_kinds
 from outrider.eval.replay.heldout_replay import replay_drafter
 from outrider.eval.replay.replay import ReplaySums, length_at
 from outrider.eval.results.parts import ClusteredEstimate
 from outrider.eval.results.sections import KindSpeed
 from outrider.eval.stats.clusters import clustered
-from outrider.speculators.kinds import LOOKUPS
+from outrider.speculators.kinds import lookup_names
 
 
 def choose_kind(
@@ -37,7 +37,7 @@ def choose_kind(
     """
     for context in contexts.values():
         check(context)
-        give_history(context)
+        prepare_kinds(context)
     first = next(iter(contexts.values()))
     replays = {
         kind: replay_drafter(context, "validation", "custom") for kind, context in contexts.items()
@@ -66,7 +66,7 @@ def ranked(
         for kind, own in replays.items()
     }
 
-    lookup = next((kind for kind in replays if kind in LOOKUPS), "")
+    lookup = next((kind for kind in replays if kind in lookup_names()), "")
 
     def over_lookup(kind: str) -> ClusteredEstimate | None:
         if not lookup or kind == lookup:

@@ -44,7 +44,7 @@ from outrider.serving.load_generator import WARM_UP_TOKENS, LoadGenerator
 from outrider.serving.server import Server
 from outrider.serving.speculator import Speculator
 from outrider.speculators.features import FeatureSpec
-from outrider.speculators.kinds import LOOKUPS
+from outrider.speculators.kinds import lookup_names
 
 Model = TypeVar("Model", bound=BaseModel)
 Row = tuple[str, list[int], int]
@@ -259,7 +259,7 @@ class EvaluationContext:
             "features": file_digest(features / "manifest.json") if features else None,
             "parts": {name: self.data.parts.get(name) for name in parts},
             "depth": self.depth,
-            "lookup": [each.k for each in self.kinds if each.kind in LOOKUPS],
+            "lookup": [speed.k for speed in self.kinds if speed.kind in lookup_names()],
             "serving": self.serving.model_dump(mode="json"),
             "draft_sample_method": self.draft_sample_method,
             # The excluded keys affect only results that are computed from the measurements.

@@ -12,7 +12,7 @@ resumes; intervals, verdict and report are recomputed from the cache each time.
 
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,14 +52,13 @@ from outrider.eval.summary import conclude
 from outrider.eval.workloads import measured_workloads, prompts_of
 from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.vllm_hooks.drafts_file import Drafts
-from outrider.speculators.kinds import SUFFIX, check_speculator
-from outrider.speculators.kinds.weightless import HISTORY, write_history
+from outrider.speculators.kinds import check_speculator, kind_named
 
 
 def evaluate(context: EvaluationContext) -> dict[str, Any]:
     """Evaluates custom against base and no speculation; returns the summary for scripts."""
     check(context)
-    give_history(context)
+    prepare_kinds(context)
     heldout = context.data.rows(context.data.parts["heldout"])
     requests = heldout_requests(context, heldout)
     replays = replay_parts(context)
@@ -187,15 +186,23 @@ def check(context: EvaluationContext) -> None:
             check_speculator(each.directory, target_dir)
 
 
-def give_history(context: EvaluationContext) -> None:
-    """Lets suffix lookup, if any, search the training part's responses, as after serving them."""
-    if SUFFIX not in (context.settings.lookup, *(own.kind for own in context.speculators.values())):
-        return
+def prepare_kinds(context: EvaluationContext) -> None:
+    """Prepares replay and servers, as after serving the training part's requests.
+
+    The environment is that of this process, which replays kinds without weights, and of its
+    children, the servers.
+    """
+    names = {context.settings.lookup, *(one.kind for one in context.speculators.values())}
+    folder = context.folders.out / "steps"  # which privacy.retention deletes
+    for name in sorted(names):
+        os.environ |= kind_named(name).prepare(_training_responses(context), folder)
+
+
+def _training_responses(context: EvaluationContext) -> Iterator[list[int]]:
+    """Yields the token ids of the training part's responses; reads nothing before."""
     rows = context.data.rows(context.data.parts["train"])
-    path = context.folders.out / "steps" / "history.npz"  # which privacy.retention deletes
-    responses = zip(rows["token_ids"], rows["completion_start"], strict=True)
-    write_history(path, [ids[start:] for ids, start in responses])
-    os.environ[HISTORY] = str(path.resolve())
+    for ids, start in zip(rows["token_ids"], rows["completion_start"], strict=True):
+        yield ids[start:]
 
 
 def not_measured(context: EvaluationContext) -> dict[str, str]:

@@ -22,7 +22,7 @@ from outrider.eval.results.sections import (
 )
 from outrider.eval.speed_checks import above, speed_checks
 from outrider.eval.stats.intervals import units_needed
-from outrider.speculators.kinds import LOOKUPS
+from outrider.speculators.kinds import lookup_names
 
 NOT_SERVED = {"scrambled", "foreign", "template", "temperature"}
 """Off-policy causes (data/on_policy) for which the logged prompts, tokens or sampling differ from
@@ -38,7 +38,7 @@ batching does; a lossless engine falls below it in at most 1 % of evaluations.""
 def judge(findings: Findings, gate: GateConfig) -> Verdict:
     """Checks every condition and returns the verdict."""
     checks = speed_checks(findings, gate)
-    if findings.speculator.kind not in LOOKUPS:  # it needs no training, so it only has to be faster
+    if findings.speculator.kind not in lookup_names():  # untrained, so it only has to be faster
         # From exact replay with both at custom's K, or else from the engine's counters.
         name = f"acceptance length, custom / base, {findings.at_k}"
         how = "" if findings.replay else ", counted by the engine"

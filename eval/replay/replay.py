@@ -39,7 +39,7 @@ from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream
 from outrider.speculators.heads import TargetEnds
 from outrider.speculators.kinds import trainable_kind_of, weightless_kind
 from outrider.speculators.kinds.drafter import Drafter
-from outrider.speculators.kinds.weightless import WeightlessKind
+from outrider.speculators.kinds.protocol import WeightlessKind
 from outrider.speculators.unroll import Slots
 
 BATCH_TOKENS = 8192
@@ -240,7 +240,8 @@ def rule_of(
     speculator: Path | str, target_dir: Path, probabilistic: bool, dtype: str
 ) -> Callable[[Sequence["Response"], int], tuple[Tensor, Tensor]]:
     """Returns a function (batch, depth) -> (a_NK, anchors_R), as in `acceptances`."""
-    if kind := weightless_kind(str(speculator)):
+    kind = weightless_kind(str(speculator))
+    if kind is not None:
         return functools.partial(text_acceptances, kind)
     if speculator == CEILING and probabilistic:
         return all_accepted

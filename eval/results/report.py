@@ -36,7 +36,7 @@ from outrider.eval.results.sections import (
     Verification,
     Workload,
 )
-from outrider.speculators.kinds import LOOKUP, LOOKUPS, kind_named
+from outrider.speculators.kinds import DEFAULT_LOOKUP, kind_named, lookup_names
 
 VERSION = 15
 """Version of the measurements and of report.json. Raise it when the same settings would give
@@ -188,7 +188,7 @@ class Findings(Part):
     @property
     def lookup_in_words(self) -> str:
         """The reference `eval.lookup` in words."""
-        return kind_named(self.settings.get("lookup", LOOKUP)).in_words
+        return kind_named(self.settings.get("lookup", DEFAULT_LOOKUP)).in_words
 
 
 class Report(Findings):
@@ -212,7 +212,7 @@ class Report(Findings):
     @property
     def lookup_line(self) -> str:
         """Advice to ship lookup; empty if it does not apply."""
-        if self.speculator.kind in LOOKUPS and self.verdict.verdict == "ship":
+        if self.speculator.kind in lookup_names() and self.verdict.verdict == "ship":
             words = kind_named(self.speculator.kind).in_words
             text = f"Ship {words}, which needs neither training nor weights"
             best = next((each for each in self.kinds if each.over_lookup), None)
@@ -231,7 +231,7 @@ class Report(Findings):
                     f"{self.lookup_in_words.capitalize()}, which needs no training, is"
                     f" {'faster' if ratio.high < 1 else 'as fast'} ({mode}: custom / lookup"
                     f" {interval(ratio)}): ship it instead. `outrider eval RECIPE --speculator"
-                    f" {self.settings.get('lookup', LOOKUP)}` evaluates it."
+                    f" {self.settings.get('lookup', DEFAULT_LOOKUP)}` evaluates it."
                 )
         return ""
 

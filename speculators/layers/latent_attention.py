@@ -15,7 +15,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from outrider.speculators.layers.decoder_layer import Config, RMSNorm, by_head
+from outrider.speculators.layers.attention import Config, RMSNorm, by_head
 from outrider.speculators.layers.rope import rope_of
 
 

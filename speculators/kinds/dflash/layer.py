@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from outrider.speculators.heads import TargetEnds
 from outrider.speculators.kinds.eagle3.layer import StoredHead
 from outrider.speculators.kinds.eagle3.shape import EagleShape
-from outrider.speculators.layers.decoder_layer import GatedMLP, RMSNorm
+from outrider.speculators.layers.attention import RMSNorm
+from outrider.speculators.layers.decoder_layer import GatedMLP
 from outrider.speculators.layers.llama_attention import LlamaAttention
 from outrider.speculators.unroll import Slots, merge, row_of
 

@@ -1,6 +1,7 @@
 """Suffix lookup with vLLM's own cache, where its package is installed."""
 
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,21 +9,16 @@ import pytest
 from outrider.common.errors import OutriderError
 from outrider.serving.speculator import Speculator
 from outrider.speculators.base import base_of
-from outrider.speculators.kinds.weightless import (
-    HISTORY,
-    NO_DRAFT,
-    SuffixLookup,
-    fixed_cache,
-    write_history,
-)
+from outrider.speculators.kinds.protocol import NO_DRAFT
+from outrider.speculators.kinds.suffix import SuffixLookup, fixed_cache
 
 
 def test_suffix_lookup_continues_earlier_responses_and_the_request_itself(tmp_path, monkeypatch):
     pytest.importorskip("arctic_inference", reason="suffix lookup needs arctic-inference")
-    history = tmp_path / "history.npz"
-    write_history(history, [[7, 8, 9, 10, 11, 12], [20, 21, 22]])
-    assert history.stat().st_mode & 0o077 == 0
-    monkeypatch.setenv(HISTORY, str(history))
+    environment = SuffixLookup().prepare([[7, 8, 9, 10, 11, 12], [20, 21, 22]], tmp_path)
+    ((variable, history),) = environment.items()
+    assert Path(history).stat().st_mode & 0o077 == 0
+    monkeypatch.setenv(variable, history)
     ids_T = np.array([1, 2, 3, 7, 8, 9, 5, 1, 2, 3, 6], np.int32)
     drafts_AK = SuffixLookup().drafts(ids_T, 3, 3)
     assert drafts_AK.shape == (7, 3)
