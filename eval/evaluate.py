@@ -293,7 +293,15 @@ def serve(
         replayed_steps(replays, plan) if replays else None,
     )
     blocks = context.kept(f"speed_{mode}").run(
-        lambda: measure(servers, mode, plan, load, requests.sampling, speeds, context.say)
+        lambda: measure(
+            servers,
+            mode=mode,
+            plan=plan,
+            load=load,
+            sampling=requests.sampling,
+            speeds=speeds,
+            say=context.say,
+        )
     )
     rates = context.kept(f"rates_{mode}").run(
         lambda: measure_rates(
