@@ -12,8 +12,8 @@ The parts are merged by their log-sum-exps, so no score matrix over all depths i
 first part depends on the device (layers/prefix_attention.py). Logged tokens are read (teacher
 forcing), since the engine discards a chain after a rejected token.
 
-    anchors_N, u = unroll_anchors(chain, ends, token_ids_BT, inputs_BTX, sequence_BT, position_BT,
-                                  anchor_BT, depth=4)
+    slots = Slots(token_ids_BT=..., inputs_BTX=..., sequence_BT=..., position_BT=..., anchor_BT=...)
+    anchors_N, u = unroll_anchors(chain, ends, slots, depth=4)
     head.logits(u[s])            # for the tokens at i+2+s, where valid_BT(sequence_BT, s)
 
 Shapes: B rows, T slots of a row, P slots that hold a token (in all rows together), N anchors, X
@@ -87,6 +87,7 @@ def unroll_anchors(
     ends: TargetEnds,
     slots: Slots,
     depth: int,
+    *,
     mask_token: int | None = None,
     recompute: bool = False,
 ) -> tuple[Tensor, list[Tensor]]:
@@ -193,6 +194,7 @@ def row_of(sequence_BT: Tensor, anchor_BT: Tensor, device: torch.device) -> Row:
 
 
 def merge(
+    *,
     prefix_ANV: Tensor,
     log_sum_exp_AN: Tensor,
     q_AND: Tensor,

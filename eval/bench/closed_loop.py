@@ -121,9 +121,9 @@ def turns_of(
         groups.reverse()
     blocks = []
     for group in groups:
-        for place, size in enumerate(speeds.settings.concurrency):
+        for position, size in enumerate(speeds.settings.concurrency):
             at_size = [turn for turn in group if turn[0] != LOOKUP or size == speeds.main]
-            for variants in _rotated(_alternating(servers, at_size, size), repeat + place):
+            for variants in _rotated(_alternating(servers, at_size, size), repeat + position):
                 blocks.append((size, variants))
     return blocks
 

@@ -217,9 +217,9 @@ def _prefill_share(blocks: Sequence[Record]) -> float:
 
 def _starts(pairs: Sequence[tuple[Record, Record]]) -> int | None:
     """Number of engine starts per variant; None if both share an engine."""
-    if all(one["engine"] == other["engine"] for one, other in pairs):
+    if all(over["engine"] == under["engine"] for over, under in pairs):
         return None
-    return len({one["start"] for one, _ in pairs})
+    return len({over["start"] for over, _ in pairs})
 
 
 def pooled(blocks: Sequence[Record]) -> Block:
@@ -228,10 +228,11 @@ def pooled(blocks: Sequence[Record]) -> Block:
     def all_of(name: str) -> NDArray[np.float64]:
         return np.concatenate([np.asarray(block[name], dtype=np.float64) for block in blocks])
 
-    tokens, seconds, *_ = np.concatenate([_charged(block) for block in blocks]).sum(axis=0)
+    charged_N4 = np.concatenate([_charged(block) for block in blocks])
+    tokens, seconds, *_ = charged_N4.sum(axis=0)
     return Block(
         tokens_per_s=float(tokens / seconds),
-        requests=sum(len(block["request_tokens"]) for block in blocks),
+        requests=len(charged_N4),
         ttft_ms=Quantiles.of(all_of("ttft_ms")),
         tpot_ms=Quantiles.of(all_of("tpot_ms")),
         itl_ms=Quantiles.of(all_of("itl_ms")),
@@ -257,7 +258,12 @@ def paired(
     """Pairs the two variants' blocks of each repeat (same prompts)."""
     overs = _blocks_of(blocks, concurrency, over)
     unders = _blocks_of(blocks, concurrency, under)
-    return [(one, other) for one in overs for other in unders if one["repeat"] == other["repeat"]]
+    return [
+        (over_block, under_block)
+        for over_block in overs
+        for under_block in unders
+        if over_block["repeat"] == under_block["repeat"]
+    ]
 
 
 def _charged(block: Record) -> NDArray[np.float64]:

@@ -115,7 +115,14 @@ def collect(
         "greedy": Sampling(temperature=0.0, top_p=1.0),
         "sampled": requests.sampling,
     }
-    sender = _Sender(context, servers, mode, drafts, samplings, requests.verification)
+    sender = _Sender(
+        context=context,
+        servers=servers,
+        mode=mode,
+        drafts=drafts,
+        samplings=samplings,
+        prompts=requests.verification,
+    )
     passes = planned_passes(servers.groups([*drafts.items()]))
     recorded: dict[Pass, Recorded] = {}
     for number, one in enumerate(passes, 1):
@@ -123,7 +130,8 @@ def collect(
         if one.again:
             indices = range(_repeated_prompts(one, recorded, len(indices)))[::-1]
         where = f"{number} of {len(passes)}"
-        work = functools.partial(sender.send, one, indices, where, len(passes) - number + 1)
+        left = len(passes) - number + 1
+        work = functools.partial(sender.send, one, indices, where=where, left=left)
         key = f"responses_{mode}_{one.name.replace(' ', '_')}_k{drafts[one.variant] or 0}"
         recorded[one] = context.cached(key, Recorded, work)
     greedy = {variant: recorded[Pass(variant, "greedy")] for variant in VARIANTS}

@@ -148,7 +148,7 @@ def _x(field: str, title: str, order: Sequence[str]) -> dict[str, Any]:
 
 
 def _colour(variants: Sequence[str]) -> dict[str, Any]:
-    scale = {"domain": variants, "range": [f"var(--{each})" for each in variants]}
+    scale = {"domain": variants, "range": [f"var(--{variant})" for variant in variants]}
     return OFFSET | {"legend": None, "scale": scale}
 
 

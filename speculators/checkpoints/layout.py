@@ -49,10 +49,11 @@ class CheckpointLayout:
 
     def files(self, names: Iterable[str]) -> list[str]:
         """Files of these tensors; raises an `OutriderError` if a tensor is missing."""
-        wanted = set(names)
-        if missing := wanted - self.weight_map.keys():
+        needed = set(names)
+        missing = needed - self.weight_map.keys()
+        if missing:
             raise OutriderError(f"{self.directory}: the checkpoint has no tensor {min(missing)}")
-        return sorted({self.weight_map[name] for name in wanted})
+        return sorted({self.weight_map[name] for name in needed})
 
 
 def read_layout(directory: Path) -> CheckpointLayout:
@@ -74,11 +75,11 @@ def fp8_blocks(config: dict[str, Any], path: Path) -> tuple[int, int] | None:
     DeepSeek uses (128, 128). Formats other than e4m3 blocks with dynamic activation scales are
     refused, since their tensors would be misread.
     """
-    found = config.get("quantization_config")
-    if not found:
+    quantization = config.get("quantization_config")
+    if not quantization:
         return None
     defaults = {"fmt": "e4m3", "activation_scheme": "dynamic", "scale_fmt": None}
-    match defaults | found:
+    match defaults | quantization:
         case {
             "quant_method": "fp8",
             "fmt": "e4m3",
@@ -87,7 +88,8 @@ def fp8_blocks(config: dict[str, Any], path: Path) -> tuple[int, int] | None:
             "weight_block_size": [int(rows), int(columns)],
         } if rows > 0 and columns > 0:
             return rows, columns
-    judged = {name: found.get(name) for name in ("quant_method", *defaults, "weight_block_size")}
+    names = ("quant_method", *defaults, "weight_block_size")
+    judged = {name: quantization.get(name) for name in names}
     raise OutriderError(
         f"{path}: quantization_config has {judged}: training reads unquantized weights and"
         " DeepSeek's FP8 only (quant_method fp8, fmt e4m3, weight_block_size [128, 128]); point"

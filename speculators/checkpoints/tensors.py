@@ -89,8 +89,8 @@ class CheckpointTensors:
         # them again could change their bytes.
         before = dequantize(value, scale, self.layout.blocks, torch.bfloat16)
         if not torch.equal(before, tensor.to(torch.bfloat16)):
-            value, found = quantize(tensor, self.layout.blocks, self.layout.powers_of_two)
-            scale = found.to(scale.dtype)
+            value, new_scale = quantize(tensor, self.layout.blocks, self.layout.powers_of_two)
+            scale = new_scale.to(scale.dtype)
         return {name: value, name + SCALE_SUFFIX: scale}
 
 

@@ -24,19 +24,18 @@ from outrider.speculators.kinds.p_eagle.kind import PEagle
 from outrider.speculators.kinds.protocol import DrafterKind, TrainableKind, WeightlessKind
 from outrider.speculators.kinds.suffix import SuffixLookup
 
-KINDS: dict[str, DrafterKind] = {
-    kind.name: kind
-    for kind in (
-        DSpark(),
-        DFlash(),
-        PEagle(),
-        Eagle3(),
-        MTP(),
-        NGramLookup(),
-        SuffixLookup(),
-        NoSpeculation(),
-    )
-}
+_CLASSES: list[type[DrafterKind]] = [
+    DSpark,
+    DFlash,
+    PEagle,
+    Eagle3,
+    MTP,
+    NGramLookup,
+    SuffixLookup,
+    NoSpeculation,
+]
+
+KINDS: dict[str, DrafterKind] = {kind.name: kind() for kind in _CLASSES}
 """Kinds by name; a directory belongs to the first that recognizes it."""
 
 DEFAULT_KIND = "mtp"

@@ -279,7 +279,7 @@ class TrainableKind(DrafterKind):
         """Yields the names and stored tensors that a live engine's drafter loads."""
         raise NotImplementedError
 
-    def swappable(self, one: Path, other: Path) -> bool:
+    def swappable(self, first: Path, second: Path) -> bool:
         """True if an engine started with one directory can load the other."""
         return True
 

@@ -6,6 +6,11 @@
 Keys and values are expanded to all heads. The rotary embedding rotates interleaved pairs of a
 head's R rope dims; YaRN is supported.
 
+transformers' `modeling_rope_utils` is not used for YaRN: its frequencies 1 / theta^e differ from
+theta^-e in the last bit (in all of 5,184 configurations tried), and without `mscale_all_dim` or
+`mscale` it scales cos and sin otherwise than vLLM (deepseek_scaling_rope.py), which serves the
+layer.
+
 Shapes: "..." leading dimensions, B rows, T tokens, H hidden, A heads, D = nope + rope dims of a
 query or key head, V value dims of a head, R = rope dims.
 """
@@ -28,7 +33,8 @@ class LatentAttention(nn.Module):
         hidden, heads, eps = (
             config[key] for key in ("hidden_size", "num_attention_heads", "rms_norm_eps")
         )
-        into = hidden if into is None else into
+        if into is None:
+            into = hidden
         q_rank = config.get("q_lora_rank")
         kv_rank = config["kv_lora_rank"]
         nope = config["qk_nope_head_dim"]

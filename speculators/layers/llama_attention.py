@@ -27,6 +27,7 @@ class LlamaAttention(nn.Module):
 
     def __init__(
         self,
+        *,
         hidden: int,
         heads: int,
         kv_heads: int,

@@ -169,7 +169,7 @@ def bench(nano_r1, tmp_path_factory):
         )
         load = stack.enter_context(LoadGenerator(target, home / "load.log"))
 
-        def servers(target, serving, speculators, *_):
+        def servers(speculators, **_):
             """The running servers, with the evaluation's speculators."""
             running._speculators |= speculators
             for each in running._up.values():

@@ -98,7 +98,7 @@ class DFlash(Eagle3):
         headers = tensor_headers(directory)
         for name, heads in (("q_proj", shape.heads), ("k_proj", shape.kv_heads)):
             check_header_shape(
-                found=headers,
+                headers=headers,
                 suffix=f"self_attn.{name}.weight",
                 shape=(heads * shape.head_dim, shape.hidden),
                 config=path,

@@ -92,7 +92,7 @@ class DSpark(DFlash):
             ("confidence_head.proj.bias", (1,)),
         ):
             check_header_shape(
-                found=headers,
+                headers=headers,
                 suffix=name,
                 shape=stored_shape,
                 config=path,

@@ -179,8 +179,8 @@ def _fit_mlp(head: EagleHead, ends: TargetEnds, rows: Rows, drafts: int) -> None
     ridge = Ridge(down.in_features, down.out_features, down.weight.device)
     size = 0.0
 
-    def see(_: object, given: tuple[Tensor], out_NH: Tensor) -> None:
-        seen.append((given[0], out_NH))
+    def see(_: object, inputs: tuple[Tensor], out_NH: Tensor) -> None:
+        seen.append((inputs[0], out_NH))
 
     with contextlib.ExitStack() as hooks:
         for module in (down, head.norm):

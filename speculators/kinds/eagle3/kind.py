@@ -231,7 +231,7 @@ class Eagle3(TrainableKind):
 
         return swap_tensors(self, directory)
 
-    def swappable(self, one: Path, other: Path) -> bool:
+    def swappable(self, first: Path, second: Path) -> bool:
         """True if shapes and target layers are equal; draft tokens may differ."""
 
         def described(directory: Path) -> tuple[object, ...]:
@@ -246,7 +246,7 @@ class Eagle3(TrainableKind):
             return shape, latent, shapes
 
         try:
-            return described(Path(one)) == described(Path(other))
+            return described(Path(first)) == described(Path(second))
         except OutriderError:  # a head that can be served but not unrolled
             return False
 

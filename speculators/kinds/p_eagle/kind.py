@@ -66,7 +66,7 @@ class PEagle(Eagle3):
         shape = EagleShape.read(read_json(path), target.config, path)
         _check_mask(path, shape)
         check_header_shape(
-            found=tensor_headers(directory),
+            headers=tensor_headers(directory),
             suffix=MASK_STATE,
             shape=(1, 1, shape.states),
             config=path,
