@@ -59,6 +59,7 @@ def choose(
     timed = [
         name for name in DRAFTERS if name not in fixed and context.speculators[name].speculates
     ]
+    # Without timed steps: eval.k, or the trained depth.
     k = dict.fromkeys(DRAFTERS, context.depth if settings.k == "auto" else settings.k)
     if context.base_has_own_k and settings.k == "auto":
         k["base"] = settings.current_k or k["base"]

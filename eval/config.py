@@ -279,11 +279,15 @@ class EvalConfig(BaseModel):
                 "eval.scenarios are measured at eval.rates, which is empty; set it, for example to "
                 "eval.rates=[1,2,4,8,16]"
             )
-        if self.rates and (sent := self.rate_requests(min(self.rates))) < LEAST_ARRIVALS:
+        if not self.rates:
+            return self
+        slowest = min(self.rates)
+        sent = self.rate_requests(slowest)
+        if sent < LEAST_ARRIVALS:
             raise ValueError(
-                f"eval.rates has {min(self.rates):g}, at which eval.rate_seconds = "
+                f"eval.rates has {slowest:g}, at which eval.rate_seconds = "
                 f"{self.rate_seconds:g} sends {sent} requests; at least {LEAST_ARRIVALS} are "
-                f"needed: raise eval.rate_seconds to {LEAST_ARRIVALS / min(self.rates):g}"
+                f"needed: raise eval.rate_seconds to {LEAST_ARRIVALS / slowest:g}"
             )
         return self
 

@@ -268,7 +268,8 @@ class EvaluationContext:
             "evaluation": self.settings.model_dump(mode="json", exclude={"gate", "cost", "task"}),
             "near_tie_nats": self.settings.gate.near_tie_nats,
         }
-        if self.by_batch_size:  # absent otherwise
+        if self.by_batch_size:
+            # Absent otherwise, so that measurements of a fixed k keep their digest.
             inputs["by_batch_size"] = True
         return value_digest(inputs)
 

@@ -151,6 +151,7 @@ def accept_matrix(
             temperature = temperature_N[part]
             p = None
             if probabilistic:
+                # The target's state at t + j - 1 predicts the token at t + j.
                 logits = F.linear(hidden_BTH[row, index - 1].to(lm_head_VH.dtype), lm_head_VH)
                 top_k = None if top_k_N is None else top_k_N[part]
                 p = logged_token_probability(
@@ -218,6 +219,7 @@ def replay_chain(a_RAK: Tensor, anchors_R: Tensor) -> ReplayChain:
         advance_AMRK[:, :k, :, k - 1] = (before_RAK - reach_RAK)[..., :k].permute(1, 2, 0)
         advance_AMRK[:, k, :, k - 1] = reach_RAK[..., k - 1].T
 
+    # Renewal equation: a step that starts at t and advances by m tokens starts the next at t + m.
     v_ARK = torch.zeros(anchors + depth + 1, responses, depth, dtype=torch.float64, device=device)
     if anchors:
         v_ARK[0] = 1.0

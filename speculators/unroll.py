@@ -114,6 +114,7 @@ def unroll_anchors(
     last_of_sequence = _last_slots(sequence_BT).to(device)
 
     def next_embedding(slots: Tensor, s: int) -> Tensor:
+        # Past the end of its sequence a chain repeats the last token; nothing reads the result.
         return ends.embed(token[torch.minimum(slots + 1 + s, last_of_sequence[slots])])
 
     def project_tokens() -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -209,6 +210,8 @@ def merge(
     """
     if not keys:
         return prefix_ANV
+    # The prefix's part of the softmax denominator is exp(log_sum_exp), so that log-sum-exp is one
+    # more score, and the prefix's attention is its value.
     score_ANS = torch.stack([(q_AND * key).sum(-1) for key in keys], dim=-1).float() * scale
     share_ANS = (
         torch.cat([log_sum_exp_AN[..., None], score_ANS], dim=-1).softmax(-1).to(prefix_ANV.dtype)

@@ -116,6 +116,7 @@ def _by_response(one: CountedPass, drafter: Drafter, speculator: Speculator) -> 
     received_R2 = np.array(one.received.get(drafter, [(2, 1)]), np.float64)
     received_R2[:, 0] -= 1  # the first token comes from the prefill
     sums_2 = received_R2.sum(axis=0)
+    # If all responses have one token, none has a step, and all shares are equal.
     even_R2 = np.full_like(received_R2, 1 / responses)
     return np.divide(received_R2, sums_2, out=even_R2, where=sums_2 > 0) * (tokens, steps)
 

@@ -62,6 +62,7 @@ def measure_endpoint(
     with LoadGenerator(target, Path(log_dir) / "load.log", model) as load:
         widest = max(settings.concurrency)
         first = list(itertools.islice(supply, widest))
+        # Not measured: the first requests may wait for compilation and cold caches.
         load.run_block(
             url=url, prompts=first, concurrency=widest, sampling=sampling, max_tokens=WARM_UP_TOKENS
         )

@@ -194,6 +194,7 @@ def units_of(pairs: Sequence[tuple[Record, Record]]) -> Units:
     """
     over = [_charged(block) for block, _ in pairs]
     under = [_charged(block) for _, block in pairs]
+    # Only requests that alternated share the machine's noise within a pair.
     by_request = all(block["alternated"] for pair in pairs for block in pair) or len(pairs) == 1
     observations = sum(map(len, over))
     if not by_request or _starts(pairs) not in (None, 1):

@@ -67,6 +67,7 @@ def time_steps(
                     max_tokens=STEP_TOKENS,
                 )
                 counters = asdict(block.counters)
+                # Each response's first token comes from its prefill, which is no step.
                 steps = counters["generation_tokens"] - len(texts)
                 if k:
                     steps = speculators[variant].steps(counters, len(texts))
@@ -80,6 +81,7 @@ def time_steps(
                     sum(sum(request.itl_ms) for request in block.requests) / 1000 / steps
                 )
         for (variant, size), blocks in step_seconds.items():
+            # Log time = round effect + effect of k. Medians, because a busy machine only slows.
             logs_KR = np.log(list(blocks.values()))
             round_R = np.median(logs_KR, axis=0)
             number_K = np.median(logs_KR - round_R, axis=1)

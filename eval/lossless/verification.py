@@ -228,6 +228,7 @@ class TargetScores:
             token_T.split(POSITIONS_AT_A_TIME),
             strict=True,
         ):
+            # The customer's sampling may be greedy, with temperature 0.
             scaled_NV = self._logits(hidden_NH).div_(temperature or 1.0)
             token_logit_N = scaled_NV.gather(-1, token_N[:, None])[:, 0]
             parts.append((token_logit_N - scaled_NV.logsumexp(-1)).cpu())

@@ -151,6 +151,7 @@ def draft_parity(
     head = model.drafter.head(model.ends)
     sums_K4 = torch.zeros(k, 4, dtype=torch.float64)
     count = min(parity.anchors, len(recording.steps))
+    # The sampled steps are the same on every call, so a repeated check gives the same sums.
     for step in random.Random(0).sample(recording.steps, count):
         log_q_KD = _log_probabilities(model, step, recording.inputs[step.request], k)
         draft_K, _ = head.from_target(torch.tensor(step.drafts).to(model.device))

@@ -106,7 +106,8 @@ def fill(views: Mapping[str, Tensor], read: Callable[[str], Tensor], where: obje
                 )
             view.copy_(value.view(view.shape))
     # Tensor by tensor, since isfinite makes a copy, and R1's gate_up stack takes 30 GB in float32.
-    if broken := [name for name, view in views.items() if not view.isfinite().all()]:
+    broken = [name for name, view in views.items() if not view.isfinite().all()]
+    if broken:
         raise OutriderError(
             f"{where}: not a finite number in {', '.join(broken)}; the checkpoint is damaged"
         )

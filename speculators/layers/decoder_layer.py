@@ -72,6 +72,7 @@ class Router(nn.Module):
         score_NX = F.linear(x_NH.float(), self.weight.float()).sigmoid()
         choice_NX = score_NX.detach() + self.e_score_correction_bias
         if self.groups > 1:
+            # A group's score is the sum of its two best experts' (vLLM: grouped_topk_router.py).
             by_group = choice_NX.unflatten(1, (self.groups, -1))
             best_groups = (
                 by_group.topk(2, dim=-1).values.sum(-1).topk(self.best_groups, dim=-1).indices
@@ -83,6 +84,7 @@ class Router(nn.Module):
         index_Nk = choice_NX.topk(self.chosen, dim=-1, sorted=False).indices
         weight_Nk = score_NX.gather(1, index_Nk)
         if self.normalised:
+            # 1e-20 as in transformers' DeepseekV3TopkRouter.
             weight_Nk = weight_Nk / (weight_Nk.sum(-1, keepdim=True) + 1e-20)
         return weight_Nk * self.scale, index_Nk
 

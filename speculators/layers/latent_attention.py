@@ -56,6 +56,7 @@ class LatentAttention(nn.Module):
         scale = (self.config["qk_nope_head_dim"] + self.config["qk_rope_head_dim"]) ** -0.5
         rope = rope_of(self.config)
         if rope["rope_type"] == "yarn":
+            # As vLLM's deepseek_v2.py (`self.scaling * mscale * mscale`), for queries and keys.
             scale *= _yarn_mscale(rope["factor"], rope.get("mscale_all_dim", 0.0)) ** 2
         return scale
 

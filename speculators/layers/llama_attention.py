@@ -39,7 +39,9 @@ class LlamaAttention(nn.Module):
         rotated_share: float = 1.0,
     ):
         super().__init__()
-        self.heads, self.kv_heads, self.theta = heads, kv_heads, theta
+        self.heads = heads
+        self.kv_heads = kv_heads
+        self.theta = theta
         self.rotary_dim = int(head_dim * rotated_share)
         self.softmax_scale = head_dim**-0.5
         self.q_proj = nn.Linear(into, heads * head_dim, bias=bias)

@@ -173,7 +173,8 @@ def twin_config(
     architecture = "Eagle3Speculator"
     mask = {}
     if shape.mask_token is not None:
-        algorithm, architecture = PARALLEL_OF_SPECULATORS, "PEagleSpeculator"
+        algorithm = PARALLEL_OF_SPECULATORS
+        architecture = "PEagleSpeculator"
         mask = {"mask_token_id": shape.mask_token}
     return {
         **of_speculators(
