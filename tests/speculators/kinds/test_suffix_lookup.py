@@ -10,7 +10,7 @@ from outrider.common.errors import OutriderError
 from outrider.serving.speculator import Speculator
 from outrider.speculators.base import base_of
 from outrider.speculators.kinds.protocol import NO_DRAFT
-from outrider.speculators.kinds.suffix import SuffixLookup, fixed_cache
+from outrider.speculators.kinds.suffix import HISTORY, SuffixLookup, fixed_cache
 
 
 def test_suffix_lookup_continues_earlier_responses_and_the_request_itself(tmp_path, monkeypatch):
@@ -27,6 +27,23 @@ def test_suffix_lookup_continues_earlier_responses_and_the_request_itself(tmp_pa
     assert drafts_AK[3].tolist() == [NO_DRAFT] * 3
     assert drafts_AK[5].tolist() == [3, 7, NO_DRAFT]  # after 1 2, in the prompt
     np.testing.assert_array_equal(SuffixLookup().drafts(ids_T, 3, 3), drafts_AK)  # nothing learned
+
+
+def test_vllms_proposer_is_changed_once_and_only_where_responses_are_fixed(monkeypatch):
+    from vllm.v1.spec_decode.suffix_decoding import SuffixDecodingProposer
+
+    start = SuffixDecodingProposer.__init__
+    for name in ("__init__", "propose"):  # restored at the end
+        monkeypatch.setattr(SuffixDecodingProposer, name, getattr(SuffixDecodingProposer, name))
+    monkeypatch.delenv(HISTORY, raising=False)
+    SuffixLookup().hook_engine()
+    assert SuffixDecodingProposer.__init__ is start
+    monkeypatch.setenv(HISTORY, "history.npz")
+    SuffixLookup().hook_engine()
+    changed = SuffixDecodingProposer.__init__
+    assert changed is not start
+    SuffixLookup().hook_engine()
+    assert SuffixDecodingProposer.__init__ is changed
 
 
 def test_without_its_package_suffix_lookup_names_the_command(monkeypatch, tmp_path):
