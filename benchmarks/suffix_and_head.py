@@ -36,7 +36,7 @@ from outrider.eval.replay.replay import (
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stages.sources import parts_in_use
 from outrider.speculators.acceptance import pad_anchors, replay_chain
-from outrider.speculators.kinds.weightless import HISTORY, SuffixLookup, fixed_cache, write_history
+from outrider.speculators.kinds.suffix import HISTORY, SuffixLookup, fixed_cache, write_history
 
 
 class ScoredLookup(SuffixLookup):
@@ -45,9 +45,9 @@ class ScoredLookup(SuffixLookup):
     def __init__(self) -> None:
         self.scores: list[float] = []
 
-    def found(self, token_ids_T: NDArray[np.int32], first: int, k: int) -> Iterator[Any]:
+    def matches(self, token_ids_T: NDArray[np.int32], first: int, k: int) -> Iterator[Any]:
         """As suffix lookup, one anchor after another."""
-        for each in super().found(token_ids_T, first, k):
+        for each in super().matches(token_ids_T, first, k):
             self.scores.append(each.score)
             yield each
 

@@ -1,6 +1,7 @@
 """Chooses K, the number of drafts per step, for base and custom.
 
-    choice = choose(context, servers, load, requests, validation, "eager")
+    choice = choose(context=context, servers=servers, load=load, requests=requests,
+                    validation=validation, mode="eager")
 
 A step that drafts k tokens for each of B requests takes T(k, B) seconds (bench/step_times.py) and
 delivers AL(k) tokens per request, so
@@ -35,6 +36,7 @@ Speeds = Mapping[int, Mapping[int, float]]
 
 
 def choose(
+    *,
     context: EvaluationContext,
     servers: Servers,
     load: LoadGenerator,
@@ -57,16 +59,17 @@ def choose(
     timed = [
         name for name in DRAFTERS if name not in fixed and context.speculators[name].speculates
     ]
+    # Without timed steps: eval.k, or the trained depth.
     k = dict.fromkeys(DRAFTERS, context.depth if settings.k == "auto" else settings.k)
     if context.base_has_own_k and settings.k == "auto":
         k["base"] = settings.current_k or k["base"]
     lengths = {name: validation[name].acceptance_length() for name in DRAFTERS if validation}
-    given: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "acceptance_length": Drafters[list[float]](**lengths) if lengths else None
     }
     if settings.k != "auto" or not validation or not timed:
-        given["lookup_k"] = lookup_k(context, validation)
-        return Choice(k=Drafters[int](**k), main_concurrency=main, **given)
+        facts["lookup_k"] = lookup_k(context, validation)
+        return Choice(k=Drafters[int](**k), main_concurrency=main, **facts)
     engines = ["custom"] if context.one_engine else timed
 
     def measured() -> StepTimes:
@@ -84,8 +87,8 @@ def choose(
 
     times = context.cached(f"step_times_{mode}", StepTimes, measured)
     steps = {name: times.seconds["custom" if context.one_engine else name] for name in timed}
-    given["lookup_k"] = lookup_k(context, validation, steps[timed[-1]][main])
-    return choose_k(lengths, steps, main, k, **given)
+    facts["lookup_k"] = lookup_k(context, validation, steps[timed[-1]][main])
+    return choose_k(lengths, steps, main, k, **facts)
 
 
 def lookup_k(
@@ -101,9 +104,9 @@ def lookup_k(
     """
     if not context.serves_lookup:
         return None
-    for each in context.kinds:
-        if each.kind == context.settings.lookup:
-            return each.k
+    for speed in context.kinds:
+        if speed.kind == context.settings.lookup:
+            return speed.k
     if context.settings.k != "auto" or validation is None:
         return context.depth if context.settings.k == "auto" else context.settings.k
     lengths = validation[LOOKUP].acceptance_length()
@@ -116,40 +119,42 @@ def choose_k(
     steps: Mapping[Drafter, Speeds],
     main: int,
     fixed: Mapping[Drafter, int],
-    **given: Any,
+    **fields: Any,
 ) -> Choice:
     """Chooses each speculator's k at `main` and for every batch size.
 
     `lengths` holds acceptance lengths for k = 1, 2, ...; `steps` holds seconds per step.
-    Speculators that are not in `steps` get their k from `fixed`. `given` holds other fields of the
+    Speculators that are not in `steps` get their k from `fixed`. `fields` holds other fields of the
     choice.
     """
-    speeds = {name: speeds_of(lengths[name], own) for name, own in steps.items()}
+    speeds = {name: speeds_of(lengths[name], sizes) for name, sizes in steps.items()}
     k = {
         name: best_k(speeds[name][main], 1) if name in speeds else fixed[name] for name in DRAFTERS
     }
     schedules = None
     if len(speeds) == len(DRAFTERS):
         by_size = {
-            name: {size: best_k(row) for size, row in own.items()} | {main: k[name]}
-            for name, own in speeds.items()
+            name: {size: best_k(row) for size, row in sizes.items()} | {main: k[name]}
+            for name, sizes in speeds.items()
         }
         schedules = Drafters[list[tuple[int, int, int]]](
-            **{name: batch_ranges(own) for name, own in by_size.items()}
+            **{name: batch_ranges(sizes) for name, sizes in by_size.items()}
         )
     return Choice(
         k=Drafters[int](**k),
         main_concurrency=main,
         k_per_batch_size=schedules,
-        step_ms={
-            name: {
-                str(size): {number: 1000 * seconds for number, seconds in row.items()}
-                for size, row in own.items()
-            }
-            for name, own in steps.items()
-        },
-        **given,
+        step_ms={name: _in_ms(sizes) for name, sizes in steps.items()},
+        **fields,
     )
+
+
+def _in_ms(steps: Speeds) -> dict[str, dict[int, float]]:
+    """Milliseconds per step, by batch size (JSON key) and number of drafts."""
+    return {
+        str(size): {number: 1000 * seconds for number, seconds in row.items()}
+        for size, row in steps.items()
+    }
 
 
 def speeds_of(lengths: Sequence[float], steps: Speeds) -> dict[int, dict[int, float]]:
@@ -167,7 +172,7 @@ def best_k(speeds: Mapping[int, float], least: int = 0) -> int:
     return min(
         k
         for k, speed in allowed.items()
-        if all(other <= (1 + MIN_GAIN) * speed for n, other in allowed.items() if n > k)
+        if all(larger <= (1 + MIN_GAIN) * speed for n, larger in allowed.items() if n > k)
     )
 
 

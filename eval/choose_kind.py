@@ -18,13 +18,13 @@ from outrider.eval.bench.prompts import customers_sampling, evaluation_prompts
 from outrider.eval.bench.step_times import StepTimes, time_steps
 from outrider.eval.choose_k import MIN_GAIN, best_k, speeds_of
 from outrider.eval.context import EvaluationContext
-from outrider.eval.evaluate import check, give_history
+from outrider.eval.evaluate import check, prepare_kinds
 from outrider.eval.replay.heldout_replay import replay_drafter
 from outrider.eval.replay.replay import ReplaySums, length_at
 from outrider.eval.results.parts import ClusteredEstimate
 from outrider.eval.results.sections import KindSpeed
 from outrider.eval.stats.clusters import clustered
-from outrider.speculators.kinds import LOOKUPS
+from outrider.speculators.kinds import lookup_names
 
 
 def choose_kind(
@@ -37,7 +37,7 @@ def choose_kind(
     """
     for context in contexts.values():
         check(context)
-        give_history(context)
+        prepare_kinds(context)
     first = next(iter(contexts.values()))
     replays = {
         kind: replay_drafter(context, "validation", "custom") for kind, context in contexts.items()
@@ -58,42 +58,43 @@ def ranked(
     `steps` holds seconds per step at concurrency `main`, by kind and number of drafts.
     """
     best = {
-        kind: best_k(speeds_of(own.acceptance_length(), {main: steps[kind]})[main], least=1)
-        for kind, own in replays.items()
+        kind: best_k(speeds_of(sums.acceptance_length(), {main: steps[kind]})[main], least=1)
+        for kind, sums in replays.items()
     }
     seconds_R = {
-        kind: own.steps_RK[:, best[kind] - 1] * steps[kind][best[kind]]
-        for kind, own in replays.items()
+        kind: sums.steps_RK[:, best[kind] - 1] * steps[kind][best[kind]]
+        for kind, sums in replays.items()
     }
 
-    lookup = next((kind for kind in replays if kind in LOOKUPS), "")
+    lookup = next((kind for kind in replays if kind in lookup_names()), "")
 
     def over_lookup(kind: str) -> ClusteredEstimate | None:
         if not lookup or kind == lookup:
             return None
         sums_R2 = np.stack([seconds_R[lookup], seconds_R[kind]], axis=1)
-        own = replays[kind]
-        return clustered(sums_R2, own.sessions, lambda s: s[..., 0] / s[..., 1], users=own.users)
+        sums = replays[kind]
+        return clustered(sums_R2, sums.sessions, lambda s: s[..., 0] / s[..., 1], users=sums.users)
 
     kinds = [
         KindSpeed(
             kind=kind,
             k=best[kind],
-            acceptance_length=length_at(own, best[kind]),
+            acceptance_length=length_at(sums, best[kind]),
             step_ms=1000 * steps[kind][best[kind]],
             over_lookup=over_lookup(kind),
             **facts.get(kind, {}),
         )
-        for kind, own in replays.items()
+        for kind, sums in replays.items()
     ]
-    kinds.sort(key=lambda each: -each.tokens_per_s(main))
-    chosen = next(each for each in kinds if each.kind != lookup)
-    if (ratio := chosen.over_lookup) is not None:
+    kinds.sort(key=lambda speed: -speed.tokens_per_s(main))
+    chosen = next(speed for speed in kinds if speed.kind != lookup)
+    ratio = chosen.over_lookup
+    if ratio is not None:
         # With too few sessions for an interval, the estimated gain must exceed MIN_GAIN.
         faster = ratio.value > 1 + MIN_GAIN if ratio.low is None else ratio.low > 1
         if not faster:
-            chosen = next(each for each in kinds if each.kind == lookup)
-    return [chosen, *(each for each in kinds if each is not chosen)]
+            chosen = next(speed for speed in kinds if speed.kind == lookup)
+    return [chosen, *(speed for speed in kinds if speed is not chosen)]
 
 
 def _time_kinds(contexts: Mapping[str, EvaluationContext]) -> StepTimes:
@@ -106,10 +107,10 @@ def _time_kinds(contexts: Mapping[str, EvaluationContext]) -> StepTimes:
     sampling = customers_sampling(validation)
     texts = [prompt.text for prompt in prompts]
     speculators = {kind: context.speculators["custom"] for kind, context in contexts.items()}
-    wanted = range(1, first.depth + 1) if settings.k == "auto" else [settings.k]
-    numbers: dict[str, Sequence[int]] = {
-        kind: [max(wanted)] if own.family.fixed_k else wanted for kind, own in speculators.items()
-    }
+    drafts = range(1, first.depth + 1) if settings.k == "auto" else [settings.k]
+    numbers: dict[str, Sequence[int]] = {}
+    for kind, speculator in speculators.items():
+        numbers[kind] = [max(drafts)] if speculator.family.fixed_k else drafts
     first.say(f"timing steps of the {mode} engine: {', '.join(contexts)} in turn")
     with first.open_servers(speculators, texts) as (load, servers):
         return time_steps(

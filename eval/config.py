@@ -17,8 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from outrider.speculators.kinds import LOOKUP, LOOKUPS, SUFFIX
-from outrider.speculators.kinds.weightless import fixed_cache
+from outrider.speculators.kinds import DEFAULT_LOOKUP, kind_named, lookup_names
 
 SHIP: Literal["ship"] = "ship"
 DO_NOT_SHIP: Literal["do not ship"] = "do not ship"
@@ -154,11 +153,10 @@ class ReportConfig(BaseModel):
 
 
 def _lookup(name: str) -> str:
-    """Validates the name of a lookup; suffix lookup needs its package."""
-    if name not in LOOKUPS:
-        raise ValueError(f"must be {' or '.join(LOOKUPS)}")
-    if name == SUFFIX:
-        fixed_cache(None)
+    """Validates the name of a lookup, and that vLLM has the package for it, if any."""
+    if name not in lookup_names():
+        raise ValueError(f"must be {' or '.join(lookup_names())}")
+    kind_named(name).require_installed()
     return name
 
 
@@ -182,7 +180,7 @@ class EvalConfig(BaseModel):
     in the first one. With a small target, the modes give different results: compilation leaves less
     for speculation to gain."""
 
-    lookup: Annotated[str, AfterValidator(_lookup)] = LOOKUP
+    lookup: Annotated[str, AfterValidator(_lookup)] = DEFAULT_LOOKUP
     """What an endpoint gets without training, measured as a reference that custom must beat.
     `ngram`: vLLM's n-gram lookup. `suffix`: its suffix lookup, which also searches the responses to
     earlier requests, here those of the training part; stronger, but vLLM needs arctic-inference."""
@@ -282,11 +280,15 @@ class EvalConfig(BaseModel):
                 "eval.scenarios are measured at eval.rates, which is empty; set it, for example to "
                 "eval.rates=[1,2,4,8,16]"
             )
-        if self.rates and (sent := self.rate_requests(min(self.rates))) < LEAST_ARRIVALS:
+        if not self.rates:
+            return self
+        slowest = min(self.rates)
+        sent = self.rate_requests(slowest)
+        if sent < LEAST_ARRIVALS:
             raise ValueError(
-                f"eval.rates has {min(self.rates):g}, at which eval.rate_seconds = "
+                f"eval.rates has {slowest:g}, at which eval.rate_seconds = "
                 f"{self.rate_seconds:g} sends {sent} requests; at least {LEAST_ARRIVALS} are "
-                f"needed: raise eval.rate_seconds to {LEAST_ARRIVALS / min(self.rates):g}"
+                f"needed: raise eval.rate_seconds to {LEAST_ARRIVALS / slowest:g}"
             )
         return self
 

@@ -44,7 +44,7 @@ from outrider.serving.load_generator import WARM_UP_TOKENS, LoadGenerator
 from outrider.serving.server import Server
 from outrider.serving.speculator import Speculator
 from outrider.speculators.features import FeatureSpec
-from outrider.speculators.kinds import LOOKUPS
+from outrider.speculators.kinds import lookup_names
 
 Model = TypeVar("Model", bound=BaseModel)
 Row = tuple[str, list[int], int]
@@ -157,14 +157,14 @@ class EvaluationContext:
         with (
             self.backends.load(self.target, self.folders.logs / "load.log") as load,
             self.backends.servers(
-                self.target,
-                self.serving,
-                speculators,
-                self.draft_numbers,
-                self.folders.logs,
-                self.settings.side_by_side,
-                warm_up,
-                self.draft_sample_method,
+                target=self.target,
+                serving=self.serving,
+                speculators=speculators,
+                numbers=self.draft_numbers,
+                log_dir=self.folders.logs,
+                side_by_side=self.settings.side_by_side,
+                warm_up=warm_up,
+                sample_method=self.draft_sample_method,
             ) as servers,
         ):
             yield load, servers
@@ -187,11 +187,11 @@ class EvaluationContext:
         scratch = self.folders.out / RESPONSE_STATES
         target_dir = self.target.directory()
         drafters = () if self.no_replay else self.speculators.values()
-        wanted = FeatureSpec.union(each.features(target_dir) for each in drafters)
+        features = FeatureSpec.union(speculator.features(target_dir) for speculator in drafters)
         eager = self.serving.engine.model_copy(update={"mode": "eager"})
         try:
             with self.backends.engine(self.target, eager) as engine:
-                store = capture_ids(engine, rows(engine), scratch, features=wanted)
+                store = capture_ids(engine, rows(engine), scratch, features=features)
             yield store
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -199,14 +199,14 @@ class EvaluationContext:
     @functools.cached_property
     def no_replay(self) -> tuple[str, str] | None:
         """A speculator without exact replay, and why; None if both have it."""
-        for each in (self.speculators["custom"], self.speculators["base"]):
-            words = each.family.in_words
-            if not each.has_replay:
+        for speculator in (self.speculators["custom"], self.speculators["base"]):
+            words = speculator.family.in_words
+            if not speculator.has_replay:
                 return words, f"the drafts of {words} cannot be computed, only counted"
             if self.data.features is None:
                 return words, f"no states were captured from which to compute the drafts of {words}"
             try:
-                reads = each.features(self.target.directory())
+                reads = speculator.features(self.target.directory())
                 if reads.auxiliary:
                     reads.require(self.feature_store.spec, self.data.features)
             except OutriderError as error:
@@ -229,7 +229,7 @@ class EvaluationContext:
     def served(self) -> dict[str, Speculator]:
         """The served speculators by variant."""
         lookup = {LOOKUP_VARIANT: Speculator(self.settings.lookup)} if self.serves_lookup else {}
-        return {str(name): each for name, each in self.speculators.items()} | lookup
+        return {str(name): speculator for name, speculator in self.speculators.items()} | lookup
 
     @property
     def base_has_own_k(self) -> bool:
@@ -249,23 +249,28 @@ class EvaluationContext:
         base = self.speculators["base"]
         parts = ("validation", "heldout", "general")
         features = self.data.features
+        base_weights = None if base.directory in (None, target_dir) else base.weights()
+        manifest = file_digest(features / "manifest.json") if features else None
+        kinds = {name: speculator.kind for name, speculator in self.speculators.items()}
         inputs: dict[str, Any] = {
-            **({"by_batch_size": True} if self.by_batch_size else {}),
             "version": VERSION,
-            "kinds": {name: each.kind for name, each in self.speculators.items()},
+            "kinds": kinds,
             "speculator": self.weights,
-            "base": None if base.directory in (None, target_dir) else base.weights(),
+            "base": base_weights,
             "target": file_digest(target_dir / "config.json"),
-            "features": file_digest(features / "manifest.json") if features else None,
+            "features": manifest,
             "parts": {name: self.data.parts.get(name) for name in parts},
             "depth": self.depth,
-            "lookup": [each.k for each in self.kinds if each.kind in LOOKUPS],
+            "lookup": [speed.k for speed in self.kinds if speed.kind in lookup_names()],
             "serving": self.serving.model_dump(mode="json", exclude={"ignored_flags"}),
             "draft_sample_method": self.draft_sample_method,
             # The excluded keys affect only results that are computed from the measurements.
             "evaluation": self.settings.model_dump(mode="json", exclude={"gate", "cost", "task"}),
             "near_tie_nats": self.settings.gate.near_tie_nats,
         }
+        if self.by_batch_size:
+            # Absent otherwise, so that measurements of a fixed k keep their digest.
+            inputs["by_batch_size"] = True
         return value_digest(inputs)
 
     def kept(self, name: str) -> Kept:

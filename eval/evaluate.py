@@ -12,7 +12,7 @@ resumes; intervals, verdict and report are recomputed from the cache each time.
 
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,14 +52,13 @@ from outrider.eval.summary import conclude
 from outrider.eval.workloads import measured_workloads, prompts_of
 from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.vllm_hooks.drafts_file import Drafts
-from outrider.speculators.kinds import SUFFIX, check_speculator
-from outrider.speculators.kinds.weightless import HISTORY, write_history
+from outrider.speculators.kinds import check_speculator, kind_named
 
 
 def evaluate(context: EvaluationContext) -> dict[str, Any]:
     """Evaluates custom against base and no speculation; returns the summary for scripts."""
     check(context)
-    give_history(context)
+    prepare_kinds(context)
     heldout = context.data.rows(context.data.parts["heldout"])
     requests = heldout_requests(context, heldout)
     replays = replay_parts(context)
@@ -86,7 +85,7 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
         outputs: dict[str, Outputs] = {}
         passes: list[CountedPass] = []
         for mode in modes:
-            own = choose(
+            mode_choice = choose(
                 context=context,
                 servers=servers,
                 load=load,
@@ -94,14 +93,20 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
                 validation=validation,
                 mode=mode,
             )
-            outputs[mode] = collect(context, servers, mode, k, requests)
-            served[mode], blocks, open_loop = serve(
-                context, servers, load, mode, own, requests, replayed_heldout
+            outputs[mode] = collect(context, servers=servers, mode=mode, k=k, requests=requests)
+            served[mode], blocks, open_loop = measure_speed(
+                context,
+                servers=servers,
+                load=load,
+                mode=mode,
+                choice=mode_choice,
+                requests=requests,
+                replays=replayed_heldout,
             )
             if requests.traffic:
                 rates[mode] = summarise_rates(open_loop, served[mode])
             passes += verification_passes(outputs[mode], requests.verification)
-            if own.k == k:
+            if mode_choice.k == k:
                 passes += counted_passes(blocks, requests.timed)
     verification = verify(context, k, requests.verification, outputs)
     custom = context.speculators["custom"]
@@ -138,43 +143,10 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
 
 def check(context: EvaluationContext) -> None:
     """Checks the recipe before servers start; raises an `OutriderError` for mistakes."""
-    settings = context.settings
-    depth = context.depth
-    if settings.current_k is not None and settings.current_k > depth:
-        raise OutriderError(
-            f"eval.current_k = {settings.current_k}, but the speculator was trained with "
-            f"speculator.depth = {depth}; raise speculator.depth or remove eval.current_k"
-        )
-    families = [each.family for each in context.speculators.values()]
-    fixed = [family.in_words for family in families if family.fixed_k]
-    if fixed and context.by_batch_size:
-        raise OutriderError(
-            f"export.k_per_batch_size: true, but {fixed[0]} drafts the same number of tokens at"
-            " every batch size; set it to false"
-        )
-    if context.by_batch_size and not context.serving.engine.changes_drafters:
-        raise OutriderError(
-            "export.k_per_batch_size: true, but with data parallelism vLLM ignores the schedule"
-            " (serving.engine.data_parallel), and with EPLB it cannot be measured; set it to false"
-        )
-    blocks = [family.in_words for family in families if family.one_block]
-    if blocks and settings.k not in ("auto", depth):
-        raise OutriderError(
-            f"eval.k = {settings.k}: the drafts of {blocks[0]} depend on their number, so it is"
-            f" trained, replayed and served only at speculator.depth = {depth}; remove eval.k or"
-            " train at that depth"
-        )
-    base = context.speculators["base"]
-    base_k = depth if settings.k == "auto" else settings.k
-    own_k = context.base_has_own_k and settings.k == "auto"
-    if base.family.fixed_k and not own_k and settings.current_k not in (None, base_k):
-        raise OutriderError(
-            f"eval.current_k = {settings.current_k}: {base.family.in_words} always drafts as many"
-            f" tokens as its engine was started with, here {base_k}; set eval.k and"
-            " eval.current_k to the same number"
-        )
-    for workload in settings.general:
-        prompts_of(settings, workload)
+    _check_drafts(context)
+    _check_schedule(context)
+    for workload in context.settings.general:
+        prompts_of(context.settings, workload)
     for name in ("validation", "heldout"):
         if not context.data.parts[name]:
             raise OutriderError(
@@ -182,20 +154,74 @@ def check(context: EvaluationContext) -> None:
                 "provide more traffic"
             )
     target_dir = context.target.directory()
-    for each in context.speculators.values():
-        if each.directory not in (None, target_dir):
-            check_speculator(each.directory, target_dir)
+    for speculator in context.speculators.values():
+        if speculator.directory not in (None, target_dir):
+            check_speculator(speculator.directory, target_dir)
 
 
-def give_history(context: EvaluationContext) -> None:
-    """Lets suffix lookup, if any, search the training part's responses, as after serving them."""
-    if SUFFIX not in (context.settings.lookup, *(own.kind for own in context.speculators.values())):
+def _check_drafts(context: EvaluationContext) -> None:
+    """Checks `eval.k` and `eval.current_k` against the trained depth and the kinds."""
+    settings = context.settings
+    depth = context.depth
+    if settings.current_k is not None and settings.current_k > depth:
+        raise OutriderError(
+            f"eval.current_k = {settings.current_k}, but the speculator was trained with "
+            f"speculator.depth = {depth}; raise speculator.depth or remove eval.current_k"
+        )
+    kinds = [speculator.family for speculator in context.speculators.values()]
+    blocks = [kind.in_words for kind in kinds if kind.one_block]
+    if blocks and settings.k not in ("auto", depth):
+        raise OutriderError(
+            f"eval.k = {settings.k}: the drafts of {blocks[0]} depend on their number, so it is"
+            f" trained, replayed and served only at speculator.depth = {depth}; remove eval.k or"
+            " train at that depth"
+        )
+    base = context.speculators["base"].family
+    base_k = depth if settings.k == "auto" else settings.k
+    own_k = context.base_has_own_k and settings.k == "auto"
+    if base.fixed_k and not own_k and settings.current_k not in (None, base_k):
+        raise OutriderError(
+            f"eval.current_k = {settings.current_k}: {base.in_words} always drafts as many"
+            f" tokens as its engine was started with, here {base_k}; set eval.k and"
+            " eval.current_k to the same number"
+        )
+
+
+def _check_schedule(context: EvaluationContext) -> None:
+    """Checks that both speculators can follow a schedule by batch size, if one is set."""
+    if not context.by_batch_size:
         return
+    kinds = [speculator.family for speculator in context.speculators.values()]
+    fixed = [kind.in_words for kind in kinds if kind.fixed_k]
+    if fixed:
+        raise OutriderError(
+            f"export.k_per_batch_size: true, but {fixed[0]} drafts the same number of tokens at"
+            " every batch size; set it to false"
+        )
+    if not context.serving.engine.changes_drafters:
+        raise OutriderError(
+            "export.k_per_batch_size: true, but with data parallelism vLLM ignores the schedule"
+            " (serving.engine.data_parallel), and with EPLB it cannot be measured; set it to false"
+        )
+
+
+def prepare_kinds(context: EvaluationContext) -> None:
+    """Prepares replay and servers, as after serving the training part's requests.
+
+    The environment is that of this process, which replays kinds without weights, and of its
+    children, the servers.
+    """
+    names = {context.settings.lookup, *(one.kind for one in context.speculators.values())}
+    folder = context.folders.out / "steps"  # which privacy.retention deletes
+    for name in sorted(names):
+        os.environ |= kind_named(name).prepare(_training_responses(context), folder)
+
+
+def _training_responses(context: EvaluationContext) -> Iterator[list[int]]:
+    """Yields the token ids of the training part's responses; reads nothing before."""
     rows = context.data.rows(context.data.parts["train"])
-    path = context.folders.out / "steps" / "history.npz"  # which privacy.retention deletes
-    responses = zip(rows["token_ids"], rows["completion_start"], strict=True)
-    write_history(path, [ids[start:] for ids, start in responses])
-    os.environ[HISTORY] = str(path.resolve())
+    for ids, start in zip(rows["token_ids"], rows["completion_start"], strict=True):
+        yield ids[start:]
 
 
 def not_measured(context: EvaluationContext) -> dict[str, str]:
@@ -222,7 +248,8 @@ def heldout_requests(context: EvaluationContext, heldout: Dataset) -> HeldoutReq
     room = prompt_room(settings, serving)
     starts = heldout["completion_start"]
     lost_ends: tuple[str, ...] = ()
-    if unsent := sum(start > room for start in starts):
+    unsent = sum(start > room for start in starts)
+    if unsent:
         lost_ends = (
             f"serving.engine.max_model_len: {unsent:,} of {len(starts):,} held-out prompts are not"
             " sent, because they leave no room for a response; raise it, or lower eval.max_tokens"
@@ -259,8 +286,9 @@ def replay_stage(
     }
 
 
-def serve(
+def measure_speed(
     context: EvaluationContext,
+    *,
     servers: Servers,
     load: LoadGenerator,
     mode: str,
@@ -286,7 +314,15 @@ def serve(
         replayed_steps(replays, plan) if replays else None,
     )
     blocks = context.kept(f"speed_{mode}").run(
-        lambda: measure(servers, mode, plan, load, requests.sampling, speeds, context.say)
+        lambda: measure(
+            servers,
+            mode=mode,
+            plan=plan,
+            load=load,
+            sampling=requests.sampling,
+            speeds=speeds,
+            say=context.say,
+        )
     )
     rates = context.kept(f"rates_{mode}").run(
         lambda: measure_rates(
@@ -314,19 +350,22 @@ def samples_stage(
     context: EvaluationContext, replays: Replays | None, k: int
 ) -> list[Example] | None:
     """Example responses; None without `report.samples`, replay or weights of both speculators."""
-    placed = [(name, each.directory) for name, each in context.speculators.items()]
-    directories: dict[str, Path] = {name: each for name, each in placed if each is not None}
-    if replays is None or not context.show_samples or len(directories) < len(placed):
+    if replays is None or not context.show_samples:
         return None
+    directories: dict[str, Path] = {}
+    for name, speculator in context.speculators.items():
+        if speculator.directory is None:
+            return None
+        directories[name] = speculator.directory
     work = functools.partial(
         in_child,
         sample_responses,
-        replays["base"],
-        replays["custom"],
-        k,
-        directories,
-        context.target.directory(),
-        context.feature_store,
-        context.settings.replay_dtype,
+        base=replays["base"],
+        custom=replays["custom"],
+        k=k,
+        speculators=directories,
+        target_dir=context.target.directory(),
+        store=context.feature_store,
+        dtype=context.settings.replay_dtype,
     )
-    return [Example.model_validate(each) for each in context.kept("examples").run(work)]
+    return [Example.model_validate(example) for example in context.kept("examples").run(work)]

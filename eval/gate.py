@@ -7,6 +7,8 @@ Every check is listed with its measurement as passed, failed or undecided. Any f
 check, or else the gains.
 """
 
+from typing import Literal
+
 from outrider.common.tolerance import Tolerance
 from outrider.eval.config import DO_NOT_SHIP, SHIP, UNDECIDED, GateConfig
 from outrider.eval.lossless.task_accuracy import responses_needed
@@ -22,7 +24,7 @@ from outrider.eval.results.sections import (
 )
 from outrider.eval.speed_checks import above, speed_checks
 from outrider.eval.stats.intervals import units_needed
-from outrider.speculators.kinds import LOOKUPS
+from outrider.speculators.kinds import lookup_names
 
 NOT_SERVED = {"scrambled", "foreign", "template", "temperature"}
 """Off-policy causes (data/on_policy) for which the logged prompts, tokens or sampling differ from
@@ -38,25 +40,25 @@ batching does; a lossless engine falls below it in at most 1 % of evaluations.""
 def judge(findings: Findings, gate: GateConfig) -> Verdict:
     """Checks every condition and returns the verdict."""
     checks = speed_checks(findings, gate)
-    if findings.speculator.kind not in LOOKUPS:  # it needs no training, so it only has to be faster
+    if findings.speculator.kind not in lookup_names():  # untrained, so it only has to be faster
         # From exact replay with both at custom's K, or else from the engine's counters.
         name = f"acceptance length, custom / base, {findings.at_k}"
         how = "" if findings.replay else ", counted by the engine"
-        found = findings.acceptance_ratio
-        checks.insert(0, check_over_sessions(name, found, gate.min_acceptance_ratio, how))
+        ratio = findings.acceptance_ratio
+        checks.insert(0, check_over_sessions(name, ratio, gate.min_acceptance_ratio, how))
     if findings.general:
         name = "acceptance length on general traffic, custom / base"
         checks.append(check_over_sessions(name, findings.general.ratio, 1 - gate.max_general_loss))
     if findings.own_text:
         checks.append(_on_policy(findings.own_text))
-    for mode, own in findings.verification.modes.items():
+    for mode, checked in findings.verification.modes.items():
         checks += [
-            _greedy(mode, own.greedy.custom, own.control, own.excess),
-            _sampled_text(mode, own.tail_share, gate),
-            _same_text(mode, own.same_text, gate),
+            _greedy(mode, checked.greedy.custom, checked.control, checked.excess),
+            _sampled_text(mode, checked.tail_share, gate),
+            _same_text(mode, checked.same_text, gate),
         ]
-        if own.replay_vs_engine:
-            checks.append(_replay(mode, own.replay_vs_engine, gate))
+        if checked.replay_vs_engine:
+            checks.append(_replay(mode, checked.replay_vs_engine, gate))
     if findings.verification.task:
         checks.append(_task(findings.verification.task.custom_minus_none, gate))
     return conclusion(checks, findings.not_measured)
@@ -66,8 +68,13 @@ def conclusion(checks: list[Check], unchecked: dict[str, str]) -> Verdict:
     """Derives the verdict; `unchecked` maps each unchecked figure to the reason."""
     failed = [check for check in checks if check.outcome == "failed"]
     open_ = [check for check in checks if check.outcome == "undecided"]
-    verdict = DO_NOT_SHIP if failed else UNDECIDED if open_ else SHIP
-    if decisive := failed or open_:
+    verdict: Literal["ship", "do not ship", "undecided"] = SHIP
+    if open_:
+        verdict = UNDECIDED
+    if failed:
+        verdict = DO_NOT_SHIP
+    decisive = failed or open_
+    if decisive:
         first = decisive[0]
         more = f" (and {len(decisive) - 1} more)" if len(decisive) > 1 else ""
         reason = f"{first.name}: {first.seen}, but {first.demand}{more}"
@@ -83,11 +90,11 @@ def _outcome(passed: bool) -> Outcome:
     return "passed" if passed else "failed"
 
 
-def _on_policy(found: OnPolicy) -> Check:
+def _on_policy(own_text: OnPolicy) -> Check:
     return Check(
         name="held-out text is on-policy",
-        outcome=_outcome(found.cause not in NOT_SERVED),
-        seen=f"{found.sequences} sequences: {found.text}",
+        outcome=_outcome(own_text.cause not in NOT_SERVED),
+        seen=f"{own_text.sequences} sequences: {own_text.text}",
         demand="prompts and responses must be those that the endpoint reads and writes "
         "(docs/explanation/traffic.md)",
     )
@@ -123,9 +130,10 @@ def _greedy(mode: str, custom: Greedy, alone: Greedy, added: Excess) -> Check:
     )
     if undecided and not failed:
         demand += " (undecided: raise eval.verification_requests)"
+    outcome: Outcome = "undecided" if undecided else "passed"
     return Check(
         name=f"greedy outputs with and without speculation, {mode}",
-        outcome="failed" if failed else "undecided" if undecided else "passed",
+        outcome="failed" if failed else outcome,
         seen=f"{custom.equal} of {custom.responses} equal, {len(custom.near_ties)} differ after a "
         f"near tie, {len(custom.unexplained)} unexplained; without speculation in other batches "
         f"{alone.equal} of {alone.responses} equal, {len(alone.unexplained)} unexplained; excess "
@@ -144,12 +152,12 @@ def _sampled_text(mode: str, tail: Variants[float], gate: GateConfig) -> Check:
     )
 
 
-def _same_text(mode: str, found: SameText, gate: GateConfig) -> Check:
+def _same_text(mode: str, frequencies: SameText, gate: GateConfig) -> Check:
     return Check(
         name=f"sampled responses have the same token frequencies, {mode}",
-        outcome=_outcome(found.p_value >= gate.min_same_text_p),
-        seen=f"permutation test over {found.prompts} prompts ({found.tokens} tokens): "
-        f"p = {found.p_value:.3g}",
+        outcome=_outcome(frequencies.p_value >= gate.min_same_text_p),
+        seen=f"permutation test over {frequencies.prompts} prompts ({frequencies.tokens} tokens): "
+        f"p = {frequencies.p_value:.3g}",
         demand=f"p must be at least {gate.min_same_text_p:g}",
     )
 

@@ -85,8 +85,8 @@ class Demand:
 
 def demands(speed: Mapping[str, SpeedRow], main: int, gate: GateConfig) -> list[Demand]:
     """Lists the demands on one engine mode, the main concurrency first."""
-    found = []
-    for size, row in sorted(speed.items(), key=lambda each: int(each[0]) != main):
+    all_demands = []
+    for size, row in sorted(speed.items(), key=lambda row: int(row[0]) != main):
         concurrency = int(size)
         base = [("base", row.custom_over_base)]
         if row.current:
@@ -96,7 +96,7 @@ def demands(speed: Mapping[str, SpeedRow], main: int, gate: GateConfig) -> list[
         if concurrency == main:
             kind = SUPERIOR
             least = gate.min_speed_ratio
-        found += [
+        all_demands += [
             Demand(
                 kind=kind,
                 versus=versus,
@@ -109,7 +109,7 @@ def demands(speed: Mapping[str, SpeedRow], main: int, gate: GateConfig) -> list[
         ]
         if row.lookup and concurrency == main:
             ratio = row.lookup.custom_over
-            found.append(
+            all_demands.append(
                 Demand(
                     kind=SUPERIOR,
                     versus="lookup",
@@ -118,7 +118,7 @@ def demands(speed: Mapping[str, SpeedRow], main: int, gate: GateConfig) -> list[
                     threshold=least,
                 )
             )
-        found.append(
+        all_demands.append(
             Demand(
                 kind=NONE,
                 versus="none",
@@ -127,7 +127,7 @@ def demands(speed: Mapping[str, SpeedRow], main: int, gate: GateConfig) -> list[
                 threshold=gate.least_speed,
             )
         )
-    return found
+    return all_demands
 
 
 def speed_checks(findings: Findings, gate: GateConfig) -> list[Check]:
@@ -135,14 +135,16 @@ def speed_checks(findings: Findings, gate: GateConfig) -> list[Check]:
     checks = []
     for mode, served in findings.served.items():
         asked = demands(served.speed, findings.choice.main_concurrency, gate)
-        for each in asked:
-            if each.kind == SUPERIOR:
-                name = f"tokens/s, custom / {each.versus}, {mode}, concurrency {each.concurrency}"
-                checks.append(_check(name, [each], served.repeats))
-        if others := [each for each in asked if each.kind == ELSEWHERE]:
+        for demand in asked:
+            if demand.kind == SUPERIOR:
+                where = f"{mode}, concurrency {demand.concurrency}"
+                name = f"tokens/s, custom / {demand.versus}, {where}"
+                checks.append(_check(name, [demand], served.repeats))
+        elsewhere = [demand for demand in asked if demand.kind == ELSEWHERE]
+        if elsewhere:
             name = f"tokens/s, custom / base, {mode}, other concurrencies"
-            checks.append(_check(name, others, served.repeats))
-        none = [each for each in asked if each.kind == NONE]
+            checks.append(_check(name, elsewhere, served.repeats))
+        none = [demand for demand in asked if demand.kind == NONE]
         check = _check(f"tokens/s, custom / none, {mode}", none, served.repeats)
         if check.outcome == "failed" and not findings.by_batch_size:
             hint = " (export.k_per_batch_size: true drafts less or nothing there)"
@@ -153,12 +155,12 @@ def speed_checks(findings: Findings, gate: GateConfig) -> list[Check]:
 
 def _check(name: str, asked: Sequence[Demand], repeats: int) -> Check:
     """Checks demands that share a threshold."""
-    outcomes = {each.outcome for each in asked}
+    outcomes = {one.outcome for one in asked}
     demand = f"the interval must lie above {asked[0].threshold:g}"
     undecided = [
-        f"at {each.concurrency}, {each.what_decides(repeats)}"
-        for each in asked
-        if each.outcome == "undecided"
+        f"at {one.concurrency}, {one.what_decides(repeats)}"
+        for one in asked
+        if one.outcome == "undecided"
     ]
     if undecided:
         demand += f"; undecided: {'; '.join(undecided)}"
@@ -168,9 +170,9 @@ def _check(name: str, asked: Sequence[Demand], repeats: int) -> Check:
         name=name,
         outcome="failed" if "failed" in outcomes else outcome,
         seen=", ".join(
-            f"{interval(each.ratio, 3)}{replayed if each.ratio.estimator == 'replay' else ''}"
-            f" at {each.concurrency}{each.corrected}"
-            for each in asked
+            f"{interval(one.ratio, 3)}{replayed if one.ratio.estimator == 'replay' else ''}"
+            f" at {one.concurrency}{one.corrected}"
+            for one in asked
         ),
         demand=demand,
     )

@@ -61,6 +61,7 @@ def money(served: Mapping[str, Served], cost: CostConfig, gpus: int) -> dict[str
 def summary(results: Report) -> dict[str, Any]:
     """The summary that scripts read; the caller adds `report` and `bundle`."""
     against = next(iter(results.verification.modes.values())).replay_vs_engine
+    steps = {name: against.of(name) for name in DRAFTERS} if against else None
     return {
         "recipe": results.recipe,
         "run_dir": results.run_dir,
@@ -71,7 +72,7 @@ def summary(results: Report) -> dict[str, Any]:
         "lookup": results.lookup_line or None,
         "acceptance_length": _lengths(results),
         "tokens_per_s": {mode: _speeds(served) for mode, served in results.served.items()},
-        "replay_vs_engine": {name: against.of(name) for name in DRAFTERS} if against else None,
+        "replay_vs_engine": steps,
     }
 
 
@@ -91,16 +92,17 @@ def _lengths(results: Report) -> dict[str, Any]:
 
 def _speeds(served: Served) -> dict[str, dict[str, Any]]:
     """Concurrency -> tokens/s of all variants, and custom's ratios."""
-    return {
-        concurrency: {
-            **{name: row.of(name).tokens_per_s for name in VARIANTS},
-            **_over("base", row.custom_over_base),
-            "estimator": row.custom_over_base.estimator,
-            **({"lookup": row.lookup.block.tokens_per_s} if row.lookup else {}),
-            **(_over("lookup", row.lookup.custom_over) if row.lookup else {}),
-        }
-        for concurrency, row in served.speed.items()
-    }
+    return {concurrency: _row(row) for concurrency, row in served.speed.items()}
+
+
+def _row(row: SpeedRow) -> dict[str, Any]:
+    figures: dict[str, Any] = {name: row.of(name).tokens_per_s for name in VARIANTS}
+    figures |= _over("base", row.custom_over_base)
+    figures["estimator"] = row.custom_over_base.estimator
+    if row.lookup:
+        figures["lookup"] = row.lookup.block.tokens_per_s
+        figures |= _over("lookup", row.lookup.custom_over)
+    return figures
 
 
 def _over(name: str, ratio: Estimate) -> dict[str, Any]:

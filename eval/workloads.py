@@ -55,11 +55,11 @@ def prompts_of(settings: EvalConfig, name: PublicWorkload) -> list[str]:
     from datasets import load_dataset
 
     source = SOURCES[name]
-    place = settings.general[name]
-    key = f"eval.general.{name} = {place or 'null'}"
+    location = settings.general[name]
+    key = f"eval.general.{name} = {location or 'null'}"
     try:
-        if place is not None:
-            path = Path(place).expanduser()
+        if location is not None:
+            path = Path(location).expanduser()
             path = path / source.file if path.is_dir() else path
             kind = "parquet" if path.suffix == ".parquet" else "json"
             table = load_dataset(kind, data_files=str(path), split="train")
@@ -105,7 +105,7 @@ def _measure(context: EvaluationContext, name: PublicWorkload, sampling: Samplin
             for row, answer in zip(asked, engine.answer(asked), strict=True)
         ]
 
-    named = [{"sequence_id": row.row_id, "session": row.row_id} for row in asked]
+    rows_replayed = [{"sequence_id": row.row_id, "session": row.row_id} for row in asked]
     target_dir = context.target.directory()
     depth = context.depth
     method = context.draft_sample_method
@@ -113,13 +113,20 @@ def _measure(context: EvaluationContext, name: PublicWorkload, sampling: Samplin
     with context.captured(rows) as store:
         sums = {
             name: in_child(
-                replay, context.speculators[name].replayed_as, target_dir, store, named, depth,
-                method, sampling, dtype,
+                replay,
+                speculator=context.speculators[name].replayed_as,
+                target_dir=target_dir,
+                feature_store=store,
+                rows=rows_replayed,
+                depth=depth,
+                draft_sample_method=method,
+                sampling=sampling,
+                dtype=dtype,
             )
             for name in DRAFTERS
-        }  # fmt: skip
+        }
     return Workload(
-        by_k={name: each.acceptance_length() for name, each in sums.items()},
+        by_k={name: replayed.acceptance_length() for name, replayed in sums.items()},
         ratio=compare(sums["base"], sums["custom"], depth)["ratio"],
     )
 
@@ -135,5 +142,11 @@ def _asked(
         text = render(tokenizer, [{"role": "user", "content": prompt}], {})
         ids = tokenizer.encode(text, add_special_tokens=False)
         if len(ids) <= room:
-            own = sampling.temperature, sampling.top_p, longest, sampling.top_k
-            yield AskedRow(str(number), ids, *own)
+            yield AskedRow(
+                row_id=str(number),
+                token_ids=ids,
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                max_tokens=longest,
+                top_k=sampling.top_k,
+            )

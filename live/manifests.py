@@ -18,7 +18,7 @@ from outrider.serving.bundle.bundle_places import local_bundle, pinned
 from outrider.serving.config import hub_id
 from outrider.serving.serve_flags import ServeFlags, read_serve_flags, without_quotes
 from outrider.serving.speculator import Drafting, Speculator
-from outrider.speculators.kinds import weightless_kind
+from outrider.speculators.kinds import kind_named
 
 SPECULATOR, MODEL = "/mnt/speculator", "/mnt/models"
 """Container folders of the bundle and the target; KServe mounts targets at /mnt/models."""
@@ -114,7 +114,7 @@ def _stable(
     if stable != "own":
         return stable, flags
     k = (manifest.get("evidence") or {}).get("k", {}).get("base")
-    if k is None or weightless_kind(manifest["method"]):
+    if k is None or not kind_named(manifest["method"]).has_weights:
         raise OutriderError(
             "cluster.stable: own, but the bundle has no k or is not of the kind of the target's own"
             " drafter; set cluster.stable: none, or the address of a bundle"

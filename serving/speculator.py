@@ -16,14 +16,18 @@ from outrider.common.fingerprint import file_digest, sampled_digest
 from outrider.speculators.checkpoints.layout import read_layout
 from outrider.speculators.features import FeatureSpec
 from outrider.speculators.kinds import (
-    NO_SPECULATION,
     kind_named,
     kind_of,
     trainable_kind_of,
     weightless_names,
 )
-from outrider.speculators.kinds.protocol import DrafterKind, KPerBatchSize, Origin, TrainableKind
-from outrider.speculators.kinds.weightless import WeightlessKind
+from outrider.speculators.kinds.protocol import (
+    DrafterKind,
+    KPerBatchSize,
+    Origin,
+    TrainableKind,
+    WeightlessKind,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +55,8 @@ class Speculator:
         """
         if str(name) in weightless_names():
             return cls(str(name))
-        kind = kind_of(Path(name)).name
-        return cls(kind, None if kind in weightless_names() else Path(name))
+        kind = kind_of(Path(name))
+        return cls(kind.name, Path(name) if kind.has_weights else None)
 
     def weights(self) -> dict[str, str]:
         """Returns the SHA-256 of each weight file, by name; empty without weights."""
@@ -91,7 +95,7 @@ class Speculator:
     @property
     def speculates(self) -> bool:
         """Whether the engine speculates at all."""
-        return self.kind != NO_SPECULATION
+        return self.family.speculates
 
     def steps(self, counters: Mapping[str, Any], responses: int) -> int:
         """Number of engine steps for `responses` responses, from `SpeculationCounters`' fields.

@@ -117,6 +117,7 @@ def accept_probability(
 
 @torch.no_grad()
 def accept_matrix(
+    *,
     states: Sequence[Tensor],
     head: DraftHead,
     lm_head_VH: Tensor,
@@ -127,7 +128,6 @@ def accept_matrix(
     last_N: Tensor,
     temperature_N: Tensor,
     top_p_N: Tensor,
-    *,
     top_k_N: Tensor | None = None,
     probabilistic: bool = False,
     chunk: int = 1024,
@@ -151,6 +151,7 @@ def accept_matrix(
             temperature = temperature_N[part]
             p = None
             if probabilistic:
+                # The target's state at t + j - 1 predicts the token at t + j.
                 logits = F.linear(hidden_BTH[row, index - 1].to(lm_head_VH.dtype), lm_head_VH)
                 top_k = None if top_k_N is None else top_k_N[part]
                 p = logged_token_probability(
@@ -205,10 +206,9 @@ def replay_chain(a_RAK: Tensor, anchors_R: Tensor) -> ReplayChain:
     j_K = torch.arange(1, depth + 1, device=device)
     inside_RAK = (index_A[None, :, None] + j_K) <= anchors_R[:, None, None]
     a_RAK = a_RAK.double() * inside_RAK
-    reach_RAK = a_RAK.cumprod(dim=-1)  # drafts 1..j all accepted
-    before_RAK = torch.cat(
-        [torch.ones_like(reach_RAK[..., :1]), reach_RAK[..., :-1]], dim=-1
-    )  # drafts 1..j-1 all accepted
+    # Drafts 1..j all accepted, and drafts 1..j-1 all accepted.
+    reach_RAK = a_RAK.cumprod(dim=-1)
+    before_RAK = torch.cat([torch.ones_like(reach_RAK[..., :1]), reach_RAK[..., :-1]], dim=-1)
 
     # advance_AMRK[:, m - 1, :, k - 1]: probability that a step with k drafts advances by m tokens.
     # For m <= k, draft m is rejected; for m = k + 1, none is.
@@ -219,6 +219,7 @@ def replay_chain(a_RAK: Tensor, anchors_R: Tensor) -> ReplayChain:
         advance_AMRK[:, :k, :, k - 1] = (before_RAK - reach_RAK)[..., :k].permute(1, 2, 0)
         advance_AMRK[:, k, :, k - 1] = reach_RAK[..., k - 1].T
 
+    # Renewal equation: a step that starts at t and advances by m tokens starts the next at t + m.
     v_ARK = torch.zeros(anchors + depth + 1, responses, depth, dtype=torch.float64, device=device)
     if anchors:
         v_ARK[0] = 1.0
@@ -228,9 +229,8 @@ def replay_chain(a_RAK: Tensor, anchors_R: Tensor) -> ReplayChain:
         index_A[None, :, None] < anchors_R[:, None, None]
     )
 
-    drafted_KK = (
-        j_K[None, :] <= j_K[:, None]
-    ).double()  # [k - 1, j - 1]: position j exists if k tokens are drafted
+    # [k - 1, j - 1]: position j exists if k tokens are drafted.
+    drafted_KK = (j_K[None, :] <= j_K[:, None]).double()
     return ReplayChain(
         tokens_R=anchors_R.double(),
         steps_RK=visits_RAK.sum(dim=1),

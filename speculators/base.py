@@ -20,10 +20,9 @@ from outrider.common.files import read_json
 from outrider.speculators.config import SpeculatorConfig
 from outrider.speculators.features import FeatureSpec
 from outrider.speculators.kinds import (
+    DEFAULT_LOOKUP,
     KINDS,
-    LOOKUP,
     SCRATCH_KIND,
-    SUFFIX,
     kind_of,
     native_kinds,
     trainable_kind,
@@ -31,7 +30,6 @@ from outrider.speculators.kinds import (
     weightless_names,
 )
 from outrider.speculators.kinds.protocol import DrafterKind, TrainableKind
-from outrider.speculators.kinds.weightless import fixed_cache
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,16 +46,15 @@ def base_of(base: str | Path | None, target_dir: Path) -> Base:
     config = Path(target_dir) / "config.json"
     name = None if base is None else str(base)
     if name in weightless_names():
-        if name == SUFFIX:
-            fixed_cache(None)  # refuses here, not after hours, if the package is missing
+        KINDS[name].require_installed()  # before capture and training, which take hours
         return Base(KINDS[name], None)
     if name is not None and name not in KINDS:
         directory = Path(name).expanduser()
-        found = kind_of(directory)
-        return Base(found, None if found.name in weightless_names() else directory)
-    for kind in native_kinds(read_json(config)):
-        if name in (None, kind.name):
-            return Base(kind, Path(target_dir))
+        kind = kind_of(directory)
+        return Base(kind, directory if kind.has_weights else None)
+    for native in native_kinds(read_json(config)):
+        if name in (None, native.name):
+            return Base(native, Path(target_dir))
     raise OutriderError(
         f"{config}: this target ships no {name or 'speculator'} of its own; set speculator.base to"
         " the directory of the speculator in use or, if there is none, to"
@@ -72,15 +69,15 @@ def warm_start(kind: TrainableKind, base: Base) -> Path | None:
 
 def unsupported_kinds(base: str | None, target_dir: Path) -> dict[str, str]:
     """The kinds that cannot be trained for a target, and why."""
-    found = {}
+    refusals = {}
     in_use = base_of(base, target_dir)
     for name in trainable_names():
         kind = trainable_kind(name)
         try:
             kind.check_target(target_dir, warm_start(kind, in_use), config_only=True)
         except OutriderError as error:
-            found[name] = str(error)
-    return found
+            refusals[name] = str(error)
+    return refusals
 
 
 def kind_and_base(target_dir: Path) -> tuple[str, str | None]:
@@ -98,7 +95,7 @@ def kind_and_base(target_dir: Path) -> tuple[str, str | None]:
         except OutriderError as error:
             refusals.append(error)
         else:
-            return kind.name, None if kind in natives else LOOKUP
+            return kind.name, None if kind in natives else DEFAULT_LOOKUP
     raise refusals[0]
 
 
@@ -110,18 +107,17 @@ def is_directory(base: str | None) -> bool:
 def planned(speculator: SpeculatorConfig, target_config: Mapping[str, Any]) -> Mapping[str, Any]:
     """config.json of the warm-start directory or of a new head."""
     kind = trainable_kind(speculator.only_kind)
-    of_base = None
-    if (base := warm_directory(speculator)) is not None:
-        of_base = read_json(base / "config.json")
-    return kind.config(target_config, speculator.head, of_base)
+    base = warm_directory(speculator)
+    base_config = None if base is None else read_json(base / "config.json")
+    return kind.config(target_config, speculator.head, base_config)
 
 
 def stored_features(speculator: SpeculatorConfig, target_config: Mapping[str, Any]) -> FeatureSpec:
     """Streams in the feature store for all kinds that the recipe trains."""
-    configs = {
-        name: planned(speculator.of_kinds([name]), target_config) for name in speculator.kinds
-    }
-    specs = (trainable_kind(name).features(each, target_config) for name, each in configs.items())
+    specs = []
+    for name in speculator.kinds:
+        config = planned(speculator.of_kinds([name]), target_config)
+        specs.append(trainable_kind(name).features(config, target_config))
     return FeatureSpec.union(specs).stored(target_config["hidden_size"])
 
 

@@ -9,23 +9,29 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from outrider.speculators.head_config import HeadConfig
-from outrider.speculators.kinds import DEFAULT_KIND, LOOKUPS, trainable_kind, trainable_names
+from outrider.speculators.kinds import (
+    DEFAULT_KIND,
+    lookup_names,
+    trainable_kind,
+    trainable_names,
+)
 
 AUTO = "auto"
 """Value of `speculator.kind` that selects `eval.lookup` and every supported kind."""
 
 
-def _candidates(named: str | list[str]) -> str | list[str]:
+def _candidates(kind: str | list[str]) -> str | list[str]:
     """Validates the kinds; a one-item list becomes its item."""
-    if named == AUTO:
+    if kind == AUTO:
         return AUTO
-    names = [named] if isinstance(named, str) else named
-    trained = [name for name in names if name not in LOOKUPS]
-    twice = len(set(names)) < len(names) or set(LOOKUPS) <= set(names)
+    names = [kind] if isinstance(kind, str) else kind
+    lookups = lookup_names()
+    trained = [name for name in names if name not in lookups]
+    twice = len(set(names)) < len(names) or set(lookups) <= set(names)
     if not trained or set(trained) - set(trainable_names()) or twice:
         raise ValueError(
             f"list trainable kinds, each once: {', '.join(trainable_names())}; one of"
-            f" {' and '.join(LOOKUPS)} may be listed with them; {AUTO} alone selects all that the"
+            f" {' and '.join(lookups)} may be listed with them; {AUTO} alone selects all that the"
             " target supports"
         )
     return names[0] if len(names) == 1 else names
@@ -93,7 +99,7 @@ class SpeculatorConfig(BaseModel):
                 f"speculator.head.{unread[0]}: {words} has no such setting; leave"
                 f" {', '.join(unread)} out, or choose another speculator.kind"
             )
-        if self.base in LOOKUPS and self.kind != AUTO and self.base in self.candidates:
+        if self.base in lookup_names() and self.kind != AUTO and self.base in self.candidates:
             raise ValueError(
                 f"speculator.kind: {self.base} is speculator.base, which every kind is compared"
                 " with; leave it out of the list"
@@ -108,7 +114,7 @@ class SpeculatorConfig(BaseModel):
     @property
     def kinds(self) -> tuple[str, ...]:
         """Names of the trained kinds; `auto` must be resolved first."""
-        return tuple(name for name in self.candidates if name not in LOOKUPS)
+        return tuple(name for name in self.candidates if name not in lookup_names())
 
     @property
     def candidates(self) -> tuple[str, ...]:
@@ -123,7 +129,7 @@ class SpeculatorConfig(BaseModel):
 
     def of_kinds(self, names: Sequence[str]) -> "SpeculatorConfig":
         """The section for these kinds, without settings that none of them uses."""
-        kinds = [trainable_kind(name) for name in names if name not in LOOKUPS]
+        kinds = [trainable_kind(name) for name in names if name not in lookup_names()]
         read = frozenset().union(*(kind.head_keys for kind in kinds))
         head = HeadConfig(**{key: value for key, value in self.head if key in read})
         train = self.train if any(self.train in kind.trains for kind in kinds) else "all"

@@ -27,21 +27,21 @@ def token_counts(responses: Iterable[Tensor], vocab: int) -> Tensor:
     return counts_V
 
 
-def chosen_ids(counts_V: Tensor, wanted: int | float) -> Tensor | None:
+def chosen_ids(counts_V: Tensor, size: int | float) -> Tensor | None:
     """Target token ids [D] that can be drafted, ascending; None for all.
 
-    `wanted` is a share (below 1) of the response tokens, or a number of tokens. Equally frequent
+    `size` is a share (below 1) of the response tokens, or a number of tokens. Equally frequent
     tokens are ordered by id. If too few tokens occur, the lowest remaining ids are added.
     """
     vocab = len(counts_V)
     order_V = counts_V.argsort(descending=True, stable=True)
-    if isinstance(wanted, int):
-        if wanted > vocab:
+    if isinstance(size, int):
+        if size > vocab:
             raise OutriderError(
-                f"speculator.head.draft_vocabulary = {wanted}, but the target's vocabulary has"
+                f"speculator.head.draft_vocabulary = {size}, but the target's vocabulary has"
                 f" {vocab} tokens; use fewer, or a share of the response tokens such as 0.999"
             )
-        kept = wanted
+        count = size
     else:
         total = int(counts_V.sum())
         if total == 0:
@@ -50,8 +50,8 @@ def chosen_ids(counts_V: Tensor, wanted: int | float) -> Tensor | None:
                 " choose from; add traffic, or set a number of tokens"
             )
         reached_V = counts_V[order_V].cumsum(0).double() / total
-        kept = int((reached_V < wanted - 1e-12).sum()) + 1
-    ids_D = order_V[: max(kept, 2)].sort().values
+        count = int((reached_V < size - 1e-12).sum()) + 1
+    ids_D = order_V[: max(count, 2)].sort().values
     return None if len(ids_D) == vocab else ids_D
 
 

@@ -82,7 +82,8 @@ class DraftHead:
         """Maps target tokens to draft tokens (0 if none); also returns a mask of those found."""
         if self.target_ids_D is None:
             return token_ids, torch.ones_like(token_ids, dtype=torch.bool)
-        place = torch.searchsorted(self.target_ids_D, token_ids.contiguous())
-        place = place.clamp(max=len(self.target_ids_D) - 1)
-        known = self.target_ids_D[place] == token_ids
-        return torch.where(known, place, 0), known
+        # Draft tokens are in the order of their target ids (`chosen_ids`, `mapped_tokens`).
+        index = torch.searchsorted(self.target_ids_D, token_ids.contiguous())
+        index = index.clamp(max=len(self.target_ids_D) - 1)
+        known = self.target_ids_D[index] == token_ids
+        return torch.where(known, index, 0), known

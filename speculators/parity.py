@@ -100,13 +100,13 @@ def complaint(sums: Sums, parity: ParityConfig) -> str | None:
     for depth, (n, equal, near_ties, nats) in enumerate(sums, start=1):
         if not n:  # no response is that long
             continue
-        other = 1 - (equal + near_ties) / n
+        differing = 1 - (equal + near_ties) / n
         difference = nats / n
         most_other, most_difference = allowed(n, parity)
         # Negated, so that NaN fails.
-        if not (other <= most_other and difference <= most_difference):
+        if not (differing <= most_other and difference <= most_difference):
             worst = (
-                f"at depth {depth} {other:.2%} of {n:.0f} drafts differ beyond near ties"
+                f"at depth {depth} {differing:.2%} of {n:.0f} drafts differ beyond near ties"
                 f" ({most_other:.2%} allowed), and log-probabilities differ by {difference:.3f}"
                 f" nats on average ({most_difference:.3f} allowed)"
             )

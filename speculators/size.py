@@ -70,11 +70,11 @@ class DrafterSize:
     @property
     def parts(self) -> dict[str, int]:
         """Number of parameters in each part of the layer."""
-        found: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for name, shape in self.shapes.items():
             part = next((part for word, part in PARTS if word in name), name.partition(".")[0])
-            found[part] = found.get(part, 0) + math.prod(shape)
-        return found
+            counts[part] = counts.get(part, 0) + math.prod(shape)
+        return counts
 
     @property
     def ends(self) -> int:
@@ -155,7 +155,7 @@ class DrafterSize:
                 depth,
             )
         linear_bytes, score_bytes = (
-            [storage.nbytes() for storage in found.values()] for found in (linear, scores)
+            [storage.nbytes() for storage in tensors.values()] for tensors in (linear, scores)
         )
         return Kept(sum(linear_bytes), sum(score_bytes), max(score_bytes, default=0))
 

@@ -12,8 +12,8 @@ The parts are merged by their log-sum-exps, so no score matrix over all depths i
 first part depends on the device (layers/prefix_attention.py). Logged tokens are read (teacher
 forcing), since the engine discards a chain after a rejected token.
 
-    anchors_N, u = unroll_anchors(chain, ends, token_ids_BT, inputs_BTX, sequence_BT, position_BT,
-                                  anchor_BT, depth=4)
+    slots = Slots(token_ids_BT=..., inputs_BTX=..., sequence_BT=..., position_BT=..., anchor_BT=...)
+    anchors_N, u = unroll_anchors(chain, ends, slots, depth=4)
     head.logits(u[s])            # for the tokens at i+2+s, where valid_BT(sequence_BT, s)
 
 Shapes: B rows, T slots of a row, P slots that hold a token (in all rows together), N anchors, X
@@ -87,6 +87,7 @@ def unroll_anchors(
     ends: TargetEnds,
     slots: Slots,
     depth: int,
+    *,
     mask_token: int | None = None,
     recompute: bool = False,
 ) -> tuple[Tensor, list[Tensor]]:
@@ -113,6 +114,7 @@ def unroll_anchors(
     last_of_sequence = _last_slots(sequence_BT).to(device)
 
     def next_embedding(slots: Tensor, s: int) -> Tensor:
+        # Past the end of its sequence a chain repeats the last token; nothing reads the result.
         return ends.embed(token[torch.minimum(slots + 1 + s, last_of_sequence[slots])])
 
     def project_tokens() -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -193,6 +195,7 @@ def row_of(sequence_BT: Tensor, anchor_BT: Tensor, device: torch.device) -> Row:
 
 
 def merge(
+    *,
     prefix_ANV: Tensor,
     log_sum_exp_AN: Tensor,
     q_AND: Tensor,
@@ -207,6 +210,8 @@ def merge(
     """
     if not keys:
         return prefix_ANV
+    # The prefix's part of the softmax denominator is exp(log_sum_exp), so that log-sum-exp is one
+    # more score, and the prefix's attention is its value.
     score_ANS = torch.stack([(q_AND * key).sum(-1) for key in keys], dim=-1).float() * scale
     share_ANS = (
         torch.cat([log_sum_exp_AN[..., None], score_ANS], dim=-1).softmax(-1).to(prefix_ANV.dtype)

@@ -1,7 +1,8 @@
 """Timed closed-loop blocks of none, base and custom on the same prompts.
 
     plan = {"none": None, "base": 2, "custom": 3}
-    blocks = measure(servers, "eager", plan, load, sampling, speeds, say=print)
+    blocks = measure(servers, mode="eager", plan=plan, load=load, sampling=sampling, speeds=speeds,
+                     say=print)
 
 The speed of a shared machine drifts by more than the differences to be measured, so speeds are
 compared only within a repeat: the variants take turns, in rotating order, on the same prompts. At
@@ -16,7 +17,7 @@ uses base's engine; n-gram lookup has a separate one. `eval.measure` determines 
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
 from outrider.eval.bench.metrics import Record, SpeedRatios
@@ -39,6 +40,7 @@ SHARE_OF_SWAPS = 0.1
 
 def measure(
     servers: Servers,
+    *,
     mode: str,
     plan: Plan,
     load: LoadGenerator,
@@ -56,7 +58,6 @@ def measure(
     supply = itertools.cycle(range(len(speeds.prompts)))
     blocks: list[Record] = []
     began = time.monotonic()
-    most = "at most " if evaluation.measure == "until_decided" else ""
     for repeat in range(evaluation.repeats):
         if two_engines and repeat:
             servers.stop()
@@ -66,44 +67,87 @@ def measure(
         }
         for size, turns in turns_of(servers, plan, repeat, speeds):
             names = ", ".join(variant for variant, _ in turns)
-            each = (time.monotonic() - began) / 60 / max(repeat, 1)
-            left = f", {most}{each * (evaluation.repeats - repeat):.0f} min left" if repeat else ""
+            left = _time_left(evaluation, repeat, time.monotonic() - began)
             say(f"repeat {repeat + 1}/{evaluation.repeats}, concurrency {size}, {names}{left}")
-            texts = [speeds.prompts[index].text for index in chosen[size]]
-            start = repeat if two_engines else 0
-            place = {"repeat": repeat, "concurrency": size, "prompts": chosen[size], "start": start}
-            timed = _blocks(servers, mode, load, turns, texts, size, sampling, evaluation, repeat)
-            blocks += [{**place, "engine": servers.name(each["variant"]), **each} for each in timed]
-        if reason := _end(blocks, repeat + 1, speeds):
+            timed = _blocks(
+                servers,
+                mode=mode,
+                load=load,
+                turns=turns,
+                prompts=[speeds.prompts[index].text for index in chosen[size]],
+                concurrency=size,
+                sampling=sampling,
+                max_tokens=evaluation.max_tokens,
+                repeat=repeat,
+            )
+            facts = {
+                "repeat": repeat,
+                "concurrency": size,
+                "prompts": chosen[size],
+                "start": repeat if two_engines else 0,
+            }
+            for block in timed:
+                blocks.append({**facts, "engine": servers.name(block["variant"]), **block})
+        reason = _end(blocks, repeat + 1, speeds)
+        if reason is not None:
             say(reason)
             break
     return blocks
 
 
+def _time_left(evaluation: EvalConfig, repeat: int, elapsed_s: float) -> str:
+    """Ending of a progress line; empty in the first repeat."""
+    if not repeat:
+        return ""
+    minutes = elapsed_s / 60 / repeat * (evaluation.repeats - repeat)
+    most = "at most " if evaluation.measure == "until_decided" else ""
+    return f", {most}{minutes:.0f} min left"
+
+
 def turns_of(
     servers: Servers, plan: Plan, repeat: int, speeds: SpeedRatios
-) -> Iterator[tuple[int, Sequence[Turn]]]:
-    """Yields each block of a repeat: its concurrency and its variants.
+) -> list[tuple[int, list[Turn]]]:
+    """Lists the blocks of a repeat: concurrency and variants of each.
 
     Groups of servers run in reverse order in every other repeat, so a running server stays up for
-    the next repeat. At concurrency 1 variants alternate by request: all of them if base and custom
-    share an engine, otherwise only those in the same engine. Lookup is measured only at the main
-    concurrency; if servers take turns, only in the first repeat, to save starts.
+    the next repeat. Lookup is measured only at the main concurrency; if servers take turns, only in
+    the first repeat, to save starts.
     """
-    own = [(name, plan[name]) for name in ORDER if name in plan]
-    if repeat and len(servers.groups(own)) > 1:
-        own = [turn for turn in own if turn[0] != LOOKUP]
-    for group in servers.groups(own)[:: -1 if repeat % 2 else 1]:
-        for place, size in enumerate(speeds.settings.concurrency):
-            turns = [turn for turn in group if turn[0] != LOOKUP or size == speeds.main]
-            engines: dict[str, list[Turn]] = {}
-            for turn in turns:
-                engines.setdefault(servers.name(turn[0]), []).append(turn)
-            together = [turns] if len(engines.keys() - {LOOKUP}) <= 2 else [*engines.values()]
-            blocks = (together if size == 1 else [[turn] for turn in turns]) if turns else []
-            first = (repeat + place) % max(len(blocks), 1)
-            for turns in blocks[first:] + blocks[:first]:
-                yield size, turns
+    turns = [(variant, plan[variant]) for variant in ORDER if variant in plan]
+    if repeat and len(servers.groups(turns)) > 1:
+        turns = [turn for turn in turns if turn[0] != LOOKUP]
+    groups = servers.groups(turns)
+    if repeat % 2:
+        groups.reverse()
+    blocks = []
+    for group in groups:
+        for position, size in enumerate(speeds.settings.concurrency):
+            at_size = [turn for turn in group if turn[0] != LOOKUP or size == speeds.main]
+            for variants in _rotated(_alternating(servers, at_size, size), repeat + position):
+                blocks.append((size, variants))
+    return blocks
+
+
+def _alternating(servers: Servers, turns: list[Turn], size: int) -> list[list[Turn]]:
+    """Divides variants into blocks; those of one block alternate by request.
+
+    They do so only at concurrency 1: all of them if base and custom share an engine, otherwise only
+    those in the same engine.
+    """
+    if size > 1:
+        return [[turn] for turn in turns]
+    by_engine: dict[str, list[Turn]] = {}
+    for turn in turns:
+        by_engine.setdefault(servers.name(turn[0]), []).append(turn)
+    # Two engines without lookup's: the one without speculation, and the one that is shared.
+    if turns and len(by_engine.keys() - {LOOKUP}) <= 2:
+        return [turns]
+    return list(by_engine.values())
+
+
+def _rotated(blocks: list[list[Turn]], by: int) -> list[list[Turn]]:
+    first = by % max(len(blocks), 1)
+    return blocks[first:] + blocks[:first]
 
 
 def _end(blocks: Sequence[Record], repeats: int, speeds: SpeedRatios) -> str | None:
@@ -114,23 +158,26 @@ def _end(blocks: Sequence[Record], repeats: int, speeds: SpeedRatios) -> str | N
     asked = demands(speeds.summarise(blocks), speeds.main, speeds.settings.gate)
     measured = {block["variant"] for block in blocks if block["repeat"] == repeats - 1}
     if LOOKUP not in measured:  # measured only once, so more repeats cannot decide its comparison
-        asked = [each for each in asked if "lookup" not in each.versus]
-    found = "; ".join(map(str, asked))
-    lost = any(each.outcome == "failed" for each in asked if each.kind == SUPERIOR)
-    if lost or all(each.outcome != "undecided" for each in asked):
-        return f"decided after {repeats} of at most {looks.last} repeats: {found}"
-    return f"undecided after all {repeats} repeats: {found}" if repeats == looks.last else None
+        asked = [demand for demand in asked if "lookup" not in demand.versus]
+    figures = "; ".join(map(str, asked))
+    lost = any(demand.outcome == "failed" for demand in asked if demand.kind == SUPERIOR)
+    if lost or all(demand.outcome != "undecided" for demand in asked):
+        return f"decided after {repeats} of at most {looks.last} repeats: {figures}"
+    if repeats == looks.last:
+        return f"undecided after all {repeats} repeats: {figures}"
+    return None
 
 
 def _blocks(
     servers: Servers,
+    *,
     mode: str,
     load: LoadGenerator,
     turns: Sequence[Turn],
     prompts: Sequence[str],
     concurrency: int,
     sampling: Sampling,
-    evaluation: EvalConfig,
+    max_tokens: int,
     repeat: int,
 ) -> list[Record]:
     """Times a block of each variant.
@@ -141,13 +188,15 @@ def _blocks(
     alternated = len(turns) > 1
     ahead = list(prompts)
     size = 1 if alternated else len(prompts)
-    place = 0
+    rounds = 0
     results: dict[str, list[BlockResult]] = {variant: [] for variant, _ in turns}
-    seconds, requests, swap = 0.0, 0, 0.0
+    seconds = 0.0
+    requests = 0
+    swap = 0.0
     while ahead:
         texts = ahead[:size]
         ahead = ahead[size:]
-        for variant, drafts in turns[:: -1 if (repeat + place) % 2 else 1]:
+        for variant, drafts in reversed(turns) if (repeat + rounds) % 2 else turns:
             server = servers.server(mode, variant, drafts)
             swap = max(swap, server.swap_seconds or 0.0)
             block = load.run_block(
@@ -155,20 +204,20 @@ def _blocks(
                 prompts=texts,
                 concurrency=concurrency,
                 sampling=sampling,
-                max_tokens=evaluation.max_tokens,
+                max_tokens=max_tokens,
             )
             results[variant].append(block)
             seconds += sum(request.latency_s for request in block.requests)
             requests += len(texts)
-        place += 1
+        rounds += 1
         # Alternating after every request would spread the machine's noise most evenly. But each
         # swap loads weights: 0.03 s for nano R1, and for R1's 11.6 GB at least the time to read
         # them, 12 s at 1 GB/s.
         wait = swap * (1 - SHARE_OF_SWAPS) / SHARE_OF_SWAPS
         size = max(math.ceil(wait * requests / seconds), 1)
     return [
-        {"variant": variant, "alternated": alternated, **record_of(own, concurrency)}
-        for variant, own in results.items()
+        {"variant": variant, "alternated": alternated, **record_of(timed, concurrency)}
+        for variant, timed in results.items()
     ]
 
 
@@ -178,10 +227,16 @@ def record_of(blocks: Sequence[BlockResult], concurrency: int | None) -> Record:
     `seconds` are those in which `request_shares` of the requests' tokens were delivered: of a
     closed loop, while `concurrency` requests were in flight; of an open loop (None), all.
     """
-    steady = [
-        block.steady(concurrency) if concurrency else ([1.0] * len(block.requests), block.seconds)
-        for block in blocks
-    ]
+    shares: list[float] = []
+    seconds: list[float] = []
+    for block in blocks:
+        if concurrency is None:
+            shares += [1.0] * len(block.requests)
+            seconds.append(block.seconds)
+        else:
+            steady_shares, steady_seconds = block.steady(concurrency)
+            shares += steady_shares
+            seconds.append(steady_seconds)
     requests = [request for block in blocks for request in block.requests]
     tpot_ms = [request.tpot_ms for request in requests if request.tpot_ms is not None]
     itl_ms = itertools.chain.from_iterable(request.itl_ms for request in requests)
@@ -196,8 +251,8 @@ def record_of(blocks: Sequence[BlockResult], concurrency: int | None) -> Record:
         ),
     )
     return {
-        "seconds": sum(seconds for _, seconds in steady),
-        "request_shares": [share for shares, _ in steady for share in shares],
+        "seconds": sum(seconds),
+        "request_shares": shares,
         "output_tokens": sum(block.output_tokens for block in blocks),
         "request_tokens": [request.output_tokens for request in requests],
         "request_seconds": [request.latency_s for request in requests],

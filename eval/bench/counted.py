@@ -47,24 +47,27 @@ def counted_passes(
     blocks: Sequence[Mapping[str, Any]], prompts: Sequence[Prompt]
 ) -> list[CountedPass]:
     """Converts timed blocks of `prompts` to passes, by repeat and concurrency."""
-    found: dict[tuple[int, int], dict[Drafter, Mapping[str, Any]]] = {}
+    blocks_of: dict[tuple[int, int], dict[Drafter, Mapping[str, Any]]] = {}
     for block in blocks:
         if block["variant"] in DRAFTERS:
-            place = block["repeat"], block["concurrency"]
-            found.setdefault(place, {})[block["variant"]] = block
-    return [
-        CountedPass(
-            [prompts[index] for index in both["base"]["prompts"]],
-            {drafter: block["counters"] for drafter, block in both.items()},
-            {
-                drafter: list(
-                    zip(block["request_tokens"], block["request_deliveries"], strict=True)
-                )
-                for drafter, block in both.items()
-            },
-        )
-        for both in found.values()
-    ]
+            key = block["repeat"], block["concurrency"]
+            blocks_of.setdefault(key, {})[block["variant"]] = block
+    return [_counted_pass(by_drafter, prompts) for by_drafter in blocks_of.values()]
+
+
+def _counted_pass(
+    blocks: Mapping[Drafter, Mapping[str, Any]], prompts: Sequence[Prompt]
+) -> CountedPass:
+    received: dict[Drafter, Sequence[tuple[int, int]]] = {}
+    for drafter, block in blocks.items():
+        received[drafter] = [
+            *zip(block["request_tokens"], block["request_deliveries"], strict=True)
+        ]
+    return CountedPass(
+        prompts=[prompts[index] for index in blocks["base"]["prompts"]],
+        counters={drafter: block["counters"] for drafter, block in blocks.items()},
+        received=received,
+    )
 
 
 def verification_passes(outputs: Outputs, prompts: Sequence[Prompt]) -> list[CountedPass]:
@@ -113,6 +116,7 @@ def _by_response(one: CountedPass, drafter: Drafter, speculator: Speculator) -> 
     received_R2 = np.array(one.received.get(drafter, [(2, 1)]), np.float64)
     received_R2[:, 0] -= 1  # the first token comes from the prefill
     sums_2 = received_R2.sum(axis=0)
+    # If all responses have one token, none has a step, and all shares are equal.
     even_R2 = np.full_like(received_R2, 1 / responses)
     return np.divide(received_R2, sums_2, out=even_R2, where=sums_2 > 0) * (tokens, steps)
 
@@ -128,8 +132,8 @@ def _pooled(
             "speculator that it loaded"
         )
     reached = np.zeros(k)
-    for each in counters:
-        counts = each["accepted_per_position"][:k]
+    for of_pass in counters:
+        counts = of_pass["accepted_per_position"][:k]
         reached[: len(counts)] += counts
     return CountedDrafter(
         acceptance_length=float(tokens / steps),

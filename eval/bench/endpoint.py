@@ -1,7 +1,8 @@
 """Measures speed and acceptance of a running endpoint on held-out traffic.
 
-    measure_endpoint("http://127.0.0.1:8000", target, prompts, Sampling(0.6, 0.95), EvalConfig(),
-                     log_dir, say=print)
+    measure_endpoint(url="http://localhost:8000", target=target, prompts=prompts,
+                     sampling=Sampling(0.6, 0.95), settings=EvalConfig(), log_dir=log_dir,
+                     say=print)
 
 Acceptance is that of the speculator that the endpoint runs, taken from the endpoint's counters;
 there is no comparison and no verdict. The counters include the requests of all clients, so this
@@ -32,6 +33,7 @@ LEAST_SHARE = 0.98
 
 
 def measure_endpoint(
+    *,
     url: str,
     target: TargetConfig,
     prompts: Sequence[str],
@@ -60,6 +62,7 @@ def measure_endpoint(
     with LoadGenerator(target, Path(log_dir) / "load.log", model) as load:
         widest = max(settings.concurrency)
         first = list(itertools.islice(supply, widest))
+        # Not measured: the first requests may wait for compilation and cold caches.
         load.run_block(
             url=url, prompts=first, concurrency=widest, sampling=sampling, max_tokens=WARM_UP_TOKENS
         )
@@ -75,7 +78,7 @@ def measure_endpoint(
                     max_tokens=settings.max_tokens,
                 )
                 blocks[size].append(block)
-    measured = {str(size): _row(own, size) for size, own in blocks.items()}
+    measured = {str(size): _row(results, size) for size, results in blocks.items()}
     return {"endpoint": url, "model": model, "sampling": asdict(sampling), "measured": measured}
 
 

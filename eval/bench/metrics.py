@@ -1,7 +1,8 @@
 """Speed from timed blocks: pooled figures, and paired ratios with intervals.
 
 speeds = SpeedRatios(settings, timed, main=1, replayed=replayed)
-blocks = measure(servers, "eager", plan, load, sampling, speeds, say=print)
+blocks = measure(servers, mode="eager", plan=plan, load=load, sampling=sampling, speeds=speeds,
+                 say=print)
 speeds.summarise(blocks)["4"].custom_over_base
 """
 
@@ -83,8 +84,10 @@ class ReplayedSteps:
         rows = {name: row for row, name in enumerate(self.sequence_ids)}
         logs = []
         for unit in prompts:
-            own = [rows[name] for name in unit if name in rows] or [*rows.values()]
-            logs.append(math.log(self.steps[under][own].sum() / self.steps[over][own].sum()))
+            replayed = [rows[name] for name in unit if name in rows] or [*rows.values()]
+            under_steps = self.steps[under][replayed].sum()
+            over_steps = self.steps[over][replayed].sum()
+            logs.append(math.log(under_steps / over_steps))
         return np.array(logs)
 
 
@@ -101,21 +104,19 @@ class SpeedRatios:
 
     def summarise(self, blocks: Sequence[Record]) -> dict[str, SpeedRow]:
         """Summarizes blocks by concurrency: each variant's pooled figures, and the ratios."""
+        return {str(size): self._row(blocks, size) for size in self.settings.concurrency}
 
-        def row(size: int) -> SpeedRow:
-            others = {
-                name: Reference(block=pooled(own), custom_over=self.ratio(blocks, size, name))
-                for name, variant in (("current", CURRENT), ("lookup", LOOKUP))
-                if (own := _own(blocks, size, variant))
-            }
-            return SpeedRow(
-                **{variant: pooled(_own(blocks, size, variant)) for variant in VARIANTS},
-                **{name: self.ratio(blocks, size, name) for name in RATIOS},
-                **others,
-                starts=_starts(paired(blocks, size, "custom", "base")),
-            )
-
-        return {str(size): row(size) for size in self.settings.concurrency}
+    def _row(self, blocks: Sequence[Record], size: int) -> SpeedRow:
+        references = {}
+        for name, variant in (("current", CURRENT), ("lookup", LOOKUP)):
+            measured = _blocks_of(blocks, size, variant)
+            if measured:
+                ratio = self.ratio(blocks, size, name)
+                references[name] = Reference(block=pooled(measured), custom_over=ratio)
+        figures = {variant: pooled(_blocks_of(blocks, size, variant)) for variant in VARIANTS}
+        ratios = {name: self.ratio(blocks, size, name) for name in RATIOS}
+        starts = _starts(paired(blocks, size, "custom", "base"))
+        return SpeedRow(**figures, **ratios, **references, starts=starts)
 
     def ratio(self, blocks: Sequence[Record], concurrency: int, name: str) -> Estimate:
         """One ratio of COMPARED, at the confidence level for this many repeats.
@@ -125,32 +126,40 @@ class SpeedRatios:
         """
         over, under = COMPARED[name]
         pairs = paired(blocks, concurrency, over, under)
-        full = self.settings.measure == "full"
-        repeats = repeats_of(blocks)
-        level = LEVEL if full else looks_of(self.settings).level(repeats)
+        level = LEVEL
+        if self.settings.measure != "full":
+            level = looks_of(self.settings).level(repeats_of(blocks))
         units = units_of(pairs)
-        starts = _starts(pairs)
-        found = None
-        replayed = self.replayed and self.replayed.ratio(over, under, level)
-        if self.replayed and replayed:
-            expected_U = self.replayed.by_unit(
-                over, under, self._prompts(pairs, len(units.over_U4))
-            )
-            found = controlled_ratio(units, replayed, level)
-            found = found if found and agree(units, expected_U, found) else None
-        if found is None:
-            found = self._measured(units, pairs, level)
-        if starts == 1:
-            quantile = NormalDist().inv_cdf((1 + level) / 2)
-            found = widened(found, quantile * math.sqrt(2) * START_NOISE)
-        return found
+        ratio = self._controlled(name, units, pairs, level) or self._measured(units, pairs, level)
+        if _starts(pairs) != 1:
+            return ratio
+        # One start of each engine shows nothing of how speed differs between starts.
+        quantile = NormalDist().inv_cdf((1 + level) / 2)
+        return widened(ratio, quantile * math.sqrt(2) * START_NOISE)
+
+    def _controlled(
+        self, name: str, units: Units, pairs: Sequence[tuple[Record, Record]], level: float
+    ) -> Estimate | None:
+        """The ratio with replayed acceptance; None if replay is unavailable or disagrees."""
+        over, under = COMPARED[name]
+        if self.replayed is None:
+            return None
+        lengths = self.replayed.ratio(over, under, level)
+        if lengths is None:
+            return None
+        controlled = controlled_ratio(units, lengths, level)
+        prompts = self._prompts(pairs, len(units.over_U4))
+        expected_U = self.replayed.by_unit(over, under, prompts)
+        if controlled is None or not agree(units, expected_U, controlled):
+            return None
+        return controlled
 
     def _prompts(self, pairs: Sequence[tuple[Record, Record]], units: int) -> list[list[str]]:
         """Sequence ids of each unit's prompts (unit: request pair or block)."""
         blocks = [[self.prompts[index].sequence_id for index in one["prompts"]] for one, _ in pairs]
-        return (
-            blocks if units == len(blocks) > 1 else [[name] for block in blocks for name in block]
-        )
+        if units == len(blocks) > 1:
+            return blocks
+        return [[name] for block in blocks for name in block]
 
     def _measured(
         self, units: Units, pairs: Sequence[tuple[Record, Record]], level: float
@@ -159,9 +168,9 @@ class SpeedRatios:
 
         Units are not independent: the same sessions and users occur in several of them.
         """
-        found = measured_ratio(units, level)
+        by_unit = measured_ratio(units, level)
         sums_N4 = np.concatenate(
-            [np.concatenate([_charged(each)[:, :2] for each in pair], axis=1) for pair in pairs]
+            [np.concatenate([_charged(block)[:, :2] for block in pair], axis=1) for pair in pairs]
         )
         prompts = [self.prompts[index] for pair in pairs for index in pair[0]["prompts"]]
         sessions = [prompt.session for prompt in prompts]
@@ -169,9 +178,9 @@ class SpeedRatios:
         by_session = clustered(
             sums_NM=sums_N4, sessions=sessions, statistic=speed_of, level=level, users=users
         )
-        if by_session.low is None or by_session.high is None or by_session.low > found.low:
-            return found
-        return found.model_copy(
+        if by_session.low is None or by_session.high is None or by_session.low > by_unit.low:
+            return by_unit
+        return by_unit.model_copy(
             update={"low": by_session.low, "high": by_session.high, "clusters": by_session.clusters}
         )
 
@@ -183,25 +192,35 @@ def units_of(pairs: Sequence[tuple[Record, Record]]) -> Units:
     of blocks. If the engines were restarted for every repeat, units are always pairs of blocks, one
     pair per start.
     """
-    over, under = ([_charged(pair[place]) for pair in pairs] for place in (0, 1))
+    over = [_charged(block) for block, _ in pairs]
+    under = [_charged(block) for _, block in pairs]
+    # Only requests that alternated share the machine's noise within a pair.
     by_request = all(block["alternated"] for pair in pairs for block in pair) or len(pairs) == 1
     observations = sum(map(len, over))
     if not by_request or _starts(pairs) not in (None, 1):
-        over, under = (
-            [block.sum(axis=0, keepdims=True) for block in blocks] for blocks in (over, under)
-        )
-    prefills = []
-    for place in (0, 1):
-        waited = sum(sum(pair[place]["ttft_ms"]) for pair in pairs) / 1000
-        prefills.append(waited / sum(sum(pair[place]["request_seconds"]) for pair in pairs))
-    return Units(np.concatenate(over), np.concatenate(under), 1 - sum(prefills) / 2, observations)
+        over = [block.sum(axis=0, keepdims=True) for block in over]
+        under = [block.sum(axis=0, keepdims=True) for block in under]
+    over_prefill = _prefill_share([block for block, _ in pairs])
+    under_prefill = _prefill_share([block for _, block in pairs])
+    return Units(
+        np.concatenate(over),
+        np.concatenate(under),
+        later=1 - (over_prefill + under_prefill) / 2,
+        observations=observations,
+    )
+
+
+def _prefill_share(blocks: Sequence[Record]) -> float:
+    """Share of the requests' time that passed before their first token."""
+    waited = sum(sum(block["ttft_ms"]) for block in blocks) / 1000
+    return waited / sum(sum(block["request_seconds"]) for block in blocks)
 
 
 def _starts(pairs: Sequence[tuple[Record, Record]]) -> int | None:
     """Number of engine starts per variant; None if both share an engine."""
-    if all(one["engine"] == other["engine"] for one, other in pairs):
+    if all(over["engine"] == under["engine"] for over, under in pairs):
         return None
-    return len({one["start"] for one, _ in pairs})
+    return len({over["start"] for over, _ in pairs})
 
 
 def pooled(blocks: Sequence[Record]) -> Block:
@@ -210,10 +229,11 @@ def pooled(blocks: Sequence[Record]) -> Block:
     def all_of(name: str) -> NDArray[np.float64]:
         return np.concatenate([np.asarray(block[name], dtype=np.float64) for block in blocks])
 
-    tokens, seconds, *_ = np.concatenate([_charged(block) for block in blocks]).sum(axis=0)
+    charged_N4 = np.concatenate([_charged(block) for block in blocks])
+    tokens, seconds, *_ = charged_N4.sum(axis=0)
     return Block(
         tokens_per_s=float(tokens / seconds),
-        requests=sum(len(block["request_tokens"]) for block in blocks),
+        requests=len(charged_N4),
         ttft_ms=Quantiles.of(all_of("ttft_ms")),
         tpot_ms=Quantiles.of(all_of("tpot_ms")),
         itl_ms=Quantiles.of(all_of("itl_ms")),
@@ -225,7 +245,7 @@ def repeats_of(blocks: Sequence[Record]) -> int:
     return len({block["repeat"] for block in blocks})
 
 
-def _own(blocks: Sequence[Record], concurrency: int, variant: str) -> list[Record]:
+def _blocks_of(blocks: Sequence[Record], concurrency: int, variant: str) -> list[Record]:
     return [
         block
         for block in blocks
@@ -237,8 +257,14 @@ def paired(
     blocks: Sequence[Record], concurrency: int, over: str, under: str
 ) -> list[tuple[Record, Record]]:
     """Pairs the two variants' blocks of each repeat (same prompts)."""
-    overs, unders = (_own(blocks, concurrency, variant) for variant in (over, under))
-    return [(one, other) for one in overs for other in unders if one["repeat"] == other["repeat"]]
+    overs = _blocks_of(blocks, concurrency, over)
+    unders = _blocks_of(blocks, concurrency, under)
+    return [
+        (over_block, under_block)
+        for over_block in overs
+        for under_block in unders
+        if over_block["repeat"] == under_block["repeat"]
+    ]
 
 
 def _charged(block: Record) -> NDArray[np.float64]:

@@ -1,6 +1,7 @@
 """Open loop: all variants under the customer's arrival pattern, up to saturation.
 
-    blocks = measure_rates(context, servers, "eager", plan, load, requests)
+    blocks = measure_rates(context=context, servers=servers, mode="eager", plan=plan, load=load,
+                           requests=requests)
     table = summarise_rates(blocks, served)
 
 A closed loop with C requests in flight sends the next request only when one is answered, so it
@@ -20,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from outrider.eval.bench.closed_loop import Plan, record_of
 from outrider.eval.bench.metrics import Record, pooled
@@ -67,6 +69,7 @@ def customers_arrivals(
 
 
 def measure_rates(
+    *,
     context: EvaluationContext,
     servers: Servers,
     mode: str,
@@ -81,8 +84,8 @@ def measure_rates(
     }
     for group in servers.groups([(variant, plan[variant]) for variant in VARIANTS]):
         blocks = itertools.product(requests.traffic, settings.rates)
-        for place, (scenario, rate) in enumerate(blocks):
-            turn = place % len(group)
+        for number, (scenario, rate) in enumerate(blocks):
+            turn = number % len(group)
             for variant, drafts in group[turn:] + group[:turn]:
                 url = servers.server(mode, variant, drafts).url
                 context.say(f"{scenario.name}, {rate:g} requests/s, {variant}")
@@ -104,14 +107,14 @@ def summarise_rates(blocks: RateBlocks, served: Served) -> dict[str, dict[str, R
     The noise margin of one block is taken from the closed loop in the same engine mode. It is a
     lower bound, because near saturation a queue amplifies noise.
     """
-    noise = {
-        name: math.sqrt(served.repeats)
-        * max(math.log(ratio.high / ratio.value) for ratio in ratios)
-        for name in RATIOS
-        if (ratios := [getattr(row, name) for row in served.speed.values()])
-    }
+    noise = {}
+    for name in RATIOS:
+        ratios = [getattr(row, name) for row in served.speed.values()]
+        if ratios:
+            widest = max(math.log(ratio.high / ratio.value) for ratio in ratios)
+            noise[name] = math.sqrt(served.repeats) * widest
     return {
-        scenario: {rate: rate_row(own, noise) for rate, own in by_rate.items()}
+        scenario: {rate: rate_row(variants, noise) for rate, variants in by_rate.items()}
         for scenario, by_rate in blocks.items()
     }
 
@@ -120,14 +123,17 @@ def rate_row(blocks: Mapping[str, Record], noise: Mapping[str, float]) -> RateRo
     """Figures for one scenario at one rate; ratios compare per-request tokens/s."""
     ratios = {}
     for name, (over, under) in RATIOS.items():
-        first, second = (
-            np.array([blocks[variant][f"request_{each}"] for each in ("tokens", "seconds")]).T
-            for variant in (over, under)
-        )
-        units = Units(first, second, later=1.0, observations=len(first))
+        over_N2 = _tokens_and_seconds(blocks[over])
+        under_N2 = _tokens_and_seconds(blocks[under])
+        units = Units(over_N2, under_N2, later=1.0, observations=len(over_N2))
         ratios[name] = widened(measured_ratio(units), noise[name])
     figures = {variant: rate_figures(block) for variant, block in blocks.items()}
     return RateRow(**figures, **ratios, arrivals=blocks["none"]["source"])
+
+
+def _tokens_and_seconds(block: Record) -> NDArray[np.float64]:
+    """Tokens and seconds of each request [N, 2]."""
+    return np.array([block["request_tokens"], block["request_seconds"]]).T
 
 
 def rate_figures(block: Record) -> RateBlock:
@@ -160,6 +166,7 @@ def saturated(block: Record) -> bool:
 
 
 def _timed_block(
+    *,
     url: str,
     load: LoadGenerator,
     scenario: Traffic,

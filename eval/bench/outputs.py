@@ -11,12 +11,14 @@ all prompts. Custom repeats CONTROL_PROMPTS prompts in the same way, because bat
 step count, which limits how closely exact replay can predict that count.
 """
 
-import itertools
+import functools
 import statistics
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
-from outrider.eval.bench.prompts import HeldoutRequests
+from outrider.eval.bench.prompts import HeldoutRequests, Prompt
 from outrider.eval.bench.servers import Servers
 from outrider.eval.context import EvaluationContext
 from outrider.eval.results.parts import VARIANTS, Drafters, Part, Variants
@@ -73,6 +75,33 @@ class Outputs(Part):
         return self.greedy if regime == "greedy" else self.sampled
 
 
+@dataclass(frozen=True)
+class Pass:
+    """One variant's responses in one regime, to be recorded."""
+
+    variant: str
+    regime: Regime
+    again: bool = False
+    """Whether it repeats the first prompts in other batches."""
+
+    @property
+    def name(self) -> str:
+        """Its name in progress lines and, with underscores, in the cache."""
+        return f"{self.regime} {self.variant}{' again' if self.again else ''}"
+
+
+def planned_passes(groups: Sequence[Sequence[tuple[str, int | None]]]) -> list[Pass]:
+    """All passes, ordered so that each server is started once."""
+    passes = []
+    for group in groups:
+        variants = [variant for variant, _ in group]
+        passes += [Pass(variant, regime) for regime in REGIMES for variant in variants]
+        # The control is last, since the number of its prompts depends on the other greedy passes.
+        repeated = [variant for variant in ("custom", "none") if variant in variants]
+        passes += [Pass(variant, "greedy", again=True) for variant in repeated]
+    return passes
+
+
 def collect(
     context: EvaluationContext,
     servers: Servers,
@@ -81,76 +110,95 @@ def collect(
     requests: HeldoutRequests,
 ) -> Outputs:
     """Sends all prompts to all variants in both regimes; responses are cached."""
-    settings = context.settings
-    prompts = requests.verification
+    drafts = {"none": None, "base": k.base, "custom": k.custom}
     samplings: dict[Regime, Sampling] = {
         "greedy": Sampling(temperature=0.0, top_p=1.0),
         "sampled": requests.sampling,
     }
-    token_ids = [prompt.token_ids for prompt in prompts]
-    seats = context.serving.engine.seats
-    few = min(CONTROL_PROMPTS, len(prompts))
-    drafts = {"none": None, "base": k.base, "custom": k.custom}
-    numbers = itertools.count(1)
-    total = len(REGIMES) * len(drafts) + 2
-    took_s: list[float] = []
-
-    def answered(name: str, variant: str, regime: Regime, indices: range, seats: int) -> Recorded:
-        """Responses by prompt; `indices` are the prompts in sending order."""
-        number = next(numbers)
-
-        def work() -> Recorded:
-            place = f"verification, {mode}, {number} of {total}, {name}, {len(indices)} prompts"
-            seconds = statistics.mean(took_s or [0]) * (total - number + 1)
-            context.say(f"{place}, about {seconds / 60:.0f} min left" if took_s else place)
-            began = time.monotonic()
-            server = servers.server(mode, variant, drafts[variant])
-            responses = complete(
-                url=server.url,
-                model=server.model_name,
-                prompts=[token_ids[index] for index in indices],
-                sampling=samplings[regime],
-                max_tokens=settings.verification_max_tokens,
-                concurrency=seats,
-            )
-            took_s.append(time.monotonic() - began)
-            found = dict(zip(indices, responses, strict=True))
-            return Recorded(
-                token_ids=[found[index].token_ids for index in sorted(indices)],
-                counted=[found[index].counters for index in sorted(indices)],
-            )
-
-        kept = f"responses_{mode}_{name.replace(' ', '_')}_k{drafts[variant] or 0}"
-        return context.cached(kept, Recorded, work)
-
-    def again(variant: str, count: int) -> Recorded:
-        name = f"greedy {variant} again"
-        half = max(seats // 2, 1)
-        return answered(
-            name=name, variant=variant, regime="greedy", indices=range(count)[::-1], seats=half
-        )
-
-    recorded: dict[Regime, dict[str, Recorded]] = {regime: {} for regime in REGIMES}
-    repeated: dict[str, Recorded] = {}
-    for group in servers.groups([*drafts.items()]):
-        for regime in REGIMES:
-            for variant, _ in group:
-                name = f"{regime} {variant}"
-                everything = range(len(prompts))
-                recorded[regime][variant] = answered(
-                    name=name, variant=variant, regime=regime, indices=everything, seats=seats
-                )
-        if ("custom", k.custom) in group:
-            repeated["custom"] = again("custom", few)
-        if ("none", None) in group:
-            texts = [each.token_ids for each in recorded["greedy"].values()]
-            equal = len(texts) == len(VARIANTS) and all(text == texts[0] for text in texts)
-            repeated["none"] = again("none", few if equal else len(prompts))
-    greedy, sampled = (Variants[Recorded](**recorded[regime]) for regime in REGIMES)
+    sender = _Sender(
+        context=context,
+        servers=servers,
+        mode=mode,
+        drafts=drafts,
+        samplings=samplings,
+        prompts=requests.verification,
+    )
+    passes = planned_passes(servers.groups([*drafts.items()]))
+    recorded: dict[Pass, Recorded] = {}
+    for number, one in enumerate(passes, 1):
+        indices = range(len(requests.verification))
+        if one.again:
+            indices = range(_repeated_prompts(one, recorded, len(indices)))[::-1]
+        where = f"{number} of {len(passes)}"
+        left = len(passes) - number + 1
+        work = functools.partial(sender.send, one, indices, where=where, left=left)
+        key = f"responses_{mode}_{one.name.replace(' ', '_')}_k{drafts[one.variant] or 0}"
+        recorded[one] = context.cached(key, Recorded, work)
+    greedy = {variant: recorded[Pass(variant, "greedy")] for variant in VARIANTS}
+    sampled = {variant: recorded[Pass(variant, "sampled")] for variant in VARIANTS}
     return Outputs(
         samplings=samplings,
-        greedy=greedy,
-        sampled=sampled,
-        control=repeated["none"],
-        repeated=repeated["custom"],
+        greedy=Variants[Recorded](**greedy),
+        sampled=Variants[Recorded](**sampled),
+        control=recorded[Pass("none", "greedy", again=True)],
+        repeated=recorded[Pass("custom", "greedy", again=True)],
     )
+
+
+def _repeated_prompts(one: Pass, recorded: Mapping[Pass, Recorded], prompts: int) -> int:
+    """Number of the first prompts that a pass repeats.
+
+    The control repeats all of them, unless all variants' greedy responses are known and equal.
+    """
+    few = min(CONTROL_PROMPTS, prompts)
+    if one.variant != "none":
+        return few
+    greedy = [
+        answers.token_ids
+        for sent, answers in recorded.items()
+        if sent.regime == "greedy" and not sent.again
+    ]
+    equal = len(greedy) == len(VARIANTS) and all(ids == greedy[0] for ids in greedy)
+    return few if equal else prompts
+
+
+@dataclass(frozen=True)
+class _Sender:
+    """Sends passes and estimates the time left from those that were not cached."""
+
+    context: EvaluationContext
+    servers: Servers
+    mode: str
+    drafts: Mapping[str, int | None]
+    samplings: Mapping[Regime, Sampling]
+    prompts: Sequence[Prompt]
+    seconds: list[float] = field(default_factory=list)
+    """Duration of each pass that was sent."""
+
+    def send(self, one: Pass, indices: Sequence[int], where: str, left: int) -> Recorded:
+        """Responses to the prompts `indices`, which are sent in this order.
+
+        `left` is the number of passes that are not finished, this one included.
+        """
+        line = f"verification, {self.mode}, {where}, {one.name}, {len(indices)} prompts"
+        if self.seconds:
+            minutes = statistics.mean(self.seconds) * left / 60
+            line += f", about {minutes:.0f} min left"
+        self.context.say(line)
+        began = time.monotonic()
+        server = self.servers.server(self.mode, one.variant, self.drafts[one.variant])
+        seats = self.context.serving.engine.seats
+        responses = complete(
+            url=server.url,
+            model=server.model_name,
+            prompts=[self.prompts[index].token_ids for index in indices],
+            sampling=self.samplings[one.regime],
+            max_tokens=self.context.settings.verification_max_tokens,
+            concurrency=max(seats // 2, 1) if one.again else seats,
+        )
+        self.seconds.append(time.monotonic() - began)
+        by_prompt = dict(zip(indices, responses, strict=True))
+        return Recorded(
+            token_ids=[by_prompt[index].token_ids for index in sorted(indices)],
+            counted=[by_prompt[index].counters for index in sorted(indices)],
+        )

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from outrider.common.errors import OutriderError
 from outrider.data.sequences import log_order
-from outrider.eval.config import SEED, EvalConfig, LengthRange, ScenarioConfig
+from outrider.eval.config import SEED, Bound, EvalConfig, LengthRange, ScenarioConfig
 from outrider.eval.results.sections import Quantiles, Scenario
 from outrider.serving.client import Sampling
 from outrider.serving.config import ServingConfig
@@ -75,12 +75,10 @@ class HeldoutRequests:
 
 def customers_sampling(heldout: Any) -> Sampling:
     """The most frequent sampling parameters of the held-out requests."""
-    counts = collections.Counter(
-        Sampling(round(float(temperature), 4), round(float(top_p), 4), top_k)
-        for temperature, top_p, top_k in zip(
-            heldout["temperature"], heldout["top_p"], heldout["top_k"], strict=True
-        )
-    )
+    counts: collections.Counter[Sampling] = collections.Counter()
+    columns = (heldout["temperature"], heldout["top_p"], heldout["top_k"])
+    for temperature, top_p, top_k in zip(*columns, strict=True):
+        counts[Sampling(round(float(temperature), 4), round(float(top_p), 4), top_k)] += 1
     return counts.most_common(1)[0][0]
 
 
@@ -118,9 +116,9 @@ def evaluation_prompts(
             f"{evaluation.verification_max_tokens} in serving.engine.max_model_len = "
             f"{serving.engine.max_model_len}; lower the former or raise the latter"
         )
-    wanted = evaluation.verification_requests
-    timed = prompts if len(prompts) < 2 * wanted else prompts[wanted:]
-    return prompts[:wanted], timed
+    verified = evaluation.verification_requests
+    timed = prompts if len(prompts) < 2 * verified else prompts[verified:]
+    return prompts[:verified], timed
 
 
 def select(heldout: Dataset, settings: EvalConfig, serving: ServingConfig) -> list[Traffic]:
@@ -162,14 +160,28 @@ def select(heldout: Dataset, settings: EvalConfig, serving: ServingConfig) -> li
         )
         chosen_texts = [texts[row] for row in rows]
         chosen_times = [times[row] for row in rows]
-        traffic.append(Traffic(name, chosen_texts, chosen_times, max_tokens, described))
+        traffic.append(
+            Traffic(
+                name=name,
+                texts=chosen_texts,
+                times=chosen_times,
+                max_tokens=max_tokens,
+                described=described,
+            )
+        )
     return traffic
 
 
 def _inside(limits: LengthRange | None, values_N: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Marks the values in a range, ends included; percentages are quantiles."""
-    least, most = (
-        float(np.quantile(values_N, int(end.rstrip("%")) / 100)) if isinstance(end, str) else end
-        for end in limits or (0, None)
-    )
-    return (values_N >= (least or 0)) & (values_N <= (np.inf if most is None else most))
+    least, most = limits or (0, None)
+    return (values_N >= _bound(least, values_N, 0)) & (values_N <= _bound(most, values_N, np.inf))
+
+
+def _bound(end: Bound | None, values_N: NDArray[np.int64], default: float) -> float:
+    """The end of a range as a number; a percentage is a quantile of the values."""
+    if end is None:
+        return default
+    if isinstance(end, str):
+        return float(np.quantile(values_N, int(end.rstrip("%")) / 100))
+    return end

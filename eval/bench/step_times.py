@@ -1,7 +1,8 @@
 """Times the engine's steps for every number of drafts, to choose K.
 
-    times = time_steps(servers, "eager", load, {"custom": [1, 2, 3]}, [1, 8], texts, sampling,
-                       speculators)
+    times = time_steps(servers=servers, mode="eager", load=load, numbers={"custom": [1, 2, 3]},
+                       batch_sizes=[1, 8], prompts=texts, sampling=sampling,
+                       speculators=speculators)
     times.seconds["custom"][8][3]       # seconds of a step of 8 requests with 3 drafts
 
 A block's step time is the time from first to last token, summed over its requests, divided by their
@@ -33,6 +34,7 @@ class StepTimes(BaseModel):
 
 
 def time_steps(
+    *,
     servers: Servers,
     mode: str,
     load: LoadGenerator,
@@ -46,13 +48,13 @@ def time_steps(
 
     `prompts` are rendered text. Raises an `OutriderError` if responses are too short for a step.
     """
-    turns = [(variant, k) for variant, own in numbers.items() for k in own]
+    turns = [(variant, k) for variant, counts in numbers.items() for k in counts]
     seconds: dict[str, dict[int, dict[int, float]]] = {
         variant: {size: {} for size in batch_sizes} for variant in numbers
     }
     for group in servers.groups(turns):
         supply = itertools.cycle(prompts)
-        found: dict[tuple[str, int], dict[int, list[float]]] = {}
+        step_seconds: dict[tuple[str, int], dict[int, list[float]]] = {}
         for _, size in itertools.product(range(STEP_ROUNDS), batch_sizes):
             texts = list(itertools.islice(supply, max(4, 2 * size)))
             for variant, k in group:
@@ -65,6 +67,7 @@ def time_steps(
                     max_tokens=STEP_TOKENS,
                 )
                 counters = asdict(block.counters)
+                # Each response's first token comes from its prefill, which is no step.
                 steps = counters["generation_tokens"] - len(texts)
                 if k:
                     steps = speculators[variant].steps(counters, len(texts))
@@ -73,11 +76,12 @@ def time_steps(
                         f"timing the engine's steps: vLLM counted none with {k} drafts; are the"
                         " held-out responses a single token long? Set eval.k"
                     )
-                blocks = found.setdefault((variant, size), {})
+                blocks = step_seconds.setdefault((variant, size), {})
                 blocks.setdefault(k, []).append(
                     sum(sum(request.itl_ms) for request in block.requests) / 1000 / steps
                 )
-        for (variant, size), blocks in found.items():
+        for (variant, size), blocks in step_seconds.items():
+            # Log time = round effect + effect of k. Medians, because a busy machine only slows.
             logs_KR = np.log(list(blocks.values()))
             round_R = np.median(logs_KR, axis=0)
             number_K = np.median(logs_KR - round_R, axis=1)

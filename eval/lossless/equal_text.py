@@ -12,6 +12,11 @@ both responses to a prompt have the same distribution, so their labels are excha
 permutation test (`same_tokens`) swaps labels within prompts and ranks the chi-square distance
 between the token counts. It allows the tokens of a response to depend on each other.
 
+None of these sees a small fault of sampled requests alone: with 24 responses of about 60 tokens
+(nano R1, temperature 0.6, top-p 0.95), a sampler at 1.1 times the temperature passed all of them in
+6 of 6 runs. Top-p leaves no token for the tail, and the permutation test's p-values were 0.14 to
+0.88.
+
 Shapes: R prompts, B bins of tokens, S permutations.
 """
 
@@ -57,7 +62,7 @@ def compare_greedy(
     return Greedy(responses=len(without), near_ties=near_ties, unexplained=unexplained)
 
 
-def excess(found: Greedy, control: Greedy) -> Excess:
+def excess(speculated: Greedy, control: Greedy) -> Excess:
     """Tests whether more responses differ than in the control (same prompts).
 
     If speculation changes nothing, a prompt that differs in only one of `found` and `control` is
@@ -66,10 +71,9 @@ def excess(found: Greedy, control: Greedy) -> Excess:
     separately; the p-value covers both tests (Bonferroni).
     """
     first = range(control.responses)
-    all_found, all_alone = (
-        {*each.near_ties, *each.unexplained} & {*first} for each in (found, control)
-    )
-    tests = [(all_found, all_alone), ({*found.unexplained} & {*first}, {*control.unexplained})]
+    all_found = {*speculated.near_ties, *speculated.unexplained} & {*first}
+    all_alone = {*control.near_ties, *control.unexplained} & {*first}
+    tests = [(all_found, all_alone), ({*speculated.unexplained} & {*first}, {*control.unexplained})]
     # P(at least len(ours - alone) heads in len(ours ^ alone) tosses of a fair coin).
     p_value = min(
         float(binom.sf(len(ours - alone) - 1, len(ours ^ alone), 0.5)) for ours, alone in tests
@@ -109,7 +113,7 @@ def same_tokens(
         # Rounded to keep equal distances equal: the order of summation changes the last bits.
         return np.round(squared_SB.sum(axis=-1), 9)
 
-    found = permutation_test(
+    test = permutation_test(
         (np.zeros(prompts, np.int64), np.ones(prompts, np.int64)),
         distance_S,
         permutation_type="samples",
@@ -118,7 +122,7 @@ def same_tokens(
         n_resamples=samples,
         rng=np.random.default_rng(seed),
     )
-    return SameText(prompts=prompts, tokens=int(total_B.sum()), p_value=float(found.pvalue))
+    return SameText(prompts=prompts, tokens=int(total_B.sum()), p_value=float(test.pvalue))
 
 
 def _counts(
@@ -127,11 +131,11 @@ def _counts(
     """Token counts [2, R, B] by response; rare tokens share one bin."""
     responses = [*without, *with_speculation]
     ids = np.fromiter(itertools.chain.from_iterable(responses), np.int64)
-    _, place, occurrences = np.unique(ids, return_inverse=True, return_counts=True)
+    _, index, occurrences = np.unique(ids, return_inverse=True, return_counts=True)
     common = occurrences >= RARE
     # The bin of each distinct token; rare tokens share the last bin.
     bins = np.where(common, common.cumsum() - 1, common.sum())
-    row = np.repeat(np.arange(len(responses)), [len(each) for each in responses])
+    row = np.repeat(np.arange(len(responses)), [len(response) for response in responses])
     counts = np.zeros((len(responses), common.sum() + 1))
-    np.add.at(counts, (row, bins[place]), 1)
+    np.add.at(counts, (row, bins[index]), 1)
     return counts[:, counts.any(axis=0)].reshape(2, len(without), -1)

@@ -62,9 +62,9 @@ def verify(
             mode: context.cached(
                 f"verification_{mode}",
                 EngineFindings,
-                functools.partial(examine, context, k, prompts, own),
+                functools.partial(examine, context, k=k, prompts=prompts, outputs=answers),
             )
-            for mode, own in outputs.items()
+            for mode, answers in outputs.items()
         },
         task=judge_tasks(
             outputs=[*outputs.values()],
@@ -100,8 +100,14 @@ def findings(
         """Compares responses with those to the same prompts without speculation."""
         without = outputs.greedy.none.token_ids[: len(recorded.token_ids)]
 
-        def gap(response: int, index: int, token: int, other: int) -> float:
-            return scores.gap(prompts[response], without[response], index, token, other)
+        def gap(response: int, index: int, token: int, speculated: int) -> float:
+            return scores.gap(
+                prompts[response],
+                without[response],
+                index=index,
+                token=token,
+                alternative=speculated,
+            )
 
         return compare_greedy(without, recorded.token_ids, gap, near_tie_nats)
 
@@ -117,6 +123,11 @@ def findings(
     control = against_none(outputs.control)
     tails = {variant: tail(outputs.sampled.of(variant)) for variant in VARIANTS}
     counted = {drafter: outputs.greedy.of(drafter).acceptance_length for drafter in DRAFTERS}
+    steps = None
+    if not context.no_replay:
+        steps = replay_against_engine(
+            context=context, k=k, prompts=prompts, outputs=outputs, store=store
+        )
     return EngineFindings(
         greedy=Drafters[Greedy](**greedy),
         control=control,
@@ -124,11 +135,7 @@ def findings(
         greedy_acceptance_length=Drafters[float | None](**counted),
         tail_share=Variants[float](**tails),
         same_text=same_tokens(outputs.sampled.none.token_ids, outputs.sampled.custom.token_ids),
-        replay_vs_engine=None
-        if context.no_replay
-        else replay_against_engine(
-            context=context, k=k, prompts=prompts, outputs=outputs, store=store
-        ),
+        replay_vs_engine=steps,
     )
 
 
@@ -154,11 +161,11 @@ def judge_tasks(
     solved: dict[Variant, list[bool]] = {variant: [] for variant in VARIANTS}
     sessions: list[str] = []
     errors: list[str] = []
-    for own, regime in itertools.product(outputs, REGIMES):
+    for answers, regime in itertools.product(outputs, REGIMES):
         for index, prompt in enumerate(prompts):
             marks: dict[Variant, bool | None] = {}
             for variant in VARIANTS:
-                ids = own.of(regime).of(variant).token_ids[index]
+                ids = answers.of(regime).of(variant).token_ids[index]
                 try:
                     marks[variant] = task(prompt.text, response_text(tokenizer, ids))
                 except Exception as error:
@@ -176,9 +183,9 @@ def judge_tasks(
         )
     if not sessions:
         return None
-    found = task_accuracy(solved, sessions)
+    accuracy = task_accuracy(solved, sessions)
     first = errors[0] if errors else None
-    return found.model_copy(update={"errors": len(errors), "first_error": first})
+    return accuracy.model_copy(update={"errors": len(errors), "first_error": first})
 
 
 def row_id(prompt: Prompt, completion: Sequence[int]) -> str:
@@ -189,12 +196,13 @@ def row_id(prompt: Prompt, completion: Sequence[int]) -> str:
 
 def captured_rows(outputs: Outputs, prompts: Sequence[Prompt]) -> list[Row]:
     """Rows to capture: every distinct response with its prompt."""
-    rows = (
-        (row_id(prompt, ids), [*prompt.token_ids, *ids], len(prompt.token_ids))
-        for regime, variant in itertools.product(REGIMES, VARIANTS)
-        for prompt, ids in zip(prompts, outputs.of(regime).of(variant).token_ids, strict=True)
-    )
-    return list({row[0]: row for row in rows}.values())
+    rows: dict[str, Row] = {}
+    for regime, variant in itertools.product(REGIMES, VARIANTS):
+        responses = outputs.of(regime).of(variant).token_ids
+        for prompt, ids in zip(prompts, responses, strict=True):
+            name = row_id(prompt, ids)
+            rows[name] = (name, [*prompt.token_ids, *ids], len(prompt.token_ids))
+    return list(rows.values())
 
 
 class TargetScores:
@@ -219,18 +227,19 @@ class TargetScores:
             token_T.split(POSITIONS_AT_A_TIME),
             strict=True,
         ):
+            # The customer's sampling may be greedy, with temperature 0.
             scaled_NV = self._logits(hidden_NH).div_(temperature or 1.0)
             token_logit_N = scaled_NV.gather(-1, token_N[:, None])[:, 0]
             parts.append((token_logit_N - scaled_NV.logsumexp(-1)).cpu())
         return torch.cat(parts).numpy()
 
     def gap(
-        self, prompt: Prompt, completion: Sequence[int], index: int, token: int, other: int
+        self, prompt: Prompt, completion: Sequence[int], *, index: int, token: int, alternative: int
     ) -> float:
         """Distance in nats between the log-probabilities of two tokens at `index`."""
         features = self.store.read(row_id(prompt, completion))
         logits_V = self._logits(features.hidden[features.completion_start + index - 1])
-        return abs(float(logits_V[token] - logits_V[other]))
+        return abs(float(logits_V[token] - logits_V[alternative]))
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return F.linear(hidden.to(device=self._device, dtype=self._dtype), self._head_VH).float()
@@ -255,14 +264,14 @@ def replay_against_engine(
             ]
             sums = in_child(
                 replay,
-                speculator.replayed_as,
-                context.target.directory(),
-                store,
-                rows,
-                k.of(drafter),
-                context.draft_sample_method,
-                outputs.samplings[regime],
-                context.settings.replay_dtype,
+                speculator=speculator.replayed_as,
+                target_dir=context.target.directory(),
+                feature_store=store,
+                rows=rows,
+                depth=k.of(drafter),
+                draft_sample_method=context.draft_sample_method,
+                sampling=outputs.samplings[regime],
+                dtype=context.settings.replay_dtype,
             )
             predicted += float(sums.steps_RK[:, k.of(drafter) - 1].sum())
             counted += speculator.steps(asdict(recorded.counters), len(prompts))
@@ -275,5 +284,6 @@ def _steps_again(outputs: Outputs) -> float:
     first = outputs.greedy.custom
     again = outputs.repeated
     equal = [i for i, ids in enumerate(again.token_ids) if ids == first.token_ids[i]]
-    before, after = (sum(each.counted[i].drafts for i in equal) for each in (first, again))
+    before = sum(first.counted[i].drafts for i in equal)
+    after = sum(again.counted[i].drafts for i in equal)
     return abs(after / before - 1) if before else 0.0

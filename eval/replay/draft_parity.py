@@ -4,7 +4,7 @@ The engine answers prompts greedily with a speculator, and its proposals are rec
 drafter's log-probability of each draft. The same states go through the unroll in float32. Each
 chain is fed the engine's own drafts, so a difference at one depth does not carry over to the next.
 
-    sums = engine_parity(target, engine, base_dir, 4, prompts, parity)
+    sums = engine_parity(target, engine, base_dir, k=4, prompts=prompts, parity=parity)
     complaint(sums, parity)            # speculators/parity.py: None if they agree
 
 Shapes: T tokens, X input values of the drafter per token, D draft vocabulary, K depths.
@@ -55,6 +55,7 @@ def engine_parity(
     target: TargetConfig,
     engine_config: EngineConfig,
     speculator_dir: Path,
+    *,
     k: int,
     prompts: Sequence[Sequence[int]],
     parity: ParityConfig,
@@ -74,7 +75,15 @@ def engine_parity(
     drafting = Drafting(speculator, k)
     with open_engine(target, eager, drafting, extension=DRAFT_EXTENSION) as engine:
         recording = record(engine, spec, prompts, parity.max_tokens)
-    return in_child(draft_parity, recording, speculator_dir, target_dir, k, parity, dtype)
+    return in_child(
+        draft_parity,
+        recording=recording,
+        speculator_dir=speculator_dir,
+        target_dir=target_dir,
+        k=k,
+        parity=parity,
+        dtype=dtype,
+    )
 
 
 def record(
@@ -88,9 +97,9 @@ def record(
     from vllm.inputs import TokensPrompt
 
     greedy = SamplingParams(temperature=0.0, max_tokens=max_tokens, detokenize=False)
-    wanted = [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in prompts]
+    requests = [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in prompts]
     engine.llm.collective_rpc("drafts_start")
-    outputs = engine.llm.generate(wanted, greedy, use_tqdm=False)
+    outputs = engine.llm.generate(requests, greedy, use_tqdm=False)
     of_ranks = engine.llm.collective_rpc("drafts_stop")
     records = next(records for records in of_ranks if records is not None)
     rows = [
@@ -104,16 +113,22 @@ def record(
         anchor = proposal["anchor"]
         row = rows[request]
         # Skips proposals made before the prompt is fully read or after the last token.
-        if (
-            len(prompts[request]) <= anchor + 1 < len(row)
-            and row[anchor + 1] == proposal["next_token"]
-        ):
+        inside = len(prompts[request]) <= anchor + 1 < len(row)
+        if inside and row[anchor + 1] == proposal["next_token"]:
             tokens = [*row[: anchor + 2], *proposal["drafts"]]
-            steps.append(Step(request, anchor, tokens, proposal["drafts"], proposal["logprobs"]))
-    named = [(str(index), row) for index, row in enumerate(rows)]
+            steps.append(
+                Step(
+                    request=request,
+                    anchor=anchor,
+                    token_ids=tokens,
+                    drafts=proposal["drafts"],
+                    logprobs=proposal["logprobs"],
+                )
+            )
+    rows_by_id = [(str(index), row) for index, row in enumerate(rows)]
     inputs = [
         torch.cat([states[name] for name in spec.names], dim=-1)
-        for _, states, _ in engine.prefill(named, spec.names)
+        for _, states, _ in engine.prefill(rows_by_id, spec.names)
     ]
     return Recording(steps, inputs)
 
@@ -122,6 +137,7 @@ def draft_parity(
     recording: Recording,
     speculator_dir: Path,
     target_dir: Path,
+    *,
     k: int,
     parity: ParityConfig,
     dtype: str = "float32",
@@ -135,6 +151,7 @@ def draft_parity(
     head = model.drafter.head(model.ends)
     sums_K4 = torch.zeros(k, 4, dtype=torch.float64)
     count = min(parity.anchors, len(recording.steps))
+    # The sampled steps are the same on every call, so a repeated check gives the same sums.
     for step in random.Random(0).sample(recording.steps, count):
         log_q_KD = _log_probabilities(model, step, recording.inputs[step.request], k)
         draft_K, _ = head.from_target(torch.tensor(step.drafts).to(model.device))
@@ -160,8 +177,13 @@ def _log_probabilities(
     position_BT = torch.arange(width)[None]
     inputs_BTX = torch.zeros(1, width, model.spec.width, dtype=model.ends.lm_head_VH.dtype)
     inputs_BTX[0, :known] = inputs_TX[:known]
-    places = torch.zeros_like(token_BT), position_BT, position_BT == step.anchor
-    slots = Slots(*(each.to(model.device) for each in (token_BT, inputs_BTX, *places)))
+    slots = Slots(
+        token_ids_BT=token_BT.to(model.device),
+        inputs_BTX=inputs_BTX.to(model.device),
+        sequence_BT=torch.zeros_like(token_BT).to(model.device),
+        position_BT=position_BT.to(model.device),
+        anchor_BT=(position_BT == step.anchor).to(model.device),
+    )
     with torch.no_grad():
         _, states = model.drafter.unroll(model.ends, slots, k)
         logits_KD = model.drafter.head(model.ends).logits(torch.cat(states))

@@ -1,7 +1,7 @@
 """Example responses step by step: tokens from drafts and from the target.
 
     walk(response_T, lambda anchor: drafts)       # the steps of one response
-    sample_responses(base, custom, 3, speculators, target_dir, store)
+    sample_responses(base, custom, k=3, speculators=speculators, target_dir=target_dir, store=store)
 
 Greedy drafts make the chain of steps deterministic: each step is the one that the engine would have
 taken for the logged response, and exact replay gives the same number of steps. The three responses
@@ -52,6 +52,7 @@ def walk(response: Sequence[int], drafts_at: Callable[[int], list[int]]) -> list
 
 
 def walks(
+    *,
     speculator_dir: Path,
     target_dir: Path,
     store: FeatureStore,
@@ -63,20 +64,21 @@ def walks(
     model = load_replayed(speculator_dir, target_dir, dtype)
     head = model.drafter.head(model.ends)
     rows = [{"sequence_id": name, "session": name} for name in sequence_ids]
-    found = []
+    steps = []
     for batch in batches(store, rows, Sampling(0.0, 1.0)):
         for response in batch:
             states = unroll_responses(model, [response], k).states
             logits = (head.logits(u_NH).argmax(dim=-1) for u_NH in states)
             drafts_NK = torch.stack([head.to_target(draft_N) for draft_N in logits], dim=1).tolist()
             completion = response.states.token_ids[response.states.completion_start :].tolist()
-            found.append(walk(completion, drafts_NK.__getitem__))
-    return found
+            steps.append(walk(completion, drafts_NK.__getitem__))
+    return steps
 
 
 def sample_responses(
     base: ReplaySums,
     custom: ReplaySums,
+    *,
     k: int,
     speculators: Mapping[str, Path],
     target_dir: Path,
@@ -86,30 +88,30 @@ def sample_responses(
     """Dicts for `eval.results.report.Example`; fewer than PLACES if there are few responses."""
     decode = Tokenizer.from_file(str(target_dir / "tokenizer.json")).decode
     order = np.argsort(base.steps_RK[:, k - 1] / custom.steps_RK[:, k - 1], kind="stable")
-    places = {base.sequence_ids[order[int(q * len(order))]]: name for name, q in PLACES.items()}
+    labels = {base.sequence_ids[order[int(q * len(order))]]: name for name, q in PLACES.items()}
     taken = {
         variant: walks(
             speculator_dir=directory,
             target_dir=target_dir,
             store=store,
-            sequence_ids=list(places),
+            sequence_ids=list(labels),
             k=k,
             dtype=dtype,
         )
         for variant, directory in speculators.items()
     }
     examples = []
-    for number, (sequence_id, place) in enumerate(places.items()):
+    for number, (sequence_id, label) in enumerate(labels.items()):
         features = store.read(sequence_id)
         response = features.token_ids[features.completion_start :].tolist()
-        example: dict[str, Any] = {"place": place, "tokens": len(response) - 1}
+        example: dict[str, Any] = {"place": label, "tokens": len(response) - 1}
         for variant, steps_of in taken.items():
             shown = [("", decode(response[:1], skip_special_tokens=False))]
             start = 1
             for accepted, delivered in steps_of[number][:SHOWN_STEPS]:
-                own = start + accepted
+                sampled_at = start + accepted
                 end = start + delivered
-                parts = response[start:own], response[own:end]
+                parts = response[start:sampled_at], response[sampled_at:end]
                 drafted, sampled = (decode(ids, skip_special_tokens=False) for ids in parts)
                 shown.append((drafted, sampled))
                 start = end

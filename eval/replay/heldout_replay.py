@@ -68,9 +68,10 @@ def replay_drafter(context: EvaluationContext, part: str, name: str) -> ReplaySu
     At most `eval.replay_sequences` held-out or general sequences are replayed, in a child process
     or as tasks on the cluster; kinds without weights need no device and run in this process.
     """
-    drafters = {str(own): each.replayed_as for own, each in context.speculators.items()}
-    references: dict[str, Path | str] = {"lookup": context.settings.lookup, CEILING: CEILING}
-    speculator = (references | drafters)[name]
+    replayed: dict[str, Path | str] = {"lookup": context.settings.lookup, CEILING: CEILING}
+    for drafter, served in context.speculators.items():
+        replayed[drafter] = served.replayed_as
+    speculator = replayed[name]
     ids = context.data.parts.get(part, [])
     most = context.settings.replay_sequences
     if part != "validation" and most is not None and most < len(ids):
@@ -115,15 +116,15 @@ def cluster_replay(
 
     gpus = 1.0 if ray.cluster_resources().get("GPU", 0.0) >= 1 else 0.0
     store = shared["feature_store"]
-    kept = [
+    with_steps = [
         row
         for row in rows
         if has_steps(store.length(row["sequence_id"]), store.completion_start(row["sequence_id"]))
     ]
-    if not kept:
-        return replay(rows=kept, **shared)  # raises, because there is nothing to replay
-    size = math.ceil(len(kept) / slots(cpus, gpus))
-    shards = [kept[start : start + size] for start in range(0, len(kept), size)]
+    if not with_steps:
+        return replay(rows=with_steps, **shared)  # raises, because there is nothing to replay
+    size = math.ceil(len(with_steps) / slots(cpus, gpus))
+    shards = [with_steps[start : start + size] for start in range(0, len(with_steps), size)]
     return ReplaySums.joined(
         run_tasks(
             function=_replay_shard,
@@ -165,9 +166,11 @@ def replay_figures(replays: Replays, k: Drafters[int]) -> Replay:
     """Acceptance lengths at custom's k; base's acceptance by position at its own."""
     shown = ("base", "custom", *REFERENCES)
     own_k = dict.fromkeys(shown, k.custom) | {"base": k.base}
+    lengths = compare(replays["base"], replays["custom"], k.custom)
+    references = {name: length_at(replays[name], k.custom) for name in REFERENCES}
     return Replay(
-        **compare(replays["base"], replays["custom"], k.custom),
-        **{name: length_at(replays[name], k.custom) for name in REFERENCES},
+        **lengths,
+        **references,
         by_k={name: replays[name].acceptance_length() for name in shown},
         cumulative={name: replays[name].cumulative(own_k[name]) for name in shown},
         cumulative_ci95=replays["custom"].cumulative_intervals(k.custom),
@@ -184,5 +187,5 @@ def on_policy(store: FeatureStore, heldout: Dataset) -> OnPolicy | None:
     if not store.score_columns:
         return None
     evidence = Evidence.of(store, heldout)
-    found = judge(evidence)
-    return OnPolicy(cause=found.cause, text=found.text, sequences=len(evidence))
+    verdict = judge(evidence)
+    return OnPolicy(cause=verdict.cause, text=verdict.text, sequences=len(evidence))

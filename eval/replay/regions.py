@@ -64,8 +64,10 @@ class Regions:
     def _last_of_reasoning(self, token_ids_T: Tensor, completion_start: int) -> int:
         """Index of the last reasoning token in the response; -1 without reasoning."""
         response_T = token_ids_T[completion_start:]
-        if self.end_think is not None and len(closed := (response_T == self.end_think).nonzero()):
-            return int(closed[0])
+        if self.end_think is not None:
+            closed = (response_T == self.end_think).nonzero()
+            if len(closed):
+                return int(closed[0])
         opening = token_ids_T[max(0, completion_start - OPENING_TOKENS) : completion_start].tolist()
         starts = len(response_T) > 0 and int(response_T[0]) == self.think
         opened = self.think is not None and (self.think in opening or starts)

@@ -39,7 +39,7 @@ from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream
 from outrider.speculators.heads import TargetEnds
 from outrider.speculators.kinds import trainable_kind_of, weightless_kind
 from outrider.speculators.kinds.drafter import Drafter
-from outrider.speculators.kinds.weightless import WeightlessKind
+from outrider.speculators.kinds.protocol import WeightlessKind
 from outrider.speculators.unroll import Slots
 
 BATCH_TOKENS = 8192
@@ -92,7 +92,7 @@ class ReplaySums:
 
         None where there are too few sessions or no accepted drafts.
         """
-        found: list[tuple[float, float] | None] = []
+        intervals: list[tuple[float, float] | None] = []
         for j in range(k):
             sums_R2 = np.stack([self.accepted_RKK[:, k - 1, j], self.steps_RK[:, k - 1]], axis=1)
             share = clustered(
@@ -100,17 +100,18 @@ class ReplaySums:
             )
             low = share.low
             high = share.high
-            found.append(None if low is None or high is None else (low, min(high, 1.0)))
-        return found
+            intervals.append(None if low is None or high is None else (low, min(high, 1.0)))
+        return intervals
 
     @classmethod
     def joined(cls, parts: Sequence["ReplaySums"]) -> "ReplaySums":
         """Joins the responses of parts, which must share depth and regions."""
+        arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ARRAYS}
         return cls(
             sequence_ids=[name for part in parts for name in part.sequence_ids],
             sessions=[name for part in parts for name in part.sessions],
             users=[name for part in parts for name in part.users],
-            **{name: np.concatenate([getattr(part, name) for part in parts]) for name in ARRAYS},
+            **arrays,
             regions=parts[0].regions,
         )
 
@@ -121,12 +122,12 @@ class ReplaySums:
 
         Replay leaves out responses of one token. `sessions` overrides the recorded sessions, by id.
         """
-        place = {name: row for row, name in enumerate(self.sequence_ids)}
-        kept = [name for name in ids if name in place]
-        rows = [place[name] for name in kept]
+        row_of = {name: row for row, name in enumerate(self.sequence_ids)}
+        replayed = [name for name in ids if name in row_of]
+        rows = [row_of[name] for name in replayed]
         return ReplaySums(
-            sequence_ids=kept,
-            sessions=[(sessions or {}).get(name, self.sessions[place[name]]) for name in kept],
+            sequence_ids=replayed,
+            sessions=[(sessions or {}).get(name, self.sessions[row_of[name]]) for name in replayed],
             users=[self.users[row] for row in rows],
             **{name: getattr(self, name)[rows] for name in ARRAYS},
             regions=self.regions,
@@ -161,6 +162,7 @@ def replay(
     feature_store: FeatureStore,
     rows: Iterable[Mapping[str, Any]],
     depth: int,
+    *,
     draft_sample_method: str = "greedy",
     sampling: Sampling | None = None,
     dtype: str = "float32",
@@ -200,14 +202,15 @@ def replay(
     if regions:
         tokens_RG = torch.stack(tokens_by_region).numpy()
         steps_RGK = torch.stack(steps_by_region).numpy()
+    arrays = {
+        name: torch.cat([getattr(chain, name) for chain in chains]).cpu().numpy()
+        for name in ("tokens_R", "steps_RK", "accepted_RKK")
+    }
     return ReplaySums(
         sequence_ids=[row["sequence_id"] for row in replayed],
         sessions=[row["session"] for row in replayed],
         users=[row.get("user", "") for row in replayed],
-        **{
-            name: torch.cat([getattr(chain, name) for chain in chains]).cpu().numpy()
-            for name in ("tokens_R", "steps_RK", "accepted_RKK")
-        },
+        **arrays,
         region_tokens_RG=tokens_RG,
         region_steps_RGK=steps_RGK,
         regions=NAMES if regions else (),
@@ -240,7 +243,8 @@ def rule_of(
     speculator: Path | str, target_dir: Path, probabilistic: bool, dtype: str
 ) -> Callable[[Sequence["Response"], int], tuple[Tensor, Tensor]]:
     """Returns a function (batch, depth) -> (a_NK, anchors_R), as in `acceptances`."""
-    if kind := weightless_kind(str(speculator)):
+    kind = weightless_kind(str(speculator))
+    if kind is not None:
         return functools.partial(text_acceptances, kind)
     if speculator == CEILING and probabilistic:
         return all_accepted
@@ -300,8 +304,11 @@ def batches(
             yield batch
             batch = []
             tokens = 0
-        own = sampling or Sampling(float(row["temperature"]), float(row["top_p"]), row["top_k"])
-        batch.append(Response(row, states, own))
+        row_sampling = sampling
+        if row_sampling is None:
+            temperature = float(row["temperature"])
+            row_sampling = Sampling(temperature, float(row["top_p"]), row["top_k"])
+        batch.append(Response(row, states, row_sampling))
         tokens += length
     if batch:
         yield batch
@@ -359,8 +366,13 @@ def unroll_responses(model: Replayed, batch: Sequence[Response], depth: int) -> 
     if inputs[0] is not read[0].hidden:
         inputs_BTX = torch.cat(inputs)[None].to(device, dtype)
     with torch.no_grad():
-        places = (each[None].to(device) for each in (sequence_T, position_T, chain_T))
-        slots = Slots(token_ids_BT, inputs_BTX, *places)
+        slots = Slots(
+            token_ids_BT=token_ids_BT,
+            inputs_BTX=inputs_BTX,
+            sequence_BT=sequence_T[None].to(device),
+            position_BT=position_T[None].to(device),
+            anchor_BT=chain_T[None].to(device),
+        )
         _, drafted = model.drafter.unroll(model.ends, slots, depth)
     return Unrolled(
         states=drafted,
@@ -406,7 +418,8 @@ def acceptances(
 def all_accepted(batch: Sequence[Response], depth: int) -> tuple[Tensor, Tensor]:
     """`acceptances` of drafts drawn from the target's distribution: all 1."""
     read = [response.states for response in batch]
-    anchors_R = torch.tensor([len(own.token_ids) - 1 - own.completion_start for own in read])
+    counts = [len(states.token_ids) - 1 - states.completion_start for states in read]
+    anchors_R = torch.tensor(counts)
     return torch.ones(int(anchors_R.sum()), depth, dtype=torch.float64), anchors_R
 
 
@@ -414,12 +427,12 @@ def text_acceptances(
     kind: WeightlessKind, batch: Sequence[Response], depth: int
 ) -> tuple[Tensor, Tensor]:
     """`acceptances` of a kind without weights: 1 where drafts equal logged tokens."""
-    found = []
+    accepted = []
     for response in batch:
         ids_T = response.states.token_ids.numpy()
         start = response.states.completion_start
         logged_AK = np.full((len(ids_T) - 1 - start, depth), NO_TOKEN)
         for j in range(min(depth, len(logged_AK))):
             logged_AK[: len(logged_AK) - j, j] = ids_T[start + 1 + j :]
-        found.append(torch.from_numpy(kind.drafts(ids_T, start, depth) == logged_AK))
-    return torch.cat(found).double(), torch.tensor([len(each) for each in found])
+        accepted.append(torch.from_numpy(kind.drafts(ids_T, start, depth) == logged_AK))
+    return torch.cat(accepted).double(), torch.tensor([len(a_AK) for a_AK in accepted])

@@ -38,8 +38,8 @@ def sliced(base: ReplaySums, custom: ReplaySums, k: int, slices: Slices) -> dict
     for dimension, name, own_base, own_custom in _parts(base, custom, slices):
         # A region may be so small that no step is expected to start in it.
         if own_base.steps_RK[:, k - 1].any() and own_custom.steps_RK[:, k - 1].any():
-            found = Slice(name=name, **compare(own_base, own_custom, k))
-            table.setdefault(dimension, []).append(found)
+            row = Slice(name=name, **compare(own_base, own_custom, k))
+            table.setdefault(dimension, []).append(row)
     return {dimension: rows for dimension, rows in table.items() if len(rows) > 1}
 
 

@@ -102,13 +102,18 @@ def speed_figure(mode: str, speed: Mapping[str, SpeedRow]) -> Figure:
 
 def rate_figure(title: str, rates: Mapping[str, RateRow]) -> Figure:
     """Charts tokens/s per request against the request rate."""
-    rows = [
-        {"rate": rate, "variant": variant, "value": each.request_tokens_per_s}
-        | {"saturated": each.saturated}
-        for rate, row in rates.items()
-        for variant in VARIANTS
-        for each in [row.of(variant)]
-    ]
+    rows = []
+    for rate, row in rates.items():
+        for variant in VARIANTS:
+            block = row.of(variant)
+            rows.append(
+                {
+                    "rate": rate,
+                    "variant": variant,
+                    "value": block.request_tokens_per_s,
+                    "saturated": block.saturated,
+                }
+            )
     x = _x("rate", "requests per second", list(rates))
     colour = _colour(VARIANTS)
     hollow = {"condition": {"test": "datum.saturated", "value": "var(--card)"}, **colour}
@@ -148,7 +153,7 @@ def _x(field: str, title: str, order: Sequence[str]) -> dict[str, Any]:
 
 
 def _colour(variants: Sequence[str]) -> dict[str, Any]:
-    scale = {"domain": variants, "range": [f"var(--{each})" for each in variants]}
+    scale = {"domain": variants, "range": [f"var(--{variant})" for variant in variants]}
     return OFFSET | {"legend": None, "scale": scale}
 
 

@@ -92,8 +92,8 @@ def compare(runs: Sequence[Path]) -> Comparison:
     """Compares run directories, or report.json files."""
     reports = {str(run): _read_run(run) for run in runs}
     figures = [_figures(report) for report in reports.values()]
-    keys = dict.fromkeys(key for each in figures for key in each)
-    rows = {key: [each.get(key) for each in figures] for key in keys}
+    keys = dict.fromkeys(key for of_run in figures for key in of_run)
+    rows = {key: [of_run.get(key) for of_run in figures] for key in keys}
     return Comparison(
         runs=list(reports),
         figures=rows,
@@ -122,12 +122,12 @@ def history(runs: Mapping[str, Report]) -> list[Series]:
         if run.speculator.weights_sha256 and run.replay:
             by_weights[run.speculator.weights_sha256].append((name, run))
     series = []
-    for weights, own in by_weights.items():
-        if len(own) > 1:
-            if all(run.heldout_until for _, run in own):
-                own.sort(key=lambda each: each[1].heldout_until or 0.0)
-            first = own[0][1]
-            points = [_point(name, run, first, len(own) - 1) for name, run in own]
+    for weights, evaluated in by_weights.items():
+        if len(evaluated) > 1:
+            if all(run.heldout_until for _, run in evaluated):
+                evaluated.sort(key=lambda each: each[1].heldout_until or 0.0)
+            first = evaluated[0][1]
+            points = [_point(name, run, first, len(evaluated) - 1) for name, run in evaluated]
             series.append(Series(weights=weights, points=points))
     return series
 
@@ -138,7 +138,11 @@ def change(first: ClusteredEstimate, later: ClusteredEstimate, comparisons: int)
     The estimates must be independent and positive, and must have intervals. The test's level is
     LEVEL / `comparisons`.
     """
-    widths = [math.log(each.high / each.low) for each in (first, later) if each.low and each.high]
+    widths = [
+        math.log(estimate.high / estimate.low)
+        for estimate in (first, later)
+        if estimate.low and estimate.high
+    ]
     error = math.hypot(*widths) / (2 * Z)
     shift = math.log(later.value / first.value)
     p = 2 * float(norm.sf(abs(shift) / error)) if error else float(shift == 0)
@@ -203,9 +207,9 @@ def _figures(run: Report) -> dict[str, Figure]:
         figures["acceptance on general traffic, custom / base"] = run.general.ratio
     for mode, measured in run.served.items():
         for concurrency, row in measured.speed.items():
-            place = f"tokens/s, {mode}, concurrency {concurrency}"
-            figures[f"{place}, custom / base"] = row.custom_over_base
-            figures[f"{place}, custom / none"] = row.custom_over_none
+            label = f"tokens/s, {mode}, concurrency {concurrency}"
+            figures[f"{label}, custom / base"] = row.custom_over_base
+            figures[f"{label}, custom / none"] = row.custom_over_none
     for dimension, slices in run.slices.items():
         for one in slices:
             figures[f"acceptance, {dimension}: {one.name}, custom / base"] = one.ratio

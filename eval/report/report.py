@@ -64,7 +64,7 @@ def contents(report: Report, metrics: charts.Rows) -> dict[str, Any]:
         "k_list": k_list(report.choice.k),
         "tiles": headline(report),
         "speed_figures": [charts.speed_figure(m, one.speed) for m, one in report.served.items()],
-        "rate_figures": [charts.rate_figure(*each) for each in rates],
+        "rate_figures": [charts.rate_figure(*scenario) for scenario in rates],
         "arrivals": "those of the log, scaled to the rate"
         if arrivals == {"log"}
         else "a Poisson process where the log has no times",
@@ -86,10 +86,10 @@ def headline(results: Report) -> dict[str, ClusteredEstimate | Estimate]:
         f"acceptance, custom / base, {results.at_k}": results.acceptance_ratio
     }
     for mode, measured in results.served.items():
-        place = f"{mode}, concurrency {main}{own_k}"
+        label = f"{mode}, concurrency {main}{own_k}"
         row = measured.speed[main]
-        tiles[f"tokens/s, custom / base, {place}"] = row.custom_over_base
-        tiles[f"tokens/s, custom / none, {place}"] = row.custom_over_none
+        tiles[f"tokens/s, custom / base, {label}"] = row.custom_over_base
+        tiles[f"tokens/s, custom / none, {label}"] = row.custom_over_none
     return tiles
 
 
@@ -97,7 +97,8 @@ def lost_ends(run_dir: Path, trained_dir: Path) -> list[str]:
     """Describes the responses that capture and training truncated or left out."""
     captured = (_read(run_dir / "features" / "summary.json") or {}).get("too_long")
     trained = (_read(trained_dir / "training" / "result.json") or {}).get("lost_ends")
-    return [text for each in (captured, trained) if each and (text := LostEnds(**each).describe())]
+    described = [LostEnds(**counts).describe() for counts in (captured, trained) if counts]
+    return [text for text in described if text]
 
 
 def training_metrics(run_dir: Path) -> list[dict[str, Any]]:

@@ -36,7 +36,7 @@ from outrider.eval.results.sections import (
     Verification,
     Workload,
 )
-from outrider.speculators.kinds import LOOKUP, LOOKUPS, kind_named
+from outrider.speculators.kinds import DEFAULT_LOOKUP, kind_named, lookup_names
 
 VERSION = 15
 """Version of the measurements and of report.json. Raise it when the same settings would give
@@ -188,7 +188,7 @@ class Findings(Part):
     @property
     def lookup_in_words(self) -> str:
         """The reference `eval.lookup` in words."""
-        return kind_named(self.settings.get("lookup", LOOKUP)).in_words
+        return kind_named(self.settings.get("lookup", DEFAULT_LOOKUP)).in_words
 
 
 class Report(Findings):
@@ -212,18 +212,19 @@ class Report(Findings):
     @property
     def lookup_line(self) -> str:
         """Advice to ship lookup; empty if it does not apply."""
-        if self.speculator.kind in LOOKUPS and self.verdict.verdict == "ship":
+        if self.speculator.kind in lookup_names() and self.verdict.verdict == "ship":
             words = kind_named(self.speculator.kind).in_words
             text = f"Ship {words}, which needs neither training nor weights"
-            best = next((each for each in self.kinds if each.over_lookup), None)
+            # Kinds are in order of speed, so the first trained one is the fastest.
+            best = next((kind for kind in self.kinds if kind.over_lookup), None)
             if best and best.over_lookup:
                 text += ": no trained kind is shown to be faster on validation"
                 text += f" ({best.kind} / lookup {interval(best.over_lookup)})"
             return f"{text}."
         for mode, served in self.served.items():
             row = served.speed[str(self.choice.main_concurrency)]
-            others = max(row.none.tokens_per_s, row.base.tokens_per_s)
-            if not row.lookup or row.lookup.block.tokens_per_s <= others:
+            reference = max(row.none.tokens_per_s, row.base.tokens_per_s)
+            if not row.lookup or row.lookup.block.tokens_per_s <= reference:
                 continue
             ratio = row.lookup.custom_over
             if ratio.low <= 1:
@@ -231,7 +232,7 @@ class Report(Findings):
                     f"{self.lookup_in_words.capitalize()}, which needs no training, is"
                     f" {'faster' if ratio.high < 1 else 'as fast'} ({mode}: custom / lookup"
                     f" {interval(ratio)}): ship it instead. `outrider eval RECIPE --speculator"
-                    f" {self.settings.get('lookup', LOOKUP)}` evaluates it."
+                    f" {self.settings.get('lookup', DEFAULT_LOOKUP)}` evaluates it."
                 )
         return ""
 
@@ -249,9 +250,9 @@ class Report(Findings):
             return cls.model_validate(value)
         except ValidationError as error:
             first = error.errors()[0]
-            place = ".".join(map(str, first["loc"]))
+            where = ".".join(map(str, first["loc"]))
             raise OutriderError(
-                f"{path}: {place}: {first['msg']}; delete the file and evaluate again, which writes"
+                f"{path}: {where}: {first['msg']}; delete the file and evaluate again, which writes"
                 " it from the cached measurements"
             ) from None
 

@@ -81,7 +81,7 @@ def clustered(
                 over += ", with the wider interval over users"
             if of_users is None or of_users > margin:
                 margin, clusters = of_users, count
-    low, high = None, None
+    low = high = None
     if margin is not None:
         low = value * math.exp(-margin)
         high = value * math.exp(margin)

@@ -39,10 +39,10 @@ class Looks:
     @property
     def repeats(self) -> list[int]:
         """Number of repeats at each look, ascending."""
-        found = [self.first]
-        while found[-1] < self.last:
-            found.append(min(2 * found[-1], self.last))
-        return found
+        looks = [self.first]
+        while looks[-1] < self.last:
+            looks.append(min(2 * looks[-1], self.last))
+        return looks
 
     def level(self, repeats: int) -> float:
         """Confidence level of the interval at the look after `repeats` repeats."""

@@ -102,11 +102,11 @@ class Units:
         """y_u: the same units' log speed ratios minus what acceptance explains."""
         return self._log_ratios_U(0) - self.later * self.lengths_U
 
-    def _log_ratios_U(self, place: int) -> Array:
+    def _log_ratios_U(self, column: int) -> Array:
         """Log of column `place` / column `place + 1`, `over` minus `under`."""
         over_U4 = self.over_U4[self.stepped_U]
         under_U4 = self.under_U4[self.stepped_U]
-        ratios_U2 = [sums[:, place] / sums[:, place + 1] for sums in (over_U4, under_U4)]
+        ratios_U2 = [sums[:, column] / sums[:, column + 1] for sums in (over_U4, under_U4)]
         return np.log(ratios_U2[0] / ratios_U2[1])
 
 
@@ -135,8 +135,8 @@ def controlled_ratio(
     center, margin = trimmed_mean(left_U, level, units.alternated)
     value = math.exp(center + units.later * math.log(replayed.value))
     replay_margin = units.later * math.log(replayed.high / replayed.value)
-    found = _estimate(value, math.hypot(margin, replay_margin) + units.later * UNSEEN, units)
-    return found.model_copy(update={"estimator": "replay"})
+    estimate = _estimate(value, math.hypot(margin, replay_margin) + units.later * UNSEEN, units)
+    return estimate.model_copy(update={"estimator": "replay"})
 
 
 def agree(units: Units, replayed_U: Array, controlled: Estimate) -> bool:
@@ -160,10 +160,10 @@ def trimmed_mean(
     ordered_U = np.sort(values_U)
     count = len(values_U)
     cut = count // 5 if trimmed and count >= TRIMMED else 0
-    kept = ordered_U[cut : count - cut]
-    spread = float(np.clip(ordered_U, kept[0], kept[-1]).std(ddof=1))
+    middle_U = ordered_U[cut : count - cut]
+    spread = float(np.clip(ordered_U, middle_U[0], middle_U[-1]).std(ddof=1))
     error = spread / ((1 - 2 * cut / count) * math.sqrt(count))
-    return float(kept.mean()), _t_quantile(level, len(kept) - 1) * error
+    return float(middle_U.mean()), _t_quantile(level, len(middle_U) - 1) * error
 
 
 def widened(estimate: Estimate, margin: float) -> Estimate:

@@ -23,7 +23,7 @@ from outrider.pipeline.stages.sources import (
 )
 from outrider.serving.speculator import Speculator
 from outrider.speculators.checkpoints.safetensors_headers import tensor_headers
-from outrider.speculators.kinds import LOOKUPS
+from outrider.speculators.kinds import kind_named
 
 if TYPE_CHECKING:
     from outrider.eval.context import EvaluationContext
@@ -55,7 +55,7 @@ def _choose_kind(run: RunDirectory, recipe: Recipe, options: Options) -> dict[st
     for kind in recipe.speculator.candidates:
         own = run.of_kind(kind)
         one = recipe.of_kinds([kind])
-        named = kind if kind in LOOKUPS else str(own.speculator)
+        named = str(own.speculator) if kind_named(kind).has_weights else kind
         contexts[kind] = evaluation_context(
             run=own, recipe=one, speculator=named, out=own.evaluation, report=own.evaluation
         )
@@ -88,7 +88,7 @@ def publish_chosen(run: RunDirectory, kind: str) -> str:
     Returns the speculator as `--speculator` names it.
     """
     own = run.of_kind(kind)
-    if kind in LOOKUPS:
+    if not kind_named(kind).has_weights:
         shutil.rmtree(run.speculator, ignore_errors=True)
         run.metrics.unlink(missing_ok=True)
         return kind

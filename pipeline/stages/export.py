@@ -18,7 +18,7 @@ from outrider.serving.client import Sampling
 from outrider.serving.config import ServingConfig
 from outrider.serving.speculator import Drafting, Speculator
 from outrider.serving.vllm_hooks.version import vllm_version
-from outrider.speculators.kinds import LOOKUPS
+from outrider.speculators.kinds import kind_named
 
 
 def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def _write(
     k = evidence["k"]["custom"]
     schedule = _schedule(recipe, evidence)
     drafting = Drafting(
-        Speculator.named(kind if kind in LOOKUPS else run.speculator),
+        Speculator.named(run.speculator if kind_named(kind).has_weights else kind),
         max([k, *(best for _, _, best in schedule or [])]),
         recipe.speculator.draft_sample_method,
         schedule,

@@ -25,7 +25,7 @@ def register() -> None:
     """
     if os.environ.get(HOOKS) != "1" and ADMIN not in os.environ:
         return
-    for install in (_admin_route, _correct_cpu_engine, _fix_suffix_lookup):
+    for install in (_admin_route, _correct_cpu_engine, _drafter_hooks):
         try:
             install()
         except Exception as error:
@@ -81,29 +81,12 @@ def _correct_cpu_engine() -> None:
     _custom_ops.CPUDNNLGEMMHandler.__del__ = release  # type: ignore[method-assign]
 
 
-def _fix_suffix_lookup() -> None:
-    """Gives suffix lookup the responses of HISTORY and no others, and any number of drafts."""
-    from outrider.speculators.kinds.weightless import HISTORY, fixed_cache
+def _drafter_hooks() -> None:
+    """Adapts vLLM's proposers to the kinds that need it."""
+    from outrider.speculators.kinds import KINDS
 
-    if HISTORY not in os.environ:
-        return
-    from vllm.v1.spec_decode.suffix_decoding import SuffixDecodingProposer
-
-    start = SuffixDecodingProposer.__init__
-    propose = SuffixDecodingProposer.propose
-    if start.__module__ == __name__:
-        return
-
-    def init(self: Any, *args: Any) -> None:
-        start(self, *args)
-        self.suffix_cache = fixed_cache(os.environ[HISTORY])
-
-    def propose_up_to(self: Any, k: int, *args: Any, **kwargs: Any) -> list[list[int]]:
-        self.num_speculative_tokens = k  # vLLM 0.32 refuses any but the first
-        return propose(self, k, *args, **kwargs)
-
-    SuffixDecodingProposer.__init__ = init  # type: ignore[method-assign, assignment]
-    SuffixDecodingProposer.propose = propose_up_to  # type: ignore[method-assign, assignment]
+    for kind in KINDS.values():
+        kind.hook_engine()
 
 
 def release(handler: Any) -> None:

@@ -6,13 +6,14 @@
 A decoder is supported if vLLM 0.32 serves it and its embedding, final RMSNorm and head are stored
 under the names below. Biases, query and key norms, grouped queries and scaled rotary embeddings
 matter only if the target's own layer is trained, since vLLM computes the rest. A new architecture
-takes one entry in `ARCHITECTURES` and, if its own layer is trained, its attention in layers/.
+takes one entry in `ARCHITECTURES` and, if its own layer is trained, its attention in layers/ and in
+`ATTENTIONS` (layers/decoder_layer.py).
 """
 
 import copy
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from outrider.common.errors import OutriderError
 
@@ -26,6 +27,9 @@ EMBEDDING, FINAL_NORM_WEIGHT, HEAD = (
 )
 """The target's embedding, last norm and head (absent if weights are tied)."""
 
+AttentionName = Literal["latent", "glm4_moe"]
+"""DeepSeek's latent attention (MLA), or GLM-4.5's grouped-query attention."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
@@ -34,8 +38,8 @@ class Layer:
     Computed as in vLLM 0.32. The MLP is always DeepSeek-V3's (layers/decoder_layer.py).
     """
 
-    attention: str
-    """Import path of the attention class, which is built from config.json."""
+    attention: AttentionName
+    """Attention of the layer; layers/decoder_layer.py has its class."""
     keys: tuple[str, ...]
     """Keys of config.json that define the attention."""
     rope_types: tuple[str, ...]
@@ -57,7 +61,7 @@ class Architecture:
 ARCHITECTURES = {
     "DeepseekV3ForCausalLM": Architecture(
         Layer(
-            attention="outrider.speculators.layers.latent_attention:LatentAttention",
+            attention="latent",
             keys=(
                 "q_lora_rank",
                 "kv_lora_rank",
@@ -73,7 +77,7 @@ ARCHITECTURES = {
     # the next depth reads it before the norm (llm_base_proposer.py, `model_returns_tuple`).
     "Glm4MoeForCausalLM": Architecture(
         Layer(
-            attention="outrider.speculators.layers.llama_attention:Glm4MoeAttention",
+            attention="glm4_moe",
             keys=("num_key_value_heads", "head_dim", "attention_bias", "use_qk_norm"),
             rope_types=("default",),
             feeds_normed=False,

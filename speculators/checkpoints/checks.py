@@ -29,49 +29,52 @@ def check_vocabulary_size(path: Path, config: Mapping[str, Any], target: Checkpo
         )
 
 
-def check_same_rows(header: TensorHeader, own: TensorHeader) -> None:
+def check_same_rows(header: TensorHeader, original: TensorHeader) -> None:
     """Checks that a copy of the target's embedding or head equals the original.
 
     The engine replaces the copy with the target's tensor, so a speculator that was trained with
     different values drafts nonsense.
     """
-    if header.shape != own.shape:
-        difference = f"has shape {list(header.shape)}, the target's {own.name} {list(own.shape)}"
-    elif rows := rows_that_differ(header, own):
-        difference = f"differs in {rows} of {header.shape[0]} rows from the target's {own.name}"
+    if header.shape != original.shape:
+        shape = list(original.shape)
+        difference = f"has shape {list(header.shape)}, the target's {original.name} {shape}"
     else:
-        return
+        rows = rows_that_differ(header, original)
+        if not rows:
+            return
+        total = header.shape[0]
+        difference = f"differs in {rows} of {total} rows from the target's {original.name}"
     raise OutriderError(
         f"{header.file}: {header.name} {difference}: a stale vocabulary. The speculator was"
-        f" trained for another vocabulary or revision of the target than {own.file.parent}; set"
-        " target.model to the one that it was trained for, or train again"
+        f" trained for another vocabulary or revision of the target than {original.file.parent};"
+        " set target.model to the one that it was trained for, or train again"
     )
 
 
-def check_finite(found: Mapping[str, TensorHeader]) -> None:
+def check_finite(headers: Mapping[str, TensorHeader]) -> None:
     """Checks that no tensor contains an infinity or NaN."""
-    broken = [name for name, header in found.items() if not is_finite(header)]
+    broken = [name for name, header in headers.items() if not is_finite(header)]
     if broken:
         raise OutriderError(
-            f"{found[broken[0]].file}: not a finite number in {first_names(sorted(broken))}; the"
+            f"{headers[broken[0]].file}: not a finite number in {first_names(sorted(broken))}; the"
             " checkpoint is damaged, or its training diverged: use an earlier checkpoint, or"
             " export it again"
         )
 
 
 def check_header_shape(
-    found: Mapping[str, TensorHeader],
+    headers: Mapping[str, TensorHeader],
     suffix: str,
     shape: tuple[int, ...],
     config: Path,
     in_words: str,
 ) -> TensorHeader:
     """Checks the presence and shape of tensor `suffix`; returns its header."""
-    header = header_named(found, suffix)
+    header = header_named(headers, suffix)
     if header is None:
         raise OutriderError(
             f"{config.parent}: no tensor {suffix}, which {in_words} needs; its tensors are"
-            f" {first_names(sorted(found))}"
+            f" {first_names(sorted(headers))}"
         )
     if math.prod(header.shape) != math.prod(shape) or header.shape[0] != shape[0]:
         raise OutriderError(
@@ -82,10 +85,10 @@ def check_header_shape(
     return header
 
 
-def check_names(where: object, found: Collection[str], expected: Collection[str]) -> None:
+def check_names(where: object, names: Collection[str], expected: Collection[str]) -> None:
     """Checks that the tensor names are exactly the expected ones."""
-    missing = sorted(set(expected) - set(found))
-    unexpected = sorted(set(found) - set(expected))
+    missing = sorted(set(expected) - set(names))
+    unexpected = sorted(set(names) - set(expected))
     parts = [f"missing: {first_names(missing)}"] if missing else []
     parts += [f"unexpected: {first_names(unexpected)}"] if unexpected else []
     if parts:
@@ -95,22 +98,22 @@ def check_names(where: object, found: Collection[str], expected: Collection[str]
         )
 
 
-def header_named(found: Mapping[str, TensorHeader], suffix: str) -> TensorHeader | None:
+def header_named(headers: Mapping[str, TensorHeader], suffix: str) -> TensorHeader | None:
     """The first header whose name is `suffix` or ends with it."""
-    for name, header in found.items():
+    for name, header in headers.items():
         if name == suffix or name.endswith("." + suffix):
             return header
     return None
 
 
 def foreign(
-    path: Path, key: str, value: Any, target: CheckpointLayout, wanted: Any
+    path: Path, key: str, value: Any, target: CheckpointLayout, expected: Any
 ) -> OutriderError:
     """The error for a speculator that was made for another model."""
     return OutriderError(
-        f"{path}: {key} = {value}, but the target has {wanted} ({target.directory / 'config.json'})"
-        ": the speculator belongs to another model. Use one that was trained for this target, or"
-        " set target.model to its target"
+        f"{path}: {key} = {value}, but the target has {expected}"
+        f" ({target.directory / 'config.json'}): the speculator belongs to another model. Use"
+        " one that was trained for this target, or set target.model to its target"
     )
 
 

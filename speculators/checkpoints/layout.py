@@ -52,17 +52,19 @@ class CheckpointLayout:
 
     def files(self, names: Iterable[str]) -> list[str]:
         """Files of these tensors; raises an `OutriderError` if a tensor is missing."""
-        wanted = set(names)
-        if missing := wanted - self.weight_map.keys():
+        needed = set(names)
+        missing = needed - self.weight_map.keys()
+        if missing:
             part = min(missing).removesuffix(".weight")
-            if packed := [name for name in self.weight_map if name.startswith(f"{part}.")]:
+            packed = [name for name in self.weight_map if name.startswith(f"{part}.")]
+            if packed:
                 raise OutriderError(
                     f"{self.directory}: {part} is quantized ({', '.join(sorted(packed)[:3])}), and"
                     " its scales are not read; use a checkpoint of the same model whose embedding"
                     " and head are not quantized"
                 )
             raise OutriderError(f"{self.directory}: the checkpoint has no tensor {min(missing)}")
-        return sorted({self.weight_map[name] for name in wanted})
+        return sorted({self.weight_map[name] for name in needed})
 
 
 def read_layout(directory: Path) -> CheckpointLayout:
@@ -79,12 +81,12 @@ def fp8_blocks(config: dict[str, Any], path: Path) -> tuple[int, int] | None:
     DeepSeek uses (128, 128). Formats other than e4m3 blocks with dynamic activation scales are
     refused, since their tensors would be misread.
     """
-    found = config.get("quantization_config")
+    quantization = config.get("quantization_config")
     blocks = _blocks(config)
-    if not found or blocks is not None:
+    if not quantization or blocks is not None:
         return blocks
     names = ("quant_method", *DEFAULTS_OF_FP8, "weight_block_size")
-    judged = {name: found.get(name) for name in names}
+    judged = {name: quantization.get(name) for name in names}
     raise OutriderError(
         f"{path}: quantization_config has {judged}: training reads unquantized weights and"
         " DeepSeek's FP8 only (quant_method fp8, fmt e4m3, weight_block_size [128, 128]); point"

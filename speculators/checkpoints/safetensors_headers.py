@@ -77,14 +77,14 @@ def is_finite(header: TensorHeader) -> bool:
     return bool((value.float() if value.itemsize == 1 else value).isfinite().all())
 
 
-def rows_that_differ(one: TensorHeader, other: TensorHeader) -> int:
+def rows_that_differ(first: TensorHeader, second: TensorHeader) -> int:
     """Number of rows in which two tensors of the same shape differ.
 
     Tensors of the same dtype are compared exactly, others to within bfloat16's rounding error.
     """
-    if (one.file, one.name) == (other.file, other.name):
+    if (first.file, first.name) == (second.file, second.name):
         return 0
-    a = one.read().float()
-    b = other.read().float()
-    unequal = a != b if one.dtype == other.dtype else ~a.isclose(b, rtol=2**-7, atol=1e-12)
+    a = first.read().float()
+    b = second.read().float()
+    unequal = a != b if first.dtype == second.dtype else ~a.isclose(b, rtol=2**-7, atol=1e-12)
     return int(unequal.reshape(len(unequal), -1).any(1).sum())

@@ -50,12 +50,13 @@ def check_target(manifest: Mapping[str, Any], bundle: Path | str, target_dir: Pa
     Does nothing if either fingerprint is unknown.
     """
     expected = manifest.get(KEY)
-    found = target_fingerprint(target_dir)
-    if expected is None or found is None or expected == found:
+    fingerprint = target_fingerprint(target_dir)
+    if expected is None or fingerprint is None or expected == fingerprint:
         return
     name = (manifest.get("target") or {}).get("model")
     raise OutriderError(
-        f"{bundle}: made for target {name} ({str(expected)[:12]}), but {target_dir} is another one"
-        f" ({found[:12]}): its config.json, tokenizer.json or weights differ; serve the target that"
-        " the bundle was made for, or train and export again with target.model set to this one"
+        f"{bundle}: made for target {name} ({str(expected)[:12]}), but {target_dir} is another"
+        f" one ({fingerprint[:12]}): its config.json, tokenizer.json or weights differ; serve the"
+        " target that the bundle was made for, or train and export again with target.model"
+        " set to this one"
     )

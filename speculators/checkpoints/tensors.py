@@ -90,8 +90,8 @@ class CheckpointTensors:
         # them again could change their bytes.
         before = dequantize(value, scale, self.layout.blocks, torch.bfloat16)
         if not torch.equal(before, tensor.to(torch.bfloat16)):
-            value, found = quantize(tensor, self.layout.blocks, self.layout.powers_of_two)
-            scale = found.to(scale.dtype)
+            value, new_scale = quantize(tensor, self.layout.blocks, self.layout.powers_of_two)
+            scale = new_scale.to(scale.dtype)
         return {name: value, name + SCALE_SUFFIX: scale}
 
 
@@ -107,7 +107,8 @@ def fill(views: Mapping[str, Tensor], read: Callable[[str], Tensor], where: obje
                 )
             view.copy_(value.view(view.shape))
     # Tensor by tensor, since isfinite makes a copy, and R1's gate_up stack takes 30 GB in float32.
-    if broken := [name for name, view in views.items() if not view.isfinite().all()]:
+    broken = [name for name, view in views.items() if not view.isfinite().all()]
+    if broken:
         raise OutriderError(
             f"{where}: not a finite number in {', '.join(broken)}; the checkpoint is damaged"
         )

@@ -18,22 +18,24 @@ from outrider.speculators.kinds.dflash.kind import DFlash
 from outrider.speculators.kinds.dspark.kind import DSpark
 from outrider.speculators.kinds.eagle3.kind import Eagle3
 from outrider.speculators.kinds.mtp.kind import MTP
+from outrider.speculators.kinds.ngram import NGramLookup
+from outrider.speculators.kinds.no_speculation import NoSpeculation
 from outrider.speculators.kinds.p_eagle.kind import PEagle
-from outrider.speculators.kinds.protocol import DrafterKind, TrainableKind
-from outrider.speculators.kinds.weightless import (
-    NGramLookup,
-    NoSpeculation,
-    SuffixLookup,
-    WeightlessKind,
-)
+from outrider.speculators.kinds.protocol import DrafterKind, TrainableKind, WeightlessKind
+from outrider.speculators.kinds.suffix import SuffixLookup
 
-KINDS: dict[str, DrafterKind] = {
-    kind.name: kind
-    for kind in (
-        *(DSpark(), DFlash(), PEagle(), Eagle3(), MTP()),
-        *(NGramLookup(), SuffixLookup(), NoSpeculation()),
-    )
-}
+_CLASSES: list[type[DrafterKind]] = [
+    DSpark,
+    DFlash,
+    PEagle,
+    Eagle3,
+    MTP,
+    NGramLookup,
+    SuffixLookup,
+    NoSpeculation,
+]
+
+KINDS: dict[str, DrafterKind] = {kind.name: kind() for kind in _CLASSES}
 """Kinds by name; a directory belongs to the first that recognizes it."""
 
 DEFAULT_KIND = "mtp"
@@ -42,12 +44,8 @@ DEFAULT_KIND = "mtp"
 SCRATCH_KIND = Eagle3.name
 """The kind that a new recipe trains for a target whose own speculator cannot be trained."""
 
-NO_SPECULATION = NoSpeculation.name
-"""Name of the kind that drafts nothing."""
-
-LOOKUPS = (LOOKUP, SUFFIX) = (NGramLookup.name, SuffixLookup.name)
-"""Names of the kinds that every endpoint can use without training, the default first. vLLM needs a
-package for the second."""
+DEFAULT_LOOKUP = "ngram"
+"""The lookup that recipes measure by default (`eval.lookup`); it needs no package."""
 
 
 def kind_named(name: str) -> DrafterKind:
@@ -66,7 +64,12 @@ def trainable_names() -> list[str]:
 
 def weightless_names() -> list[str]:
     """Names of the kinds without weights, which have no directory."""
-    return [name for name, kind in KINDS.items() if kind.directory_in_words is None]
+    return [name for name, kind in KINDS.items() if not kind.has_weights]
+
+
+def lookup_names() -> list[str]:
+    """Names of the kinds that draft without weights, on any endpoint, without training."""
+    return [name for name in weightless_names() if KINDS[name].speculates]
 
 
 def weightless_kind(name: str | None) -> WeightlessKind | None:
@@ -93,9 +96,10 @@ def kind_of(directory: Path) -> DrafterKind:
     """
     path = Path(directory) / "config.json"
     bundle = Path(directory) / "bundle.json"
-    named = read_json(bundle).get("method") if bundle.is_file() and not path.exists() else None
-    if found := weightless_kind(named):
-        return found
+    if bundle.is_file() and not path.exists():
+        weightless = weightless_kind(read_json(bundle).get("method"))
+        if weightless is not None:
+            return weightless
     config = read_json(path)
     for kind in KINDS.values():
         if kind.recognizes(config):
@@ -124,8 +128,10 @@ def native_kinds(target_config: Mapping[str, Any]) -> list[TrainableKind]:
 
 def target_tensors(target: CheckpointLayout) -> list[str]:
     """Names of the target's tensors that Outrider reads."""
-    own = (kind.native_tensors(target) for kind in native_kinds(target.config))
-    return sorted(set(target.ends).union(*own))
+    names = set(target.ends)
+    for kind in native_kinds(target.config):
+        names |= kind.native_tensors(target)
+    return sorted(names)
 
 
 def check_speculator(directory: Path, target_dir: Path) -> None:

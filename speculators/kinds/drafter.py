@@ -43,7 +43,7 @@ class Batch(Slots):
     def _mapped(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         tensors = {name: value for name, value in vars(self).items() if name != "row"}
         changed = {id(tensor): change(tensor) for tensor in tensors.values()}
-        return Batch(row=self.row, **{n: changed[id(each)] for n, each in tensors.items()})
+        return Batch(row=self.row, **{n: changed[id(tensor)] for n, tensor in tensors.items()})
 
 
 class Drafter(nn.Module):
@@ -87,7 +87,7 @@ class ChainDrafter(Drafter):
         state = torch.empty(1, chain.width, dtype=weight.dtype, device=weight.device)
         position = torch.zeros(1, dtype=torch.long, device=weight.device)
         x = chain.inputs(state, state, position)
-        return sum(each.numel() for each in (state, x, *chain.project(x, position)))
+        return sum(values.numel() for values in (state, x, *chain.project(x, position)))
 
     def unroll(self, ends: TargetEnds, slots: Slots, depth: int) -> tuple[Tensor, list[Tensor]]:
         """Unrolls all anchors at once, depth by depth (speculators/unroll.py)."""

@@ -1,16 +1,17 @@
 """The protocol of drafter kinds: everything that depends on the kind.
 
 A kind is a class in this folder and an entry in the registry (`__init__.py`). No code outside
-this folder names a kind. There are two levels:
+this folder names a kind. There are three levels:
 
     DrafterKind     can be served and measured; defines how it is recognized, checked against the
                     target, and configured in vLLM
+    WeightlessKind  drafts from the text alone; can also be replayed, without states
     TrainableKind   can also be trained on captured states, replayed, compared with the engine,
                     sized before training, and swapped in a live engine; it drafts in every step
 
-Both are base classes with defaults, so a kind defines only what differs. The registry does not
-import torch, so `--help` and `--dry-run` start fast. A method that needs torch calls the function
-of the same name in the kind's `checkpoint` module, which is imported on first use.
+All are base classes with defaults, so a kind defines only what differs. The registry does not
+import torch, so `--help` and `--dry-run` start fast. A method that needs torch or vLLM imports it
+inside, and so does a method that needs a module which imports torch.
 
 How a trainable kind is used:
 
@@ -27,14 +28,16 @@ How a trainable kind is used:
 Teacher and draft are separate: the teacher is the target's head over the full vocabulary
 (`TargetEnds`); the draft's head (`DraftHead`) may be trained and may cover fewer tokens.
 
-Shapes: T tokens, N anchors, K depths.
+Shapes: T tokens, A or N anchors, K depths.
 """
 
 import dataclasses
-import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from outrider.common.errors import OutriderError
 from outrider.speculators.checkpoints.layout import CheckpointLayout
@@ -52,6 +55,9 @@ TrainedParameters = Literal["all", "non_routed", "lora"]
 
 KPerBatchSize = Sequence[tuple[int, int, int]]
 """(first batch size, last batch size, drafts per step) of each batch size range."""
+
+NO_DRAFT = -1
+"""Token id for no draft."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +92,10 @@ class DrafterKind:
     """Description of the kind's directories; None for a kind without weights."""
     source_of_drafts = ""
     """For a kind without weights, what it drafts and what a server needs for it."""
+    has_weights = True
+    """False if there is nothing to train, load or swap."""
+    speculates = True
+    """False if the engine drafts nothing."""
     fixed_k = False
     """True if K is fixed at engine start, whatever the batch size."""
     one_block = False
@@ -104,6 +114,20 @@ class DrafterKind:
         Reads config.json and safetensors headers; reads values only to check that they are
         finite, that copies of the target's tensors are exact and that a token map is valid.
         """
+
+    def require_installed(self) -> None:
+        """Raises an `OutriderError` if a package that vLLM needs for the kind is missing."""
+
+    def prepare(self, responses: Iterable[Sequence[int]], folder: Path) -> dict[str, str]:
+        """Prepares replay and engines, as if they had given `responses` to earlier requests.
+
+        Returns environment variables for their processes. Files are written to `folder`;
+        `responses` (token ids) are read only if needed.
+        """
+        return {}
+
+    def hook_engine(self) -> None:
+        """Changes vLLM in an engine's process (serving/vllm_hooks/plugin.py); may run twice."""
 
     def vllm_settings(
         self,
@@ -131,6 +155,28 @@ class DrafterKind:
         return settings
 
 
+class WeightlessKind(DrafterKind):
+    """A kind whose drafts depend only on the request's tokens so far."""
+
+    has_weights = False
+
+    def drafts(self, token_ids_T: NDArray[np.int32], first: int, k: int) -> NDArray[np.int32]:
+        """Drafts [A, K] after each token from `first` to the second-to-last."""
+        raise NotImplementedError
+
+    def vllm_settings(
+        self,
+        directory: Path | None,
+        k: int,
+        draft_sample_method: str,
+        k_per_batch_size: KPerBatchSize | None,
+    ) -> dict[str, Any] | None:
+        """vLLM's settings without a model or draft sampling method."""
+        settings = super().vllm_settings(directory, k, draft_sample_method, k_per_batch_size) or {}
+        unread = ("model", "draft_sample_method")
+        return {key: value for key, value in settings.items() if key not in unread}
+
+
 class TrainableKind(DrafterKind):
     """A kind that Outrider also trains, replays, sizes and swaps."""
 
@@ -138,8 +184,6 @@ class TrainableKind(DrafterKind):
     """Keys of `speculator.head` used for training from scratch; others are rejected."""
     trains: frozenset[TrainedParameters] = frozenset(("all",))
     """Values of `speculator.train` that the kind supports."""
-    checkpoint: str
-    """Import path of the module that reads and writes the kind's weights."""
 
     def config(
         self,
@@ -197,13 +241,13 @@ class TrainableKind(DrafterKind):
         device: "torch.device | str" = "cpu",
     ) -> "Drafter":
         """Loads a directory's drafter; all weights must be finite."""
-        return self._weights.load(self, directory, target_dir, dtype, device)
+        raise NotImplementedError
 
     def start(
         self, origin: Origin, dtype: "torch.dtype", device: "torch.device | str", seed: int
     ) -> "Drafter":
         """Creates the drafter that training starts from; all its parameters are trained."""
-        return self._weights.start(self, origin, dtype, device, seed)
+        raise NotImplementedError
 
     def trained(
         self, drafter: "Drafter", state: Mapping[str, "Tensor"]
@@ -212,14 +256,14 @@ class TrainableKind(DrafterKind):
 
         `state` is the drafter's whole state dict, since under ZeRO-3 the module holds shards.
         """
-        return self._weights.trained(drafter, state)
+        raise NotImplementedError
 
     def write(self, changed: Iterable[tuple[str, "Tensor"]], origin: Origin, out_dir: Path) -> None:
         """Atomically publishes a directory that the engine loads.
 
         Tensors that are not in `changed`, or that equal the base's, keep the base's bytes.
         """
-        self._weights.write(self, changed, origin, out_dir)
+        raise NotImplementedError
 
     def write_other_formats(
         self, directory: Path, target_dir: Path, target: str, drafts: int, out_dir: Path
@@ -229,20 +273,16 @@ class TrainableKind(DrafterKind):
         `target` is the target's name or path, `drafts` the number of drafts per step. Folders
         are named after their format; a format that does not support the drafter gets no folder.
         """
-        self._weights.write_other_formats(self, directory, target_dir, target, drafts, out_dir)
+        raise NotImplementedError
 
     def swap_tensors(self, directory: Path) -> Iterator[tuple[str, "Tensor"]]:
         """Yields the names and stored tensors that a live engine's drafter loads."""
-        return self._weights.swap_tensors(self, directory)
+        raise NotImplementedError
 
-    def swappable(self, one: Path, other: Path) -> bool:
+    def swappable(self, first: Path, second: Path) -> bool:
         """True if an engine started with one directory can load the other."""
         return True
 
     def stays_with_target(self, name: str) -> bool:
         """True for parameters that belong to the target and are not swapped."""
         return False
-
-    @property
-    def _weights(self) -> Any:
-        return importlib.import_module(self.checkpoint)

@@ -15,52 +15,23 @@ A heads, D dims of a query or key head, V value dims of a head, X experts, F int
 expert, k experts per token.
 """
 
-import pkgutil
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from outrider.speculators.checkpoints.architectures import layer_of
+from outrider.speculators.checkpoints.architectures import AttentionName, layer_of
+from outrider.speculators.layers.attention import Attention, Config, RMSNorm
+from outrider.speculators.layers.latent_attention import LatentAttention
+from outrider.speculators.layers.llama_attention import Glm4MoeAttention
 
-Config = Mapping[str, Any]
-"""A target's config.json."""
-
-
-class Attention(Protocol):
-    """The projections before and after attention; the unroll itself computes attention."""
-
-    @property
-    def softmax_scale(self) -> float:
-        """Scale of the attention scores."""
-
-    def project(self, x: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries and keys [..., A, T, D], values [..., A, T, V]."""
-
-    def combine(self, attended: Tensor) -> Tensor:
-        """Projects attended values [..., A, T, V] to [..., T, H]."""
-
-
-def by_head(x: Tensor, heads: int) -> Tensor:
-    """Reshapes [..., T, A*D] to [..., A, T, D]."""
-    return x.unflatten(-1, (heads, -1)).transpose(-3, -2)
-
-
-class RMSNorm(nn.Module):
-    """x / rms(x) * weight, with the mean square in float32."""
-
-    def __init__(self, width: int, eps: float):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        wide = x.float()
-        return self.weight * (
-            wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        ).to(x.dtype)
+ATTENTIONS: dict[AttentionName, Callable[[Config], Attention]] = {
+    "latent": LatentAttention,
+    "glm4_moe": Glm4MoeAttention,
+}
+"""Attention of each architecture's layer, built from config.json."""
 
 
 class GatedMLP(nn.Module):
@@ -101,6 +72,7 @@ class Router(nn.Module):
         score_NX = F.linear(x_NH.float(), self.weight.float()).sigmoid()
         choice_NX = score_NX.detach() + self.e_score_correction_bias
         if self.groups > 1:
+            # A group's score is the sum of its two best experts' (vLLM: grouped_topk_router.py).
             by_group = choice_NX.unflatten(1, (self.groups, -1))
             best_groups = (
                 by_group.topk(2, dim=-1).values.sum(-1).topk(self.best_groups, dim=-1).indices
@@ -112,6 +84,7 @@ class Router(nn.Module):
         index_Nk = choice_NX.topk(self.chosen, dim=-1, sorted=False).indices
         weight_Nk = score_NX.gather(1, index_Nk)
         if self.normalised:
+            # 1e-20 as in transformers' DeepseekV3TopkRouter.
             weight_Nk = weight_Nk / (weight_Nk.sum(-1, keepdim=True) + 1e-20)
         return weight_Nk * self.scale, index_Nk
 
@@ -225,7 +198,7 @@ class DecoderLayer(nn.Module):
         hidden = config["hidden_size"]
         eps = config["rms_norm_eps"]
         self.input_layernorm = RMSNorm(hidden, eps)
-        self.self_attn: Attention = pkgutil.resolve_name(layer_of(config).attention)(config)
+        self.self_attn = ATTENTIONS[layer_of(config).attention](config)
         self.post_attention_layernorm = RMSNorm(hidden, eps)
         if layer_index < config["first_k_dense_replace"]:
             self.mlp: nn.Module = GatedMLP(hidden, config["intermediate_size"])

@@ -6,6 +6,11 @@
 Keys and values are expanded to all heads. The rotary embedding rotates interleaved pairs of a
 head's R rope dims; YaRN is supported.
 
+transformers' `modeling_rope_utils` is not used for YaRN: its frequencies 1 / theta^e differ from
+theta^-e in the last bit (in all of 5,184 configurations tried), and without `mscale_all_dim` or
+`mscale` it scales cos and sin otherwise than vLLM (deepseek_scaling_rope.py), which serves the
+layer.
+
 Shapes: "..." leading dimensions, B rows, T tokens, H hidden, A heads, D = nope + rope dims of a
 query or key head, V value dims of a head, R = rope dims.
 """
@@ -15,7 +20,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from outrider.speculators.layers.decoder_layer import Config, RMSNorm, by_head
+from outrider.speculators.layers.attention import Config, RMSNorm, by_head
 from outrider.speculators.layers.rope import rope_of
 
 
@@ -28,7 +33,8 @@ class LatentAttention(nn.Module):
         hidden, heads, eps = (
             config[key] for key in ("hidden_size", "num_attention_heads", "rms_norm_eps")
         )
-        into = hidden if into is None else into
+        if into is None:
+            into = hidden
         q_rank = config.get("q_lora_rank")
         kv_rank = config["kv_lora_rank"]
         nope = config["qk_nope_head_dim"]
@@ -50,6 +56,7 @@ class LatentAttention(nn.Module):
         scale = (self.config["qk_nope_head_dim"] + self.config["qk_rope_head_dim"]) ** -0.5
         rope = rope_of(self.config)
         if rope["rope_type"] == "yarn":
+            # As vLLM's deepseek_v2.py (`self.scaling * mscale * mscale`), for queries and keys.
             scale *= _yarn_mscale(rope["factor"], rope.get("mscale_all_dim", 0.0)) ** 2
         return scale
 

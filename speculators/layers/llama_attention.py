@@ -15,7 +15,7 @@ values, D dims of a head, R rotated dims of a head, H hidden.
 import torch
 from torch import Tensor, nn
 
-from outrider.speculators.layers.decoder_layer import Config, RMSNorm, by_head
+from outrider.speculators.layers.attention import Config, RMSNorm, by_head
 from outrider.speculators.layers.rope import rope_of
 
 Tables = tuple[Tensor, Tensor]
@@ -27,6 +27,7 @@ class LlamaAttention(nn.Module):
 
     def __init__(
         self,
+        *,
         hidden: int,
         heads: int,
         kv_heads: int,
@@ -38,7 +39,9 @@ class LlamaAttention(nn.Module):
         rotated_share: float = 1.0,
     ):
         super().__init__()
-        self.heads, self.kv_heads, self.theta = heads, kv_heads, theta
+        self.heads = heads
+        self.kv_heads = kv_heads
+        self.theta = theta
         self.rotary_dim = int(head_dim * rotated_share)
         self.softmax_scale = head_dim**-0.5
         self.q_proj = nn.Linear(into, heads * head_dim, bias=bias)

@@ -121,10 +121,10 @@ def case(tmp_path, monkeypatch):
     with FeatureWriter(tmp_path / "features", HIDDEN, {}, auxiliary=streams):
         pass
 
-    def measured(servers, mode, load, numbers, sizes, texts, sampling, speculators):
-        timed.append((mode, dict(numbers), sizes, texts))
+    def measured(servers, mode, load, numbers, batch_sizes, prompts, sampling, speculators):
+        timed.append((mode, dict(numbers), batch_sizes, prompts))
         row = {1: 0.012, 2: 0.03} if "base" in numbers else {1: 0.012, 2: 0.014}
-        rows = {size: row if size == 1 else {1: 0.04, 2: 0.08} for size in sizes}
+        rows = {size: row if size == 1 else {1: 0.04, 2: 0.08} for size in batch_sizes}
         return StepTimes(seconds=dict.fromkeys(numbers, rows))
 
     monkeypatch.setattr(module, "time_steps", measured)

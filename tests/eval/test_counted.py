@@ -245,7 +245,7 @@ def case(tmp_path):
             {"validation": ["q0"], "heldout": [row["sequence_id"] for row in rows]},
         ),
         folders=EvaluationFolders(tmp_path, tmp_path / "out", tmp_path / "out", tmp_path),
-        backends=Backends(servers=lambda *_: pytest.fail("started")),
+        backends=Backends(servers=lambda **_: pytest.fail("started")),
     )
 
 

@@ -225,7 +225,7 @@ def test_all_replays_end_before_servers_take_the_memory(tmp_path, monkeypatch, a
         yield
         happened.append("cluster ends")
 
-    def servers(*_):
+    def servers(**_):
         raise Started
 
     module = "outrider.eval.replay.heldout_replay"
@@ -355,9 +355,11 @@ def test_an_evaluation_from_servers_to_report(short_r1, tmp_path, monkeypatch):
             yield generator
 
     @contextlib.contextmanager
-    def servers(target, serving, speculators, numbers, *others):
+    def servers(serving, speculators, numbers, **settings):
         """Real ones that may draft any number; the evaluation's own checks end with ours."""
-        with Servers(target, serving, speculators, range(DEPTH + 1), *others) as running:
+        with Servers(
+            serving=serving, speculators=speculators, numbers=range(DEPTH + 1), **settings
+        ) as running:
             yield running
             check_server_of_both(running, *loads, speculators)
 

@@ -169,7 +169,7 @@ def bench(nano_r1, tmp_path_factory):
         )
         load = stack.enter_context(LoadGenerator(target, home / "load.log"))
 
-        def servers(target, serving, speculators, *_):
+        def servers(speculators, **_):
             """The running servers, with the evaluation's speculators."""
             running._speculators |= speculators
             for each in running._up.values():
@@ -330,7 +330,15 @@ def test_a_slow_start_does_not_make_the_other_engine_faster(nano_r1, tmp_path, m
             target=target, serving=SERVING, speculators=speculators, numbers=[K], log_dir=tmp_path
         ) as servers,
     ):
-        blocks = measure(servers, "eager", plan, load, sampling, speeds, print)
+        blocks = measure(
+            servers,
+            mode="eager",
+            plan=plan,
+            load=load,
+            sampling=sampling,
+            speeds=speeds,
+            say=print,
+        )
     assert sum("base" in name for name in started) == LEAST_STARTS
     found = speeds.ratio(blocks, 1, "custom_over_base")
     slow = speeds.ratio([each for each in blocks if not each["repeat"]], 1, "custom_over_base")

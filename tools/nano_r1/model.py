@@ -29,7 +29,8 @@ from outrider.speculators.kinds.mtp.checkpoint import (
     experts_apart,
 )
 from outrider.speculators.kinds.mtp.layer import MTPSpeculator
-from outrider.speculators.layers.decoder_layer import DecoderLayer, RMSNorm
+from outrider.speculators.layers.attention import RMSNorm
+from outrider.speculators.layers.decoder_layer import DecoderLayer
 
 CONFIG: dict[str, Any] = {
     "architectures": ["DeepseekV3ForCausalLM"],

@@ -12,13 +12,16 @@ The head has one layer and is stored like an EAGLE-3 head, with other tensor nam
 config.json. Other files: dflash/shape.py (config.json), dflash/layer.py (the module).
 """
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.speculators.checkpoints.checks import check_header_shape
 from outrider.speculators.checkpoints.layout import CheckpointLayout
 from outrider.speculators.checkpoints.safetensors_headers import tensor_headers
+from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.kinds.dflash.shape import (
     is_dflash,
     plain_config,
@@ -28,6 +31,12 @@ from outrider.speculators.kinds.dflash.shape import (
 )
 from outrider.speculators.kinds.eagle3.check import check_head
 from outrider.speculators.kinds.eagle3.kind import Eagle3
+from outrider.speculators.kinds.eagle3.shape import EagleShape
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from outrider.speculators.kinds.eagle3.layer import StoredHead
 
 MASK_EMBEDDING = "mask_embedding"
 """vLLM's name for the mask token's embedding; unused without mask_embedding.pt."""
@@ -44,12 +53,38 @@ class DFlash(Eagle3):
     fixed_k = True
     one_block = True
     head_keys: frozenset[str] = frozenset(("layers", "draft_vocabulary"))
-    recognizes = staticmethod(is_dflash)
-    module = "outrider.speculators.kinds.dflash.layer:DFlashHead"
-    shape = staticmethod(read_shape)
-    new_config = staticmethod(plain_config)
-    names = staticmethod(tensor_names)
-    speculators_config = staticmethod(speculators_config)
+
+    def recognizes(self, config: Mapping[str, Any]) -> bool:
+        """True for a DFlash head's config.json, with any number of layers."""
+        return is_dflash(config)
+
+    def shape(
+        self, config: Mapping[str, Any], target_config: Mapping[str, Any], path: object
+    ) -> EagleShape:
+        """Reads the shape of the head whose config.json is at `path`."""
+        return read_shape(config, target_config, path)
+
+    def new_module(self, shape: EagleShape, target_ids_D: "Tensor | None") -> "StoredHead":
+        """The module, without initial weights."""
+        from outrider.speculators.kinds.dflash.layer import DFlashHead
+
+        return DFlashHead(shape, target_ids_D)
+
+    def new_config(
+        self, target_config: Mapping[str, Any], head: HeadConfig, drafts: int
+    ) -> dict[str, Any]:
+        """config.json of a new head, in the plain layout."""
+        return plain_config(target_config, head, drafts)
+
+    def names(self, stored: Iterable[str]) -> dict[str, str]:
+        """Maps tensor names in the module to stored names."""
+        return tensor_names(stored)
+
+    def speculators_config(
+        self, config: Mapping[str, Any], target_config: Mapping[str, Any], target: str, drafts: int
+    ) -> dict[str, Any] | None:
+        """config.json in the format of vllm-project/speculators."""
+        return speculators_config(config, target_config, target, drafts)
 
     def check(self, directory: Path, target: CheckpointLayout) -> None:
         """Checks layer count, vocabulary, widths, target layers, shapes and finiteness."""
@@ -60,14 +95,12 @@ class DFlash(Eagle3):
                 f"{Path(directory) / MASK_EMBEDDING}.pt: a separate embedding of the mask token,"
                 " but Outrider reads only the target's embedding; use a head without one"
             )
-        found = tensor_headers(directory)
-        hidden = shape.hidden
-        for name, rows in (("q_proj", shape.heads), ("k_proj", shape.kv_heads)):
-            wanted = (rows * shape.head_dim, hidden)
+        headers = tensor_headers(directory)
+        for name, heads in (("q_proj", shape.heads), ("k_proj", shape.kv_heads)):
             check_header_shape(
-                found=found,
+                headers=headers,
                 suffix=f"self_attn.{name}.weight",
-                shape=wanted,
+                shape=(heads * shape.head_dim, shape.hidden),
                 config=path,
                 in_words=self.in_words,
             )

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from outrider.speculators.heads import TargetEnds
 from outrider.speculators.kinds.eagle3.layer import StoredHead
 from outrider.speculators.kinds.eagle3.shape import EagleShape
-from outrider.speculators.layers.decoder_layer import GatedMLP, RMSNorm
+from outrider.speculators.layers.attention import RMSNorm
+from outrider.speculators.layers.decoder_layer import GatedMLP
 from outrider.speculators.layers.llama_attention import LlamaAttention
 from outrider.speculators.unroll import Slots, merge, row_of
 
@@ -65,7 +66,7 @@ class DFlashHead(StoredHead):
         mask_key_G1D = attention.keys(normed_1H)
         keys = [
             attention.rotated(attention.keys(normed_NH), tables[0]),
-            *(attention.rotated(mask_key_G1D, each) for each in tables[1:]),
+            *(attention.rotated(mask_key_G1D, rotation) for rotation in tables[1:]),
         ]
         values = [attention.values(normed_NH), *[attention.values(normed_1H)] * (count - 1)]
         states = []
@@ -73,8 +74,16 @@ class DFlashHead(StoredHead):
         for s in range(self.first, count):
             x_NH, normed = (mask_1H, normed_1H) if s else (known_NH, normed_NH)
             q_AND = attention.rotated(attention.queries(normed), tables[s])
-            prefix = row.attend_prefix(q_AND, key_APD, value_APD, scale)
-            states.append(self.norm(layer.finish(x_NH, merge(*prefix, q_AND, keys, values, scale))))
+            prefix_ANV, log_sum_exp_AN = row.attend_prefix(q_AND, key_APD, value_APD, scale)
+            attended_ANV = merge(
+                prefix_ANV=prefix_ANV,
+                log_sum_exp_AN=log_sum_exp_AN,
+                q_AND=q_AND,
+                keys=keys,
+                values=values,
+                scale=scale,
+            )
+            states.append(self.norm(layer.finish(x_NH, attended_ANV)))
         return anchors_N, states
 
 

@@ -140,10 +140,12 @@ def speculators_config(
 
 def tensor_names(stored: Iterable[str]) -> dict[str, str]:
     """Maps tensor names in the module to stored names."""
-    return {
-        LAYER_OF_SPECULATORS + name.removeprefix(LAYER) if name.startswith(LAYER) else name: found
-        for name, found in checkpoint_names(stored).items()
-    }
+    names = {}
+    for name, stored_name in checkpoint_names(stored).items():
+        if name.startswith(LAYER):
+            name = LAYER_OF_SPECULATORS + name.removeprefix(LAYER)
+        names[name] = stored_name
+    return names
 
 
 def _check_supported(

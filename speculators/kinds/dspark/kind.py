@@ -15,12 +15,13 @@ dspark/layer.py (the module).
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outrider.common.files import read_json
 from outrider.speculators.checkpoints.checks import check_header_shape
 from outrider.speculators.checkpoints.layout import CheckpointLayout
 from outrider.speculators.checkpoints.safetensors_headers import tensor_headers
+from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.kinds.dflash.kind import DFlash
 from outrider.speculators.kinds.dspark.shape import (
     ARCHITECTURE,
@@ -29,6 +30,12 @@ from outrider.speculators.kinds.dspark.shape import (
     read_shape,
     speculators_config,
 )
+from outrider.speculators.kinds.eagle3.shape import EagleShape
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from outrider.speculators.kinds.eagle3.layer import StoredHead
 
 
 class DSpark(DFlash):
@@ -40,13 +47,32 @@ class DSpark(DFlash):
         f"a DSpark checkpoint (config.json of a {ARCHITECTURE}, and the weights of one layer)"
     )
     needs_v2 = True
-    module = "outrider.speculators.kinds.dspark.layer:DSparkHead"
-    shape = staticmethod(read_shape)
-    new_config = staticmethod(plain_config)
-    speculators_config = staticmethod(speculators_config)
 
-    @staticmethod
-    def recognizes(config: Mapping[str, Any]) -> bool:
+    def shape(
+        self, config: Mapping[str, Any], target_config: Mapping[str, Any], path: object
+    ) -> EagleShape:
+        """Reads the shape of the head whose config.json is at `path`."""
+        return read_shape(config, target_config, path)
+
+    def new_module(self, shape: EagleShape, target_ids_D: "Tensor | None") -> "StoredHead":
+        """The module, without initial weights."""
+        from outrider.speculators.kinds.dspark.layer import DSparkHead
+
+        return DSparkHead(shape, target_ids_D)
+
+    def new_config(
+        self, target_config: Mapping[str, Any], head: HeadConfig, drafts: int
+    ) -> dict[str, Any]:
+        """config.json of a new head, in DeepSeek's layout."""
+        return plain_config(target_config, head, drafts)
+
+    def speculators_config(
+        self, config: Mapping[str, Any], target_config: Mapping[str, Any], target: str, drafts: int
+    ) -> dict[str, Any] | None:
+        """config.json in the format of vllm-project/speculators."""
+        return speculators_config(config, target_config, target, drafts)
+
+    def recognizes(self, config: Mapping[str, Any]) -> bool:
         """True for the config.json of a DSpark head in Qwen3's format."""
         return config.get("speculators_model_type") == NAME_OF_SPECULATORS or ARCHITECTURE in (
             config.get("architectures") or []
@@ -57,14 +83,18 @@ class DSpark(DFlash):
         super().check(directory, target)
         path = Path(directory) / "config.json"
         shape = self.shape(read_json(path), target.config, path)
-        found = tensor_headers(directory)
+        headers = tensor_headers(directory)
         rank = shape.markov_rank
-        for name, wanted in (
+        for name, stored_shape in (
             ("markov_head.markov_w1.weight", (shape.vocab, rank)),
             ("markov_head.markov_w2.weight", (shape.drafts, rank)),
             ("confidence_head.proj.weight", (1, shape.hidden + rank)),
             ("confidence_head.proj.bias", (1,)),
         ):
             check_header_shape(
-                found=found, suffix=name, shape=wanted, config=path, in_words=self.in_words
+                headers=headers,
+                suffix=name,
+                shape=stored_shape,
+                config=path,
+                in_words=self.in_words,
             )

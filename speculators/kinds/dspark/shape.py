@@ -38,17 +38,18 @@ def read_shape(
     config: Mapping[str, Any], target_config: Mapping[str, Any], path: object
 ) -> EagleShape:
     """Reads the config.json at `path`; raises an `OutriderError` for unsupported heads."""
+    # Defaults of vLLM: `sample_from_anchor` is true only in DeepSeek's layout.
     plain = "speculators_model_type" not in config
-    given = {"sample_from_anchor": plain, "markov_head_type": "vanilla", **config}
-    wrong = {key: given.get(key) != form for key, form in HEADS.items()}
-    wrong["dspark_draft_topk"] = given.get("dspark_draft_topk") is not None
-    wrong["markov_rank"] = not given.get("markov_rank")
+    settings = {"sample_from_anchor": plain, "markov_head_type": "vanilla", **config}
+    wrong = {key: settings.get(key) != form for key, form in HEADS.items()}
+    wrong["dspark_draft_topk"] = settings.get("dspark_draft_topk") is not None
+    wrong["markov_rank"] = not settings.get("markov_rank")
     for key in (key for key, differs in wrong.items() if differs):
         raise OutriderError(
-            f"{path}: {key} = {given.get(key)}: Outrider neither trains nor replays such a DSpark"
-            " head. It supports heads whose first slot drafts, with a logit bias that depends only"
-            " on the token before each draft and a confidence that reads that token; train one from"
-            " scratch (speculator.base: none)"
+            f"{path}: {key} = {settings.get(key)}: Outrider neither trains nor replays such a"
+            " DSpark head. It supports heads whose first slot drafts, with a logit bias that"
+            " depends only on the token before each draft and a confidence that reads that token;"
+            " train one from scratch (speculator.base: none)"
         )
     shape = dflash.read_shape(config, target_config, path)
     return dataclasses.replace(shape, markov_rank=config["markov_rank"])

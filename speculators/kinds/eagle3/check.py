@@ -47,36 +47,37 @@ def check_head(directory: Path, target: CheckpointLayout, in_words: str, states:
             key="hidden_size",
             value=hidden,
             target=target,
-            wanted=target.config["hidden_size"],
+            expected=target.config["hidden_size"],
         )
-    found = tensor_headers(directory)
+    headers = tensor_headers(directory)
     vocabulary = config.get("draft_vocab_size") or layer["vocab_size"]
-    own_hidden = layer["hidden_size"]
+    head_hidden = layer["hidden_size"]
     check_header_shape(
-        found=found,
+        headers=headers,
         suffix="lm_head.weight",
-        shape=(vocabulary, own_hidden),
+        shape=(vocabulary, head_hidden),
         config=path,
         in_words=in_words,
     )
     check_header_shape(
-        found=found,
+        headers=headers,
         suffix="fc.weight",
-        shape=(own_hidden, hidden * states),
+        shape=(head_hidden, hidden * states),
         config=path,
         in_words=in_words,
     )
-    if embedding := header_named(found, EMBEDDING):
-        shape = (target.config["vocab_size"], own_hidden)
+    embedding = header_named(headers, EMBEDDING)
+    if embedding is not None:
+        shape = (target.config["vocab_size"], head_hidden)
         check_header_shape(
-            found=found, suffix=embedding.name, shape=shape, config=path, in_words=in_words
+            headers=headers, suffix=embedding.name, shape=shape, config=path, in_words=in_words
         )
     if vocabulary != target.config["vocab_size"]:
         offsets = check_header_shape(
-            found=found, suffix=D2T, shape=(vocabulary,), config=path, in_words=in_words
+            headers=headers, suffix=D2T, shape=(vocabulary,), config=path, in_words=in_words
         )
-        _check_map(offsets, header_named(found, T2D), target)
-    check_finite(found)
+        _check_map(offsets, header_named(headers, T2D), target)
+    check_finite(headers)
 
 
 def check_embedding(directory: Path, target: CheckpointLayout) -> None:
@@ -88,12 +89,12 @@ def check_embedding(directory: Path, target: CheckpointLayout) -> None:
     name, _ = target.ends
     if embedding is None:
         return
-    own = tensor_headers(target.directory, target.files([name]))[name]
-    if embedding.shape != own.shape or rows_that_differ(embedding, own):
+    original = tensor_headers(target.directory, target.files([name]))[name]
+    if embedding.shape != original.shape or rows_that_differ(embedding, original):
         raise OutriderError(
-            f"{embedding.file}: {embedding.name} differs from the target's embedding ({own.file})."
-            " vLLM serves such a head, but Outrider neither trains nor replays it, since it reads"
-            " only the target's embedding"
+            f"{embedding.file}: {embedding.name} differs from the target's embedding"
+            f" ({original.file}). vLLM serves such a head, but Outrider neither trains nor replays"
+            " it, since it reads only the target's embedding"
         )
 
 

@@ -10,15 +10,14 @@ marks the target's tokens that have a draft token. Both are absent if the head d
 whole vocabulary.
 
 The embedding is the target's and is never written, since SGLang, like vLLM's weight swap, would
-copy it over the target's own. The functions implement the kind's methods (protocol.py); `kind`
-defines what differs between heads of this format: shape, module, names.
+copy it over the target's own. The functions implement the kind's methods (eagle3/kind.py); `kind`
+defines what differs between heads of this format.
 """
 
 import math
-import pkgutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -30,10 +29,10 @@ from outrider.speculators.checkpoints.layout import CheckpointLayout, read_layou
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.checkpoints.tensors import CheckpointTensors, fill, write_checkpoint
 from outrider.speculators.draft_vocabulary import chosen_ids, followed_ids
+from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.heads import DraftHead
 from outrider.speculators.kinds.eagle3.check import check_embedding, mapped_tokens
 from outrider.speculators.kinds.eagle3.closed_form import fit as fit_head
-from outrider.speculators.kinds.eagle3.kind import Eagle3
 from outrider.speculators.kinds.eagle3.layer import EagleHead, StoredHead
 from outrider.speculators.kinds.eagle3.shape import (
     D2T,
@@ -42,6 +41,7 @@ from outrider.speculators.kinds.eagle3.shape import (
     LAYER_OF_SPECULATORS,
     MAPS,
     T2D,
+    EagleShape,
     checkpoint_names,
     named_layers,
 )
@@ -50,8 +50,33 @@ from outrider.speculators.kinds.protocol import Origin
 INTO_RESIDUAL = (".self_attn.o_proj.weight", ".mlp.down_proj.weight")
 
 
+class HeadKind(Protocol):
+    """What differs between the kinds of heads that are stored in this format."""
+
+    def shape(
+        self, config: Mapping[str, Any], target_config: Mapping[str, Any], path: object
+    ) -> EagleShape:
+        """Reads the shape of the head whose config.json is at `path`."""
+
+    def new_module(self, shape: EagleShape, target_ids_D: Tensor | None) -> StoredHead:
+        """The module, without initial weights; without ids, it drafts the whole vocabulary."""
+
+    def new_config(
+        self, target_config: Mapping[str, Any], head: HeadConfig, drafts: int
+    ) -> dict[str, Any]:
+        """config.json (plain layout) of a new head; `drafts`: draft vocabulary size."""
+
+    def names(self, stored: Iterable[str]) -> dict[str, str]:
+        """Maps tensor names in the module to stored names."""
+
+    def speculators_config(
+        self, config: Mapping[str, Any], target_config: Mapping[str, Any], target: str, drafts: int
+    ) -> dict[str, Any] | None:
+        """config.json in the format of vllm-project/speculators; None if unsupported."""
+
+
 def load(
-    kind: Eagle3,
+    kind: HeadKind,
     directory: Path,
     target_dir: Path,
     dtype: torch.dtype,
@@ -80,7 +105,7 @@ def load(
         ids_D = mapped_tokens(stored.raw(names[D2T]), shape.vocab, directory)
         ids_D, order_D = ids_D.sort()
     with torch.device("meta"):
-        head = pkgutil.resolve_name(kind.module)(shape, ids_D)
+        head = kind.new_module(shape, ids_D)
     head = head.to_empty(device=device).to(dtype)
     head.target_ids_D = None if ids_D is None else ids_D.to(device)
     state = head.state_dict()
@@ -93,7 +118,7 @@ def load(
 
 
 def start(
-    kind: Eagle3, origin: Origin, dtype: torch.dtype, device: torch.device | str, seed: int
+    kind: HeadKind, origin: Origin, dtype: torch.dtype, device: torch.device | str, seed: int
 ) -> StoredHead:
     """Loads the base's head, or creates one with a draft vocabulary.
 
@@ -106,7 +131,13 @@ def start(
     to `origin.rows` if they are given (closed_form.py).
     """
     if origin.base_dir is not None:
-        head = load(kind, origin.base_dir, origin.target_dir, dtype, device)
+        head = load(
+            kind,
+            directory=origin.base_dir,
+            target_dir=origin.target_dir,
+            dtype=dtype,
+            device=device,
+        )
         if origin.token_counts is not None and head.target_ids_D is not None:
             _follow(head, origin.token_counts(), origin.target_dir)
         if not origin.refit:
@@ -132,22 +163,22 @@ def start(
     return head.to(dtype)
 
 
-def _new(kind: Eagle3, origin: Origin) -> StoredHead:
+def _new(kind: HeadKind, origin: Origin) -> StoredHead:
     """Builds the head of `origin.head`, without its initial weights."""
     target_config = read_json(origin.target_dir / "config.json")
-    wanted = origin.head.draft_vocabulary
+    vocabulary = origin.head.draft_vocabulary
     ids_D = None
-    if wanted != "all":
+    if vocabulary != "all":
         if origin.token_counts is None:
             raise OutriderError(
                 "speculator.head.draft_vocabulary: there is no traffic to choose the draft"
                 " vocabulary from; set it to all, or start from a head (speculator.base)"
             )
-        ids_D = chosen_ids(origin.token_counts(), wanted)
+        ids_D = chosen_ids(origin.token_counts(), vocabulary)
     drafts = target_config["vocab_size"] if ids_D is None else len(ids_D)
     config = kind.new_config(target_config, origin.head, drafts)
     shape = kind.shape(config, target_config, origin.target_dir / "config.json")
-    return pkgutil.resolve_name(kind.module)(shape, ids_D)
+    return kind.new_module(shape, ids_D)
 
 
 def _follow(head: StoredHead, counts_V: Tensor, target_dir: Path) -> None:
@@ -164,11 +195,11 @@ def _follow(head: StoredHead, counts_V: Tensor, target_dir: Path) -> None:
     for name in head.of_draft_tokens:
         parameter = head.get_parameter(name)
         base_DH = parameter.detach().float().cpu()
-        place_D, known_D = DraftHead(base_DH, base_ids_D).from_target(ids_D)
+        base_row_D, known_D = DraftHead(base_DH, base_ids_D).from_target(ids_D)
         new_DH = torch.zeros_like(base_DH)
         if name == "lm_head.weight":
             new_DH = (base_DH * same_DH).sum() / same_DH.square().sum() * rows_VH[ids_D].float()
-        parameter.data.copy_(torch.where(known_D[:, None], base_DH[place_D], new_DH))
+        parameter.data.copy_(torch.where(known_D[:, None], base_DH[base_row_D], new_DH))
     head.target_ids_D.copy_(ids_D)
 
 
@@ -183,7 +214,7 @@ def trained(head: StoredHead, state: Mapping[str, Tensor]) -> Iterator[tuple[str
 
 
 def write(
-    kind: Eagle3, changed: Iterable[tuple[str, Tensor]], origin: Origin, out_dir: Path
+    kind: HeadKind, changed: Iterable[tuple[str, Tensor]], origin: Origin, out_dir: Path
 ) -> None:
     """Publishes the head's directory atomically.
 
@@ -204,11 +235,12 @@ def write(
     write_checkpoint(config, written, out_dir)
 
 
-def write_other_formats(
-    kind: Eagle3, directory: Path, target_dir: Path, target: str, drafts: int, out_dir: Path
+def write_for_speculators(
+    kind: HeadKind, *, directory: Path, target_dir: Path, target: str, drafts: int, out_dir: Path
 ) -> None:
     """Writes `speculators`, the format of vllm-project/speculators, if it supports the head."""
-    config, target_config = (read_json(path / "config.json") for path in (directory, target_dir))
+    config = read_json(directory / "config.json")
+    target_config = read_json(target_dir / "config.json")
     if "speculators_model_type" in config:
         return
     twin = kind.speculators_config(config, target_config, target, drafts)
@@ -222,7 +254,7 @@ def write_other_formats(
     write_checkpoint(twin, renamed, out_dir / "speculators")
 
 
-def swap_tensors(kind: Eagle3, directory: Path) -> Iterator[tuple[str, Tensor]]:
+def swap_tensors(kind: HeadKind, directory: Path) -> Iterator[tuple[str, Tensor]]:
     """Yields (stored name, tensor) of the head and d2t, without the embedding."""
     stored = _stored(directory)
     names = kind.names(stored.layout.weight_map)
@@ -243,7 +275,7 @@ def _stored(directory: Path) -> CheckpointTensors:
 
 
 def _over_base(
-    kind: Eagle3, changed: dict[str, Tensor], base_dir: Path
+    kind: HeadKind, changed: dict[str, Tensor], base_dir: Path
 ) -> tuple[dict[str, object], dict[str, Tensor]]:
     """The base's config and tensors, with changed tensors replaced."""
     stored = _stored(base_dir)
@@ -251,15 +283,17 @@ def _over_base(
     for name, of_base in kind.names(stored.layout.weight_map).items():
         value = stored.raw(of_base)
         written[of_base] = _stored_as(changed.pop(name, value).view(value.shape), value.dtype)
-    if left := sorted(changed.keys() - MAPS):
+    left = sorted(changed.keys() - MAPS)
+    if left:
         raise OutriderError(
             f"{base_dir}: the base has no tensor {', '.join(left)}: it is not a base of this head"
         )
     config = dict(stored.layout.config)
     nested = config.get("eagle_config") or {}
+    # An empty list names no layers: the engine then reads its default ones (V1 and V2).
     if nested.get(LAYER_IDS) and not config.get(LAYER_IDS):  # as vLLM's model runner V1 reads them
-        named = named_layers(nested[LAYER_IDS])
-        config |= named | {"eagle_config": nested | named["eagle_config"]}
+        layer_keys = named_layers(nested[LAYER_IDS])
+        config |= layer_keys | {"eagle_config": nested | layer_keys["eagle_config"]}
     return config, written
 
 

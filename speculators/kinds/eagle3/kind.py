@@ -7,16 +7,15 @@
 Like an MTP layer, a head drafts token by token, but with a dense MLP and its own, often smaller
 vocabulary. It is trained from scratch or from an existing head. The first draft reads target
 states through fc; later drafts read the head's own state. Subclasses for other heads of this format
-override `shape`, `module`, `new_config` or `names`.
+override the methods of `HeadKind` (eagle3/checkpoint.py).
 
 Other files: eagle3/shape.py (config.json, names), eagle3/check.py (compatibility), eagle3/layer.py
 (the module), eagle3/checkpoint.py (reading, writing, start of training).
 """
 
-import pkgutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
@@ -40,9 +39,13 @@ from outrider.speculators.kinds.eagle3.shape import (
     plain_config,
     twin_config,
 )
-from outrider.speculators.kinds.protocol import TrainableKind
+from outrider.speculators.kinds.protocol import Origin, TrainableKind
 
 if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from outrider.speculators.kinds.drafter import Drafter
     from outrider.speculators.kinds.eagle3.layer import StoredHead
 
 NEEDED = ("intermediate_size", "rms_norm_eps", "max_position_embeddings")
@@ -59,17 +62,34 @@ class Eagle3(TrainableKind):
         " its weights)"
     )
     head_keys: frozenset[str] = frozenset(HeadConfig.model_fields)
-    checkpoint = "outrider.speculators.kinds.eagle3.checkpoint"
-    module = "outrider.speculators.kinds.eagle3.layer:EagleHead"
-    """Import path of the head's class."""
-    shape = staticmethod(EagleShape.read)
-    """The shape of a head with this config.json."""
-    new_config = staticmethod(plain_config)
-    """config.json (plain layout) of a new head; `drafts`: draft vocabulary size."""
-    names = staticmethod(checkpoint_names)
-    """Maps tensor names in the module to stored names."""
-    speculators_config = staticmethod(twin_config)
-    """config.json in the format of vllm-project/speculators; None if unsupported."""
+
+    def shape(
+        self, config: Mapping[str, Any], target_config: Mapping[str, Any], path: object
+    ) -> EagleShape:
+        """Reads the shape of the head whose config.json is at `path`."""
+        return EagleShape.read(config, target_config, path)
+
+    def new_module(self, shape: EagleShape, target_ids_D: "Tensor | None") -> "StoredHead":
+        """The module, without initial weights; without ids, it drafts the whole vocabulary."""
+        from outrider.speculators.kinds.eagle3.layer import EagleHead
+
+        return EagleHead(shape, target_ids_D)
+
+    def new_config(
+        self, target_config: Mapping[str, Any], head: HeadConfig, drafts: int
+    ) -> dict[str, Any]:
+        """config.json (plain layout) of a new head; `drafts`: draft vocabulary size."""
+        return plain_config(target_config, head, drafts)
+
+    def names(self, stored: Iterable[str]) -> dict[str, str]:
+        """Maps tensor names in the module to stored names."""
+        return checkpoint_names(stored)
+
+    def speculators_config(
+        self, config: Mapping[str, Any], target_config: Mapping[str, Any], target: str, drafts: int
+    ) -> dict[str, Any] | None:
+        """config.json in the format of vllm-project/speculators; None if unsupported."""
+        return twin_config(config, target_config, target, drafts)
 
     def recognizes(self, config: Mapping[str, Any]) -> bool:
         """True for a config.json with an Eagle3 architecture or a draft vocabulary."""
@@ -90,7 +110,8 @@ class Eagle3(TrainableKind):
                 " EAGLE-3 head as an MTP layer; an EAGLE-3 head with DeepSeek's attention has"
                 ' model_type "deepseek_v2"'
             )
-        if layers := auxiliary_layers(config):
+        layers = auxiliary_layers(config)
+        if layers:
             check_layers(layers, target.config["num_hidden_layers"], f"{path}: {LAYER_IDS}")
         check_head(directory, target, self.in_words, len(layers) if layers else DEFAULT_AUX_STATES)
 
@@ -141,9 +162,64 @@ class Eagle3(TrainableKind):
         import torch
 
         shape = self.shape(config, target_config, source)
-        return pkgutil.resolve_name(self.module)(shape, torch.arange(shape.drafts))
+        return self.new_module(shape, torch.arange(shape.drafts))
 
-    def swappable(self, one: Path, other: Path) -> bool:
+    def load(
+        self,
+        directory: Path,
+        target_dir: Path,
+        dtype: "torch.dtype",
+        device: "torch.device | str" = "cpu",
+    ) -> "StoredHead":
+        """Loads the head of a directory in either layout."""
+        from outrider.speculators.kinds.eagle3.checkpoint import load
+
+        return load(self, directory=directory, target_dir=target_dir, dtype=dtype, device=device)
+
+    def start(
+        self, origin: Origin, dtype: "torch.dtype", device: "torch.device | str", seed: int
+    ) -> "StoredHead":
+        """The base's head, or a new one, fitted to `origin.rows` if they are given."""
+        from outrider.speculators.kinds.eagle3.checkpoint import start
+
+        return start(self, origin=origin, dtype=dtype, device=device, seed=seed)
+
+    def trained(
+        self, drafter: "Drafter", state: Mapping[str, "Tensor"]
+    ) -> Iterator[tuple[str, "Tensor"]]:
+        """Yields (name in the plain layout, tensor), including the draft vocabulary."""
+        from outrider.speculators.kinds.eagle3.checkpoint import trained
+
+        return trained(cast("StoredHead", drafter), state)
+
+    def write(self, changed: Iterable[tuple[str, "Tensor"]], origin: Origin, out_dir: Path) -> None:
+        """Publishes the head, in the base's layout if there is a base."""
+        from outrider.speculators.kinds.eagle3.checkpoint import write
+
+        write(self, changed, origin, out_dir)
+
+    def write_other_formats(
+        self, directory: Path, target_dir: Path, target: str, drafts: int, out_dir: Path
+    ) -> None:
+        """Writes `speculators`, the format of vllm-project/speculators, if it supports the head."""
+        from outrider.speculators.kinds.eagle3.checkpoint import write_for_speculators
+
+        write_for_speculators(
+            self,
+            directory=directory,
+            target_dir=target_dir,
+            target=target,
+            drafts=drafts,
+            out_dir=out_dir,
+        )
+
+    def swap_tensors(self, directory: Path) -> Iterator[tuple[str, "Tensor"]]:
+        """Yields (stored name, tensor) of the head and d2t, without the embedding."""
+        from outrider.speculators.kinds.eagle3.checkpoint import swap_tensors
+
+        return swap_tensors(self, directory)
+
+    def swappable(self, first: Path, second: Path) -> bool:
         """True if shapes and target layers are equal; draft tokens may differ."""
 
         def described(directory: Path) -> tuple[object, ...]:
@@ -158,7 +234,7 @@ class Eagle3(TrainableKind):
             return shape, latent, shapes
 
         try:
-            return described(Path(one)) == described(Path(other))
+            return described(Path(first)) == described(Path(second))
         except OutriderError:  # a head that can be served but not unrolled
             return False
 

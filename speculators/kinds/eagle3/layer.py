@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from outrider.speculators.heads import DraftHead, TargetEnds
 from outrider.speculators.kinds.drafter import ChainDrafter, Drafter
 from outrider.speculators.kinds.eagle3.shape import EagleShape
-from outrider.speculators.layers.decoder_layer import Attention, GatedMLP, RMSNorm
+from outrider.speculators.layers.attention import Attention, RMSNorm
+from outrider.speculators.layers.decoder_layer import GatedMLP
 from outrider.speculators.layers.latent_attention import LatentAttention
 from outrider.speculators.layers.llama_attention import LlamaAttention
 

@@ -152,14 +152,14 @@ class EagleShape:
 
 def checkpoint_names(stored: Iterable[str]) -> dict[str, str]:
     """Maps tensor names in the plain layout to stored names."""
-    found = {}
+    names = {}
     for name in stored:
         plain = name.removeprefix("model.")
         if plain.startswith(LAYER_OF_SPECULATORS):
             plain = LAYER + plain.removeprefix(LAYER_OF_SPECULATORS)
         if plain != EMBEDDING and not plain.endswith(DERIVED):
-            found[plain] = name
-    return found
+            names[plain] = name
+    return names
 
 
 def twin_config(
@@ -173,7 +173,8 @@ def twin_config(
     architecture = "Eagle3Speculator"
     mask = {}
     if shape.mask_token is not None:
-        algorithm, architecture = PARALLEL_OF_SPECULATORS, "PEagleSpeculator"
+        algorithm = PARALLEL_OF_SPECULATORS
+        architecture = "PEagleSpeculator"
         mask = {"mask_token_id": shape.mask_token}
     return {
         **of_speculators(
@@ -228,8 +229,8 @@ def layer_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def auxiliary_layers(config: Mapping[str, Any]) -> tuple[int, ...] | None:
     """The auxiliary layers that config.json names, in either layout."""
-    found = config.get(LAYER_IDS) or (config.get("eagle_config") or {}).get(LAYER_IDS)
-    return tuple(found) if found else None
+    layers = config.get(LAYER_IDS) or (config.get("eagle_config") or {}).get(LAYER_IDS)
+    return tuple(layers) if layers else None
 
 
 def mask_token(config: Mapping[str, Any]) -> int | None:

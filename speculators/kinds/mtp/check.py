@@ -87,16 +87,18 @@ def check_mtp(directory: Path, target: CheckpointLayout) -> None:
                 key=key,
                 value=config.get(key),
                 target=target,
-                wanted=target.config.get(key),
+                expected=target.config.get(key),
             )
     prefix = layer_prefix(target.config)
-    found = tensor_headers(directory)
-    own = tensor_headers(target.directory, target.files([*layer_names(target), *target.ends]))
-    layer = _of_layer(found, prefix)
-    _check_tensors(directory, layer, _of_layer(own, prefix), target.directory)
+    headers = tensor_headers(directory)
+    target_headers = tensor_headers(
+        target.directory, target.files([*layer_names(target), *target.ends])
+    )
+    layer = _of_layer(headers, prefix)
+    _check_tensors(directory, layer, _of_layer(target_headers, prefix), target.directory)
     for copy, end in zip(SHARED_WITH_TARGET, target.ends, strict=True):
-        for name in {prefix + copy, end} & found.keys():
-            check_same_rows(found[name], own[end])
+        for name in {prefix + copy, end} & headers.keys():
+            check_same_rows(headers[name], target_headers[end])
     check_finite(layer)
 
 
@@ -118,7 +120,8 @@ def check_mtp_target(directory: Path, config_only: bool) -> None:
     )
     if architecture.returns_states:
         fix += ", or train a head: speculator.kind: eagle3"
-    if (rope_type := rope_of(config)["rope_type"]) not in layer.rope_types:
+    rope_type = rope_of(config)["rope_type"]
+    if rope_type not in layer.rope_types:
         raise OutriderError(
             f"{config_path}: rope_type = {rope_type}: the MTP layer of this architecture is trained"
             f" with rope_type {' or '.join(layer.rope_types)} only; point target.model at a copy"
@@ -143,32 +146,34 @@ def check_mtp_target(directory: Path, config_only: bool) -> None:
 
 def _check_tensors(
     directory: Path,
-    found: Mapping[str, TensorHeader],
-    own: Mapping[str, TensorHeader],
+    headers: Mapping[str, TensorHeader],
+    target_headers: Mapping[str, TensorHeader],
     target_dir: Path,
 ) -> None:
     """Checks that names, shapes and dtypes match the target's layer."""
-    files = sorted({header.file.name for header in found.values()}) or ["*.safetensors"]
-    check_names(directory / files[0], found, own)
-    for name, header in found.items():
-        wanted = own[name]
-        if header.shape != wanted.shape:
+    files = sorted({header.file.name for header in headers.values()}) or ["*.safetensors"]
+    check_names(directory / files[0], headers, target_headers)
+    for name, header in headers.items():
+        target_header = target_headers[name]
+        if header.shape != target_header.shape:
             raise OutriderError(
                 f"{header.file}: {name} has shape {list(header.shape)}, the target's"
-                f" {list(wanted.shape)}; the speculator belongs to a model other than {target_dir}"
+                f" {list(target_header.shape)}; the speculator belongs to a model other than"
+                f" {target_dir}"
             )
-        if header.dtype != wanted.dtype and not {header.dtype, wanted.dtype} <= UNQUANTIZED:
+        dtypes = {header.dtype, target_header.dtype}
+        if len(dtypes) > 1 and not dtypes <= UNQUANTIZED:
             raise OutriderError(
-                f"{header.file}: {name} is {header.dtype}, the target's {wanted.dtype}, and the"
-                " engine builds the layer with the target's quantization; export the speculator"
+                f"{header.file}: {name} is {header.dtype}, the target's {target_header.dtype}, and"
+                " the engine builds the layer with the target's quantization; export the speculator"
                 " in the target's precision"
             )
 
 
-def _of_layer(found: Mapping[str, T], prefix: str) -> dict[str, T]:
+def _of_layer(tensors: Mapping[str, T], prefix: str) -> dict[str, T]:
     """The layer's own tensors that the engine reads, by name."""
     return {
         name: value
-        for name, value in found.items()
+        for name, value in tensors.items()
         if name.startswith(prefix) and not is_shared(name) and not name.endswith(DERIVED)
     }

@@ -2,7 +2,7 @@
 
     speculator = load_mtp(target_dir)                  # or a directory that `write` made
 
-The other functions implement the kind's methods (protocol.py). The layer's tensors are
+The functions implement the kind's methods (mtp/kind.py). The layer's tensors are
 `model.layers.{num_hidden_layers}.*`, separate for each expert. A speculator's directory holds only
 the target's full config.json and those tensors. After loading, vLLM 0.32 (deepseek_mtp.py,
 glm4_moe_mtp.py, llm_base_proposer.py) replaces the draft's `embed_tokens` and `shared_head.head`
@@ -31,7 +31,6 @@ from outrider.speculators.checkpoints.tensors import (
     write_checkpoint,
 )
 from outrider.speculators.kinds.mtp.check import layer_names, layer_prefix
-from outrider.speculators.kinds.mtp.kind import MTP
 from outrider.speculators.kinds.mtp.layer import MTPSpeculator
 from outrider.speculators.kinds.protocol import Origin
 from outrider.speculators.layers.decoder_layer import MixtureOfExperts, expert_name
@@ -49,7 +48,7 @@ def load_mtp(
     device: torch.device | str = "cpu",
     frozen_experts: bool = False,
 ) -> MTPSpeculator:
-    """Loads a target's or speculator's MTP layer, with FP8 dequantized to `dtype`.
+    """Loads a target's or speculator's MTP layer; FP8 weights are dequantized.
 
     With `frozen_experts`, the routed experts are not parameters (`Experts`).
     """
@@ -68,24 +67,17 @@ def load_mtp(
         gate.e_score_correction_bias = gate.e_score_correction_bias.float()
     stored = CheckpointTensors(layout)
     prefix = layer_prefix(layout.config)
-    found = {name.removeprefix(prefix) for name in layer_names(layout)}
+    stored_names = {name.removeprefix(prefix) for name in layer_names(layout)}
     stacks = dict(speculator.named_parameters()) | dict(speculator.named_buffers())
     views = checkpoint_names({name: stack.detach() for name, stack in stacks.items()})
-    scales = {name + SCALE_SUFFIX for name in views} & found
-    check_names(layout.directory, found, views.keys() | scales)
+    scales = {name + SCALE_SUFFIX for name in views} & stored_names
+    check_names(layout.directory, stored_names, views.keys() | scales)
     fill(views, lambda suffix: stored.read(prefix + suffix, torch.float32), directory)
     return speculator
 
 
-def load(
-    kind: MTP, directory: Path, target_dir: Path, dtype: torch.dtype, device: torch.device | str
-) -> MTPSpeculator:
-    """Loads the layer, with FP8 weights dequantized to `dtype`."""
-    return load_mtp(directory, dtype, device)
-
-
 def start(
-    kind: MTP, origin: Origin, dtype: torch.dtype, device: torch.device | str, seed: int
+    origin: Origin, dtype: torch.dtype, device: torch.device | str, seed: int
 ) -> MTPSpeculator:
     """The base's MTP layer; only trained weights are parameters (`speculator.train`).
 
@@ -118,7 +110,7 @@ def trained(speculator: MTPSpeculator, state: Mapping[str, Tensor]) -> Iterator[
         yield from cast(AdaptedExperts, mlp.experts).merged(adapters)
 
 
-def write(kind: MTP, changed: Iterable[tuple[str, Tensor]], origin: Origin, out_dir: Path) -> None:
+def write(changed: Iterable[tuple[str, Tensor]], origin: Origin, out_dir: Path) -> None:
     """Publishes the layer with the `changed` tensors, named without the prefix.
 
     The rest is copied from the base byte for byte.
@@ -134,7 +126,7 @@ def write(kind: MTP, changed: Iterable[tuple[str, Tensor]], origin: Origin, out_
     write_checkpoint(layout.config, written, out_dir)
 
 
-def swap_tensors(kind: MTP, directory: Path) -> Iterator[tuple[str, Tensor]]:
+def swap_tensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
     """Yields (full name, tensor as stored), without copies of embedding and head."""
     layout = read_layout(directory)
     stored = CheckpointTensors(layout)
@@ -142,9 +134,7 @@ def swap_tensors(kind: MTP, directory: Path) -> Iterator[tuple[str, Tensor]]:
         yield name, stored.raw(name)
 
 
-def write_other_formats(
-    kind: MTP, directory: Path, target_dir: Path, target: str, drafts: int, out_dir: Path
-) -> None:
+def write_nextn(directory: Path, out_dir: Path) -> None:
     """Publishes `sglang_nextn`: the layer as the draft model that SGLang loads.
 
     SGLang calls the layer NextN and loads it as a one-layer model: the tensors are
@@ -157,7 +147,7 @@ def write_other_formats(
     prefix = layer_prefix(config)
     renamed = {
         "model.layers.0." + name.removeprefix(prefix): tensor
-        for name, tensor in swap_tensors(kind, directory)
+        for name, tensor in swap_tensors(directory)
     }
     nextn = config["architectures"][0] + "NextN"
     config |= {"architectures": [nextn], "num_hidden_layers": 1}

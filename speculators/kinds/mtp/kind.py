@@ -11,18 +11,22 @@ Other files: mtp/check.py (tensor names, compatibility), mtp/layer.py (the modul
 mtp/checkpoint.py (reading and writing).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from outrider.common.errors import OutriderError
 from outrider.speculators.checkpoints.layout import CheckpointLayout
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream
 from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.kinds.mtp.check import check_mtp, check_mtp_target, is_shared, layer_names
-from outrider.speculators.kinds.protocol import TrainableKind, TrainedParameters
+from outrider.speculators.kinds.protocol import Origin, TrainableKind, TrainedParameters
 
 if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from outrider.speculators.kinds.drafter import Drafter
     from outrider.speculators.kinds.mtp.layer import MTPSpeculator
 
 CACHE_SCALES = (".q_scale", ".k_scale", ".v_scale", ".prob_scale")
@@ -39,7 +43,6 @@ class MTP(TrainableKind):
         " tensors of its MTP layer)"
     )
     trains: frozenset[TrainedParameters] = frozenset(("all", "non_routed", "lora"))
-    checkpoint = "outrider.speculators.kinds.mtp.checkpoint"
     check = staticmethod(check_mtp)
 
     def recognizes(self, config: Mapping[str, Any]) -> bool:
@@ -86,6 +89,54 @@ class MTP(TrainableKind):
                 " point target.model at a complete checkpoint with a multi-token prediction layer"
                 " (DeepSeek-V3, R1 and GLM-4.5 have one)"
             ) from None
+
+    def load(
+        self,
+        directory: Path,
+        target_dir: Path,
+        dtype: "torch.dtype",
+        device: "torch.device | str" = "cpu",
+    ) -> "MTPSpeculator":
+        """Loads the layer; FP8 weights are dequantized."""
+        from outrider.speculators.kinds.mtp.checkpoint import load_mtp
+
+        return load_mtp(directory, dtype, device)
+
+    def start(
+        self, origin: Origin, dtype: "torch.dtype", device: "torch.device | str", seed: int
+    ) -> "MTPSpeculator":
+        """The base's layer, with the parameters of `speculator.train`."""
+        from outrider.speculators.kinds.mtp.checkpoint import start
+
+        return start(origin, dtype, device, seed)
+
+    def trained(
+        self, drafter: "Drafter", state: Mapping[str, "Tensor"]
+    ) -> Iterator[tuple[str, "Tensor"]]:
+        """Yields the trained weights, named without the layer's prefix."""
+        from outrider.speculators.kinds.mtp.checkpoint import trained
+
+        return trained(cast("MTPSpeculator", drafter), state)
+
+    def write(self, changed: Iterable[tuple[str, "Tensor"]], origin: Origin, out_dir: Path) -> None:
+        """Publishes the changed tensors, and the base's bytes of all others."""
+        from outrider.speculators.kinds.mtp.checkpoint import write
+
+        write(changed, origin, out_dir)
+
+    def write_other_formats(
+        self, directory: Path, target_dir: Path, target: str, drafts: int, out_dir: Path
+    ) -> None:
+        """Writes `sglang_nextn`, SGLang's format."""
+        from outrider.speculators.kinds.mtp.checkpoint import write_nextn
+
+        write_nextn(directory, out_dir)
+
+    def swap_tensors(self, directory: Path) -> Iterator[tuple[str, "Tensor"]]:
+        """Yields the layer's tensors, without copies of embedding and head."""
+        from outrider.speculators.kinds.mtp.checkpoint import swap_tensors
+
+        return swap_tensors(directory)
 
     def stays_with_target(self, name: str) -> bool:
         """True for embedding, head and KV cache scales."""

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from outrider.speculators.checkpoints.architectures import layer_of
 from outrider.speculators.heads import DraftHead, TargetEnds
 from outrider.speculators.kinds.drafter import ChainDrafter
-from outrider.speculators.layers.decoder_layer import Config, DecoderLayer, RMSNorm
+from outrider.speculators.layers.attention import Config, RMSNorm
+from outrider.speculators.layers.decoder_layer import DecoderLayer
 
 
 class MTPSpeculator(ChainDrafter):

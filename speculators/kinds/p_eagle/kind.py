@@ -14,7 +14,7 @@ module is in p_eagle/layer.py.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
@@ -30,6 +30,12 @@ from outrider.speculators.kinds.eagle3.shape import (
     plain_config,
     spare_token,
 )
+from outrider.speculators.kinds.protocol import KPerBatchSize
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from outrider.speculators.kinds.eagle3.layer import StoredHead
 
 MASK_TOKEN = "pard_token"
 MASK_STATE = "mask_hidden"
@@ -46,7 +52,6 @@ class PEagle(Eagle3):
     )
     fixed_k = True
     head_keys: frozenset[str] = Eagle3.head_keys - {"layer_type"}
-    module = "outrider.speculators.kinds.p_eagle.layer:ParallelHead"
 
     def recognizes(self, config: Mapping[str, Any]) -> bool:
         """True for an EAGLE-3 head with a mask token."""
@@ -60,23 +65,33 @@ class PEagle(Eagle3):
         path = directory / "config.json"
         shape = EagleShape.read(read_json(path), target.config, path)
         _check_mask(path, shape)
-        found = tensor_headers(directory)
         check_header_shape(
-            found=found,
+            headers=tensor_headers(directory),
             suffix=MASK_STATE,
             shape=(1, 1, shape.states),
             config=path,
             in_words=self.in_words,
         )
 
-    def vllm_settings(self, *given: Any, **named: Any) -> dict[str, Any]:
+    def vllm_settings(
+        self,
+        directory: Path | None,
+        k: int,
+        draft_sample_method: str,
+        k_per_batch_size: KPerBatchSize | None,
+    ) -> dict[str, Any] | None:
         """vLLM's method `eagle3` with parallel drafting."""
-        settings = super().vllm_settings(*given, **named) or {}
-        return settings | {"method": Eagle3.name, "parallel_drafting": True}
+        settings = super().vllm_settings(directory, k, draft_sample_method, k_per_batch_size)
+        return (settings or {}) | {"method": Eagle3.name, "parallel_drafting": True}
 
-    @staticmethod
+    def new_module(self, shape: EagleShape, target_ids_D: "Tensor | None") -> "StoredHead":
+        """The module, without initial weights."""
+        from outrider.speculators.kinds.p_eagle.layer import ParallelHead
+
+        return ParallelHead(shape, target_ids_D)
+
     def new_config(
-        target_config: Mapping[str, Any], head: HeadConfig, drafts: int
+        self, target_config: Mapping[str, Any], head: HeadConfig, drafts: int
     ) -> dict[str, Any]:
         """An EAGLE-3 head's config.json, plus a mask token (`spare_token`)."""
         return plain_config(target_config, head, drafts) | {MASK_TOKEN: spare_token(target_config)}

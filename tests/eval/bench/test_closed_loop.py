@@ -108,7 +108,15 @@ def measured(
         log_dir=tmp_path,
         side_by_side=side_by_side,
     ) as servers:
-        return measure(servers, "eager", plan, load, Sampling(), speeds, say=say)
+        return measure(
+            servers,
+            mode="eager",
+            plan=plan,
+            load=load,
+            sampling=Sampling(),
+            speeds=speeds,
+            say=say,
+        )
 
 
 @pytest.mark.parametrize("side_by_side", [True, False])

@@ -31,14 +31,16 @@ class Simulated:
         self.asked.append((variant, k, ()))
         return SimpleNamespace(url=k)
 
-    def run_block(self, k, texts, size, sampling, max_tokens):
+    def run_block(self, url, prompts, concurrency, sampling, max_tokens):
         variant, number, _ = self.asked[-1]
-        self.asked[-1] = (variant, number, tuple(texts))
+        self.asked[-1] = (variant, number, tuple(prompts))
         busy = 3 if len(self.asked) % 7 == 0 else 1  # some blocks share the machine
-        steps = self.length * len(texts)
-        counters = replace(COUNTED, drafts=steps if k else 0, generation_tokens=steps + len(texts))
-        request = SimpleNamespace(itl_ms=(1000 * busy * (0.01 + 0.002 * k),) * self.length)
-        return SimpleNamespace(requests=[request] * len(texts), counters=counters)
+        steps = self.length * len(prompts)
+        counters = replace(
+            COUNTED, drafts=steps if number else 0, generation_tokens=steps + len(prompts)
+        )
+        request = SimpleNamespace(itl_ms=(1000 * busy * (0.01 + 0.002 * number),) * self.length)
+        return SimpleNamespace(requests=[request] * len(prompts), counters=counters)
 
 
 def test_every_number_answers_the_same_prompts_and_busy_rounds_are_left_out() -> None:

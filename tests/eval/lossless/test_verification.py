@@ -126,9 +126,9 @@ def test_the_checks_read_the_states_of_the_outputs(tmp_path):
     )
     token = greedy[1][4]
     changed = other[1][4]
-    assert scores.gap(prompts[1], greedy[1], 4, token, changed) == pytest.approx(
-        abs(float(logits[token] - logits[changed]))
-    )
+    assert scores.gap(
+        prompts[1], greedy[1], index=4, token=token, alternative=changed
+    ) == pytest.approx(abs(float(logits[token] - logits[changed])))
     difference = found.replay_vs_engine
     assert difference.base == pytest.approx(0.0)
     # Of the repeated responses only the first is equal; it took a quarter more steps.

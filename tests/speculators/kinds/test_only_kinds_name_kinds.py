@@ -1,17 +1,34 @@
-"""Outside speculators/kinds/ no code names a kind of drafter, by identifier or string."""
+"""Outside speculators/kinds/ no code names a kind of drafter, by identifier, string or import."""
 
 import ast
 import re
 
-from tests.test_rooms import LAYERS, ROOT
+from outrider.speculators import kinds
+from outrider.speculators.kinds import KINDS
+from tests.test_rooms import LAYERS, MODULES, ROOT, imported
 
-KIND = re.compile(r"(?<![a-z])(mtp|eagle_?3?|d_?flash|d_?spark|n_?gram)(?![a-z])", re.IGNORECASE)
-"""A kind's name as a word of an identifier (`load_mtp`) or of a string."""
+COMMON_WORDS = {"suffix", "none"}
+"""Kinds' names that are also ordinary words: the end of a file name, and the absence of something.
+Of these kinds only the class is looked for (`suffix_lookup`)."""
 
 EXCEPTIONS = {
     "serving/vllm_hooks/capture_extension.py": "calls vLLM's supports_eagle3",
 }
-"""Folders and files that may name a kind, and why."""
+"""Files that may name a kind, and why."""
+
+
+def as_pattern(name: str) -> str:
+    """Matches a kind's name with underscores anywhere, and without its version (`eagle3`)."""
+    letters = name.replace("_", "").rstrip("0123456789")
+    return "_?".join(letters) + r"(_?\d)?"
+
+
+def kind_pattern() -> re.Pattern[str]:
+    """Matches the name or class of every kind as a word of an identifier or of a string."""
+    names = {type(kind).__name__ for kind in KINDS.values()} | KINDS.keys() - COMMON_WORDS
+    return re.compile(
+        rf"(?<![a-z])({'|'.join(map(as_pattern, sorted(names)))})(?![a-z])", re.IGNORECASE
+    )
 
 
 class Undocumented(ast.NodeTransformer):
@@ -21,14 +38,53 @@ class Undocumented(ast.NodeTransformer):
         return ast.Pass() if isinstance(node.value, ast.Constant) else node
 
 
+def kinds_named_in(source: str) -> list[str]:
+    """The lines of code that name a kind."""
+    code = ast.unparse(Undocumented().visit(ast.parse(source)))
+    # CamelCase split, so that MTPSpeculator holds the word MTP.
+    code = re.sub(r"([A-Z]+)([A-Z][a-z])|([a-z0-9])([A-Z])", r"\1\3_\2\4", code)
+    pattern = kind_pattern()
+    return [line.strip() for line in code.split("\n") if pattern.search(line)]
+
+
+def outside() -> dict[str, str]:
+    """Path and source of every file outside the folder."""
+    paths = [path for room in LAYERS for path in sorted((ROOT / room).rglob("*.py"))]
+    sources = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in paths}
+    return {
+        name: source
+        for name, source in sources.items()
+        if not name.startswith("speculators/kinds/") and name not in EXCEPTIONS
+    }
+
+
 def test_no_code_outside_the_folder_names_a_kind() -> None:
-    wrong = []
-    for path in (path for room in LAYERS for path in sorted((ROOT / room).rglob("*.py"))):
-        name = path.relative_to(ROOT).as_posix()
-        if name.startswith("speculators/kinds/") or name in EXCEPTIONS:
-            continue
-        code = ast.unparse(Undocumented().visit(ast.parse(path.read_text(encoding="utf-8"))))
-        # CamelCase split, so that MTPSpeculator holds the word MTP.
-        code = re.sub(r"([A-Z]+)([A-Z][a-z])|([a-z0-9])([A-Z])", r"\1\3_\2\4", code)
-        wrong += [f"{name}: {line.strip()}" for line in code.split("\n") if KIND.search(line)]
+    wrong = [
+        f"{name}: {line}" for name, source in outside().items() for line in kinds_named_in(source)
+    ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_no_code_outside_the_folder_imports_a_kinds_module() -> None:
+    """Only the registry and what all kinds share, so that a kind can be removed with its module."""
+    folder = kinds.__name__
+    of_one_kind = {
+        ".".join(type(kind).__module__.split(".")[: folder.count(".") + 2])
+        for kind in KINDS.values()
+    }
+    wrong = [
+        f"{name} imports {module}"
+        for name in outside()
+        for module in imported(ROOT / name, MODULES)
+        if any(f"{module}.".startswith(f"{own}.") for own in of_one_kind)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_names_are_found_in_every_spelling() -> None:
+    for name in ("eagle_config", "Eagle3Head", "load_mtp", "p_eagle", "DFlash", "n_gram", "dspark"):
+        assert kinds_named_in(f"{name} = 1"), name
+    for name in ("SuffixLookup", "suffix_lookup", "NoSpeculation"):
+        assert kinds_named_in(f"{name} = 1"), name
+    for name in ("path.suffix", "none", "attempts", "speculation"):
+        assert not kinds_named_in(f"{name} = 1"), name
