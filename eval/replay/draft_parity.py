@@ -111,10 +111,7 @@ def record(
             tokens = [*row[: anchor + 2], *proposal["drafts"]]
             steps.append(Step(request, anchor, tokens, proposal["drafts"], proposal["logprobs"]))
     named = [(str(index), row) for index, row in enumerate(rows)]
-    inputs = [
-        torch.cat([states[name] for name in spec.names], dim=-1)
-        for _, states, _ in engine.prefill(named, spec.names)
-    ]
+    inputs = [spec.inputs(states) for _, states in engine.prefill(named, spec.names)]
     return Recording(steps, inputs)
 
 

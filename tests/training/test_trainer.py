@@ -123,11 +123,8 @@ def test_the_first_step_is_the_naive_loss_of_its_rows(
     store = FeatureStore.open(corpus.features_dir)
     depth = 3
     config = TrainingConfig()
-    table = {row["id"]: row for row in store.manifest["sequences"]}
-    rows = [table[sequence_id] for sequence_id in corpus.parts["train"]]
-    samples, _ = make_samples(
-        ((row["id"], row["length"], row["completion_start"]) for row in rows), row_tokens=128
-    )
+    sequences = [store.sequences[sequence_id] for sequence_id in corpus.parts["train"]]
+    samples, _ = make_samples(sequences, row_tokens=128)
     step = plan_epoch(samples, 128, config.rows_per_step, config.seed, epoch=0)[0]
     speculator = load_mtp(corpus.target_dir)
     ends = load_target_ends(corpus.target_dir)

@@ -156,6 +156,7 @@ def _trainer(spec: TrainingSpec, cluster: ClusterConfig, each: dict[str, float])
     """Returns Ray Train's trainer, which runs the groups of ranks in turn."""
     settings = {
         "spec": spec.model_dump(mode="json"),
+        "worker": WORKER,
         "environment": {
             name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)
         },
@@ -212,9 +213,10 @@ class RankBackendConfig(BackendConfig):
 def run_rank(settings: dict[str, Any]) -> None:
     """Runs this worker's rank to completion.
 
-    `settings` has the `spec` and the launcher's `environment`; the node's variables override it.
-    Raises a `RuntimeError` if the rank was killed, so that Ray Train starts another group. After
-    any other error, it returns normally, because the launcher reads the rank's error record.
+    `settings` has the `spec`, the `worker` module and the launcher's `environment`, which the
+    node's variables override. Raises a `RuntimeError` if the rank was killed, so that Ray Train
+    starts another group. After any other error, it returns normally, because the launcher reads
+    the rank's error record.
     """
     spec = TrainingSpec.model_validate(settings["spec"])
     context = ray.train.get_context()
@@ -246,7 +248,7 @@ def run_rank(settings: dict[str, Any]) -> None:
             "RAY_ADDRESS": ray.get_runtime_context().gcs_address,
         }
         process = subprocess.Popen(
-            [sys.executable, "-m", WORKER, str(spec_path)],
+            [sys.executable, "-m", settings["worker"], str(spec_path)],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=log,
