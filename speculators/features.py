@@ -65,7 +65,7 @@ class SequenceStates:
         """[T, H] after the final norm, which the target's head reads."""
         return self.streams[FINAL_NORM]
 
-    def __reduce__(self) -> "tuple[Callable[..., SequenceStates], tuple[object, ...]]":
+    def __reduce__(self) -> "tuple[_Unpack, _PackedStates]":
         """Pickles tensors as numpy arrays, which Ray's object store shares without a copy.
 
         Unpickling copies them, so that the object store can free its memory.
@@ -77,6 +77,11 @@ class SequenceStates:
 _Packed = tuple[object, "torch.dtype"]
 """A tensor's bytes as an array of uint8, since numpy has no bfloat16, and its dtype."""
 
+_PackedStates = tuple[_Packed, int, dict[str, _Packed], list[list[float]] | None]
+"""The fields of `SequenceStates`."""
+
+_Unpack = Callable[[_Packed, int, dict[str, _Packed], list[list[float]] | None], SequenceStates]
+
 
 def _packed(tensor: "Tensor") -> _Packed:
     import torch
@@ -87,7 +92,7 @@ def _packed(tensor: "Tensor") -> _Packed:
 def _unpacked(
     token_ids: _Packed,
     completion_start: int,
-    streams: Mapping[str, _Packed],
+    streams: dict[str, _Packed],
     scores: list[list[float]] | None,
 ) -> SequenceStates:
     import numpy as np

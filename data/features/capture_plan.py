@@ -24,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 from datasets import Dataset
+from numpy.typing import NDArray
 
 from outrider.common.errors import OutriderError
 from outrider.common.lost_ends import LostEnds, lost_ends
@@ -49,7 +50,7 @@ class CapturePlan:
     out_dir: Path
     score_columns: tuple[str, ...] = ()
     """Columns of the completions' scores; empty if completions are not scored."""
-    answers: Mapping[str, np.ndarray] = field(default_factory=dict)
+    answers: Mapping[str, NDArray[np.int32]] = field(default_factory=dict)
     """Regenerated responses, by sequence id, which replace the logged ones."""
     lost_ends: LostEnds | None = None
     """Counts of cut rows, for the summary."""
@@ -111,7 +112,7 @@ def state_bytes(spec: FeatureSpec) -> int:
 
 
 def rows_of(
-    table: Dataset, limit: int, answers: Mapping[str, np.ndarray] | None = None
+    table: Dataset, limit: int, answers: Mapping[str, NDArray[np.int32]] | None = None
 ) -> Iterator[LoggedRow]:
     """Yields the rows cut to `limit` tokens, with responses replaced by `answers`."""
     names = ["sequence_id", "token_ids", "completion_start", "temperature", "top_p", "top_k"]

@@ -136,7 +136,7 @@ class Manifest:
 
 
 class _TensorSlice(Protocol):
-    def __getitem__(self, span: slice) -> torch.Tensor: ...
+    def __getitem__(self, span: "slice[int, int, None]") -> torch.Tensor: ...
 
 
 class _OpenShard(Protocol):
