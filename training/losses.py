@@ -249,7 +249,6 @@ def _judge(
     """Returns (loss, KL, acceptance, accepted) and the loss's gradient; overwrites z."""
     p_CV = teacher.p_CD
     goal_CV = teacher.goal_CD
-    token_C = teacher.token_C
     if draft_temperature_C is not None:
         z_CV.div_(draft_temperature_C[:, None])
     top_C, drafted_C = z_CV.max(-1)
@@ -259,22 +258,12 @@ def _judge(
     log_sum_exp_C = top_C - q_CV.gather(-1, drafted_C[:, None])[:, 0].log()
     kl_C = teacher.negative_entropy_C - cross_C + log_sum_exp_C
     acceptance_C = p_CV.gather(-1, drafted_C[:, None])[:, 0]
-    accepted_C = (drafted_C == token_C).to(z_CV.dtype)
-    if teacher.known_C is not None:
-        accepted_C = accepted_C * teacher.known_C
-    if draft_temperature_C is not None:
-        sampled_C = temperature_C >= GREEDY_BELOW
-        q_of_token_C = q_CV.gather(-1, token_C[:, None])[:, 0]
-        if teacher.known_C is not None:
-            q_of_token_C = q_of_token_C * teacher.known_C
-        ratio_C = (
-            q_of_token_C / teacher.logged_C.clamp_min(torch.finfo(torch.float32).tiny)
-        ).clamp(max=1.0)
-        accepted_C = torch.where(sampled_C, ratio_C, accepted_C)
+    sampled_C = None if draft_temperature_C is None else temperature_C >= GREEDY_BELOW
+    accepted_C = _accepted(q_CV, drafted_C, teacher, sampled_C)
     if draft_temperature_C is not None or kind == "lk_alpha":
         m_CV = p_CV if draft_temperature_C is None else (q_CV < p_CV).to(z_CV.dtype)
         m_q_C = alpha_C = torch.linalg.vecdot(m_CV, q_CV)
-        if draft_temperature_C is not None:
+        if sampled_C is not None:
             # Summed directly, not as 1 - TV: cancellation would spoil a small alpha, and 1 / alpha.
             alpha_C = torch.minimum(p_CV, q_CV, out=z_CV).sum(-1)
             acceptance_C = torch.where(sampled_C, alpha_C, acceptance_C)
@@ -298,3 +287,24 @@ def _judge(
         kl_C = kl_C * teacher.taught_C
         dz_CV.mul_(teacher.taught_C[:, None])
     return (loss_C, kl_C, acceptance_C, accepted_C), dz_CV
+
+
+def _accepted(
+    q_CV: Tensor, drafted_C: Tensor, teacher: DraftTeacher, sampled_C: Tensor | None
+) -> Tensor:
+    """Returns the acceptance probability [C] given the logged token; 0 if it cannot be drafted.
+
+    An argmax draft is accepted if it is the logged token. Where `sampled_C`, drafts are sampled
+    from q, and rejection sampling accepts the logged token x with probability min(1, q(x) / p(x)).
+    """
+    accepted_C = (drafted_C == teacher.token_C).to(q_CV.dtype)
+    if teacher.known_C is not None:
+        accepted_C = accepted_C * teacher.known_C
+    if sampled_C is None:
+        return accepted_C
+    q_of_token_C = q_CV.gather(-1, teacher.token_C[:, None])[:, 0]
+    if teacher.known_C is not None:
+        q_of_token_C = q_of_token_C * teacher.known_C
+    p_of_token_C = teacher.logged_C.clamp_min(torch.finfo(torch.float32).tiny)
+    ratio_C = (q_of_token_C / p_of_token_C).clamp(max=1.0)
+    return torch.where(sampled_C, ratio_C, accepted_C)

@@ -202,10 +202,12 @@ def capture_ids(
 
     No checks and no scores. A finished store of the same rows at `out_dir` is reused.
     """
+    longest = max((len(token_ids) for _, token_ids, _ in rows), default=0)
+    hidden_size = engine.llm.llm_engine.model_config.get_hidden_size()
     plan = CapturePlan(
         table=_table_of(rows),
-        limit=max((len(token_ids) for _, token_ids, _ in rows), default=0),
-        spec=features.stored(engine.llm.llm_engine.model_config.get_hidden_size()),
+        limit=longest,
+        spec=features.stored(hidden_size),
         source={"sequences": _rows_digest(rows)},
         settings=capture or CaptureConfig(),
         out_dir=out_dir,

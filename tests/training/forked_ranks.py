@@ -60,8 +60,9 @@ def _forked(processes: int, work: Callable[..., None], *arguments: Path) -> list
     world |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(processes))
     ranks = []
     for rank in map(str, range(processes)):
-        place = world | {"RANK": rank, "LOCAL_RANK": rank} if processes > 1 else {}
-        ranks.append(context.Process(target=_rank, args=(os.environ | place, work, *arguments)))
+        variables = world | {"RANK": rank, "LOCAL_RANK": rank} if processes > 1 else {}
+        environment = os.environ | variables
+        ranks.append(context.Process(target=_rank, args=(environment, work, *arguments)))
         ranks[-1].start()
     return ranks
 
