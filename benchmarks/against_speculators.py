@@ -231,12 +231,9 @@ def planned(args: argparse.Namespace) -> tuple[list[Any], list[Any]]:
     from outrider.training.packing import make_samples, plan_epoch
 
     store = FeatureStore.open(args.run / args.states)
-    lengths = {row["id"]: row for row in store.manifest["sequences"]}
     train = read_json(args.run / "split" / "parts.json")["train"]
-    chosen = [lengths[name] for name in train if name in lengths][: args.sequences]
-    samples, _ = make_samples(
-        ((row["id"], row["length"], row["completion_start"]) for row in chosen), args.row_tokens
-    )
+    chosen = [store.sequences[name] for name in train if name in store.sequences]
+    samples, _ = make_samples(chosen[: args.sequences], args.row_tokens)
     rows = []
     for epoch in range(args.epochs):
         rows += [
@@ -412,9 +409,8 @@ def judge(args: argparse.Namespace, head_dir: Path) -> Any:
     from outrider.serving.config import TargetConfig
 
     store = FeatureStore.open(args.run / args.states)
-    held = {row["id"] for row in store.manifest["sequences"]}
     heldout = read_json(args.run / "split" / "parts.json")["heldout"]
-    ids = [name for name in heldout if name in held]
+    ids = [name for name in heldout if name in store.sequences]
     table = load_sequences(args.run / "traffic" / "sequences", ids).select_columns(COLUMNS)
     target_dir = TargetConfig(model=args.target).directory()
     return replay(

@@ -128,7 +128,12 @@ def states(args: argparse.Namespace) -> dict[str, Any]:
     from outrider.data.features.feature_writer import FeatureWriter
     from outrider.data.sequences import load_sequences
     from outrider.serving.config import TargetConfig
-    from outrider.speculators.features import FeatureStream
+    from outrider.speculators.features import (
+        FINAL_NORM,
+        FeatureSpec,
+        FeatureStream,
+        SequenceStates,
+    )
 
     model = DeepseekV3ForCausalLM.from_pretrained(
         TargetConfig().directory(), dtype=torch.float32
@@ -137,22 +142,20 @@ def states(args: argparse.Namespace) -> dict[str, Any]:
     ids = parts["train"][: args.train] + parts["heldout"][: args.heldout]
     width = model.config.hidden_size
     source = {"states": "transformers float32"}
-    streams = [FeatureStream(f"layer_{index}", width) for index in args.layers]
-    with FeatureWriter(
-        args.run / "states", width, source, shard_megabytes=4, auxiliary=streams
-    ) as writer:
+    streams = tuple(FeatureStream(f"layer_{index}", width) for index in args.layers)
+    spec = FeatureSpec(streams).stored(width)
+    with FeatureWriter(args.run / "states", spec, source, shard_megabytes=4) as writer:
         for row in load_sequences(args.run / "traffic" / "sequences", ids):
             if row["sequence_id"] not in writer.done:
                 token_ids = torch.tensor(row["token_ids"])
                 out = model.model(token_ids[None], output_hidden_states=True)
                 layers = {f"layer_{index}": out.hidden_states[index][0] for index in args.layers}
-                writer.write(
-                    row["sequence_id"],
-                    token_ids,
-                    out.last_hidden_state[0],
-                    row["completion_start"],
-                    auxiliary=layers,
+                states = SequenceStates(
+                    token_ids=token_ids,
+                    completion_start=row["completion_start"],
+                    streams=layers | {FINAL_NORM: out.last_hidden_state[0]},
                 )
+                writer.write(row["sequence_id"], states)
         return {"sequences": len(writer.done)}
 
 
@@ -178,13 +181,9 @@ class StepBench:
             ["sequence_id", "temperature", "top_p", "top_k"]
         )
         self.sampling = {r["sequence_id"]: (r["temperature"], r["top_p"], r["top_k"]) for r in rows}
-        table = {row["id"]: row for row in self.store.manifest["sequences"]}
-        chosen = [
-            table[name] for name in read_json(args.run / "split" / "parts.json")["train"][:100]
-        ]
-        self.samples, _ = make_samples(
-            ((r["id"], r["length"], r["completion_start"]) for r in chosen), args.row_tokens
-        )
+        train = read_json(args.run / "split" / "parts.json")["train"][:100]
+        chosen = [self.store.sequences[name] for name in train]
+        self.samples, _ = make_samples(chosen, args.row_tokens)
         self.steps = plan_epoch(self.samples, args.row_tokens, 1, seed=0, epoch=0)
         self.ends = load_target_ends(target)
         self.model = ChainUnroll(load_mtp(target), self.ends, args.depth)

@@ -1,13 +1,12 @@
 """Streamed training: capture replicas compute the states while training reads them.
 
     with streaming(streamed, ranks=2, directory=run / "training/stream"):
-        train(features_dir=directory, feature_store=SOURCE, ...)
+        train(features_dir=directory, training=TrainingConfig(features="streamed"), ...)
 
 Each rank requests from the replicas (replicas.py) the sequences that it reads next, in its own
 order, within its share of `cluster.in_flight_gb`. Neither text nor states are written to disk:
 states exist only in the replicas, the cluster's object stores and the ranks. The validation and
-held-out parts are in the feature store that the capture stage wrote. `StreamedFeatures` is a
-`training.batches.Stream`.
+held-out parts are in the feature store that the capture stage wrote.
 """
 
 import contextlib
@@ -15,9 +14,9 @@ import os
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 import torch
@@ -27,32 +26,60 @@ from outrider.common.cluster.config import ClusterConfig
 from outrider.common.cluster.session import connect, open_cluster
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
+from outrider.common.fingerprint import value_digest
 from outrider.data.config import CaptureConfig
-from outrider.data.features.capture_plan import pieces, rows_of, sample_of, state_bytes
+from outrider.data.features.capture_plan import (
+    Piece,
+    piece_tokens,
+    pieces,
+    rows_of,
+    sample_of,
+    state_bytes,
+)
 from outrider.data.features.feature_store import (
-    MANIFEST,
-    Features,
     FeatureStore,
+    SequenceLength,
     decode,
     encode,
     rounded,
 )
-from outrider.data.features.replica import CapturedRow, CaptureReplica, ReplicaSetup
+from outrider.data.features.replica import CaptureReplica, ReplicaSetup
 from outrider.data.on_policy.check import MOST_ASIDE
 from outrider.data.on_policy.evidence import Evidence
 from outrider.data.sequences import load_sequences
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import LoggedRow
 from outrider.serving.token_scores import COLUMNS
-from outrider.speculators.features import FINAL_NORM, FeatureSpec
+from outrider.speculators.features import FeatureSpec, SequenceStates, StreamRow
 
 if TYPE_CHECKING:
     from outrider.data.features.replicas import Replicas
 
-SOURCE = "outrider.data.streamed:StreamedFeatures"
-"""Value of `feature_store` in a training specification that reads the stream."""
 STREAM = "stream.json"
 """File with the names of the replicas and the paths of the sequences."""
+CONCLUSIVE = 64
+"""Number of judged sequences from which on too many off-policy ones stop the training."""
+
+
+class StreamFile(TypedDict):
+    """The content of `STREAM`."""
+
+    address: str
+    """Address of the Ray cluster."""
+    namespace: str
+    replicas: list[str]
+    """Names of the actors."""
+    start_timeout_s: float
+    limit_bytes: int
+    """Bytes of states in flight for each training process."""
+    features: list[StreamRow]
+    capture: dict[str, object]
+    """`CaptureConfig`"""
+    tables: list[str]
+    limit: int
+    """Maximum number of captured tokens per sequence."""
+    store: str
+    """The feature store of the validation part."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +113,6 @@ def streaming(
     cluster = streamed.cluster
     capture = streamed.capture
     table = load_sequences(streamed.tables, streamed.train)
-    longest = max(min(len(token_ids), streamed.limit) for token_ids in table["token_ids"])
     setup = ReplicaSetup(
         target=streamed.target,
         engine=streamed.engine,
@@ -94,11 +120,12 @@ def streaming(
         spec=streamed.spec,
         checked=tuple(sample_of(table, streamed.limit, capture.self_check_sequences)),
         in_memory=True,
-        piece_tokens=max(capture.batch_tokens, longest),
+        piece_tokens=piece_tokens(table, streamed.limit, capture.batch_tokens),
     )
     # A private cluster is given the cores that it needs, even if the machine has fewer.
-    needed = ranks * cluster.training_cores + cluster.capture_replicas * cluster.cores_per_replica
-    cores = max(len(os.sched_getaffinity(0)), needed)
+    training_cores = ranks * cluster.training_cores
+    capture_cores = cluster.capture_replicas * cluster.cores_per_replica
+    cores = max(len(os.sched_getaffinity(0)), training_cores + capture_cores)
     with contextlib.ExitStack() as stack:
         session = stack.enter_context(open_cluster(cluster, cores))  # raises if Ray is missing
         from outrider.data.features.replicas import start_replicas
@@ -113,7 +140,7 @@ def streaming(
                 f" {piece_bytes / 1e9:.3g} GB; raise cluster.in_flight_gb (and the object stores),"
                 " or lower capture.batch_tokens"
             )
-        facts = {
+        content: StreamFile = {
             "address": session.address,
             "namespace": namespace,
             "replicas": list(actors),
@@ -126,7 +153,7 @@ def streaming(
             "store": str(streamed.store),
         }
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_json(directory / STREAM, facts, private=True)
+        write_json(directory / STREAM, content, private=True)
         try:
             yield
         finally:
@@ -136,23 +163,22 @@ def streaming(
 class StreamedFeatures:
     """Reads the training part during capture, and other parts from a store."""
 
-    def __init__(self, directory: Path, facts: dict[str, Any]):
-        self.directory, self.facts = directory, facts
-        self.capture = CaptureConfig.model_validate(facts["capture"])
-        self.spec = FeatureSpec.from_list(facts["features"])
-        self.store = FeatureStore.open(Path(facts["store"]))
-        self.table = load_sequences([Path(path) for path in facts["tables"]])
+    def __init__(self, directory: Path, content: StreamFile):
+        self.directory = directory
+        self.content = content
+        self.capture = CaptureConfig.model_validate(content["capture"])
+        self.spec = FeatureSpec.from_list(content["features"])
+        self.store = FeatureStore.open(Path(content["store"]))
+        self.table = load_sequences([Path(path) for path in content["tables"]])
         ids = self.table["sequence_id"][:]
         starts = self.table["completion_start"][:]
-        self.place = {sequence_id: number for number, sequence_id in enumerate(ids)}
-        lengths = (min(len(token_ids), facts["limit"]) for token_ids in self.table["token_ids"])
-        self.manifest = {
-            "source": read_json(self.store.directory / MANIFEST)["source"],
-            "sequences": [
-                {"id": sequence_id, "length": length, "completion_start": start}
-                for sequence_id, length, start in zip(ids, lengths, starts, strict=True)
-            ],
+        lengths = [min(len(token_ids), content["limit"]) for token_ids in self.table["token_ids"]]
+        self.sequences = {
+            sequence_id: SequenceLength(sequence_id, length, start)
+            for sequence_id, length, start in zip(ids, lengths, starts, strict=True)
         }
+        """All sequences by id, as captured."""
+        self._row_of = {sequence_id: row for row, sequence_id in enumerate(ids)}
 
     @classmethod
     def open(cls, directory: Path) -> "StreamedFeatures":
@@ -161,19 +187,25 @@ class StreamedFeatures:
             raise OutriderError(f"{directory}: no stream (there is no {STREAM}); rerun the command")
         return cls(Path(directory), read_json(Path(directory) / STREAM))
 
-    def read(self, sequence_id: str) -> Features:
+    @property
+    def digest(self) -> str:
+        """Digest of the target and of all sequences."""
+        sequences = [asdict(sequence) for sequence in self.sequences.values()]
+        return value_digest([self.store.manifest.header.source, sequences])
+
+    def read(self, sequence_id: str) -> SequenceStates:
         """Reads one sequence of the validation part."""
         return self.store.read(sequence_id)
 
     def tokens(self, sequence_id: str) -> torch.Tensor:
         """[T] the token ids of any sequence, as captured."""
-        token_ids = self.table[self.place[sequence_id]]["token_ids"]
-        return torch.tensor(token_ids[: self.facts["limit"]], dtype=torch.int32)
+        token_ids = self.table[self._row_of[sequence_id]]["token_ids"]
+        return torch.tensor(token_ids[: self.content["limit"]], dtype=torch.int32)
 
     def reading(self, sequence_ids: Sequence[str]) -> "StreamReading":
         """Starts reading these sequences, in this order."""
-        places = [self.place[sequence_id] for sequence_id in sequence_ids]
-        return StreamReading(self, rows_of(self.table.select(places), self.facts["limit"]))
+        rows = [self._row_of[sequence_id] for sequence_id in sequence_ids]
+        return StreamReading(self, rows_of(self.table.select(rows), self.content["limit"]))
 
     def replicas(self) -> "Replicas":
         """Connects this process to the replicas; only rank 0 prints their events."""
@@ -182,11 +214,11 @@ class StreamedFeatures:
         from outrider.data.features.replicas import Replicas
 
         if not ray.is_initialized():
-            connect({"address": self.facts["address"]})
+            connect({"address": self.content["address"]})
         try:
             actors = {
-                name: ray.get_actor(name, namespace=self.facts["namespace"])
-                for name in self.facts["replicas"]
+                name: ray.get_actor(name, namespace=self.content["namespace"])
+                for name in self.content["replicas"]
             }
         except ValueError:
             raise OutriderError(
@@ -194,78 +226,77 @@ class StreamedFeatures:
                 " to resume"
             ) from None
         console = Console(stderr=True, quiet=os.environ.get("RANK", "0") != "0")
-        return Replicas(actors, state_bytes(self.spec), self.facts["start_timeout_s"], console)
+        return Replicas(actors, state_bytes(self.spec), self.content["start_timeout_s"], console)
 
 
 class StreamReading:
     """Reads one process's sequences in order; two threads may call it."""
 
     def __init__(self, source: StreamedFeatures, rows: Iterator[LoggedRow]):
-        self._source = source
+        self._capture = source.capture
         self._replicas = source.replicas()
         plan = pieces(rows, source.capture.batch_tokens)
-        self._pieces = self._replicas.stream(plan, source.facts["limit_bytes"])
-        self._arrived: deque[tuple[str, Features]] = deque()
-        self._off: dict[str, bool] = {}
+        self._pieces = self._replicas.stream(plan, source.content["limit_bytes"])
+        self._arrived: deque[tuple[str, SequenceStates]] = deque()
+        self._is_off_policy: dict[str, bool] = {}
+        # The prefetching thread calls `read`, and the training loop `off_policy`.
         self._lock = threading.Lock()
 
-    def read(self, sequence_id: str) -> Features:
+    def read(self, sequence_id: str) -> SequenceStates:
         """Returns the states of the next sequence; waits for capture."""
         with self._lock:
             while not self._arrived:
                 self._take_piece()
-            name, features = self._arrived.popleft()
-        if name != sequence_id:
-            raise RuntimeError(f"the plan has {name} here, not {sequence_id}")
-        return features
+            next_id, states = self._arrived.popleft()
+        if next_id != sequence_id:
+            raise RuntimeError(f"the plan has {next_id} here, not {sequence_id}")
+        return states
 
     def off_policy(self, sequence_ids: Sequence[str]) -> list[bool]:
         """Whether each of these sequences is off-policy; waits for capture."""
         with self._lock:
-            while not all(sequence_id in self._off for sequence_id in sequence_ids):
+            while not all(sequence_id in self._is_off_policy for sequence_id in sequence_ids):
                 self._take_piece()
-        return [self._off[sequence_id] for sequence_id in sequence_ids]
+        return [self._is_off_policy[sequence_id] for sequence_id in sequence_ids]
 
     def close(self) -> None:
         """Ends a `read` that is waiting in another thread."""
         self._replicas.stopped = True
 
     def _take_piece(self) -> None:
-        taken = next(self._pieces, None)
-        if taken is None:
+        arrived = next(self._pieces, None)
+        if arrived is None:
             raise OutriderError("training has stopped reading the stream; rerun the command")
-        piece, rows = taken
-        self._judge(rows)
-        for logged, row in zip(piece.rows, rows, strict=True):
-            dtype = self._source.capture.dtype
-            states = {
-                name: state_TH if dtype == "bf16" else decode(encode(state_TH, dtype))
-                for name, state_TH in row.states.items()
+        piece, captured = arrived
+        self._judge(piece, captured)
+        for row, states in zip(piece.rows, captured, strict=True):
+            # As if they had been stored: with `capture.dtype: fp8`, training reads rounded states.
+            streams = {
+                name: decode(encode(state_TH, self._capture.dtype))
+                for name, state_TH in states.streams.items()
             }
-            token_ids = torch.tensor(logged.token_ids, dtype=torch.int32)
-            found = Features(token_ids, states.pop(FINAL_NORM), logged.completion_start, states)
-            self._arrived.append((row.row_id, found))
+            self._arrived.append((row.row_id, replace(states, streams=streams)))
 
-    def _judge(self, rows: Sequence[CapturedRow]) -> None:
+    def _judge(self, piece: Piece, captured: Sequence[SequenceStates]) -> None:
         """Decides from the scores which sequences are off-policy."""
-        least = self._source.capture.min_on_policy
+        least = self._capture.min_on_policy
         if least is None:
-            self._off |= {row.row_id: False for row in rows}
+            self._is_off_policy |= dict.fromkeys(piece.row_ids, False)
             return
-        scores = np.array([rounded(row.scores or ()) for row in rows])
-        unlogged_S = np.full(len(rows), np.nan)  # `own_share` needs no sampling settings
+        unlogged_S = np.full(len(captured), np.nan)  # `own_share` needs no sampling settings
         evidence = Evidence(
             columns=list(COLUMNS),
-            sums_SPC=scores,
+            sums_SPC=np.array([rounded(states.scores or ()) for states in captured]),
             temperature_S=unlogged_S,
             top_p_S=unlogged_S,
             retokenized_S=unlogged_S,
         )
         shares = evidence.own_share().tolist()
-        self._off |= {row.row_id: share < least for row, share in zip(rows, shares, strict=True)}
-        count = sum(self._off.values())
-        judged = len(self._off)
-        if judged >= 64 and count > MOST_ASIDE * judged:  # fewer are not conclusive
+        for row_id, share in zip(piece.row_ids, shares, strict=True):
+            self._is_off_policy[row_id] = share < least
+        count = sum(self._is_off_policy.values())
+        judged = len(self._is_off_policy)
+        if judged >= CONCLUSIVE and count > MOST_ASIDE * judged:
             raise OutriderError(
                 f"{count:,} of the first {judged:,} sequences of the training part are off-policy"
                 " (capture.min_on_policy); docs/explanation/traffic.md describes the causes. To"

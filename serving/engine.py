@@ -1,8 +1,8 @@
 """An in-process vLLM engine for capture and checks.
 
     with open_engine(TargetConfig(), EngineConfig()) as engine:
-        for row_id, states, _ in engine.prefill([("a", [0, 17, 4])]):
-            states["final_norm"]        # [T, H]
+        for row, states in engine.prefill([("a", [0, 17, 4])]):
+            states.hidden               # [T, H]
 
 It reads hidden states, so it does not support every server setting (see `in_process`).
 """
@@ -26,17 +26,16 @@ from outrider.serving.speculator import Drafting
 from outrider.serving.vllm_arguments import engine_arguments, engine_environment, start_environment
 from outrider.serving.vllm_hooks.plugin import register
 from outrider.serving.vllm_hooks.version import runs_on_cpu
-from outrider.speculators.features import FINAL_NORM, layer_index, layer_name
+from outrider.speculators.features import FINAL_NORM, SequenceStates, layer_index, layer_name
 
 if TYPE_CHECKING:
     import torch
     from vllm import LLM, SamplingParams
 
 Row = tuple[Any, ...]
-"""(id, token ids, any further fields from the caller)"""
+"""(id, token ids, completion start, any further fields from the caller).
+A row of only two fields is a prompt without a completion."""
 SomeRow = TypeVar("SomeRow", bound=Row)
-State = tuple[str, "dict[str, torch.Tensor]", list[list[float]] | None]
-"""(id, states [T, H] of each stream, scores [2, C])"""
 CONTRADICTS = {
     "prefill_context_parallel_size": "it divides a prompt's states over ranks",
     "kv_offloading_size": "offloaded prefixes are not computed again",
@@ -81,7 +80,9 @@ def in_process(engine: EngineConfig) -> tuple[EngineConfig, list[str]]:
         )
     refused = CONTRADICTS.keys() & arguments.keys()
     changes += [f"without {name}: {why}" for name, why in CONTRADICTS.items() if name in refused]
-    update["extra_arguments"] = {k: v for k, v in arguments.items() if k not in refused}
+    update["extra_arguments"] = {
+        name: value for name, value in arguments.items() if name not in refused
+    }
     return engine.model_copy(update=update), changes
 
 
@@ -126,16 +127,16 @@ class Engine:
 
     def prefill(
         self,
-        rows: Iterable[Row],
+        rows: Iterable[SomeRow],
         streams: Sequence[str] = (FINAL_NORM,),
         batch_tokens: int = 65536,
         positions: int | None = None,
-    ) -> Iterator[State]:
-        """Yields (id, {stream: states [T, H]}, scores) for each row, in order.
+    ) -> Iterator[tuple[SomeRow, SequenceStates]]:
+        """Yields each row with its states, in order.
 
         Streams other than `final_norm` need an engine without a drafter, or with a drafter that
-        reads them (vllm_hooks/capture_extension.py). With `positions`, rows are `LoggedRow`s and
-        `scores` [2, C] sums the scores of about `positions` completion tokens (logged_text.py).
+        reads them (vllm_hooks/capture_extension.py). With `positions`, rows are `LoggedRow`s, and
+        about `positions` completion tokens of each are scored (logged_text.py).
 
         Rows are prefilled in batches of at most `batch_tokens` tokens; the next batch runs while
         the caller reads the previous one. Larger batches are faster but hold more states in memory.
@@ -143,11 +144,11 @@ class Engine:
         self._settle()
         groups = batches(rows, batch_tokens)
 
-        def begin() -> Future[Callable[[], Iterator[State]]] | None:
+        def begin() -> Future[Callable[[], Iterator[tuple[SomeRow, SequenceStates]]]] | None:
             batch = next(groups, None)
-            return (
-                in_daemon_thread(self.prefill_batch, batch, streams, positions) if batch else None
-            )
+            if batch is None:
+                return None
+            return in_daemon_thread(self.prefill_batch, batch, streams, positions)
 
         self._ahead = begin()
         while self._ahead is not None:
@@ -156,36 +157,20 @@ class Engine:
             yield from read()
 
     def prefill_batch(
-        self, rows: Sequence[Row], streams: Sequence[str], positions: int | None = None
-    ) -> Callable[[], Iterator[State]]:
+        self, rows: Sequence[SomeRow], streams: Sequence[str], positions: int | None = None
+    ) -> Callable[[], Iterator[tuple[SomeRow, SequenceStates]]]:
         """Prefills one batch like `prefill`; returns a function that reads its states.
 
         Only one thread at a time may call this method; another may read earlier states meanwhile.
         """
-        from outrider.serving.logged_text import REQUEST_ARGUMENT, Claim
         from outrider.serving.vllm_hooks.capture_extension import read_states
 
         layers = sorted({layer_index(name) for name in streams if name != FINAL_NORM})
         captured = [FINAL_NORM, *map(layer_name, layers)]
         self._check_lengths(rows)
-        claims: list[dict[str, Any] | None] = [None] * len(rows)
-        if positions is not None:
-            claims = [
-                {
-                    REQUEST_ARGUMENT: list(
-                        Claim(
-                            completion_start=start,
-                            temperature=temperature,
-                            top_p=top_p,
-                            positions=positions,
-                            top_k=top_k,
-                        )
-                    )
-                }
-                for _, _, start, temperature, top_p, top_k in rows
-            ]
+        sampling = [_prefill_only(extra_args=_claim(row, positions)) for row in rows]
         self.llm.collective_rpc("capture_start", args=(layers,))
-        outputs = self._together(rows, [_prefill_only(extra_args=claim) for claim in claims])
+        outputs = self._together(rows, sampling)
         index = self.llm.collective_rpc("capture_stop", args=(str(self._scratch),))
 
         def check() -> None:
@@ -194,12 +179,14 @@ class Engine:
             core: Any = self.llm.llm_engine.engine_core
             core.ensure_alive()
 
-        def read() -> Iterator[State]:
-            names = (output.request_id for output in outputs)
-            states = read_states(index, zip(names, (row[1] for row in rows), strict=True), check)
-            for (row_id, *_), (states_STH, sums) in zip(rows, states, strict=True):
+        def read() -> Iterator[tuple[SomeRow, SequenceStates]]:
+            requests = [
+                (output.request_id, row[1]) for output, row in zip(outputs, rows, strict=True)
+            ]
+            for row, captured_states in zip(rows, read_states(index, requests, check), strict=True):
+                states_STH, scores = captured_states
                 by_name = dict(zip(captured, states_STH, strict=True))
-                yield row_id, {name: by_name[name] for name in streams}, sums
+                yield row, _sequence_states(row, {name: by_name[name] for name in streams}, scores)
 
         return read
 
@@ -304,6 +291,33 @@ def open_engine(
             # NoSuchProcess (a process just ended) is suppressed: it would mask the original error.
             with contextlib.suppress(psutil.NoSuchProcess):
                 llm.llm_engine.engine_core.shutdown(timeout=0 if runs_on_cpu() else 30)
+
+
+def _claim(row: Row, positions: int | None) -> dict[str, Any] | None:
+    """The request's argument that has a `LoggedRow` scored; None without `positions`."""
+    from outrider.serving.logged_text import REQUEST_ARGUMENT, Claim
+
+    if positions is None:
+        return None
+    _, _, completion_start, temperature, top_p, top_k = row
+    claim = Claim(
+        completion_start=completion_start,
+        temperature=temperature,
+        top_p=top_p,
+        positions=positions,
+        top_k=top_k,
+    )
+    return {REQUEST_ARGUMENT: list(claim)}
+
+
+def _sequence_states(
+    row: Row, streams: "dict[str, torch.Tensor]", scores: list[list[float]] | None
+) -> SequenceStates:
+    import torch
+
+    token_ids = torch.as_tensor(row[1], dtype=torch.int32)
+    completion_start = row[2] if len(row) > 2 else len(token_ids)
+    return SequenceStates(token_ids, completion_start, streams, scores)
 
 
 def _prompts(rows: Sequence[Row]) -> list[Any]:

@@ -117,11 +117,11 @@ def token_scores(
     fits_NF = torch.zeros(len(x_N), 1 + 2 * len(TEMPERATURES), device=x_N.device)
     if fitted_N.any():
         fits_NF[fitted_N] = _fit(
-            logits_NV[fitted_N],
-            x_N[fitted_N],
-            temperature_N[fitted_N],
-            top_p_N[fitted_N],
-            top_k_N[fitted_N],
+            logits_MV=logits_NV[fitted_N],
+            x_M=x_N[fitted_N],
+            temperature_M=temperature_N[fitted_N],
+            top_p_M=top_p_N[fitted_N],
+            top_k_M=top_k_N[fitted_N],
         )
     return torch.stack(
         [
@@ -148,6 +148,7 @@ def _exp(exponents: Tensor) -> Tensor:
 
 
 def _open_positions(
+    *,
     scaled_MV: Tensor,
     log_z_M: Tensor,
     x_M: Tensor,

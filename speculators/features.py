@@ -14,12 +14,13 @@ Shapes: T tokens, H width of a stream, X sum of the widths. This module does not
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, TypedDict
 
 from outrider.common.errors import OutriderError
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 FINAL_NORM = "final_norm"
@@ -45,24 +46,75 @@ def layer_index(name: str) -> int:
     return int(index)
 
 
-class SequenceStates(Protocol):
-    """One sequence's states as read from a feature store."""
+@dataclasses.dataclass(frozen=True)
+class SequenceStates:
+    """One sequence: its token ids, and the target's states at each position."""
 
-    @property
-    def token_ids(self) -> "Tensor":
-        """[T]"""
+    token_ids: "Tensor"
+    """[T]"""
+    completion_start: int
+    """Index of the first token that the target generated."""
+    streams: "Mapping[str, Tensor]"
+    """[T, H] of each stream, by name."""
+    scores: list[list[float]] | None = None
+    """Sums of the target's scores of the completion, as in serving/token_scores.py: [2][C].
+    None if it was not scored, or if the scores were not read."""
 
     @property
     def hidden(self) -> "Tensor":
-        """[T, H] of the stream `final_norm`"""
+        """[T, H] after the final norm, which the target's head reads."""
+        return self.streams[FINAL_NORM]
 
-    @property
-    def auxiliary(self) -> "Mapping[str, Tensor]":
-        """The streams other than `final_norm`, by name"""
+    def __reduce__(self) -> "tuple[_Unpack, _PackedStates]":
+        """Pickles tensors as numpy arrays, which Ray's object store shares without a copy.
 
-    @property
-    def completion_start(self) -> int:
-        """Index of the first token that the target generated"""
+        Unpickling copies them, so that the object store can free its memory.
+        """
+        streams = {name: _packed(tensor) for name, tensor in self.streams.items()}
+        return _unpacked, (_packed(self.token_ids), self.completion_start, streams, self.scores)
+
+
+_Packed = tuple[object, "torch.dtype"]
+"""A tensor's bytes as an array of uint8, since numpy has no bfloat16, and its dtype."""
+
+_PackedStates = tuple[_Packed, int, dict[str, _Packed], list[list[float]] | None]
+"""The fields of `SequenceStates`."""
+
+_Unpack = Callable[[_Packed, int, dict[str, _Packed], list[list[float]] | None], SequenceStates]
+
+
+def _packed(tensor: "Tensor") -> _Packed:
+    import torch
+
+    return tensor.contiguous().view(torch.uint8).numpy(), tensor.dtype
+
+
+def _unpacked(
+    token_ids: _Packed,
+    completion_start: int,
+    streams: dict[str, _Packed],
+    scores: list[list[float]] | None,
+) -> SequenceStates:
+    import numpy as np
+    import torch
+
+    def tensor(packed: _Packed) -> "Tensor":
+        array, dtype = packed
+        return torch.from_numpy(np.array(array)).view(dtype)
+
+    return SequenceStates(
+        token_ids=tensor(token_ids),
+        completion_start=completion_start,
+        streams={name: tensor(packed) for name, packed in streams.items()},
+        scores=scores,
+    )
+
+
+class StreamRow(TypedDict):
+    """A `FeatureStream` in JSON."""
+
+    name: str
+    width: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,8 +144,8 @@ class FeatureSpec:
     @property
     def auxiliary(self) -> tuple[FeatureStream, ...]:
         """The streams other than `final_norm`, without duplicates, ordered by layer."""
-        others = {stream for stream in self.streams if stream.name != FINAL_NORM}
-        return tuple(sorted(others, key=lambda stream: layer_index(stream.name)))
+        layers = {stream for stream in self.streams if stream.name != FINAL_NORM}
+        return tuple(sorted(layers, key=lambda stream: layer_index(stream.name)))
 
     def stored(self, hidden_size: int) -> "FeatureSpec":
         """The streams that a feature store holds: the teacher's, then the others."""
@@ -106,19 +158,19 @@ class FeatureSpec:
 
     def inputs(self, states: SequenceStates) -> "Tensor":
         """The drafter's inputs [T, X]; a single stream is not copied."""
-        found = [stream_of(states, name) for name in self.names]
-        if len(found) == 1:
-            return found[0]
+        inputs = [states.streams[name] for name in self.names]
+        if len(inputs) == 1:
+            return inputs[0]
         import torch
 
-        return torch.cat(found, dim=-1)
+        return torch.cat(inputs, dim=-1)
 
-    def as_list(self) -> list[dict[str, Any]]:
+    def as_list(self) -> list[StreamRow]:
         """The spec as stored in a feature store's manifest."""
-        return [dataclasses.asdict(stream) for stream in self.streams]
+        return [StreamRow(name=stream.name, width=stream.width) for stream in self.streams]
 
     @classmethod
-    def from_list(cls, rows: Iterable[Mapping[str, Any]]) -> "FeatureSpec":
+    def from_list(cls, rows: Iterable[StreamRow]) -> "FeatureSpec":
         """The inverse of `as_list`."""
         return cls(tuple(FeatureStream(row["name"], row["width"]) for row in rows))
 
@@ -126,16 +178,12 @@ class FeatureSpec:
         """Raises an `OutriderError` if `held`, stored at `where`, lacks a stream."""
         missing = [stream for stream in self.streams if stream not in held.streams]
         if missing:
-            wanted, found = (
-                ", ".join(f"{stream.name} ({stream.width} values)" for stream in streams)
-                for streams in (missing, held.streams)
-            )
             raise OutriderError(
-                f"{where}: holds the target's states {found}, but the speculator reads {wanted};"
-                " run the capture stage again with this speculator.kind"
+                f"{where}: holds the target's states {_in_words(held.streams)}, but the speculator"
+                f" reads {_in_words(missing)}; run the capture stage again with this"
+                " speculator.kind"
             )
 
 
-def stream_of(states: SequenceStates, name: str) -> "Tensor":
-    """One stream [T, H] of a sequence."""
-    return states.hidden if name == FINAL_NORM else states.auxiliary[name]
+def _in_words(streams: Iterable[FeatureStream]) -> str:
+    return ", ".join(f"{stream.name} ({stream.width} values)" for stream in streams)

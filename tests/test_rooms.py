@@ -13,8 +13,8 @@ LAYERS = (
     "recipes",
     "speculators",
     "serving",
-    "training",
     "data",
+    "training",
     "eval",
     "pipeline",
     "live",
@@ -24,7 +24,6 @@ LAYERS = (
 """From the bottom up: a room imports from itself and from those before it."""
 
 STRANGERS = {
-    ("training", "data"),
     ("eval", "training"),
     *(("live", room) for room in ("training", "data", "eval", "pipeline")),
 }

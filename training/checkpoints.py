@@ -21,12 +21,13 @@ on a shared disk.
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import NotRequired, TypedDict, TypeVar
 
 import deepspeed
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
+from deepspeed import DeepSpeedEngine
 from deepspeed.utils import (
     safe_get_full_fp32_param,
     safe_get_full_optimizer_state,
@@ -39,6 +40,7 @@ from torch import nn
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import publish, read_json, says_disk_is_full, write_json
+from outrider.training.validation import Profile
 
 STATE = "state.json"
 
@@ -52,8 +54,26 @@ Each takes 12 bytes per trained parameter."""
 Result = TypeVar("Result")
 
 
+class TrainerState(TypedDict):
+    """What a resumed run needs to know, besides its weights and moments."""
+
+    digest: str
+    """Digest of the run's plan."""
+    refit: bool
+    """Whether training started from a fit instead of the base."""
+    base: Profile
+    """Validation before the first step."""
+    best: Profile
+    best_step: int
+    evaluated_at: int
+    """Step of the newest evaluation."""
+    start_peak_bytes: int
+    step: NotRequired[int]
+    """Number of completed steps; set when the checkpoint is written."""
+
+
 def save_checkpoint(
-    accelerator: Accelerator, directory: Path, step: int, state: dict[str, Any]
+    accelerator: Accelerator, directory: Path, step: int, state: TrainerState
 ) -> None:
     """Publishes a checkpoint of all ranks; removes the oldest beyond `KEPT`.
 
@@ -73,7 +93,7 @@ def save_checkpoint(
     def finish() -> None:
         with publish(path) as temporary:
             draft.rename(temporary)
-            write_json(temporary / STATE, state | {"step": step})
+            write_json(temporary / STATE, {**state, "step": step})
         for old in published(directory)[:-KEPT]:
             shutil.rmtree(old)
 
@@ -86,24 +106,26 @@ def save_checkpoint(
             shutil.rmtree(draft, ignore_errors=True)
 
 
-def newest_state(accelerator: Accelerator, directory: Path, digest: str) -> dict[str, Any] | None:
+def newest_state(accelerator: Accelerator, directory: Path, digest: str) -> TrainerState | None:
     """Returns the trainer's state in the newest checkpoint, if there is one.
 
     Removes unfinished checkpoints of a killed run, and checkpoints of another run (whose `digest`
     differs).
     """
 
-    def newest() -> dict[str, Any] | None:
+    def newest() -> TrainerState | None:
         _remove_drafts(directory)
-        found = states(directory)
-        if found and found[-1]["digest"] != digest:
+        saved = states(directory)
+        if not saved:
+            return None
+        if saved[-1]["digest"] != digest:
             accelerator.print(
                 f"{directory}: checkpoints of a run with different settings; starting over",
                 flush=True,
             )
             shutil.rmtree(directory)
-            found = []
-        return found[-1] if found else None
+            return None
+        return saved[-1]
 
     return on_all_ranks(accelerator, newest, main_only=True)[0]
 
@@ -118,7 +140,7 @@ def published(directory: Path) -> list[Path]:
     return sorted(directory.glob("step-*"))
 
 
-def states(directory: Path) -> list[dict[str, Any]]:
+def states(directory: Path) -> list[TrainerState]:
     """Returns the trainer's state in each checkpoint, oldest first."""
     return [read_json(path / STATE) for path in published(directory)]
 
@@ -138,7 +160,8 @@ def on_all_ranks(
     an `OSError` (e.g. a full disk) or a safetensors error on any rank is raised on all ranks as an
     `OutriderError`; otherwise the other ranks would hang in the next collective.
     """
-    result, failure = None, None
+    result = None
+    failure = None
     if accelerator.is_main_process or not main_only:
         try:
             result = action()
@@ -154,16 +177,22 @@ def on_all_ranks(
     return [result for _, result, _ in gathered]
 
 
-def save_state(engine: Any, directory: Path, rank: int, world: int) -> None:
+def save_state(engine: DeepSpeedEngine, directory: Path, rank: int, world: int) -> None:
     """Writes `rank-R.safetensors` with every `world`-th tensor.
 
     Tensors are gathered one at a time, largest first, so that the shares have similar sizes.
     """
     share = {}
     updates = max((int(adam["step"]) for adam in _adam_states(engine)), default=0)
-    wanted = (MASTER, *MOMENTS) if updates else (MASTER,)
-    tensors = [(*each, state) for each in _trained(engine) for state in wanted]
+    # Before the first update there are no moments.
+    states_of_tensor = (MASTER, *MOMENTS) if updates else (MASTER,)
+    tensors = [
+        (name, parameter, state)
+        for name, parameter in _trained(engine)
+        for state in states_of_tensor
+    ]
     for number, (name, parameter, state) in enumerate(tensors):
+        # Every rank gathers every tensor, because gathering is collective.
         if state == MASTER:
             whole = safe_get_full_fp32_param(parameter)
         else:
@@ -174,7 +203,7 @@ def save_state(engine: Any, directory: Path, rank: int, world: int) -> None:
     save_file(share, directory / f"rank-{rank:05d}.safetensors", metadata)
 
 
-def load_state(engine: Any, directory: Path) -> None:
+def load_state(engine: DeepSpeedEngine, directory: Path) -> None:
     """Restores weights, master weights, moments and AdamW's update count, in place.
 
     Raises an `OutriderError` if a file is missing or damaged.
@@ -210,17 +239,27 @@ def _restore(parameter: nn.Parameter, state: str, value: torch.Tensor) -> None:
         parameter.data.copy_(value)
 
 
-def _trained(engine: Any) -> list[tuple[str, nn.Parameter]]:
-    """Returns trained parameters, largest first; ZeRO-3 stores sizes in `ds_numel`."""
-    named = (each for each in engine.module.named_parameters() if each[1].requires_grad)
-    return sorted(named, key=lambda each: -getattr(each[1], "ds_numel", each[1].numel()))
+def _trained(engine: DeepSpeedEngine) -> list[tuple[str, nn.Parameter]]:
+    """Returns trained parameters by name, largest first."""
+    trained = [
+        (name, parameter)
+        for name, parameter in engine.module.named_parameters()
+        if parameter.requires_grad
+    ]
+    return sorted(trained, key=lambda item: -_size(item[1]))
 
 
-def _adam_states(engine: Any) -> list[dict[str, torch.Tensor]]:
+def _size(parameter: nn.Parameter) -> int:
+    """Number of values; under ZeRO-3 a parameter is empty, and `ds_numel` has its size."""
+    size: int = getattr(parameter, "ds_numel", parameter.numel())
+    return size
+
+
+def _adam_states(engine: DeepSpeedEngine) -> list[dict[str, torch.Tensor]]:
     return [state for state in engine.optimizer.optimizer.state.values() if state]
 
 
-def _clear_moments(engine: Any) -> None:
+def _clear_moments(engine: DeepSpeedEngine) -> None:
     """Zeros the moments, or creates them before AdamW's first step."""
     zero = engine.optimizer
     states = engine.optimizer.optimizer.state
@@ -228,7 +267,7 @@ def _clear_moments(engine: Any) -> None:
     if stage_3:
         flat = zero.fp32_partitioned_groups_flat
     else:
-        flat = [each for group in zero.optimizer.param_groups for each in group["params"]]
+        flat = [masters for group in zero.optimizer.param_groups for masters in group["params"]]
     for masters in flat:
         if states[masters]:
             for moment in MOMENTS:

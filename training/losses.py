@@ -1,7 +1,8 @@
 """Distillation loss of every draft depth against the target's distribution, in chunks.
 
     loss_KN, judged = distillation_loss(
-        u_KNH, teacher_NH, token_N, valid_KN, ends.lm_head_VH, served, "lk_alpha"
+        u_KNH=u_KNH, teacher_NH=teacher_NH, token_N=token_N, valid_KN=valid_KN,
+        lm_head_VH=ends.lm_head_VH, served=served, kind="lk_alpha",
     )
     (loss_KN * weight_KN).sum().backward()
 
@@ -35,11 +36,12 @@ target's), C rows of a chunk.
 """
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
 from outrider.speculators.acceptance import GREEDY_BELOW
 from outrider.speculators.heads import DraftHead
@@ -60,6 +62,7 @@ class Judged(NamedTuple):
 
 
 def distillation_loss(
+    *,
     u_KNH: Tensor,
     teacher_NH: Tensor,
     token_N: Tensor,
@@ -86,8 +89,8 @@ def distillation_loss(
         kind=kind,
         rows=rows,
     )
-    loss_KN, *found = _ChunkedDistillation.apply(u_KNH, weight_DH, problem)
-    return loss_KN, Judged(*found)
+    loss_KN, *judged = _ChunkedDistillation.apply(u_KNH, weight_DH, problem)
+    return loss_KN, Judged(*judged)
 
 
 def confidence_loss(u_KNH: Tensor, head: DraftHead, judged: Judged) -> Tensor:
@@ -140,8 +143,8 @@ class _Chunk(NamedTuple):
     """One depth of one chunk of targets."""
 
     depth: int
-    targets: slice
-    found: tuple[Tensor, Tensor, Tensor, Tensor]
+    targets: "slice[int, int, None]"
+    values: tuple[Tensor, Tensor, Tensor, Tensor]
     """Loss, KL, acceptance, accepted; [C] each"""
     dz_CD: Tensor
     """Gradient of the loss with respect to draft logits, in u's dtype"""
@@ -178,43 +181,59 @@ def _chunks(u_KNH: Tensor, weight_DH: Tensor, problem: _Problem) -> Iterator[_Ch
         room = drafts.cut(chunk.stop - start)
         for s in range(depths):
             z_CD = room.logits(u_KNH[s, chunk], weight_DH)
-            found, dz_CD = _judge(z_CD, room.q_CV, taught, temperature_C, draft_temperature_C, kind)
-            yield _Chunk(s, chunk, found, room.raw_CV.copy_(dz_CD))
+            values, dz_CD = _judge(
+                z_CD,
+                room.q_CV,
+                taught,
+                temperature_C=temperature_C,
+                draft_temperature_C=draft_temperature_C,
+                kind=kind,
+            )
+            yield _Chunk(s, chunk, values, room.raw_CV.copy_(dz_CD))
+
+
+class _Context(FunctionCtx):
+    """What forward leaves for backward."""
+
+    problem: _Problem
+    saved_tensors: tuple[Tensor, ...]
 
 
 class _ChunkedDistillation(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, u_KNH: Tensor, weight_DH: Tensor, problem: _Problem
+        ctx: _Context, u_KNH: Tensor, weight_DH: Tensor, problem: _Problem
     ) -> tuple[Tensor, ...]:
         depths, tokens, _ = u_KNH.shape
         wide = torch.promote_types(u_KNH.dtype, torch.float32)
         grad_KNH = torch.zeros_like(u_KNH)
         out = [u_KNH.new_zeros(depths, tokens, dtype=wide) for _ in range(4)]
         for chunk in _chunks(u_KNH, weight_DH, problem):
-            place = (chunk.depth, chunk.targets)
-            valid_C = problem.valid_KN[place]
-            for out_KN, found_C in zip(out, chunk.found, strict=True):
-                out_KN[place] = found_C * valid_C
-            torch.mm(chunk.dz_CD, weight_DH, out=grad_KNH[place])
-            grad_KNH[place] *= valid_C[:, None]
+            part = (chunk.depth, chunk.targets)
+            valid_C = problem.valid_KN[part]
+            for out_KN, value_C in zip(out, chunk.values, strict=True):
+                out_KN[part] = value_C * valid_C
+            torch.mm(chunk.dz_CD, weight_DH, out=grad_KNH[part])
+            grad_KNH[part] *= valid_C[:, None]
         ctx.save_for_backward(grad_KNH, *((u_KNH, weight_DH) if weight_DH.requires_grad else ()))
         ctx.problem = problem
         ctx.mark_non_differentiable(*out[1:])
         return tuple(out)
 
     @staticmethod
-    def backward(ctx: Any, grad_loss_KN: Tensor, *_: Tensor) -> tuple[Tensor, Tensor | None, None]:
+    def backward(
+        ctx: _Context, grad_loss_KN: Tensor, *_: Tensor
+    ) -> tuple[Tensor, Tensor | None, None]:
         grad_KNH, *trained = ctx.saved_tensors
         grad_weight_DH = None
         if trained:
             u_KNH, weight_DH = trained
             grad_weight_DH = torch.zeros_like(weight_DH)
             for chunk in _chunks(u_KNH, weight_DH, ctx.problem):
-                place = (chunk.depth, chunk.targets)
-                weight_C = grad_loss_KN[place] * ctx.problem.valid_KN[place]
+                part = (chunk.depth, chunk.targets)
+                weight_C = grad_loss_KN[part] * ctx.problem.valid_KN[part]
                 weighted_CD = chunk.dz_CD * weight_C[:, None].to(chunk.dz_CD.dtype)
-                grad_weight_DH.addmm_(weighted_CD.t(), u_KNH[place])
+                grad_weight_DH.addmm_(weighted_CD.t(), u_KNH[part])
         return grad_KNH * grad_loss_KN[..., None].to(grad_KNH.dtype), grad_weight_DH, None
 
 
@@ -222,6 +241,7 @@ def _judge(
     z_CV: Tensor,
     q_CV: Tensor,
     teacher: DraftTeacher,
+    *,
     temperature_C: Tensor,
     draft_temperature_C: Tensor | None,
     kind: Loss,
@@ -229,7 +249,6 @@ def _judge(
     """Returns (loss, KL, acceptance, accepted) and the loss's gradient; overwrites z."""
     p_CV = teacher.p_CD
     goal_CV = teacher.goal_CD
-    token_C = teacher.token_C
     if draft_temperature_C is not None:
         z_CV.div_(draft_temperature_C[:, None])
     top_C, drafted_C = z_CV.max(-1)
@@ -239,22 +258,12 @@ def _judge(
     log_sum_exp_C = top_C - q_CV.gather(-1, drafted_C[:, None])[:, 0].log()
     kl_C = teacher.negative_entropy_C - cross_C + log_sum_exp_C
     acceptance_C = p_CV.gather(-1, drafted_C[:, None])[:, 0]
-    accepted_C = (drafted_C == token_C).to(z_CV.dtype)
-    if teacher.known_C is not None:
-        accepted_C = accepted_C * teacher.known_C
-    if draft_temperature_C is not None:
-        sampled_C = temperature_C >= GREEDY_BELOW
-        q_of_token_C = q_CV.gather(-1, token_C[:, None])[:, 0]
-        if teacher.known_C is not None:
-            q_of_token_C = q_of_token_C * teacher.known_C
-        ratio_C = (
-            q_of_token_C / teacher.logged_C.clamp_min(torch.finfo(torch.float32).tiny)
-        ).clamp(max=1.0)
-        accepted_C = torch.where(sampled_C, ratio_C, accepted_C)
+    sampled_C = None if draft_temperature_C is None else temperature_C >= GREEDY_BELOW
+    accepted_C = _accepted(q_CV, drafted_C, teacher, sampled_C)
     if draft_temperature_C is not None or kind == "lk_alpha":
         m_CV = p_CV if draft_temperature_C is None else (q_CV < p_CV).to(z_CV.dtype)
         m_q_C = alpha_C = torch.linalg.vecdot(m_CV, q_CV)
-        if draft_temperature_C is not None:
+        if sampled_C is not None:
             # Summed directly, not as 1 - TV: cancellation would spoil a small alpha, and 1 / alpha.
             alpha_C = torch.minimum(p_CV, q_CV, out=z_CV).sum(-1)
             acceptance_C = torch.where(sampled_C, alpha_C, acceptance_C)
@@ -278,3 +287,24 @@ def _judge(
         kl_C = kl_C * teacher.taught_C
         dz_CV.mul_(teacher.taught_C[:, None])
     return (loss_C, kl_C, acceptance_C, accepted_C), dz_CV
+
+
+def _accepted(
+    q_CV: Tensor, drafted_C: Tensor, teacher: DraftTeacher, sampled_C: Tensor | None
+) -> Tensor:
+    """Returns the acceptance probability [C] given the logged token; 0 if it cannot be drafted.
+
+    An argmax draft is accepted if it is the logged token. Where `sampled_C`, drafts are sampled
+    from q, and rejection sampling accepts the logged token x with probability min(1, q(x) / p(x)).
+    """
+    accepted_C = (drafted_C == teacher.token_C).to(q_CV.dtype)
+    if teacher.known_C is not None:
+        accepted_C = accepted_C * teacher.known_C
+    if sampled_C is None:
+        return accepted_C
+    q_of_token_C = q_CV.gather(-1, teacher.token_C[:, None])[:, 0]
+    if teacher.known_C is not None:
+        q_of_token_C = q_of_token_C * teacher.known_C
+    p_of_token_C = teacher.logged_C.clamp_min(torch.finfo(torch.float32).tiny)
+    ratio_C = (q_of_token_C / p_of_token_C).clamp(max=1.0)
+    return torch.where(sampled_C, ratio_C, accepted_C)

@@ -115,8 +115,8 @@ class MemoryPlan:
         """
         if self.device == "cpu":
             return self.peak()[1] * processes
-        each = self._ends + ROWS_IN_FLIGHT * self._row_bytes + LIBRARIES + 12 * self._share
-        return int(processes * each + self._b * self.trained)
+        of_process = self._ends + ROWS_IN_FLIGHT * self._row_bytes + LIBRARIES + 12 * self._share
+        return int(processes * of_process + self._b * self.trained)
 
     @property
     def recompute(self) -> bool:
@@ -222,12 +222,12 @@ class MemoryPlan:
             "activations": self._held(self.depth - 1) + max(scratch - newest, 0),
             "gradients": gradients + newest,
         }
-        found = max(first, later, key=lambda parts: sum(parts.values()))
+        peak = max(first, later, key=lambda parts: sum(parts.values()))
         if self.zero_stage == 3:
             # Experts are gathered at each depth, and autograd's views keep each gathered copy.
             experts = size.frozen("non_routed") if self.trained_parameters == "all" else 0
-            found["gathered_weights"] = b * (self.depth * experts + self.trained - experts)
-        return found
+            peak["gathered_weights"] = b * (self.depth * experts + self.trained - experts)
+        return peak
 
     def _held(self, depth: int) -> float:
         """Activation bytes of `depth` depths; with recomputation, one depth's plus all inputs."""
@@ -244,8 +244,9 @@ class MemoryPlan:
 
     def _kept(self, tokens: int, anchors: int, depth: int) -> float:
         """Bytes that autograd keeps without recomputation."""
-        found = self.size.kept(tokens, anchors, depth)
-        return self._b / 2 * (found.linear + found.scores * (self.device == "cpu"))
+        activations = self.size.kept(tokens, anchors, depth)
+        scores = activations.scores if self.device == "cpu" else 0
+        return self._b / 2 * (activations.linear + scores)
 
 
 def peak_bytes(device: "torch.device") -> int:

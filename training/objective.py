@@ -1,6 +1,6 @@
 """Training objective of a step: the weighted loss of its rows' drafts.
 
-    objective = Objective(config, depth, lm_head_VH, samples, sampling, probabilistic)
+    objective = Objective(config, depth, lm_head_VH, samples=..., sampling=..., probabilistic=...)
     share_K = objective.share(samples_of_the_step)            # the same in every process
     loss, judged = objective.of_row(drafted, batch, share_K)  # a row's part of the step's loss
 
@@ -33,15 +33,20 @@ class Objective:
         config: TrainingConfig,
         depth: int,
         lm_head_VH: Tensor,
+        *,
         samples: Sequence[Sample],
         sampling: Mapping[str, Sampling],
         probabilistic: bool,
         decay: float = DEPTH_DECAY,
     ):
         """Draft s has weight `decay`^s; the weights sum to 1."""
-        self.config, self.depth, self.lm_head_VH = config, depth, lm_head_VH
+        self.config = config
+        self.depth = depth
+        self.lm_head_VH = lm_head_VH
+        self.samples = samples
+        self.sampling = sampling
+        self.probabilistic = probabilistic
         self.decay = decay
-        self.samples, self.sampling, self.probabilistic = samples, sampling, probabilistic
 
     def targets(self, in_step: Sequence[Sample]) -> Tensor:
         """Returns the number of targets at each depth, [K], at least 1."""

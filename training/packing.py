@@ -3,20 +3,20 @@
 The result depends only on the lengths, the seed and the epoch, not on earlier steps or the number
 of processes, so a resumed run needs only the step number.
 
-    samples = [Sample("a", length=310, first_anchor=120), ...]
+    samples, left_out = make_samples(store.sequences.values(), row_tokens=4096)
     for step in plan_epoch(samples, row_tokens=4096, rows_per_step=2, seed=0, epoch=0):
         for row in step: ...                             # indices into samples
     rows_of_process(steps, first_step, rows_per_step, rank, world)
 """
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.common.lost_ends import LostEnds, lost_ends
+from outrider.data.features.feature_store import SequenceLength
 
 WINDOW = 1024
 """Sequences packed together: enough to fill rows, few enough to keep the order random."""
@@ -45,11 +45,9 @@ Row = tuple[int, ...]
 
 
 def make_samples(
-    lengths: Iterable[tuple[str, int, int]], row_tokens: int
+    sequences: Iterable[SequenceLength], row_tokens: int
 ) -> tuple[list[Sample], dict[str, str]]:
     """Returns the samples, and why each of the other sequences is omitted.
-
-    `lengths` has the (sequence_id, length, completion_start) of each sequence.
 
     The engine drafts only after the prefill has returned the first token of the completion, at
     index S. Its first chain uses tokens up to S and starts from the state at i = S - 1. Anchors
@@ -57,45 +55,48 @@ def make_samples(
     completion."""
     samples = []
     left_out = {}
-    for sequence_id, length, completion_start in lengths:
-        sample = Sample(sequence_id, min(length, row_tokens), max(completion_start - 1, 0))
+    for sequence in sequences:
+        sample = Sample(
+            sequence_id=sequence.id,
+            length=min(sequence.length, row_tokens),
+            first_anchor=max(sequence.completion_start - 1, 0),
+        )
         if sample.targets(0):
             samples.append(sample)
-        elif length > row_tokens:
-            left_out[sequence_id] = (
-                f"its prompt of {completion_start} tokens fills a row of {row_tokens}"
+        elif sequence.length > row_tokens:
+            left_out[sequence.id] = (
+                f"its prompt of {sequence.completion_start} tokens fills a row of {row_tokens}"
             )
         else:
-            left_out[sequence_id] = "its completion is shorter than two tokens: nothing to draft"
+            left_out[sequence.id] = "its completion is shorter than two tokens: nothing to draft"
     return samples, left_out
 
 
-def cut_at_rows(lengths: Sequence[int], starts: Sequence[int], row_tokens: int) -> LostEnds:
+def cut_at_rows(sequences: Sequence[SequenceLength], row_tokens: int) -> LostEnds:
     """Counts the sequences and tokens lost to truncation at `row_tokens`."""
-    key = f"training.row_tokens = {row_tokens:,}"
+    lengths = [sequence.length for sequence in sequences]
     # A sequence with fewer than two completion tokens in its row has no draft targets.
-    return lost_ends(lengths, [start + 1 for start in starts], row_tokens, key)[0]
+    starts = [sequence.completion_start + 1 for sequence in sequences]
+    return lost_ends(lengths, starts, row_tokens, f"training.row_tokens = {row_tokens:,}")[0]
 
 
 def samples_of_part(
-    manifest: dict[str, Any],
+    sequences: Mapping[str, SequenceLength],
     sequence_ids: Sequence[str],
+    *,
     row_tokens: int,
     part: str,
     features_dir: Path,
 ) -> tuple[list[Sample], dict[str, str]]:
     """Runs `make_samples` on a part; raises if states or samples are missing."""
-    table = {row["id"]: row for row in manifest["sequences"]}
-    missing = [sequence_id for sequence_id in sequence_ids if sequence_id not in table]
+    missing = [sequence_id for sequence_id in sequence_ids if sequence_id not in sequences]
     if missing:
         raise OutriderError(
             f"{features_dir}: no states for {len(missing)} sequences of the {part} part, first"
             f" {missing[0]}; run the capture stage again"
         )
-    rows = [table[sequence_id] for sequence_id in sequence_ids]
-    samples, left_out = make_samples(
-        ((row["id"], row["length"], row["completion_start"]) for row in rows), row_tokens
-    )
+    chosen = [sequences[sequence_id] for sequence_id in sequence_ids]
+    samples, left_out = make_samples(chosen, row_tokens)
     if not samples:
         reason = next(iter(left_out.values()))
         raise OutriderError(
@@ -113,9 +114,8 @@ def plan_epoch(
     generator.shuffle(order)
     rows = []
     for start in range(0, len(order), WINDOW):
-        rows += pack(
-            [(index, samples[index].length) for index in order[start : start + WINDOW]], row_tokens
-        )
+        window = order[start : start + WINDOW]
+        rows += pack([(index, samples[index].length) for index in window], row_tokens)
     generator.shuffle(rows)
     return [rows[start : start + rows_per_step] for start in range(0, len(rows), rows_per_step)]
 
@@ -154,14 +154,15 @@ def pack(pieces: Sequence[tuple[int, int]], row_tokens: int) -> list[Row]:
     return min((_fill_rows(way, row_tokens) for way in ways), key=len)
 
 
-def _fill_rows(left: list[tuple[int, int]], row_tokens: int) -> list[Row]:
+def _fill_rows(pieces: list[tuple[int, int]], row_tokens: int) -> list[Row]:
     rows = []
-    while left:
-        (index, length), *others = left
-        taken = _best_filling([each for _, each in others], row_tokens - length)
-        rows.append((index, *(others[place][0] for place in taken)))
-        chosen = set(taken)
-        left = [piece for place, piece in enumerate(others) if place not in chosen]
+    while pieces:
+        (first_index, first_length), *remaining = pieces
+        room = row_tokens - first_length
+        chosen = _best_filling([length for _, length in remaining], room)
+        rows.append((first_index, *(remaining[number][0] for number in chosen)))
+        taken = set(chosen)
+        pieces = [piece for number, piece in enumerate(remaining) if number not in taken]
     return rows
 
 
@@ -170,7 +171,8 @@ def _best_filling(lengths: Sequence[int], room: int) -> list[int]:
 
     Ties go to the earliest lengths. Bit n of `reachable` is set if some of the lengths so far sum
     to n; each length updates it with one shift of a long integer. The search ends as soon as `room`
-    can be filled exactly, usually after about twenty lengths.
+    can be filled exactly, usually after about twenty lengths. Backwards, a length is part of the
+    sum if the sum could not be reached without it.
     """
     within = (1 << (room + 1)) - 1
     before = []
@@ -182,8 +184,8 @@ def _best_filling(lengths: Sequence[int], room: int) -> list[int]:
         reachable |= reachable << length & within
     total = reachable.bit_length() - 1
     taken = []
-    for place in reversed(range(len(before))):
-        if not before[place] >> total & 1:
-            taken.append(place)
-            total -= lengths[place]
+    for index in reversed(range(len(before))):
+        if not before[index] >> total & 1:
+            taken.append(index)
+            total -= lengths[index]
     return taken[::-1]

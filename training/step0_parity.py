@@ -11,6 +11,7 @@ Shapes: K depths, N anchors, M anchors of a chunk, D draft vocabulary.
 """
 
 import torch
+from torch import Tensor
 
 from outrider.speculators.kinds.drafter import Batch
 from outrider.speculators.parity import ParityConfig, compared
@@ -25,7 +26,8 @@ class StepZero:
     """Accumulates the comparison with the base over a process's validation batches."""
 
     def __init__(self, base: ChainUnroll, parity: ParityConfig):
-        self.base, self.parity = base, parity
+        self.base = base
+        self.parity = parity
         self.sums_K4 = torch.zeros(base.depth, 4, dtype=torch.float64)
 
     def add(self, batch: Batch, drafted: Drafted) -> None:
@@ -35,9 +37,11 @@ class StepZero:
         for depth in range(self.base.depth):
             inside_N = valid_BT(batch.sequence_BT, depth).flatten()[anchors_N].nonzero().squeeze(1)
             for part_M in inside_N.split(CHUNK):
-                log_q_MD, prepared_MD = (
-                    each.head.logits(each.u_KNH[depth, part_M]).float().log_softmax(-1)
-                    for each in (base, drafted)
-                )
-                logprob_M, draft_M = prepared_MD.max(-1)
+                log_q_MD = _log_q(base, depth, part_M)
+                logprob_M, draft_M = _log_q(drafted, depth, part_M).max(-1)
                 self.sums_K4[depth] += compared(log_q_MD, draft_M, logprob_M, self.parity)
+
+
+def _log_q(drafted: Drafted, depth: int, part_M: Tensor) -> Tensor:
+    """Log-probabilities [M, D] of the drafts of some anchors."""
+    return drafted.head.logits(drafted.u_KNH[depth, part_M]).float().log_softmax(-1)

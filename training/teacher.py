@@ -36,7 +36,7 @@ class Served(NamedTuple):
     top_k_N: Tensor | None = None
     """0: no limit; None: no request has a limit."""
 
-    def draft_temperature(self, chunk: slice) -> Tensor | None:
+    def draft_temperature(self, chunk: "slice[int, int, None]") -> Tensor | None:
         """Returns the temperature [C] for sampling from q; None for argmax drafts."""
         if not self.probabilistic:
             return None
@@ -78,7 +78,12 @@ def served_distribution(
     for within in (NUCLEUS_WITHIN, p_CV.shape[1]):
         if len(rows):
             rows = _cut(
-                p_CV, negative_entropy_C, top_p_C, top_k_C, rows, min(within, p_CV.shape[1])
+                p_CV,
+                negative_entropy_C,
+                top_p_C=top_p_C,
+                top_k_C=top_k_C,
+                rows=rows,
+                within=min(within, p_CV.shape[1]),
             )
     if greedy_C.any():
         p_CV[greedy_C] = 0.0
@@ -91,6 +96,7 @@ def served_distribution(
 def _cut(
     p_CV: Tensor,
     negative_entropy_C: Tensor,
+    *,
     top_p_C: Tensor,
     top_k_C: Tensor,
     rows: Tensor,

@@ -1,43 +1,42 @@
 """Measures acceptance on the validation part by exact replay, without an engine.
 
-profile = Validation(...).profile(unroll, model)
+profile = Validation(plan, accelerator).profile(unroll, model)
 profile["acceptance_length"]     # for k = 1..K drafts: total tokens / total expected steps
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import TypedDict
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
 from outrider.speculators.acceptance import accept_matrix, pad_anchors, replay_chain
-from outrider.speculators.features import FeatureSpec
 from outrider.speculators.kinds.drafter import Batch
-from outrider.training.batches import Prefetch, States
+from outrider.training.batches import Prefetch
 from outrider.training.distributed.accelerator import ChainUnroll, Drafted
-from outrider.training.distributed.spec import Sampling
-from outrider.training.packing import Sample, pack
+from outrider.training.packing import pack
+from outrider.training.plan import TrainingPlan
+
+
+class Profile(TypedDict):
+    """Acceptance on the validation part; the lists have an entry for each of K drafts."""
+
+    sequences: int
+    tokens: float
+    acceptance_length: list[float]
+    acceptance: list[float]
 
 
 class Validation:
     """The validation part, packed once; each process replays its share."""
 
-    def __init__(
-        self,
-        accelerator: Accelerator,
-        store: States,
-        samples: list[Sample],
-        sampling: Mapping[str, Sampling],
-        row_tokens: int,
-        spec: FeatureSpec,
-        probabilistic: bool,
-    ):
-        self.accelerator, self.store, self.samples = accelerator, store, samples
-        self.sampling, self.row_tokens = sampling, row_tokens
-        self.spec, self.probabilistic = spec, probabilistic
-        lengths = [(index, sample.length) for index, sample in enumerate(samples)]
-        self.rows = pack(lengths, row_tokens)
+    def __init__(self, plan: TrainingPlan, accelerator: Accelerator):
+        self.plan = plan
+        self.accelerator = accelerator
+        self.samples = plan.validation_samples
+        lengths = [(index, sample.length) for index, sample in enumerate(self.samples)]
+        self.rows = pack(lengths, plan.settings.row_tokens)
 
     @torch.no_grad()
     def profile(
@@ -45,7 +44,7 @@ class Validation:
         unroll: ChainUnroll,
         wrapped: nn.Module | None = None,
         observe: Callable[[Batch, Drafted], None] | None = None,
-    ) -> dict[str, Any]:
+    ) -> Profile:
         """Returns acceptance by position and acceptance length for k = 1..K.
 
         `wrapped` is `unroll` as prepared by DeepSpeed; None: `unroll` itself runs. `observe` is
@@ -59,11 +58,11 @@ class Validation:
         mine = [self.rows[(turn * world + rank) % len(self.rows)] for turn in range(rounds)]
         sums = torch.zeros(1 + 3 * unroll.depth, dtype=torch.float64)
         with Prefetch(
-            store=self.store,
+            store=self.plan.source,
             samples=self.samples,
             rows=mine,
-            row_tokens=self.row_tokens,
-            spec=self.spec,
+            row_tokens=self.plan.settings.row_tokens,
+            spec=self.plan.features,
         ) as batches:
             for turn, batch in enumerate(batches):
                 batch = batch.to(self.accelerator.device)
@@ -87,7 +86,8 @@ class Validation:
         anchors_R = torch.tensor([sample.targets(0) for sample in samples])
         start_R = torch.tensor([0, *[sample.length for sample in samples]]).cumsum(0)[:-1]
         length_R = torch.tensor([sample.length for sample in samples])
-        sampled_R3 = torch.tensor([self.sampling[sample.sequence_id] for sample in samples])
+        sampling = self.plan.spec.sampling
+        sampled_R3 = torch.tensor([sampling[sample.sequence_id] for sample in samples])
         device = drafted.u_KNH.device
         # The engine's anchor is the last known token, one position after the state that the
         # chain reads.
@@ -109,9 +109,10 @@ class Validation:
             temperature_N=temperature_N,
             top_p_N=top_p_N,
             top_k_N=top_k_N,
-            probabilistic=self.probabilistic,
+            probabilistic=self.plan.probabilistic,
         )
         chain = replay_chain(pad_anchors(a_NK.cpu(), anchors_R), anchors_R)
+        # As `profile` splits them. The rows of RKK are counts with k = 1..K drafts.
         parts = [
             chain.tokens_R.sum()[None],
             chain.steps_RK.sum(0),

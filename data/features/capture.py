@@ -9,14 +9,12 @@ completion under the target, for the on-policy check (on_policy/).
     capture(TargetConfig(), "run/traffic/sequences", parts, CaptureConfig(), EngineConfig(), out)
 """
 
-import functools
+import dataclasses
 import hashlib
-import itertools
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -29,29 +27,29 @@ from outrider.common.cluster.session import open_cluster
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
 from outrider.common.fingerprint import sampled_digest
-from outrider.common.lost_ends import LostEnds
-from outrider.data.config import CaptureConfig, StateDtype, bytes_per_token
+from outrider.data.config import CaptureConfig, bytes_per_token
 from outrider.data.features.capture_plan import (
+    CapturePlan,
     Piece,
     fit,
+    piece_tokens,
     pieces,
     rows_of,
-    sample_of,
     state_bytes,
     unfinished,
 )
-from outrider.data.features.engine_checks import Row, check_engine
-from outrider.data.features.feature_store import MANIFEST, STORED_AS, FeatureStore
+from outrider.data.features.engine_checks import EngineChecks, Row, check_engine
+from outrider.data.features.feature_store import FeatureStore, Source
 from outrider.data.features.feature_writer import FeatureWriter
 from outrider.data.features.replica import ReplicaSetup
 from outrider.data.privacy.regenerate import Answer, asked_rows, regenerate
 from outrider.data.sequences import Tables, load_sequences
 from outrider.data.split.split import ids_of
 from outrider.serving.config import EngineConfig, TargetConfig
-from outrider.serving.engine import Engine, LoggedRow, State, in_process, open_engine
+from outrider.serving.engine import Engine, LoggedRow, in_process, open_engine
 from outrider.serving.token_scores import COLUMNS
 from outrider.speculators.checkpoints.target_ends import load_target_ends
-from outrider.speculators.features import FINAL_NORM, FeatureSpec, layer_index
+from outrider.speculators.features import FINAL_NORM, FeatureSpec, SequenceStates, layer_index
 
 SUMMARY = "summary.json"
 SCORES_VERSION = 3
@@ -61,207 +59,138 @@ LINE_EVERY_S = 60.0
 ONLY_FINAL = FeatureSpec(())
 """Only the stream after the final norm, which the teacher's head reads."""
 
-Captured = tuple[LoggedRow, State]
-"""A row with its states and scores."""
+Prefill = Callable[[Iterator[Piece]], Iterator[tuple[LoggedRow, SequenceStates]]]
+"""Captures the rows of pieces, in order."""
+
+
+class CaptureSummary(EngineChecks, total=False):
+    """Counts, speed and checks of a capture, the content of summary.json."""
+
+    sequences: int
+    tokens: int
+    bytes: int
+    shards: int
+    tokens_captured_now: int
+    """Without those of an earlier, interrupted capture."""
+    seconds: float
+    tokens_per_s: float
+    regenerated: int
+    too_long: dict[str, object] | None
+    """Counts of truncated sequences (`LostEnds`)."""
+    replicas: Mapping[str, object]
+    """Host and checks of each replica; this and the next two only with `cluster.address`."""
+    lost_replicas: int
+    left_out: list[str]
+    """Replicas that failed to start, with the reason."""
 
 
 def capture(
     target: TargetConfig,
     sequences_dir: Tables,
-    parts: dict[str, Any],
+    parts: Mapping[str, object],
     capture: CaptureConfig,
     engine: EngineConfig,
+    *,
     out_dir: Path,
     features: FeatureSpec = ONLY_FINAL,
     cluster: ClusterConfig | None = None,
-) -> dict[str, Any]:
+) -> CaptureSummary:
     """Captures the final state and the streams of `features` for all parts.
 
     For drafters of several kinds, `features` is the union of the streams that they read. If
     `cluster` has an address, replicas do the work (replicas.py) and produce an identical store.
-    Returns counts, speed and the checks, which are also written to summary.json.
     """
-    out_dir = Path(out_dir)
+    console = Console(stderr=True, highlight=False)
     target_dir = target.directory()
     target_config = read_json(target_dir / "config.json")
     spec = features.stored(target_config["hidden_size"])
     _check_streams(spec, target_config, engine)
-    table, lengths = fit(load_sequences(sequences_dir, ids_of(parts)), engine.max_model_len)
-    source = {
+    table, lost_ends = fit(load_sequences(sequences_dir, ids_of(parts)), engine.max_model_len)
+    source: Source = {
         "target": sampled_digest(
             [target_dir / "config.json", *sorted(target_dir.glob("*.safetensors"))]
         ),
-        "sequences": _rows_digest(rows_of(table, lengths.limit)),
+        "sequences": _rows_digest(rows_of(table, lost_ends.limit)),
         "dtype": engine.dtype,
         "scores": {"version": SCORES_VERSION, "positions": capture.on_policy_positions},
     }
-    if lengths.cut or lengths.dropped:
-        source["too_long"] = {"limit": lengths.limit}
-        Console(stderr=True).print(lengths.describe(), highlight=False, soft_wrap=True)
-    if (out_dir / SUMMARY).exists() and _finished(out_dir, source, spec, capture.dtype):
-        return read_json(out_dir / SUMMARY)
-    for change in in_process(engine)[1]:
-        Console(stderr=True).print(f"capture: {change}", highlight=False, soft_wrap=True)
-    out_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    tokens = sum(len(row.token_ids) for row in rows_of(table, lengths.limit))
-    _check_disk(out_dir, tokens, spec, capture.dtype)
-    if cluster is not None and cluster.address is not None:
-        return _on_replicas(
-            cluster=cluster,
-            target=target,
-            engine=engine,
-            table=table,
-            source=source,
-            capture=capture,
-            out_dir=out_dir,
-            lengths=lengths,
-            spec=spec,
-        )
-    # Before the engine, which takes minutes to start: a head in another format is refused.
-    head = load_target_ends(target_dir).lm_head_VH
-    Console(stderr=True).print("starting the engine", highlight=False)
-    with open_engine(target, engine, scratch=out_dir) as live:
-        return capture_table(
-            engine=live,
-            table=table,
-            lm_head_VH=head,
-            source=source,
-            capture=capture,
-            out_dir=out_dir,
-            lengths=lengths,
-            features=features,
-        )
-
-
-def capture_table(
-    engine: Engine,
-    table: Dataset,
-    lm_head_VH: torch.Tensor,
-    source: dict[str, Any],
-    capture: CaptureConfig,
-    out_dir: Path,
-    lengths: LostEnds | None = None,
-    features: FeatureSpec = ONLY_FINAL,
-) -> dict[str, Any]:
-    """Checks a sample, regenerates marked responses, and captures the table.
-
-    `lengths` is written to the summary.
-    """
-    limit = engine.max_model_len - 1
-    model = engine.llm.llm_engine.model_config
-    spec = features.stored(model.get_hidden_size())
-    sample = sample_of(table, limit, capture.self_check_sequences)
-    checks = check_engine(
-        engine=engine, rows=sample, spec=spec, lm_head_VH=lm_head_VH, target_dir=Path(model.model)
-    )
-    Console(stderr=True).print(checks.pop("in_words"), highlight=False, soft_wrap=True)
-    states = _states_of(engine, spec, capture.batch_tokens, capture.on_policy_positions)
-    found = _write_table(
+    if lost_ends.cut or lost_ends.dropped:
+        source["too_long"] = {"limit": lost_ends.limit}
+        console.print(lost_ends.describe(), soft_wrap=True)
+    plan = CapturePlan(
         table=table,
-        limit=limit,
-        answer=engine.answer,
-        states=states,
+        limit=lost_ends.limit,
         spec=spec,
         source=source,
-        capture=capture,
-        out_dir=out_dir,
+        settings=capture,
+        out_dir=Path(out_dir),
+        score_columns=COLUMNS,
+        lost_ends=lost_ends,
     )
-    found |= {**checks, "too_long": lengths._asdict() if lengths else None}
-    write_json(out_dir / SUMMARY, found, private=True)
-    return found
+    if (plan.out_dir / SUMMARY).exists() and plan.is_finished():
+        earlier: CaptureSummary = read_json(plan.out_dir / SUMMARY)
+        return earlier
+    for change in in_process(engine)[1]:
+        console.print(f"capture: {change}", soft_wrap=True)
+    plan.out_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _check_disk(plan)
+    if cluster is not None and cluster.address is not None:
+        return _capture_on_replicas(plan, target, engine, cluster)
+    # Before the engine, which takes minutes to start: a head in another format is refused.
+    lm_head_VH = load_target_ends(target_dir).lm_head_VH
+    console.print("starting the engine")
+    with open_engine(target, engine, scratch=plan.out_dir) as live:
+        return capture_in_process(plan, live, lm_head_VH)
 
 
-def _on_replicas(
-    cluster: ClusterConfig,
-    target: TargetConfig,
-    engine: EngineConfig,
-    table: Dataset,
-    source: dict[str, Any],
-    capture: CaptureConfig,
-    out_dir: Path,
-    lengths: LostEnds,
-    spec: FeatureSpec,
-) -> dict[str, Any]:
-    """Like `capture_table`, with an engine and its checks in each replica."""
-    limit = lengths.limit
-    longest_row = max(min(len(token_ids), limit) for token_ids in table["token_ids"])
+def capture_in_process(
+    plan: CapturePlan, engine: Engine, lm_head_VH: torch.Tensor
+) -> CaptureSummary:
+    """Captures a plan with a running engine, after checking its states on a sample."""
+    checks, in_words = check_engine(
+        engine=engine,
+        rows=plan.sample(),
+        spec=plan.spec,
+        lm_head_VH=lm_head_VH,
+        target_dir=Path(engine.llm.llm_engine.model_config.model),
+    )
+    Console(stderr=True).print(in_words, highlight=False, soft_wrap=True)
+    summary = _capture(plan, _prefill_of(engine, plan), engine.answer)
+    summary.update(checks)
+    _write_summary(plan, summary)
+    return summary
+
+
+def _capture_on_replicas(
+    plan: CapturePlan, target: TargetConfig, engine: EngineConfig, cluster: ClusterConfig
+) -> CaptureSummary:
+    """Like `capture_in_process`, with an engine and its checks in each replica."""
     setup = ReplicaSetup(
         target=target,
         engine=engine,
-        capture=capture,
-        spec=spec,
-        checked=tuple(sample_of(table, limit, capture.self_check_sequences)),
+        capture=plan.settings,
+        spec=plan.spec,
+        checked=tuple(plan.sample()),
         in_memory=False,
-        piece_tokens=max(capture.batch_tokens, longest_row),
+        piece_tokens=piece_tokens(plan.table, plan.limit, plan.settings.batch_tokens),
     )
     with open_cluster(cluster) as session:  # first, because it raises if Ray is missing
         from outrider.data.features.replicas import Replicas, start_replicas
 
         with start_replicas(cluster, setup) as (_, actors):
-            replicas = Replicas(actors, state_bytes(spec), cluster.start_timeout_s)
+            replicas = Replicas(actors, state_bytes(plan.spec), cluster.start_timeout_s)
             in_flight = session.in_flight_bytes(cluster)
 
-            def states(plan: Iterator[Piece]) -> Iterator[Captured]:
-                for piece, rows in replicas.stream(plan, in_flight):
-                    yield from zip(piece.rows, rows, strict=True)
+            def prefill(batches: Iterator[Piece]) -> Iterator[tuple[LoggedRow, SequenceStates]]:
+                for piece, states in replicas.stream(batches, in_flight):
+                    yield from zip(piece.rows, states, strict=True)
 
-            found = _write_table(
-                table=table,
-                limit=limit,
-                answer=replicas.answer,
-                states=states,
-                spec=spec,
-                source=source,
-                capture=capture,
-                out_dir=out_dir,
-            )
-            found |= {"replicas": replicas.running, "lost_replicas": replicas.lost}
-            found |= {"left_out": replicas.left_out, "too_long": lengths._asdict()}
-            write_json(out_dir / SUMMARY, found, private=True)
-            return found
-
-
-def _states_of(
-    engine: Engine, spec: FeatureSpec, batch_tokens: int, positions: int | None = None
-) -> Callable[[Iterator[Piece]], Iterator[Captured]]:
-    """Captures with one engine; scores up to about `positions` tokens per completion."""
-
-    def states(plan: Iterator[Piece]) -> Iterator[Captured]:
-        rows, sent = itertools.tee(row for piece in plan for row in piece.rows)
-        return zip(rows, engine.prefill(sent, spec.names, batch_tokens, positions), strict=True)
-
-    return states
-
-
-def _write_table(
-    table: Dataset,
-    limit: int,
-    answer: Answer,
-    states: Callable[[Iterator[Piece]], Iterator[Captured]],
-    spec: FeatureSpec,
-    source: dict[str, Any],
-    capture: CaptureConfig,
-    out_dir: Path,
-) -> dict[str, Any]:
-    """Regenerates marked rows with `answer`, then captures all rows with scores."""
-    answers = regenerate(
-        answer=answer,
-        rows=asked_rows(table),
-        out_dir=out_dir,
-        source=source,
-        batch_tokens=capture.batch_tokens,
-    )
-    rows = functools.partial(rows_of, table, limit, answers)
-    written = _write_store(
-        spec=spec,
-        states=states,
-        rows=rows,
-        out_dir=out_dir,
-        source=source,
-        capture=capture,
-        score_columns=COLUMNS,
-    )
-    return {**written, "regenerated": len(answers)}
+            summary = _capture(plan, prefill, replicas.answer)
+            summary["replicas"] = replicas.running
+            summary["lost_replicas"] = replicas.lost
+            summary["left_out"] = replicas.left_out
+            _write_summary(plan, summary)
+            return summary
 
 
 def capture_ids(
@@ -275,91 +204,109 @@ def capture_ids(
 
     No checks and no scores. A finished store of the same rows at `out_dir` is reused.
     """
-    source = {"sequences": _rows_digest(rows)}
-    capture = capture or CaptureConfig()
-    spec = features.stored(engine.llm.llm_engine.model_config.get_hidden_size())
-    if not _finished(out_dir, source, spec, capture.dtype):
-        unsampled = [LoggedRow(*row, temperature=1.0, top_p=1.0) for row in rows]
-        states = _states_of(engine, spec, capture.batch_tokens)
-        _write_store(
-            spec=spec,
-            states=states,
-            rows=lambda: iter(unsampled),
-            out_dir=out_dir,
-            source=source,
-            capture=capture,
-        )
+    longest = max((len(token_ids) for _, token_ids, _ in rows), default=0)
+    hidden_size = engine.llm.llm_engine.model_config.get_hidden_size()
+    plan = CapturePlan(
+        table=_table_of(rows),
+        limit=longest,
+        spec=features.stored(hidden_size),
+        source={"sequences": _rows_digest(rows)},
+        settings=capture or CaptureConfig(),
+        out_dir=out_dir,
+    )
+    if not plan.is_finished():
+        _write_store(plan, _prefill_of(engine, plan))
     return FeatureStore.open(out_dir)
 
 
-def _write_store(
-    spec: FeatureSpec,
-    states: Callable[[Iterator[Piece]], Iterator[Captured]],
-    rows: Callable[[], Iterator[LoggedRow]],
-    out_dir: Path,
-    source: dict[str, Any],
-    capture: CaptureConfig,
-    score_columns: Sequence[str] = (),
-) -> dict[str, Any]:
-    """Captures the rows that the store lacks; returns counts and speed.
+def _table_of(rows: Sequence[Row]) -> Dataset:
+    """A table of rows without sampling parameters, which only scores depend on."""
+    return Dataset.from_dict(
+        {
+            "sequence_id": [row_id for row_id, _, _ in rows],
+            "token_ids": [list(token_ids) for _, token_ids, _ in rows],
+            "completion_start": [completion_start for _, _, completion_start in rows],
+            "temperature": [1.0] * len(rows),
+            "top_p": [1.0] * len(rows),
+            "top_k": [0] * len(rows),
+        }
+    )
 
-    `states` yields a plan's rows in order, each with its states and scores.
-    """
+
+def _prefill_of(engine: Engine, plan: CapturePlan) -> Prefill:
+    """Captures with one engine; it also scores completions if the plan has scores."""
+    positions = plan.settings.on_policy_positions if plan.score_columns else None
+
+    def prefill(batches: Iterator[Piece]) -> Iterator[tuple[LoggedRow, SequenceStates]]:
+        rows = (row for piece in batches for row in piece.rows)
+        return engine.prefill(rows, plan.spec.names, plan.settings.batch_tokens, positions)
+
+    return prefill
+
+
+def _capture(plan: CapturePlan, prefill: Prefill, answer: Answer) -> CaptureSummary:
+    """Regenerates marked rows with `answer`, then captures all rows."""
+    answers = regenerate(
+        answer=answer,
+        rows=asked_rows(plan.table),
+        out_dir=plan.out_dir,
+        source=plan.source,
+        batch_tokens=plan.settings.batch_tokens,
+    )
+    summary = _write_store(dataclasses.replace(plan, answers=answers), prefill)
+    summary["regenerated"] = len(answers)
+    return summary
+
+
+def _write_summary(plan: CapturePlan, summary: CaptureSummary) -> None:
+    summary["too_long"] = plan.lost_ends._asdict() if plan.lost_ends else None
+    write_json(plan.out_dir / SUMMARY, summary, private=True)
+
+
+def _write_store(plan: CapturePlan, prefill: Prefill) -> CaptureSummary:
+    """Captures the rows that the store lacks; returns counts and speed."""
     console = Console(stderr=True)
-    total = sum(len(row.token_ids) for row in rows())
-    final, *auxiliary = spec.streams
+    total = sum(len(row.token_ids) for row in plan.rows())
     captured = 0
     with (
         FeatureWriter(
-            directory=out_dir,
-            hidden_size=final.width,
-            source=source,
-            shard_megabytes=capture.shard_megabytes,
-            score_columns=score_columns,
-            dtype=capture.dtype,
-            auxiliary=auxiliary,
+            directory=plan.out_dir,
+            spec=plan.spec,
+            source=plan.source,
+            shard_megabytes=plan.settings.shard_megabytes,
+            score_columns=plan.score_columns,
+            dtype=plan.settings.dtype,
         ) as writer,
         Progress(console=console, transient=True) as progress,
     ):
         if writer.restarted:
             console.print(
-                f"{out_dir}: states of another target or of other sequences; capturing again",
+                f"{plan.out_dir}: states of another target or of other sequences; capturing again",
                 soft_wrap=True,
             )
         elif writer.done:
             console.print(
-                f"{out_dir}: resumes after {len(writer.done)} captured sequences", soft_wrap=True
+                f"{plan.out_dir}: resumes after {len(writer.done)} captured sequences",
+                soft_wrap=True,
             )
         task = progress.add_task("capture", total=total, completed=writer.tokens)
+        lines = _ProgressLines(console, total)
         began = time.monotonic()
         done = frozenset(writer.done)
-        said: tuple[float, int] | None = None
-        plan = unfinished(pieces(rows(), capture.batch_tokens), done)
-        for row, (_, by_name, scores) in states(plan):
+        batches = pieces(plan.rows(), plan.settings.batch_tokens)
+        for row, states in prefill(unfinished(batches, done)):
+            # A piece is captured as a whole, although some of its rows may be stored already.
             if row.row_id in done:
                 continue
-            hidden_TH = by_name.pop(FINAL_NORM)
-            writer.write(
-                row.row_id, row.token_ids, hidden_TH, row.completion_start, scores, by_name
-            )
+            writer.write(row.row_id, states)
             captured += len(row.token_ids)
             progress.update(task, completed=writer.tokens)
-            now = time.monotonic()
-            if said is None:  # a batch's rows arrive together, the first ones late
-                said = now, captured
-            elif not console.is_terminal and now >= said[0] + LINE_EVERY_S:
-                rate = (captured - said[1]) / (now - said[0])
-                said = now, captured
-                console.print(
-                    f"captured {writer.tokens:,} of {total:,} tokens, {rate:,.0f} tokens/s, about"
-                    f" {(total - writer.tokens) / rate / 60:.0f} min left",
-                    soft_wrap=True,
-                )
+            lines.report(writer.tokens, captured)
     seconds = time.monotonic() - began
     return {
         "sequences": len(writer.done),
         "tokens": total,
-        "bytes": sum(shard["bytes"] for shard in writer.shards),
+        "bytes": sum(shard.bytes for shard in writer.shards),
         "shards": len(writer.shards),
         "tokens_captured_now": captured,
         "seconds": round(seconds, 3),
@@ -367,19 +314,36 @@ def _write_store(
     }
 
 
-def _finished(out_dir: Path, source: dict[str, Any], spec: FeatureSpec, dtype: StateDtype) -> bool:
-    """Whether a complete store of the same source exists, with at least these streams."""
-    if not (Path(out_dir) / MANIFEST).exists():
-        return False
-    store = FeatureStore.open(out_dir)
-    return (
-        store.manifest["source"] == source
-        and store.manifest["dtype"] == STORED_AS[dtype]
-        and set(spec.streams) <= set(store.spec.streams)
-    )
+class _ProgressLines:
+    """Prints a line of progress every minute if the output is not a terminal."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        self._console = console
+        self._total = total
+        self._last_s: float | None = None
+        self._last_captured = 0
+
+    def report(self, stored: int, captured: int) -> None:
+        """Prints a line if it is time; `stored` counts tokens of earlier captures too."""
+        now = time.monotonic()
+        if self._last_s is None:
+            # Rates count from the first row: a batch's rows arrive together, the first ones late.
+            self._last_s = now
+            self._last_captured = captured
+        elif not self._console.is_terminal and now >= self._last_s + LINE_EVERY_S:
+            rate = (captured - self._last_captured) / (now - self._last_s)
+            self._last_s = now
+            self._last_captured = captured
+            self._console.print(
+                f"captured {stored:,} of {self._total:,} tokens, {rate:,.0f} tokens/s, about"
+                f" {(self._total - stored) / rate / 60:.0f} min left",
+                soft_wrap=True,
+            )
 
 
-def _check_streams(spec: FeatureSpec, target_config: dict[str, Any], engine: EngineConfig) -> None:
+def _check_streams(
+    spec: FeatureSpec, target_config: Mapping[str, int], engine: EngineConfig
+) -> None:
     """Raises an `OutriderError` if the target or engine lacks a stream."""
     hidden_size = target_config["hidden_size"]
     layers = target_config["num_hidden_layers"]
@@ -399,10 +363,15 @@ def _check_streams(spec: FeatureSpec, target_config: dict[str, Any], engine: Eng
         )
 
 
-def _check_disk(out_dir: Path, tokens: int, spec: FeatureSpec, dtype: StateDtype) -> None:
+def _check_disk(plan: CapturePlan) -> None:
     """Checks that the disk has room for the remaining states plus 2 %."""
-    there = sum(path.stat().st_size for path in out_dir.glob("shard-*.safetensors"))
-    needed = int(1.02 * tokens * bytes_per_token(spec.width, dtype, len(spec.streams))) - there
+    out_dir = plan.out_dir
+    spec = plan.spec
+    dtype = plan.settings.dtype
+    tokens = sum(len(row.token_ids) for row in plan.rows())
+    stored = sum(path.stat().st_size for path in out_dir.glob("shard-*.safetensors"))
+    total = int(1.02 * tokens * bytes_per_token(spec.width, dtype, len(spec.streams)))
+    needed = total - stored
     free = shutil.disk_usage(out_dir).free
     if needed > free:
         raise OutriderError(

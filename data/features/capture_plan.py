@@ -1,13 +1,14 @@
-"""The plan of a capture: pieces that depend only on the recipe.
+"""The plan of a capture, and its pieces, which depend only on the recipe.
+
+    plan = CapturePlan(table, limit, spec, source, CaptureConfig(), out_dir)
+    batches = list(pieces(plan.rows(), plan.settings.batch_tokens))
+    for piece in unfinished(batches, writer.done):
+        ...
 
 A piece is a set of rows that are sent to the engine together (`capture.batch_tokens`). bf16
 results depend on the batch in which a token is computed, so a piece is always captured as a whole,
 by one engine. The feature store is then byte-identical whether one process or any number of
 replicas captured it, and whether or not the capture was interrupted.
-
-    plan = list(pieces(rows, CaptureConfig().batch_tokens))
-    for piece in unfinished(plan, writer.done):
-        ...
 
 After an interruption, pieces that are partly in the store are captured again as a whole, but rows
 that are already stored are not written again.
@@ -18,17 +19,61 @@ the limit, nothing is left to train on and the sequence is dropped.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 from datasets import Dataset
+from numpy.typing import NDArray
 
 from outrider.common.errors import OutriderError
 from outrider.common.lost_ends import LostEnds, lost_ends
-from outrider.data.config import bytes_per_token
+from outrider.data.config import CaptureConfig, bytes_per_token
 from outrider.data.features.engine_checks import Row
+from outrider.data.features.feature_store import MANIFEST, STORED_AS, FeatureStore, Source
 from outrider.serving.engine import LoggedRow, batches
 from outrider.speculators.features import FeatureSpec
+
+
+@dataclass(frozen=True)
+class CapturePlan:
+    """Which rows are captured, which of their states, and where they are stored."""
+
+    table: Dataset
+    limit: int
+    """Number of tokens after which a row is cut."""
+    spec: FeatureSpec
+    """The stored streams, the final norm's first."""
+    source: Source
+    """Identifies target and rows; a store of another source is captured again."""
+    settings: CaptureConfig
+    out_dir: Path
+    score_columns: tuple[str, ...] = ()
+    """Columns of the completions' scores; empty if completions are not scored."""
+    answers: Mapping[str, NDArray[np.int32]] = field(default_factory=dict)
+    """Regenerated responses, by sequence id, which replace the logged ones."""
+    lost_ends: LostEnds | None = None
+    """Counts of cut rows, for the summary."""
+
+    def rows(self) -> Iterator[LoggedRow]:
+        """Yields the rows as they are captured."""
+        return rows_of(self.table, self.limit, self.answers)
+
+    def sample(self) -> list[Row]:
+        """Selects the rows for the engine checks."""
+        return sample_of(self.table, self.limit, self.settings.self_check_sequences)
+
+    def is_finished(self) -> bool:
+        """Whether a complete store of the same source exists, with at least these streams."""
+        if not (self.out_dir / MANIFEST).exists():
+            return False
+        store = FeatureStore.open(self.out_dir)
+        header = store.manifest.header
+        return (
+            header.source == self.source
+            and header.dtype == STORED_AS[self.settings.dtype]
+            and set(self.spec.streams) <= set(store.spec.streams)
+        )
 
 
 @dataclass(frozen=True)
@@ -67,23 +112,29 @@ def state_bytes(spec: FeatureSpec) -> int:
 
 
 def rows_of(
-    table: Dataset, limit: int, answers: Mapping[str, np.ndarray] | None = None
+    table: Dataset, limit: int, answers: Mapping[str, NDArray[np.int32]] | None = None
 ) -> Iterator[LoggedRow]:
     """Yields the rows cut to `limit` tokens, with responses replaced by `answers`."""
     names = ["sequence_id", "token_ids", "completion_start", "temperature", "top_p", "top_k"]
     for row in table.select_columns(names):
         logged = LoggedRow(*(row[name] for name in names))
-        if answers and (answer := answers.get(logged.row_id)) is not None:
-            logged = logged._replace(
-                token_ids=[*logged.token_ids[: logged.completion_start], *answer.tolist()]
-            )
+        if answers and logged.row_id in answers:
+            prompt = logged.token_ids[: logged.completion_start]
+            answer = answers[logged.row_id].tolist()
+            logged = logged._replace(token_ids=[*prompt, *answer])
         yield logged._replace(token_ids=logged.token_ids[:limit])
 
 
 def sample_of(table: Dataset, limit: int, count: int) -> list[Row]:
     """Selects at most `count` rows for engine checks, spread over the table."""
-    places = np.linspace(0, len(table) - 1, min(count, len(table)), dtype=int)
-    return [row[:3] for row in rows_of(table.select(places), limit)]
+    spread = np.linspace(0, len(table) - 1, min(count, len(table)), dtype=int)
+    return [row[:3] for row in rows_of(table.select(spread), limit)]
+
+
+def piece_tokens(table: Dataset, limit: int, batch_tokens: int) -> int:
+    """Returns the number of tokens of the largest possible piece: a batch, or one longer row."""
+    longest_row = max(min(len(token_ids), limit) for token_ids in table["token_ids"])
+    return max(batch_tokens, longest_row)
 
 
 def fit(table: Dataset, max_model_len: int) -> tuple[Dataset, LostEnds]:
@@ -97,10 +148,10 @@ def fit(table: Dataset, max_model_len: int) -> tuple[Dataset, LostEnds]:
     lengths = [len(token_ids) for token_ids in table["token_ids"]]
     key = f"serving.engine.max_model_len = {max_model_len:,}"
     # Minus 1, because the engine also samples one token.
-    found, kept = lost_ends(lengths, table["completion_start"][:], max_model_len - 1, key)
-    if not kept:
+    counts, fitting = lost_ends(lengths, table["completion_start"][:], max_model_len - 1, key)
+    if not fitting:
         raise OutriderError(
             f"serving.engine.max_model_len = {max_model_len}: none of {len(lengths)} sequences is"
             f" left; raise it, up to {max(lengths) + 1}"
         )
-    return (table.select(kept) if found.dropped else table), found
+    return (table.select(fitting) if counts.dropped else table), counts

@@ -29,7 +29,7 @@ Shapes: T tokens of a row, H hidden, L rungs.
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -90,11 +90,7 @@ class SelfCheck:
 def self_check(engine: Engine, rows: Sequence[Row], lm_head_VH: torch.Tensor) -> SelfCheck:
     """Compares the engine's states of the rows' first tokens with its log-probabilities."""
     prompts = [(row_id, token_ids[:CHECKED_TOKENS]) for row_id, token_ids, _ in rows]
-    hidden = {row_id: states[FINAL_NORM] for row_id, states, _ in engine.prefill(prompts)}
-    differences = []
-    agreements = []
-    control_differences = []
-    control_agreements = []
+    hidden = {row_id: states.hidden for (row_id, _), states in engine.prefill(prompts)}
     head = lm_head_VH.float()
     logged_once = engine.prompt_logprobs(prompts)
     # In different batches: half of the rows at a time, the last row first.
@@ -102,6 +98,10 @@ def self_check(engine: Engine, rows: Sequence[Row], lm_head_VH: torch.Tensor) ->
     half = (len(prompts) + 1) // 2
     parts = [part for part in (backwards[:half], backwards[half:]) if part]
     logged_again = [answer for part in parts for answer in engine.prompt_logprobs(part)]
+    differences = []
+    agreements = []
+    control_differences = []
+    control_agreements = []
     for (row_id, token_ids), logged, again in zip(
         prompts, logged_once, reversed(logged_again), strict=True
     ):
@@ -113,13 +113,14 @@ def self_check(engine: Engine, rows: Sequence[Row], lm_head_VH: torch.Tensor) ->
         agreements.append(top == torch.from_numpy(logged.top_tokens))
         control_differences.append((torch.from_numpy(again.logprobs) - logprobs).abs())
         control_agreements.append(torch.from_numpy(again.top_tokens == logged.top_tokens))
+    difference_N = torch.cat(differences)
     return SelfCheck(
         sequences=len(rows),
-        positions=sum(map(len, differences)),
-        p99_difference=_p99(torch.cat(differences)),
-        top1_agreement=torch.cat(agreements).float().mean().item(),
+        positions=len(difference_N),
+        p99_difference=_p99(difference_N),
+        top1_agreement=_share(agreements),
         control_p99_difference=_p99(torch.cat(control_differences)),
-        control_top1_agreement=torch.cat(control_agreements).float().mean().item(),
+        control_top1_agreement=_share(control_agreements),
     )
 
 
@@ -161,6 +162,11 @@ def require_self_check(check: SelfCheck) -> None:
         " unsupported vLLM release); lm_head and engine from different revisions or quantizations"
         " of the target; an engine that computes this model incorrectly on this machine"
     )
+
+
+def _share(agreements: Sequence[torch.Tensor]) -> float:
+    """Returns the share of the positions, over all sequences, that agree."""
+    return torch.cat(list(agreements)).float().mean().item()
 
 
 def _p99(values: torch.Tensor) -> float:
@@ -220,20 +226,21 @@ def layer_check(
     layers: int,
 ) -> LayerCheck:
     """Compares captured streams of `rows` with the states of all layers."""
-    each = max(512 // len(rows), 1)  # 512 tokens of all 61 rungs of R1 take 450 MB
+    # 512 tokens of all 61 rungs of R1 take 450 MB.
+    length = max(512 // len(rows), 1)
     prompts = [(row_id, token_ids) for row_id, token_ids, _ in rows]
-    beginnings = [(row_id, token_ids[:each]) for row_id, token_ids in prompts]
+    beginnings = [(row_id, token_ids[:length]) for row_id, token_ids in prompts]
     names = [stream.name for stream in spec.auxiliary]
-    captured = {row_id: states for row_id, states, _ in engine.prefill(prompts, names)}
+    captured = {row_id: states.streams for (row_id, _), states in engine.prefill(prompts, names)}
     rungs = [layer_name(index) for index in range(1, layers + 1)]
     finals = []
     ladders = []
     taken = []
     # A limit of one token makes every row a separate batch.
-    for row_id, ladder, _ in engine.prefill(beginnings, [FINAL_NORM, *rungs], 1):
-        finals.append(ladder.pop(FINAL_NORM).float())
-        ladders.append(torch.stack([ladder[name] for name in rungs]))
-        taken.append({name: state_TH[:each] for name, state_TH in captured[row_id].items()})
+    for (row_id, _), ladder in engine.prefill(beginnings, [FINAL_NORM, *rungs], 1):
+        finals.append(ladder.hidden.float())
+        ladders.append(torch.stack([ladder.streams[name] for name in rungs]))
+        taken.append({name: state_TH[:length] for name, state_TH in captured[row_id].items()})
     final_TH = torch.cat(finals)
     ladder_LTH = torch.cat(ladders, dim=1)
     top_L = [_relative(norm(rung_TH), final_TH).mean().item() for rung_TH in ladder_LTH[-2:]]
@@ -253,12 +260,12 @@ def layer_check(
 
 def _nearest(state_TH: Tensor, ladder_LTH: Tensor, name: str) -> float:
     """Returns the share of positions nearer to their own rung than to any other."""
-    own = layer_index(name) - 1
+    rung = layer_index(name) - 1
     wide_TH = state_TH.float()
     error_LT = torch.stack([_relative(wide_TH, rung_TH.float()) for rung_TH in ladder_LTH])
-    others_LT = torch.cat([error_LT[:own], error_LT[own + 1 :]])
+    other_rungs_LT = torch.cat([error_LT[:rung], error_LT[rung + 1 :]])
     # False for NaN, and if two rungs are equal.
-    return (error_LT[own] < others_LT).all(0).float().mean().item()
+    return (error_LT[rung] < other_rungs_LT).all(0).float().mean().item()
 
 
 def _relative(state_TH: Tensor, reference_TH: Tensor) -> Tensor:
@@ -280,20 +287,29 @@ def require_layer_check(check: LayerCheck) -> None:
     )
 
 
+class EngineChecks(TypedDict, total=False):
+    """Results of the checks, as written to the capture's summary."""
+
+    self_check: dict[str, float]
+    layer_check: dict[str, object]
+    """Absent if only the final state is captured."""
+
+
 def check_engine(
     engine: Engine, rows: Sequence[Row], spec: FeatureSpec, lm_head_VH: Tensor, target_dir: Path
-) -> dict[str, Any]:
-    """Checks an engine's states on `rows`; returns the results, summarized under `in_words`.
+) -> tuple[EngineChecks, str]:
+    """Checks an engine's states on `rows`; returns the results and a summary in words.
 
     Raises:
         OutriderError: If a check failed.
     """
-    check = self_check(engine, rows, lm_head_VH)
-    require_self_check(check)
-    checks: dict[str, Any] = {"self_check": asdict(check), "in_words": check.describe()}
-    if spec.auxiliary:
-        of_layers = layer_check(engine, rows, spec, *norm_and_layers(target_dir))
-        require_layer_check(of_layers)
-        checks["layer_check"] = asdict(of_layers)
-        checks["in_words"] += f"\n{of_layers.describe()}"
-    return checks
+    of_states = self_check(engine, rows, lm_head_VH)
+    require_self_check(of_states)
+    checks: EngineChecks = {"self_check": asdict(of_states)}
+    if not spec.auxiliary:
+        return checks, of_states.describe()
+    norm, layers = norm_and_layers(target_dir)
+    of_layers = layer_check(engine=engine, rows=rows, spec=spec, norm=norm, layers=layers)
+    require_layer_check(of_layers)
+    checks["layer_check"] = asdict(of_layers)
+    return checks, f"{of_states.describe()}\n{of_layers.describe()}"

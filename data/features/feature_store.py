@@ -14,20 +14,22 @@ read them.
 
     store = FeatureStore.open(Path("runs/resume_screening/features"))
     store.read(store.sequence_ids[0]).hidden                        # [tokens, width]
+    store.sequences["0-17"].length                                  # without reading the states
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple, Protocol
 
 import torch
 from safetensors import safe_open
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import link_or_copy, publish, read_json, write_json
+from outrider.common.fingerprint import file_digest
 from outrider.data.config import StateDtype
-from outrider.speculators.features import FINAL_NORM, FeatureSpec
+from outrider.speculators.features import FINAL_NORM, FeatureSpec, SequenceStates
 
 VERSION = 4
 """Version of the format."""
@@ -37,34 +39,123 @@ MANIFEST = "manifest.json"
 STORED_AS = {"bf16": "bfloat16", "fp8": "float8_e4m3fn"}
 """torch's names for the storage types."""
 
-SAME = ("version", "hidden_size", "features", "dtype", "score_columns")
-"""Manifest keys whose values must be equal in stores that are joined."""
+Source = dict[str, object]
+"""JSON that identifies the inputs of the states."""
 
 
 @dataclass(frozen=True)
-class Features:
-    """One sequence: its token ids, and the target's states at each position."""
+class SequenceLength:
+    """One sequence's number of tokens and where its completion starts."""
 
-    token_ids: torch.Tensor
-    """[T] int32"""
-    hidden: torch.Tensor
-    """[T, H] after the final norm; always bfloat16, whatever the storage dtype"""
+    id: str
+    length: int
     completion_start: int
-    """Index of the first token that the target produced."""
-    auxiliary: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """[T, H] of each other stream, by name"""
+    """Index of the first token that the target generated."""
+
+
+@dataclass(frozen=True)
+class StoredSequence(SequenceLength):
+    """The place of one sequence in a feature store."""
+
+    shard: int
+    start: int
+    """Index of its first token in the shard."""
+    place: int
+    """Index among the shard's sequences, and thus in `scores`."""
+
+
+@dataclass(frozen=True)
+class StoredShard:
+    """A finished file of a feature store."""
+
+    file: str
+    bytes: int
+    sha256: str
+    tokens: int
+
+
+@dataclass(frozen=True)
+class StoreHeader:
+    """What all sequences of a feature store have in common."""
+
+    spec: FeatureSpec
+    """The stored streams, the final norm's first."""
+    dtype: str
+    """A value of `STORED_AS`."""
+    source: Source
+    score_columns: tuple[str, ...] = ()
+    """Empty if the sequences have no scores."""
+
+    def as_json(self) -> dict[str, object]:
+        """The header as stored in the manifest and the journal."""
+        header = {
+            "version": VERSION,
+            "hidden_size": self.spec.streams[0].width,
+            "features": self.spec.as_list(),
+            "dtype": self.dtype,
+            "source": self.source,
+        }
+        if self.score_columns:
+            header["score_columns"] = list(self.score_columns)
+        return header
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The contents of manifest.json."""
+
+    header: StoreHeader
+    shards: Sequence[StoredShard]
+    sequences: Sequence[StoredSequence]
+
+    def write(self, directory: Path) -> None:
+        """Publishes the manifest, which completes a store."""
+        rows = {
+            "shards": [asdict(shard) for shard in self.shards],
+            "sequences": [asdict(sequence) for sequence in self.sequences],
+        }
+        write_json(directory / MANIFEST, self.header.as_json() | rows, private=True)
+
+    @classmethod
+    def read(cls, directory: Path) -> "Manifest":
+        """The inverse of `write`; raises an `OutriderError` for another version."""
+        content = read_json(directory / MANIFEST)
+        if content.get("version") != VERSION:
+            raise OutriderError(
+                f"{directory / MANIFEST}: version {content.get('version')!r}, but this program"
+                f" reads {VERSION}; capture again"
+            )
+        header = StoreHeader(
+            spec=FeatureSpec.from_list(content["features"]),
+            dtype=content["dtype"],
+            source=content["source"],
+            score_columns=tuple(content.get("score_columns", ())),
+        )
+        shards = [StoredShard(**shard) for shard in content["shards"]]
+        return cls(header, shards, [StoredSequence(**row) for row in content["sequences"]])
+
+
+class _TensorSlice(Protocol):
+    def __getitem__(self, span: "slice[int, int, None]") -> torch.Tensor: ...
+
+
+class _OpenShard(Protocol):
+    """The part of `safe_open`, which has no types, that reads a shard."""
+
+    def get_slice(self, name: str) -> _TensorSlice: ...
 
 
 class FeatureStore:
     """Reads a finished store, memory-mapped."""
 
-    def __init__(self, directory: Path, manifest: dict[str, Any]):
+    def __init__(self, directory: Path, manifest: Manifest):
         self.directory = directory
         self.manifest = manifest
-        self._table = {sequence["id"]: sequence for sequence in manifest["sequences"]}
-        self._open: dict[int, Any] = {}
+        self.sequences = {sequence.id: sequence for sequence in manifest.sequences}
+        """All sequences by id, in the order they were written."""
+        self._open: dict[int, _OpenShard] = {}
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> "tuple[type[FeatureStore], tuple[Path, Manifest]]":
         """Pickles without the memory mapping; another process opens its own."""
         return type(self), (self.directory, self.manifest)
 
@@ -77,18 +168,13 @@ class FeatureStore:
                 f"{directory}: no feature store, or an unfinished one (there is no {MANIFEST});"
                 " run the capture stage, which resumes"
             )
-        manifest = read_json(directory / MANIFEST)
-        if manifest.get("version") != VERSION:
-            raise OutriderError(
-                f"{directory / MANIFEST}: version {manifest.get('version')!r}, but this program"
-                f" reads {VERSION}; capture again"
-            )
-        for shard in manifest["shards"]:
-            path = directory / shard["file"]
+        manifest = Manifest.read(directory)
+        for shard in manifest.shards:
+            path = directory / shard.file
             size = path.stat().st_size if path.exists() else "no"
-            if size != shard["bytes"]:
+            if size != shard.bytes:
                 raise OutriderError(
-                    f"{path}: {size} bytes, but the manifest lists {shard['bytes']}; delete the"
+                    f"{path}: {size} bytes, but the manifest lists {shard.bytes}; delete the"
                     " folder and capture again"
                 )
         return cls(directory, manifest)
@@ -96,64 +182,68 @@ class FeatureStore:
     @property
     def sequence_ids(self) -> list[str]:
         """Ids of all sequences, in the order they were written."""
-        return list(self._table)
+        return list(self.sequences)
 
     @property
     def spec(self) -> FeatureSpec:
         """Streams in the store."""
-        return FeatureSpec.from_list(self.manifest["features"])
+        return self.manifest.header.spec
+
+    @property
+    def digest(self) -> str:
+        """Digest of the manifest, which has the digest of every shard."""
+        return file_digest(self.directory / MANIFEST)
 
     @property
     def score_columns(self) -> list[str]:
         """Names of the scores' columns; empty for a capture without scores."""
-        return list(self.manifest.get("score_columns", []))
+        return list(self.manifest.header.score_columns)
 
     def scores(self, sequence_id: str) -> list[list[float]]:
         """Returns column sums over the first `logged_text.HEAD` completion tokens and the rest."""
-        row = self._table[sequence_id]
-        place = row["place"]
-        return self._shard(row["shard"]).get_slice("scores")[place : place + 1][0].tolist()
+        sequence = self.sequences[sequence_id]
+        place = slice(sequence.place, sequence.place + 1)
+        scores: list[list[float]] = self._slice(sequence, "scores")[place][0].tolist()
+        return scores
 
     def length(self, sequence_id: str) -> int:
         """Returns a sequence's number of tokens, without reading it."""
-        return self._table[sequence_id]["length"]
+        return self.sequences[sequence_id].length
 
     def completion_start(self, sequence_id: str) -> int:
-        """Returns `Features.completion_start` without reading the sequence."""
-        return int(self._table[sequence_id]["completion_start"])
+        """Returns `SequenceStates.completion_start` without reading the sequence."""
+        return self.sequences[sequence_id].completion_start
 
-    def read(self, sequence_id: str) -> Features:
-        """Reads only the bytes of one sequence."""
-        row = self._table[sequence_id]
-        shard = self._shard(row["shard"])
-        stop = row["start"] + row["length"]
-        span = slice(row["start"], stop)
-        states = {}
-        for name in self.spec.names:
-            stored = {
-                part: shard.get_slice(stored_as)[span]
-                for part, stored_as in stored_names(name).items()
-                if part == "hidden" or self.manifest["dtype"] == STORED_AS["fp8"]
-            }
-            states[name] = decode(stored)
-        return Features(
-            token_ids=shard.get_slice("token_ids")[span],
-            hidden=states.pop(FINAL_NORM),
-            completion_start=row["completion_start"],
-            auxiliary=states,
+    def read(self, sequence_id: str) -> SequenceStates:
+        """Reads only the bytes of one sequence; its scores are read by `scores`."""
+        return SequenceStates(
+            token_ids=self.tokens(sequence_id),
+            completion_start=self.sequences[sequence_id].completion_start,
+            streams={name: self._stream(sequence_id, name) for name in self.spec.names},
         )
 
     def tokens(self, sequence_id: str) -> torch.Tensor:
         """[T]: the token ids of one sequence, without its states."""
-        row = self._table[sequence_id]
-        span = slice(row["start"], row["start"] + row["length"])
-        return self._shard(row["shard"]).get_slice("token_ids")[span]
+        return self._span(sequence_id, "token_ids")
 
-    def _shard(self, index: int) -> Any:
-        if index not in self._open:
-            path = self.directory / self.manifest["shards"][index]["file"]
-            self._open[index] = safe_open(path, framework="pt")
-        return self._open[index]
+    def _stream(self, sequence_id: str, name: str) -> torch.Tensor:
+        names = stored_names(name)
+        values_TH = self._span(sequence_id, names.values)
+        if self.manifest.header.dtype != STORED_AS["fp8"]:
+            return decode(Encoded(values_TH))
+        return decode(Encoded(values_TH, self._span(sequence_id, names.scale)))
+
+    def _span(self, sequence_id: str, name: str) -> torch.Tensor:
+        """Reads a sequence's rows of one tensor of its shard."""
+        sequence = self.sequences[sequence_id]
+        span = slice(sequence.start, sequence.start + sequence.length)
+        return self._slice(sequence, name)[span]
+
+    def _slice(self, sequence: StoredSequence, name: str) -> _TensorSlice:
+        if sequence.shard not in self._open:
+            path = self.directory / self.manifest.shards[sequence.shard].file
+            self._open[sequence.shard] = safe_open(path, framework="pt")
+        return self._open[sequence.shard].get_slice(name)
 
 
 def rounded(scores: Sequence[Sequence[float]]) -> list[list[float]]:
@@ -161,7 +251,15 @@ def rounded(scores: Sequence[Sequence[float]]) -> list[list[float]]:
     return [[round(value, 4) for value in part] for part in scores]
 
 
-def encode(hidden_TH: torch.Tensor, dtype: StateDtype) -> dict[str, torch.Tensor]:
+class Encoded(NamedTuple):
+    """States of one stream as a shard stores them."""
+
+    values_TH: torch.Tensor
+    scale_T: torch.Tensor | None = None
+    """None for bfloat16."""
+
+
+def encode(hidden_TH: torch.Tensor, dtype: StateDtype) -> Encoded:
     """Encodes states for a shard; non-finite states stay non-finite through their scale.
 
     A state after the final norm has entries of similar size, except for a few outliers. FP8 (e4m3)
@@ -169,65 +267,83 @@ def encode(hidden_TH: torch.Tensor, dtype: StateDtype) -> dict[str, torch.Tensor
     entries down to 1 / 28,672 of the largest keep a relative step of 1/8.
     """
     if dtype == "bf16":
-        return {"hidden": hidden_TH.to(torch.bfloat16)}
+        return Encoded(hidden_TH.to(torch.bfloat16))
     wide_TH = hidden_TH.float()
     scale_T = wide_TH.abs().amax(-1) / torch.finfo(torch.float8_e4m3fn).max
     # Any scale works for a state of zeros.
     divisor_T = torch.where(scale_T == 0, 1.0, scale_T)
-    return {"hidden": (wide_TH / divisor_T[:, None]).to(torch.float8_e4m3fn), "scale": divisor_T}
+    return Encoded((wide_TH / divisor_T[:, None]).to(torch.float8_e4m3fn), divisor_T)
 
 
-def decode(stored: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def decode(encoded: Encoded) -> torch.Tensor:
     """Decodes states to bfloat16 [T, H]; the inverse of `encode`."""
-    if "scale" not in stored:
-        return stored["hidden"]
-    return (stored["hidden"].float() * stored["scale"][:, None]).to(torch.bfloat16)
+    if encoded.scale_T is None:
+        return encoded.values_TH
+    return (encoded.values_TH.float() * encoded.scale_T[:, None]).to(torch.bfloat16)
 
 
-def stored_names(stream: str) -> dict[str, str]:
-    """Returns the names of a stream's values and scales in a shard."""
-    if stream == FINAL_NORM:
-        return {"hidden": "hidden", "scale": "scale"}
-    return {"hidden": stream, "scale": f"{stream}.scale"}
+class StoredNames(NamedTuple):
+    """Names of a stream's tensors in a shard."""
+
+    values: str
+    scale: str
 
 
-def join_stores(directories: Sequence[Path], wanted: Collection[str], out_dir: Path) -> None:
-    """Publishes a store of the `wanted` sequences, with hard links if possible.
+STORED_NAMES = {FINAL_NORM: StoredNames(values="hidden", scale="scale")}
+"""Streams that a shard stores under other names."""
+
+
+def stored_names(stream: str) -> StoredNames:
+    """Returns the names of a stream's tensors in a shard."""
+    return STORED_NAMES.get(stream, StoredNames(values=stream, scale=f"{stream}.scale"))
+
+
+SAME = ("hidden_size", "features", "dtype", "score_columns")
+"""Header keys whose values must be equal in stores that are joined."""
+
+
+def join_stores(directories: Sequence[Path], sequence_ids: Collection[str], out_dir: Path) -> None:
+    """Publishes a store of these sequences, with hard links if possible.
 
     Raises:
-        OutriderError: If stores differ in a key of `SAME`, or a `wanted` sequence is in no store.
+        OutriderError: If stores differ in a key of `SAME`, or a sequence is in no store.
     """
     stores = [FeatureStore.open(directory) for directory in directories]
-    first = stores[0].manifest
-    for store in stores[1:]:
-        for key in SAME:
-            if store.manifest.get(key) != first.get(key):
-                raise OutriderError(
-                    f"{store.directory / MANIFEST}: {key} differs from that of"
-                    f" {stores[0].directory}; capture both with the same recipe"
-                )
-    missing = set(wanted)
-    shards: list[dict[str, Any]] = []
-    sequences: list[dict[str, Any]] = []
+    header = _common_header(stores)
+    missing = set(sequence_ids)
+    shards: list[StoredShard] = []
+    sequences: list[StoredSequence] = []
     with publish(out_dir) as folder:
         folder.mkdir(mode=0o700)
         for store in stores:
-            rows = [row for row in store.manifest["sequences"] if row["id"] in missing]
-            missing -= {row["id"] for row in rows}
-            place: dict[int, int] = {}
-            for number in sorted({row["shard"] for row in rows}):
-                place[number] = len(shards)
-                shard = store.manifest["shards"][number]
+            chosen = [row for row in store.manifest.sequences if row.id in missing]
+            missing -= {row.id for row in chosen}
+            new_number: dict[int, int] = {}
+            for number in sorted({row.shard for row in chosen}):
+                new_number[number] = len(shards)
+                shard = store.manifest.shards[number]
                 name = f"shard-{len(shards):05d}.safetensors"
-                link_or_copy(store.directory / shard["file"], folder / name)
-                shards.append({**shard, "file": name})
-            sequences += [{**row, "shard": place[row["shard"]]} for row in rows]
+                link_or_copy(store.directory / shard.file, folder / name)
+                shards.append(replace(shard, file=name))
+            sequences += [replace(row, shard=new_number[row.shard]) for row in chosen]
         if missing:
             raise OutriderError(
                 f"{directories[0]} and {len(directories) - 1} more: no states of"
                 f" {len(missing)} sequences (first {min(missing)}); capture them first"
             )
-        source = {"joined": [store.manifest["source"] for store in stores]}
-        header = {key: first[key] for key in SAME if key in first}
-        manifest = {**header, "source": source, "shards": shards, "sequences": sequences}
-        write_json(folder / MANIFEST, manifest, private=True)
+        Manifest(header, shards, sequences).write(folder)
+
+
+def _common_header(stores: Sequence[FeatureStore]) -> StoreHeader:
+    """Returns the header of the joined store; raises if the stores do not match."""
+    first = stores[0].manifest.header
+    expected = first.as_json()
+    for store in stores[1:]:
+        header = store.manifest.header.as_json()
+        for key in SAME:
+            if header.get(key) != expected.get(key):
+                raise OutriderError(
+                    f"{store.directory / MANIFEST}: {key} differs from that of"
+                    f" {stores[0].directory}; capture both with the same recipe"
+                )
+    return replace(first, source={"joined": [store.manifest.header.source for store in stores]})

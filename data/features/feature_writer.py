@@ -1,7 +1,7 @@
 """Writes a feature store; an interrupted capture can resume.
 
-    with FeatureWriter(directory, hidden_size=7168, source={"target": ...}) as writer:
-        writer.write(sequence_id, token_ids, hidden, completion_start)
+    with FeatureWriter(directory, spec, source={"target": ...}) as writer:
+        writer.write(sequence_id, states)
 
 `journal.jsonl` has a header and one line for each finished shard; an interrupted capture resumes
 after the last one. The manifest (feature_store.py) is written at the end. Only the index and one
@@ -10,26 +10,45 @@ shard are in memory, so memory use does not grow with the states.
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save
 
-from outrider.common.files import publish, write_json
+from outrider.common.files import publish
 from outrider.common.fingerprint import file_digest
 from outrider.data.config import StateDtype
 from outrider.data.features.feature_store import (
     JOURNAL,
     MANIFEST,
     STORED_AS,
-    VERSION,
+    Manifest,
+    Source,
+    StoredSequence,
+    StoredShard,
+    StoreHeader,
     encode,
     rounded,
     stored_names,
 )
-from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream
+from outrider.speculators.features import FeatureSpec, SequenceStates
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """A sequence that is not yet in a shard."""
+
+    sequence_id: str
+    completion_start: int
+    tensors: dict[str, torch.Tensor]
+    """By name in the shard."""
+
+    @property
+    def length(self) -> int:
+        return len(self.tensors["token_ids"])
 
 
 class FeatureWriter:
@@ -44,63 +63,56 @@ class FeatureWriter:
     def __init__(
         self,
         directory: Path,
-        hidden_size: int,
-        source: dict[str, Any],
+        spec: FeatureSpec,
+        source: Source,
+        *,
         shard_megabytes: float = 64.0,
         score_columns: Sequence[str] = (),
         dtype: StateDtype = "bf16",
-        auxiliary: Sequence[FeatureStream] = (),
     ):
+        """`spec` begins with the stream after the final norm (`FeatureSpec.stored`)."""
         self.directory = Path(directory)
         self.dtype = dtype
-        self.spec = FeatureSpec((FeatureStream(FINAL_NORM, hidden_size), *auxiliary))
-        self.header: dict[str, Any] = {
-            "version": VERSION,
-            "hidden_size": hidden_size,
-            "features": self.spec.as_list(),
-            "dtype": STORED_AS[dtype],
-            "source": source,
-        }
-        if score_columns:
-            self.header["score_columns"] = list(score_columns)
+        self.header = StoreHeader(
+            spec=spec,
+            dtype=STORED_AS[dtype],
+            source=source,
+            score_columns=tuple(score_columns),
+        )
         self.shard_bytes = int(shard_megabytes * 2**20)
-        self.shards: list[dict[str, Any]] = []
+        self.shards: list[StoredShard] = []
+        self._sequences: list[list[StoredSequence]] = []
+        """Sequences of each finished shard."""
         self.restarted = False
-        self._pending: list[tuple[dict[str, torch.Tensor], dict[str, Any]]] = []
-        """Tensors of sequences that are not yet written, and their index rows."""
+        self._pending: list[_Pending] = []
         self._pending_bytes = 0
         self._continue_or_start()
-        self.done = {sequence["id"] for shard in self.shards for sequence in shard["sequences"]}
-        self.tokens = sum(shard["tokens"] for shard in self.shards)
+        self.done = {sequence.id for sequence in chain.from_iterable(self._sequences)}
+        self.tokens = sum(shard.tokens for shard in self.shards)
 
-    def write(
-        self,
-        sequence_id: str,
-        token_ids: torch.Tensor | Sequence[int],
-        hidden: torch.Tensor,
-        completion_start: int,
-        scores: Sequence[Sequence[float]] | None = None,
-        auxiliary: Mapping[str, torch.Tensor] | None = None,
-    ) -> None:
+    def write(self, sequence_id: str, states: SequenceStates) -> None:
         """Adds one sequence; writes the shard if it is full."""
-        token_ids = torch.as_tensor(token_ids, dtype=torch.int32)
-        states = {FINAL_NORM: hidden, **(auxiliary or {})}
-        stored = {"token_ids": token_ids}
-        for stream in self.spec.streams:
-            shape = tuple(states[stream.name].shape)
-            if shape != (len(token_ids), stream.width):
-                raise ValueError(f"{sequence_id}: states {shape} for {len(token_ids)} tokens")
-            encoded = encode(states[stream.name], self.dtype)
+        tokens = len(states.token_ids)
+        tensors = {"token_ids": states.token_ids.to(torch.int32)}
+        for stream in self.header.spec.streams:
+            state_TH = states.streams[stream.name]
+            if tuple(state_TH.shape) != (tokens, stream.width):
+                raise ValueError(
+                    f"{sequence_id}: states {tuple(state_TH.shape)} for {tokens} tokens"
+                )
+            encoded = encode(state_TH, self.dtype)
             names = stored_names(stream.name)
-            stored |= {names[part]: tensor for part, tensor in encoded.items()}
+            tensors[names.values] = encoded.values_TH
+            if encoded.scale_T is not None:
+                tensors[names.scale] = encoded.scale_T
         if sequence_id in self.done:
             raise ValueError(f"{sequence_id}: written twice")
-        if scores is not None:
-            stored["scores"] = torch.tensor([rounded(scores)], dtype=torch.float64)
+        if states.scores is not None:
+            tensors["scores"] = torch.tensor([rounded(states.scores)], dtype=torch.float64)
         self.done.add(sequence_id)
-        self.tokens += len(token_ids)
-        self._pending.append((stored, {"id": sequence_id, "completion_start": completion_start}))
-        self._pending_bytes += sum(tensor.nbytes for tensor in stored.values())
+        self.tokens += tokens
+        self._pending.append(_Pending(sequence_id, states.completion_start, tensors))
+        self._pending_bytes += sum(tensor.nbytes for tensor in tensors.values())
         if self._pending_bytes >= self.shard_bytes:
             self._write_shard()
 
@@ -112,71 +124,94 @@ class FeatureWriter:
             return
         if self._pending:
             self._write_shard()
-        sequences = []
-        for index, shard in enumerate(self.shards):
-            sequences += [{**sequence, "shard": index} for sequence in shard["sequences"]]
-        shards = [
-            {key: shard[key] for key in ("file", "bytes", "sha256", "tokens")}
-            for shard in self.shards
-        ]
-        write_json(
-            self.directory / MANIFEST,
-            {**self.header, "shards": shards, "sequences": sequences},
-            private=True,
-        )
+        sequences = list(chain.from_iterable(self._sequences))
+        Manifest(self.header, self.shards, sequences).write(self.directory)
 
     def _continue_or_start(self) -> None:
-        for left in self.directory.glob(".*.tmp"):  # left by a killed capture
-            left.unlink()
+        for leftover in self.directory.glob(".*.tmp"):  # of a killed capture
+            leftover.unlink()
         journal = self.directory / JOURNAL
-        # Ignores an incomplete last line.
         content = journal.read_text(encoding="utf-8") if journal.exists() else ""
+        # The last element is empty, or a line that was being written when the capture was killed.
         lines = content.split("\n")[:-1]
-        if lines and json.loads(lines[0]) == self.header:
-            for line in lines[1:]:
-                shard = json.loads(line)
-                path = self.directory / shard["file"]
-                if not path.exists() or file_digest(path) != shard["sha256"]:
-                    break
-                self.shards.append(shard)
+        if lines and json.loads(lines[0]) == self.header.as_json():
+            self._continue(lines[1:])
         else:
-            self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            earlier = [*self.directory.glob("shard-*.safetensors"), *self.directory.glob(MANIFEST)]
-            self.restarted = bool(earlier)
-            for path in earlier:
-                path.unlink()
+            self._start()
         (self.directory / MANIFEST).unlink(missing_ok=True)
         self.directory.chmod(0o700)
-        kept = "".join(json.dumps(line) + "\n" for line in [self.header, *self.shards])
-        self._write_private(journal, kept.encode())
+        shards = [self._journal_line(number) for number in range(len(self.shards))]
+        text = "".join(f"{line}\n" for line in [json.dumps(self.header.as_json()), *shards])
+        self._write_private(journal, text.encode())
+
+    def _continue(self, lines: Sequence[str]) -> None:
+        """Takes over the journal's shards, up to the first one that is damaged."""
+        for number, line in enumerate(lines):
+            row = json.loads(line)
+            sequences = [
+                StoredSequence(**sequence, shard=number) for sequence in row.pop("sequences")
+            ]
+            shard = StoredShard(**row)
+            path = self.directory / shard.file
+            if not path.exists() or file_digest(path) != shard.sha256:
+                break
+            self.shards.append(shard)
+            self._sequences.append(sequences)
+
+    def _start(self) -> None:
+        """Creates the directory, or removes the store of another source."""
+        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        earlier = [*self.directory.glob("shard-*.safetensors"), *self.directory.glob(MANIFEST)]
+        self.restarted = bool(earlier)
+        for path in earlier:
+            path.unlink()
+
+    def _journal_line(self, number: int) -> str:
+        """A shard and its sequences, without their shard's number, as JSON."""
+        rows = [asdict(sequence) for sequence in self._sequences[number]]
+        for row in rows:
+            del row["shard"]
+        return json.dumps(asdict(self.shards[number]) | {"sequences": rows})
 
     def _write_shard(self) -> None:
         """Writes the pending sequences as a shard."""
         pending = self._pending
         self._pending = []
         self._pending_bytes = 0
-        names = pending[0][0]
-        tensors = {name: torch.cat([tensors[name] for tensors, _ in pending]) for name in names}
+        number = len(self.shards)
         sequences = []
         start = 0
-        for place, (tensors_of_one, row) in enumerate(pending):
-            length = len(tensors_of_one["token_ids"])
-            sequences.append({**row, "place": place, "start": start, "length": length})
-            start += length
-        path = self.directory / f"shard-{len(self.shards):05d}.safetensors"
-        self._write_private(path, save(tensors))
-        shard = {
-            "file": path.name,
-            "bytes": path.stat().st_size,
-            "sha256": file_digest(path),
-            "tokens": start,
-            "sequences": sequences,
+        for place, sequence in enumerate(pending):
+            sequences.append(
+                StoredSequence(
+                    id=sequence.sequence_id,
+                    length=sequence.length,
+                    completion_start=sequence.completion_start,
+                    shard=number,
+                    start=start,
+                    place=place,
+                )
+            )
+            start += sequence.length
+        names = pending[0].tensors
+        tensors = {
+            name: torch.cat([sequence.tensors[name] for sequence in pending]) for name in names
         }
+        path = self.directory / f"shard-{number:05d}.safetensors"
+        self._write_private(path, save(tensors))
+        self.shards.append(
+            StoredShard(
+                file=path.name,
+                bytes=path.stat().st_size,
+                sha256=file_digest(path),
+                tokens=start,
+            )
+        )
+        self._sequences.append(sequences)
         with (self.directory / JOURNAL).open("a", encoding="utf-8") as journal:
-            journal.write(json.dumps(shard) + "\n")
+            journal.write(f"{self._journal_line(number)}\n")
             journal.flush()
             os.fsync(journal.fileno())
-        self.shards.append(shard)
 
     @staticmethod
     def _write_private(path: Path, content: bytes) -> None:

@@ -2,8 +2,7 @@
 
     replica = ray.remote(CaptureReplica).remote(setup)
     checks = ray.get(replica.start.remote())
-    states = replica.capture.remote(piece)
-    load_states(ray.get(states))        # [CapturedRow(row_id, {stream: [T, H]}, scores)]
+    ray.get(replica.capture.remote(piece))        # [SequenceStates]
 
 The actor has two threads. While one copies the states of a piece into the object store, the other
 prefills the next piece; a lock protects the engine. The states pass from the engine's worker to the
@@ -20,7 +19,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from outrider.common.errors import OutriderError
 from outrider.common.process_tree import ProcessTree
@@ -31,7 +29,7 @@ from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import AskedRow, Engine, open_engine
 from outrider.serving.vllm_hooks.version import runs_on_cpu
 from outrider.speculators.checkpoints.target_ends import load_target_ends
-from outrider.speculators.features import FeatureSpec
+from outrider.speculators.features import FeatureSpec, SequenceStates
 
 MEMORY_FILES = Path("/dev/shm")
 PIECES_AT_A_TIME = 2
@@ -55,16 +53,6 @@ class ReplicaSetup:
     """Number of tokens in the largest piece."""
 
 
-class CapturedRow(NamedTuple):
-    """One captured sequence."""
-
-    row_id: str
-    states: dict[str, Any]
-    """[T, H] of each stream: bfloat16 after `load_states`; int16 with the same bits in the object
-    store, which shares numpy arrays without a copy."""
-    scores: list[list[float]] | None
-
-
 class CaptureReplica:
     """A capture replica; `ray.remote` makes it an actor (replicas.py)."""
 
@@ -72,11 +60,13 @@ class CaptureReplica:
         self._setup = setup
         self._opened = contextlib.ExitStack()
         self._lock = threading.Lock()
-        self._checks: dict[str, Any] | None = None
+        self._started: dict[str, object] | None = None
         self._failed: Exception | None = None
 
-    def start(self) -> dict[str, Any]:
+    def start(self) -> dict[str, object]:
         """Opens and checks the engine once; returns host, start-up time and checks.
+
+        `in_words` summarizes the checks.
 
         Raises:
             OutriderError: If a check failed, or there is too little memory for the states.
@@ -84,26 +74,29 @@ class CaptureReplica:
         with self._lock:
             if self._failed is not None:
                 raise self._failed
-            if self._checks is None:
-                began = time.monotonic()
-                target_dir = self._setup.target.directory()
+            if self._started is None:
                 try:
-                    self._engine = self._open()
-                    start_s = round(time.monotonic() - began, 1)
-                    head = load_target_ends(target_dir).lm_head_VH
-                    checks = check_engine(
-                        engine=self._engine,
-                        rows=self._setup.checked,
-                        spec=self._setup.spec,
-                        lm_head_VH=head,
-                        target_dir=target_dir,
-                    )
+                    self._started = self._start()
                 except Exception as error:
                     self._failed = error  # later callers get the same error
                     self._opened.close()
                     raise
-                self._checks = {"host": socket.gethostname(), "start_s": start_s, **checks}
-            return self._checks
+            return self._started
+
+    def _start(self) -> dict[str, object]:
+        began = time.monotonic()
+        target_dir = self._setup.target.directory()
+        self._engine = self._open()
+        start_s = round(time.monotonic() - began, 1)
+        checks, in_words = check_engine(
+            engine=self._engine,
+            rows=self._setup.checked,
+            spec=self._setup.spec,
+            lm_head_VH=load_target_ends(target_dir).lm_head_VH,
+            target_dir=target_dir,
+        )
+        host = socket.gethostname()
+        return {"host": host, "start_s": start_s, **checks, "in_words": in_words}
 
     def _open(self) -> Engine:
         setup = self._setup
@@ -120,45 +113,21 @@ class CaptureReplica:
         os.environ.update(self._opened.enter_context(ProcessTree(folder=folder)).environment)
         return self._opened.enter_context(open_engine(setup.target, engine, scratch=folder))
 
-    def capture(self, piece: Piece) -> list[CapturedRow]:
+    def capture(self, piece: Piece) -> list[SequenceStates]:
         """Prefills a piece; returns the states of its rows in order."""
-        import torch
-
         self.start()
         with self._lock:
             read = self._engine.prefill_batch(
                 piece.rows, self._setup.spec.names, self._setup.capture.on_policy_positions
             )
-        return [
-            CapturedRow(
-                row_id,
-                {name: state_TH.view(torch.int16).numpy() for name, state_TH in states.items()},
-                scores,
-            )
-            for row_id, states, scores in read()
-        ]
+        # Without the lock: the other thread prefills the next piece meanwhile.
+        return [states for _, states in read()]
 
     def answer(self, rows: Sequence[AskedRow]) -> list[list[int]]:
         """Generates the target's answer to each row; returns token ids."""
         self.start()
         with self._lock:
             return self._engine.answer(rows)
-
-
-def load_states(rows: Sequence[CapturedRow]) -> list[CapturedRow]:
-    """Copies rows out of the object store, which can then free them."""
-    import numpy as np
-    import torch
-
-    return [
-        row._replace(
-            states={
-                name: torch.from_numpy(np.array(states)).view(torch.bfloat16)
-                for name, states in row.states.items()
-            }
-        )
-        for row in rows
-    ]
 
 
 def _scratch(needed: int, in_memory: bool) -> Path:

@@ -2,7 +2,7 @@
 
     with start_replicas(config, setup) as (_, actors):
         replicas = Replicas(actors, state_bytes(setup.spec), config.start_timeout_s)
-        for piece, rows in replicas.stream(plan, limit_bytes):
+        for piece, states in replicas.stream(plan, limit_bytes):
             ...
 
 Each replica is an actor with an engine (replica.py). If an actor or its node fails, Ray restarts
@@ -29,13 +29,12 @@ from outrider.common.errors import OutriderError
 from outrider.data.features.capture_plan import Piece
 from outrider.data.features.replica import (
     PIECES_AT_A_TIME,
-    CapturedRow,
     CaptureReplica,
     ReplicaSetup,
-    load_states,
 )
 from outrider.serving.engine import AskedRow, in_process
 from outrider.serving.vllm_hooks.version import runs_on_cpu
+from outrider.speculators.features import SequenceStates
 
 POLL_S = 0.5
 """Longest wait for the next event, in seconds."""
@@ -76,9 +75,10 @@ class _Task:
     tries: int = 0
     replica: str | None = None
     """The replica that captures the piece; None before assignment and after a failed attempt."""
-    states: ObjectRef | None = None
-    rows: list[CapturedRow] | None = None
-    """Copies of the piece's states; None until it is captured."""
+    reference: ObjectRef | None = None
+    """The call that captures the piece."""
+    states: list[SequenceStates] | None = None
+    """States of the piece's rows; None until it is captured."""
 
 
 class Replicas:
@@ -92,7 +92,7 @@ class Replicas:
         console: Console | None = None,
     ) -> None:
         """`token_bytes` is the size of one token's states."""
-        self.running: dict[str, dict[str, Any]] = {}
+        self.running: dict[str, dict[str, object]] = {}
         """Host and checks of the running replicas, by name."""
         self.left_out: list[str] = []
         """Replicas that failed to start, with the reason."""
@@ -101,7 +101,8 @@ class Replicas:
         self.lost = 0
         """How many times a replica was lost."""
         self._actors: dict[str, Any] = dict(actors)
-        self._token_bytes, self._timeout_s = token_bytes, start_timeout_s
+        self._token_bytes = token_bytes
+        self._timeout_s = start_timeout_s
         self._console = console or Console(stderr=True)
         self._idle_since = time.monotonic()
         # Each call returns when the engine of its replica has started.
@@ -122,8 +123,8 @@ class Replicas:
 
     def stream(
         self, plan: Iterable[Piece], limit_bytes: int
-    ) -> Iterator[tuple[Piece, list[CapturedRow]]]:
-        """Yields each piece of `plan` with copies of its states, in the plan's order.
+    ) -> Iterator[tuple[Piece, list[SequenceStates]]]:
+        """Yields each piece of `plan` with the states of its rows, in the plan's order.
 
         Pieces that are being captured, queued or consumed hold at most `limit_bytes` in total, so a
         slow consumer pauses the replicas. A piece above the limit is captured alone.
@@ -131,47 +132,49 @@ class Replicas:
         Raises:
             OutriderError: If no replica is left, or none starts within `cluster.start_timeout_s`.
         """
-        coming = iter(plan)
-        following = next(coming, None)
+        remaining = iter(plan)
+        following = next(remaining, None)
         tasks: deque[_Task] = deque()
-        held = 0
+        held_bytes = 0
         while (following is not None or tasks) and not self.stopped:
             while following is not None and (
-                not tasks or held + following.tokens * self._token_bytes <= limit_bytes
+                not tasks or held_bytes + following.tokens * self._token_bytes <= limit_bytes
             ):
                 tasks.append(_Task(following))
-                held += following.tokens * self._token_bytes
-                following = next(coming, None)
-            self._give(tasks)
-            self._wait(tasks, 0 if tasks[0].rows is not None else POLL_S)
-            if tasks[0].rows is not None:
+                held_bytes += following.tokens * self._token_bytes
+                following = next(remaining, None)
+            self._assign(tasks)
+            self._wait(tasks, 0 if tasks[0].states is not None else POLL_S)
+            if tasks[0].states is not None:
                 first = tasks.popleft()
-                yield first.piece, first.rows or []
-                held -= first.piece.tokens * self._token_bytes
+                yield first.piece, first.states or []
+                held_bytes -= first.piece.tokens * self._token_bytes
 
-    def _give(self, tasks: Collection[_Task]) -> None:
+    def _assign(self, tasks: Collection[_Task]) -> None:
         """Assigns each waiting piece, in order, to the least loaded replica."""
         for task in tasks:
             if task.replica is None and self.running:
-                load = Counter(other.replica for other in tasks if other.rows is None)
+                load = Counter(busy.replica for busy in tasks if busy.states is None)
                 name = min(self.running, key=lambda replica: load[replica])
                 if load[name] >= PIECES_AT_A_TIME:
                     return
                 # No retries: Ray would wait until this replica had restarted.
                 capture = self._actors[name].capture.options(max_task_retries=0)
                 task.replica = name
-                task.states = capture.remote(task.piece)
+                task.reference = capture.remote(task.piece)
 
     def _wait(self, tasks: Iterable[_Task], timeout_s: float) -> None:
         """Waits until a replica starts or a task ends, and handles the event."""
-        asked = {task.states: task for task in tasks if task.states is not None}
-        if known := [*self._starting, *asked]:
-            ray.wait(known, timeout=timeout_s)
+        task_of = {task.reference: task for task in tasks if task.reference is not None}
+        references = [*self._starting, *task_of]
+        if references:
+            ray.wait(references, timeout=timeout_s)
             # Handles all ended calls now; otherwise, a lost replica's second failed call would
             # later be blamed on the restarted one.
-            for reference in ray.wait(known, num_returns=len(known), timeout=0)[0]:
-                if reference in asked:
-                    self._finish(asked[reference])
+            ended, _ = ray.wait(references, num_returns=len(references), timeout=0)
+            for reference in ended:
+                if reference in task_of:
+                    self._finish(task_of[reference])
                 else:
                     self._started(self._starting.pop(reference), reference)
         if self.running:
@@ -187,22 +190,26 @@ class Replicas:
 
     def _started(self, name: str, reference: ObjectRef) -> None:
         try:
-            found = ray.get(reference)
+            started = ray.get(reference)
         except ray.exceptions.RayError as error:
             self.left_out.append(f"{name}: {_cause(error)}")
             self._say(f"{name} is left out: {_cause(error)}")
             return
-        self.running[name] = found
-        words = found.pop("in_words", "")
-        self._say(f"{name} on {found['host']} is ready after {found['start_s']:.0f} s. {words}")
+        checks_in_words = started.pop("in_words", "")
+        self.running[name] = started
+        self._say(
+            f"{name} on {started['host']} is ready after {started['start_s']:.0f} s."
+            f" {checks_in_words}"
+        )
 
     def _finish(self, task: _Task) -> None:
         """Takes the states of a piece, or lets another replica capture it."""
-        states = task.states
-        task.states = None
-        assert states is not None
+        reference = task.reference
+        task.reference = None
+        assert reference is not None
         try:
-            task.rows = load_states(ray.get(states))
+            # Unpickling copies the states out of the object store, which can then free them.
+            task.states = ray.get(reference)
         except ray.exceptions.RayError as error:
             cause = getattr(error, "cause", None) or error
             if isinstance(cause, OutriderError):
@@ -213,7 +220,7 @@ class Replicas:
                 assert task.replica is not None
                 self._lose(task.replica, error)
             task.replica = None
-            task.tries = task.tries + 1
+            task.tries += 1
             if task.tries == TRIES:
                 raise OutriderError(
                     f"piece {task.piece.index} was lost {TRIES} times; if object stores are full,"

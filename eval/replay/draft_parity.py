@@ -125,11 +125,8 @@ def record(
                     logprobs=proposal["logprobs"],
                 )
             )
-    rows_by_id = [(str(index), row) for index, row in enumerate(rows)]
-    inputs = [
-        torch.cat([states[name] for name in spec.names], dim=-1)
-        for _, states, _ in engine.prefill(rows_by_id, spec.names)
-    ]
+    named_rows = [(str(index), row) for index, row in enumerate(rows)]
+    inputs = [spec.inputs(states) for _, states in engine.prefill(named_rows, spec.names)]
     return Recording(steps, inputs)
 
 

@@ -30,10 +30,10 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]
         features=features_of(recipe),
         cluster=recipe.cluster,
     )
-    captured["on_policy"] = check_traffic(
+    on_policy = check_traffic(
         run.tables, run.split, run.features, recipe.capture.min_on_policy, streamed
     )
-    return captured
+    return {**captured, "on_policy": on_policy}
 
 
 def features_of(recipe: Recipe) -> FeatureSpec:

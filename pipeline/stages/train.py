@@ -5,6 +5,7 @@ With several kinds, `train_of` builds a stage for each; all read the same captur
 
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.pipeline.recipe.recipe import Recipe
@@ -24,26 +25,25 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]
     check_warm_start(run, recipe, parts["validation"])
     if not recipe.training.streams:
         return train_on(run, recipe, parts)
-    from outrider.data.streamed import SOURCE, streaming
+    from outrider.data.streamed import streaming
     from outrider.training.distributed.launch import processes_here
 
     ranks = processes_here(recipe.training, recipe.cluster)
     streamed = _streamed(run, recipe, parts["train"])
     directory = run.training / "stream"
     with streaming(streamed, ranks, directory):
-        source = {"features_dir": directory, "feature_store": SOURCE}
-        return train_on(run, recipe, parts | {"train": streamed.train}, source)
+        return train_on(run, recipe, parts | {"train": streamed.train}, directory)
 
 
 def train_on(
     run: RunDirectory,
     recipe: Recipe,
     parts: Mapping[str, list[str]],
-    source: Mapping[str, Any] | None = None,
+    stream_dir: Path | None = None,
 ) -> dict[str, Any]:
     """Trains on parts of the run's sequences and publishes the speculator.
 
-    `source`: `TrainingSpec` fields that locate the states; None: the run's feature store.
+    `stream_dir`: directory of a stream of states; None: the run's feature store.
     """
     from outrider.data.sequences import load_sequences
     from outrider.training.distributed.launch import train
@@ -53,6 +53,7 @@ def train_on(
     rows = load_sequences(run.tables).select_columns(names)
     spec = TrainingSpec(
         target_dir=recipe.target.training_directory(),
+        features_dir=stream_dir or run.features,
         sampling={
             row["sequence_id"]: (row["temperature"], row["top_p"], row["top_k"]) for row in rows
         },
@@ -63,7 +64,6 @@ def train_on(
         out_dir=run.training,
         publish_dir=run.speculator,
         log_dir=run.trained,
-        **(source or {"features_dir": run.features}),
     )
     return train(spec, recipe.cluster)
 

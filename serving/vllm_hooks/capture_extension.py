@@ -11,6 +11,22 @@ Prefix caching must be off, because a cached position is never computed. With te
 every rank of the last pipeline stage holds the same states, and its first rank keeps them. Written
 for both model runners of vLLM 0.32.
 
+vLLM 0.32 can also write states by itself, with `method: extract_hidden_states` and its
+`ExampleHiddenStatesConnector`, a "simple debug implementation" (distributed/kv_transfer/
+kv_connector/v1/example_hidden_states_connector.py:100). Outrider cannot use it:
+
+- The connector needs the states in a KV cache group of their own; its error message excludes
+  targets with MLA, such as R1 (same file, :139).
+- It copies states with CUDA streams and events (same file, :386 and :390). CPUs have none.
+- It has residual streams only. The last one is taken before the final norm
+  (model_executor/models/deepseek_v2.py:1586), but the target's head reads the normed state.
+- The layers are fixed when the engine starts (v1/spec_decode/extract_hidden_states.py,
+  `eagle_aux_hidden_state_layer_ids`), and the method takes the drafter's place
+  (config/speculative.py:1242). Layer checks and draft parity would need other engines.
+- States occupy the KV cache until their request ends, and the cache must not be quantized
+  (model_executor/models/extract_hidden_states.py:243).
+- It does not score completions, for which the logits must be computed where the states are.
+
 A request may carry a claim: the sampling parameters logged for it. Its completion is then scored
 with the engine's head, and the scores are summed on the device of the states (logged_text.py).
 
@@ -132,7 +148,8 @@ class AuxiliaryStates:
             raise RuntimeError(f"{type(model).__name__} returns no states of its layers in vLLM")
         if runner.use_aux_hidden_state_outputs:
             served = _layers_of(model)
-            if missing := sorted(set(self._layers) - set(served)):
+            missing = sorted(set(self._layers) - set(served))
+            if missing:
                 raise RuntimeError(
                     f"the served drafter reads layers {served}; this engine cannot return layers"
                     f" {missing} too"
@@ -278,7 +295,8 @@ def read_states(
     index = next(result for result in results if result is not None)
     path = Path(index["path"])
     while not path.exists():
-        if (failed := path.with_suffix(FAILED)).exists():
+        failed = path.with_suffix(FAILED)
+        if failed.exists():
             raise OutriderError(f"{path.parent}: the states were not written: {failed.read_text()}")
         check()
         time.sleep(0.005)

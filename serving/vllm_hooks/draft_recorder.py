@@ -49,7 +49,8 @@ class Recorder:
 
     def __init__(self, runner: Any, drafter: Any) -> None:
         """Records every proposal from now on."""
-        self.runner, self.drafter = runner, drafter
+        self.runner = runner
+        self.drafter = drafter
         self._logprobs: list[torch.Tensor] | None = None  # of the proposal in progress
         self._records: list[dict[str, Any]] = []
         self._propose = drafter.propose
@@ -65,17 +66,17 @@ class Recorder:
         return self._records
 
     def _proposed(self, *args: Any, **kwargs: Any) -> Any:
-        given = self._signature.bind(*args, **kwargs).arguments
-        if given.get("dummy_run"):  # an idle data-parallel rank
+        arguments = self._signature.bind(*args, **kwargs).arguments
+        if arguments.get("dummy_run"):  # an idle data-parallel rank
             return self._propose(*args, **kwargs)
         # Read before the call, which advances positions and metadata in place.
-        request_ids, anchors, next_tokens = self.batch(given)
+        request_ids, anchors, next_tokens = self.batch(arguments)
         logprobs = self._logprobs = []
         drafts_BK = self._propose(*args, **kwargs)
         self._logprobs = None
         # V2's buffer has extra columns, which are stale.
-        wanted = given.get("num_speculative_tokens")
-        depths = drafts_BK.shape[-1] if wanted is None else int(wanted)
+        drafts_per_request = arguments.get("num_speculative_tokens")
+        depths = drafts_BK.shape[-1] if drafts_per_request is None else int(drafts_per_request)
         if not depths:
             return drafts_BK
         if sum(map(len, logprobs)) != drafts_BK[:, :depths].numel():
@@ -116,13 +117,13 @@ class Recorder:
         self._logprobs.append(logits_BV.log_softmax(-1).gather(-1, drafts_B.long()[:, None])[:, 0])
         return result
 
-    def batch(self, given: dict[str, Any]) -> tuple[list[str], torch.Tensor, torch.Tensor]:
+    def batch(self, arguments: dict[str, Any]) -> tuple[list[str], torch.Tensor, torch.Tensor]:
         """Returns request ids, anchors [B] and next tokens [B] of a proposal."""
-        rows_B = given.get("token_indices_to_sample")
+        rows_B = arguments.get("token_indices_to_sample")
         if rows_B is None:
-            rows_B = given["common_attn_metadata"].query_start_loc[1:] - 1
-        anchors_B = given["target_positions"][rows_B.long()]
-        return self.runner.input_batch.req_ids, anchors_B, given["next_token_ids"].clone()
+            rows_B = arguments["common_attn_metadata"].query_start_loc[1:] - 1
+        anchors_B = arguments["target_positions"][rows_B.long()]
+        return self.runner.input_batch.req_ids, anchors_B, arguments["next_token_ids"].clone()
 
     def logits(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """The drafter's logits [B, V]."""
@@ -138,19 +139,19 @@ class V2Recorder(Recorder):
 
     sampling = "sample_draft"
 
-    def batch(self, given: dict[str, Any]) -> tuple[list[str], torch.Tensor, torch.Tensor]:
+    def batch(self, arguments: dict[str, Any]) -> tuple[list[str], torch.Tensor, torch.Tensor]:
         """Reads the batch like vLLM's `_prepare_prefill_inputs_kernel`.
 
         A request that sampled nothing is still in prefill; its prompt contains the next token.
         """
-        batch = given["input_batch"]
+        batch = arguments["input_batch"]
         slots_B = batch.idx_mapping[: batch.num_reqs].long()
         ends_B = batch.query_start_loc[1 : batch.num_reqs + 1]
-        last_B = (ends_B - given["num_rejected"][: batch.num_reqs] - 1).long()
+        last_B = (ends_B - arguments["num_rejected"][: batch.num_reqs] - 1).long()
         next_B = torch.where(
-            given["num_sampled"][: batch.num_reqs] > 0,
-            given["last_sampled"].flatten()[slots_B],
-            given["next_prefill_tokens"][0, slots_B].long(),
+            arguments["num_sampled"][: batch.num_reqs] > 0,
+            arguments["last_sampled"].flatten()[slots_B],
+            arguments["next_prefill_tokens"][0, slots_B].long(),
         )
         return batch.req_ids, batch.positions[last_B], next_B
 

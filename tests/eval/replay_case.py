@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import torch
 
 from outrider.speculators.checkpoints.target_ends import load_target_ends
+from outrider.speculators.features import FINAL_NORM, SequenceStates
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp
 from tests.tiny import HIDDEN, VOCAB, write_tiny_target
 from tools.unrolled import unroll
@@ -58,9 +59,7 @@ def replay_case(folder):
                 ]
                 tokens[index] = int(ends.logits(state).argmax())
         name = f"r{number}"
-        store[name] = SimpleNamespace(
-            token_ids=tokens.int(), hidden=hidden, completion_start=prompt
-        )
+        store[name] = SequenceStates(tokens.int(), prompt, {FINAL_NORM: hidden})
         rows.append(
             {
                 "sequence_id": name,

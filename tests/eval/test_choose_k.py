@@ -24,7 +24,7 @@ from outrider.eval.results.sections import Choice, KindSpeed
 from outrider.serving.client import Sampling
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.speculator import Speculator
-from outrider.speculators.features import FeatureStream, layer_name
+from outrider.speculators.features import FeatureSpec, FeatureStream, layer_name
 from tests.dflash_head import write_dflash_head
 from tests.eagle3_head import write_eagle3_head
 from tests.tiny import HIDDEN, write_tiny_target
@@ -117,8 +117,8 @@ def case(tmp_path, monkeypatch):
     """A context of two MTP layers, and what was timed."""
     target = write_tiny_target(tmp_path / "target")
     timed = []
-    streams = [FeatureStream(layer_name(index), HIDDEN) for index in (1, 2)]
-    with FeatureWriter(tmp_path / "features", HIDDEN, {}, auxiliary=streams):
+    streams = tuple(FeatureStream(layer_name(index), HIDDEN) for index in (1, 2))
+    with FeatureWriter(tmp_path / "features", FeatureSpec(streams).stored(HIDDEN), {}):
         pass
 
     def measured(servers, mode, load, numbers, batch_sizes, prompts, sampling, speculators):

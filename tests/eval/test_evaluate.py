@@ -38,6 +38,7 @@ from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.engine import open_engine
 from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.speculator import Speculator
+from outrider.speculators.features import FINAL_NORM, FeatureSpec, SequenceStates
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp
 from tests.eval.sample_results import EVALUATION, served_measurements
 from tests.tiny import save_drafter, write_tiny_target
@@ -78,10 +79,15 @@ def _case(target, run, prompt, completion, depth):
         )
     Dataset.from_list(rows).save_to_disk(run / "sequences")
     hidden_size = read_json(target / "config.json")["hidden_size"]
-    with FeatureWriter(run / "features", hidden_size, {"made": "by a test"}) as writer:
+    spec = FeatureSpec(()).stored(hidden_size)
+    with FeatureWriter(run / "features", spec, {"made": "by a test"}) as writer:
         for row in rows:
-            states = torch.randn(len(row["token_ids"]), hidden_size)
-            writer.write(row["sequence_id"], row["token_ids"], states, row["completion_start"])
+            states = SequenceStates(
+                token_ids=torch.tensor(row["token_ids"]),
+                completion_start=row["completion_start"],
+                streams={FINAL_NORM: torch.randn(len(row["token_ids"]), hidden_size)},
+            )
+            writer.write(row["sequence_id"], states)
     speculator = load_mtp(target)
     with torch.no_grad():
         speculator.eh_proj.weight.normal_(std=float(speculator.eh_proj.weight.std()))

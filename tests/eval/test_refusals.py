@@ -25,7 +25,8 @@ from transformers import AutoTokenizer
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.data.config import CaptureConfig, TrafficConfig
-from outrider.data.features.capture import capture_table
+from outrider.data.features.capture import ONLY_FINAL, capture_in_process
+from outrider.data.features.capture_plan import CapturePlan
 from outrider.data.features.feature_store import FeatureStore
 from outrider.data.ingest.ingest import ingest
 from outrider.data.on_policy.check import check_traffic
@@ -48,6 +49,7 @@ from outrider.eval.replay.heldout_replay import COLUMNS, on_policy
 from outrider.eval.replay.replay import compare, replay
 from outrider.eval.results.report import Report
 from outrider.eval.speed_checks import LEAST_STARTS, SUPERIOR, Demand
+from outrider.serving import token_scores
 from outrider.serving.client import Sampling
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.engine import open_engine
@@ -92,14 +94,16 @@ def captured(engine, nano_r1, run, rows):
     log = write_log(run / "log.jsonl", rows)
     ingest(nano_r1, TrafficConfig(path=str(log)), run, workers=0)
     table = load_sequences(run / "sequences")
-    capture_table(
-        engine=engine,
+    plan = CapturePlan(
         table=table,
-        lm_head_VH=load_target_ends(nano_r1).lm_head_VH,
+        limit=engine.max_model_len - 1,
+        spec=ONLY_FINAL.stored(engine.llm.model_config.get_hidden_size()),
         source={"run": str(run)},
-        capture=CaptureConfig(),
+        settings=CaptureConfig(),
         out_dir=run / "features",
+        score_columns=token_scores.COLUMNS,
     )
+    capture_in_process(plan, engine, load_target_ends(nano_r1).lm_head_VH)
     ids = table["sequence_id"][:]
     parts = {"train": [], "validation": ids[:4], "heldout": ids[4:]}
     (run / "parts.json").write_text(json.dumps(parts))

@@ -11,7 +11,6 @@ from outrider.eval.replay.draft_parity import engine_parity
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import open_engine
 from outrider.speculators.checkpoints.target_ends import load_target_ends
-from outrider.speculators.features import FINAL_NORM
 from outrider.speculators.parity import ParityConfig, complaint, in_words
 from tests.gpu.inputs import (
     NANO,
@@ -75,7 +74,7 @@ def checked(
         head = load_target_ends(target.directory()).lm_head_VH
         found = self_check(engine, logged[: max(4, count // 8)], head)
         began = time.monotonic()
-        tokens = sum(len(states[FINAL_NORM]) for _, states, _ in engine.prefill(logged))
+        tokens = sum(len(states.token_ids) for _, states in engine.prefill(logged))
         seconds = time.monotonic() - began
     record_property("capture_tokens_per_s", tokens / seconds)
     for name, value in asdict(found).items():

@@ -11,6 +11,7 @@ import torch
 
 from outrider.common.files import read_json
 from outrider.data.features.feature_writer import FeatureWriter
+from outrider.speculators.features import FINAL_NORM, FeatureSpec, SequenceStates
 from tests.gpu.conftest import gpus_used
 from tests.gpu.inputs import NANO, K
 from tests.training.corpus import Corpus
@@ -51,11 +52,12 @@ def trained(
         "validation": ["validation-0"],
     }
     names = [*parts["train"], *parts["validation"]]
-    with FeatureWriter(folder / "states", hidden, {"states": "random"}) as writer:
+    spec = FeatureSpec(()).stored(hidden)
+    with FeatureWriter(folder / "states", spec, {"states": "random"}) as writer:
         for name in names:
             token_ids = torch.randint(0, vocabulary, (row_tokens,), generator=generator)
-            states = torch.randn(row_tokens, hidden, generator=generator)
-            writer.write(name, token_ids, states, row_tokens // 2)
+            state_TH = torch.randn(row_tokens, hidden, generator=generator)
+            writer.write(name, SequenceStates(token_ids, row_tokens // 2, {FINAL_NORM: state_TH}))
     Corpus(NANO.directory(), folder / "states", parts).train(
         folder,
         depth=K,

@@ -13,7 +13,6 @@ from outrider.serving.client import Sampling, complete
 from outrider.serving.engine import AskedRow
 from outrider.serving.server import Server
 from outrider.speculators.checkpoints.target_ends import load_target_ends
-from outrider.speculators.features import FINAL_NORM
 
 pytestmark = pytest.mark.engine
 
@@ -58,8 +57,8 @@ def test_sampled_tokens_are_as_likely_as_the_target_says(
     tails = []
     expected_tails = []
     prefilled = zip(asked, answers, engine.prefill(whole), strict=True)
-    for prompt, answer, (_, states, _) in prefilled:
-        logits_TV = states[FINAL_NORM][len(prompt) - 1 : -1].float() @ head_VH.T
+    for prompt, answer, (_, states) in prefilled:
+        logits_TV = states.hidden[len(prompt) - 1 : -1].float() @ head_VH.T
         log_p_TV = torch.log_softmax(logits_TV / TEMPERATURE, -1)
         p_TV = log_p_TV.exp()
         log_p_T = log_p_TV.gather(1, torch.tensor(answer)[:, None])[:, 0]

@@ -1,8 +1,11 @@
 """A tiny target and a real feature store with its states, in two seconds."""
 
+import contextlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from unittest.mock import patch
 
 import torch
@@ -12,14 +15,18 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from outrider.common.cluster.config import ClusterConfig
 from outrider.data.features.feature_writer import FeatureWriter
 from outrider.speculators.config import SpeculatorConfig
-from outrider.speculators.features import FeatureStream
+from outrider.speculators.features import (
+    FINAL_NORM,
+    FeatureSpec,
+    FeatureStream,
+    SequenceStates,
+)
 from outrider.training.config import TrainingConfig
 from outrider.training.distributed import launch as launcher
 from outrider.training.distributed.spec import TrainingSpec
 from tests.tiny import HIDDEN, VOCAB, write_tiny_target
 from tests.training.forked_ranks import run_forked
-
-FEATURE_STORE = "outrider.data.features.feature_store:FeatureStore"
+from tests.training.store_worker import STORE, STORE_WORKER
 
 
 @dataclass(frozen=True)
@@ -38,13 +45,16 @@ class Corpus:
         self,
         run_dir: Path,
         depth: int = 3,
-        feature_store: str = FEATURE_STORE,
+        store: str | None = None,
         speculator: SpeculatorConfig | None = None,
         launch: bool = False,
         cluster: ClusterConfig | None = None,
         **settings: object,
     ) -> dict:
-        """Trains with small defaults, in forked ranks or (`launch`) by the real launcher."""
+        """Trains with small defaults, in forked ranks or (`launch`) by the real launcher.
+
+        `store`: a class of stores.py that ranks read instead of the feature store.
+        """
         defaults = {
             "row_tokens": 128,
             "epochs": 2,
@@ -58,11 +68,22 @@ class Corpus:
             self.parts,
             speculator or SpeculatorConfig(depth=depth),
             TrainingConfig(**(defaults | settings)),
-            feature_store,
         )
-        run = launcher._run if launch or "launcher" in settings else run_forked
-        with patch.object(launcher, "_run", run):
+        with contextlib.ExitStack() as patches:
+            if not (launch or "launcher" in settings):
+                patches.enter_context(patch.object(launcher, "_run", run_forked))
+            if store is not None:
+                patches.enter_context(patch.dict(os.environ, {STORE: store}))
+                for module in (launcher, *([ray_train()] if cluster else [])):
+                    patches.enter_context(patch.object(module, "WORKER", STORE_WORKER))
             return launcher.train(spec, cluster)
+
+
+def ray_train() -> ModuleType:
+    """The module that starts ranks on a cluster; it needs Ray."""
+    from outrider.training.distributed import ray_train
+
+    return ray_train
 
 
 def training_spec(
@@ -72,13 +93,11 @@ def training_spec(
     parts: dict[str, list[str]],
     speculator: SpeculatorConfig,
     training: TrainingConfig,
-    feature_store: str = FEATURE_STORE,
 ) -> TrainingSpec:
     """A run in `run_dir` on sequences of these parts, all sampled alike."""
     return TrainingSpec(
         target_dir=target_dir,
         features_dir=features_dir,
-        feature_store=feature_store,
         **parts,
         sampling={name: (0.6, 0.95, 0) for part in parts.values() for name in part},
         speculator=speculator,
@@ -108,12 +127,13 @@ def make_corpus(
     model = AutoModelForCausalLM.from_pretrained(target_dir, dtype=torch.float32).eval()
     torch.manual_seed(1)
     ids = [f"s{number:02d}" for number in range(train_sequences + validation_sequences)]
-    seen: dict[str, torch.Tensor] = {}
+    outputs: dict[str, torch.Tensor] = {}
     for name, index in ((f"layer_{index}", index) for index in layers):
         layer = model.model.layers[index - 1]
-        layer.register_forward_hook(lambda _, given, out, name=name: seen.update({name: out[0]}))
+        layer.register_forward_hook(lambda _, __, out, name=name: outputs.update({name: out[0]}))
     streams = tuple(FeatureStream(f"layer_{index}", HIDDEN) for index in layers)
-    with FeatureWriter(directory / "features", HIDDEN, {"test": 1}, auxiliary=streams) as writer:
+    spec = FeatureSpec(streams).stored(HIDDEN)
+    with FeatureWriter(directory / "features", spec, {"test": 1}) as writer:
         for number, sequence_id in enumerate(ids):
             prompt = torch.randint(0, VOCAB, (1, 6 + number % 5))
             text = model.generate(
@@ -122,9 +142,12 @@ def make_corpus(
             hidden = model.model(text).last_hidden_state[0]
             if sequence_id == broken:
                 hidden = hidden.fill_(float("nan"))
-            auxiliary = {name: state_TH.bfloat16() for name, state_TH in seen.items()}
-            writer.write(
-                sequence_id, text[0].int(), hidden.bfloat16(), prompt.shape[1], None, auxiliary
+            by_name = outputs | {FINAL_NORM: hidden}
+            states = SequenceStates(
+                token_ids=text[0].int(),
+                completion_start=prompt.shape[1],
+                streams={name: state_TH.bfloat16() for name, state_TH in by_name.items()},
             )
+            writer.write(sequence_id, states)
     parts = {"train": ids[:train_sequences], "validation": ids[train_sequences:]}
     return Corpus(target_dir, directory / "features", parts)

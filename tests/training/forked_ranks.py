@@ -21,6 +21,7 @@ from outrider.training.distributed.spec import TrainingSpec, signals_stop
 PRELOADED = [
     "deepspeed.runtime.zero.muon.original_muon",  # imports torch._inductor, 1.5 s
     "outrider.training.trainer",
+    "tests.training.store_worker",
     "tests.training.stores",
     "wandb",
 ]
@@ -59,8 +60,9 @@ def _forked(processes: int, work: Callable[..., None], *arguments: Path) -> list
     world |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(processes))
     ranks = []
     for rank in map(str, range(processes)):
-        place = world | {"RANK": rank, "LOCAL_RANK": rank} if processes > 1 else {}
-        ranks.append(context.Process(target=_rank, args=(os.environ | place, work, *arguments)))
+        variables = world | {"RANK": rank, "LOCAL_RANK": rank} if processes > 1 else {}
+        environment = os.environ | variables
+        ranks.append(context.Process(target=_rank, args=(environment, work, *arguments)))
         ranks[-1].start()
     return ranks
 
@@ -81,6 +83,6 @@ def _train(spec_path: Path, log_path: Path) -> None:
     log = os.open(log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    from outrider.training.distributed.worker import main
+    from tests.training.store_worker import main
 
     sys.exit(main(spec_path))

@@ -1,8 +1,9 @@
-"""Feature stores that fail in rank 1 or that stream, for `feature_store` in a training spec."""
+"""Feature stores that fail in rank 1, and streams; store_worker.py has ranks read them."""
 
 import os
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,17 +14,16 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import write_json
 from outrider.data.config import CaptureConfig
 from outrider.data.features.capture_plan import Piece
-from outrider.data.features.feature_store import Features, FeatureStore
-from outrider.data.features.replica import CapturedRow
+from outrider.data.features.feature_store import FeatureStore
 from outrider.data.streamed import STREAM, StreamedFeatures
 from outrider.serving.token_scores import COLUMNS
-from outrider.speculators.features import FINAL_NORM
+from outrider.speculators.features import SequenceStates
 
 
 class MistakeInRank1(FeatureStore):
     """Rank 1 raises a user's mistake at the first row; rank 0 is busy for ten minutes."""
 
-    def read(self, sequence_id: str) -> Features:
+    def read(self, sequence_id: str) -> SequenceStates:
         if os.environ["RANK"] == "1":
             raise OutriderError(
                 "features/shard-00003.safetensors: 12 bytes, the manifest says 640 bytes;"
@@ -38,7 +38,7 @@ class BugInRank1(FeatureStore):
 
     reads = 0
 
-    def read(self, sequence_id: str) -> Features:
+    def read(self, sequence_id: str) -> SequenceStates:
         self.reads += 1
         if os.environ["RANK"] == "1" and self.reads > 6:
             self.fail()
@@ -54,9 +54,6 @@ class KilledInRank1(BugInRank1):
     def fail(self) -> None:
         os.kill(os.getpid(), 9)
 
-
-RECORDED_STREAM = "tests.training.stores:RecordedStream"
-ON_POLICY_STREAM = "tests.training.stores:OnPolicyStream"
 
 OFF_POLICY = ("s03", "s08")
 """Sequences that a recorded stream judges off-policy."""
@@ -77,7 +74,7 @@ def write_stream(features_dir: Path, directory: Path, limit_bytes: int = 2000) -
         for name in store.sequence_ids
     ]
     Dataset.from_list(rows).save_to_disk(str(directory / "sequences"))
-    facts = {
+    content = {
         "capture": CaptureConfig(batch_tokens=120).model_dump(mode="json"),
         "features": store.spec.as_list(),
         "limit": 2047,
@@ -85,14 +82,14 @@ def write_stream(features_dir: Path, directory: Path, limit_bytes: int = 2000) -
         "store": str(features_dir),
         "tables": [str(directory / "sequences")],
     }
-    write_json(directory / STREAM, facts)
+    write_json(directory / STREAM, content)
     return directory
 
 
-def recorded_row(store: FeatureStore, name: str, off_policy: tuple[str, ...]) -> CapturedRow:
+def recorded(store: FeatureStore, name: str, off_policy: tuple[str, ...]) -> SequenceStates:
     """A sequence of a store as a replica captures it, with a score that decides its verdict."""
     scores = dict.fromkeys(COLUMNS, 0.0) | {"tokens": 1.0, "unlikely": float(name in off_policy)}
-    return CapturedRow(name, {FINAL_NORM: store.read(name).hidden}, [[*scores.values()]] * 2)
+    return replace(store.read(name), scores=[[*scores.values()]] * 2)
 
 
 class RecordedStream(StreamedFeatures):
@@ -106,7 +103,7 @@ class RecordedStream(StreamedFeatures):
                 (
                     piece,
                     [
-                        recorded_row(self.store, name, self.recorded_off_policy)
+                        recorded(self.store, name, self.recorded_off_policy)
                         for name in piece.row_ids
                     ],
                 )

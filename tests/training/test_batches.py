@@ -1,11 +1,10 @@
 """Rows for the model, and reading ahead."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
-from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream
+from outrider.data.features.feature_store import SequenceLength
+from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream, SequenceStates
 from outrider.speculators.unroll import valid_BT
 from outrider.training.batches import Prefetch, assemble
 from outrider.training.packing import make_samples
@@ -16,15 +15,17 @@ LENGTHS = {"a": (6, 3), "b": (5, 2), "c": (40, 4)}
 class MemoryStore:
     """Sequences whose tokens count from 10, 20, 30 and whose state at token t is [t, t]."""
 
-    def read(self, sequence_id: str) -> SimpleNamespace:
+    def read(self, sequence_id: str) -> SequenceStates:
         length, start = LENGTHS[sequence_id]
         token_ids = torch.arange(length, dtype=torch.int32) + 10 * (1 + "abc".index(sequence_id))
         hidden = token_ids[:, None].expand(-1, 2).bfloat16()
-        return SimpleNamespace(token_ids=token_ids, hidden=hidden, completion_start=start)
+        return SequenceStates(token_ids, start, {FINAL_NORM: hidden})
 
 
 SPEC = FeatureSpec((FeatureStream(FINAL_NORM, 2),))
-SAMPLES, _ = make_samples([(name, *numbers) for name, numbers in LENGTHS.items()], row_tokens=14)
+SAMPLES, _ = make_samples(
+    [SequenceLength(name, *numbers) for name, numbers in LENGTHS.items()], row_tokens=14
+)
 
 
 def test_a_row_holds_its_sequences_side_by_side() -> None:
@@ -47,7 +48,7 @@ def test_prefetch_keeps_the_order_and_raises_what_the_thread_met() -> None:
         store=MemoryStore(), samples=SAMPLES, rows=[(0,), (1,), (2,)], row_tokens=14, spec=SPEC
     ) as batches:
         assert [batch.row for batch in batches] == [(0,), (1,), (2,)]
-    broken, _ = make_samples([("z", 9, 2)], row_tokens=14)
+    broken, _ = make_samples([SequenceLength("z", 9, 2)], row_tokens=14)
     with (
         Prefetch(
             store=MemoryStore(), samples=broken, rows=[(0,)], row_tokens=14, spec=SPEC

@@ -140,7 +140,9 @@ def test_loss_gradients_and_other_results_equal_the_literal_ones(
     head = own_head() if own else None
     u_KNH = given[0]
     weight_KN = torch.rand(K, N, dtype=torch.float64)
-    loss_KN, judged = distillation_loss(*given, kind, head)
+    names = ("u_KNH", "teacher_NH", "token_N", "valid_KN", "lm_head_VH", "served")
+    arguments = dict(zip(names, given, strict=True))
+    loss_KN, judged = distillation_loss(**arguments, kind=kind, head=head)
     expected_KN, expected = literal(u_KNH, given, kind, head)
     # The temperature is float32, in the engine's requests and here.
     torch.testing.assert_close(loss_KN, expected_KN, rtol=1e-6, atol=1e-7)
@@ -225,14 +227,15 @@ def test_bf16_states_and_head_stay_within_bf16_of_float32() -> None:
     gradients = []
     for u, teacher, head in (wide, narrow):
         u = u.bfloat16().to(u.dtype).requires_grad_()
-        arguments = (
-            teacher.bfloat16().to(u.dtype),
-            token_N,
-            valid_KN,
-            head.bfloat16().to(u.dtype),
-            served,
+        loss_KN, _ = distillation_loss(
+            u_KNH=u,
+            teacher_NH=teacher.bfloat16().to(u.dtype),
+            token_N=token_N,
+            valid_KN=valid_KN,
+            lm_head_VH=head.bfloat16().to(u.dtype),
+            served=served,
+            kind="kl",
         )
-        loss_KN, _ = distillation_loss(u, *arguments, "kl")
         assert loss_KN.dtype == torch.float32
         (gradient,) = torch.autograd.grad(loss_KN.sum(), u)
         gradients.append(gradient.float())

@@ -1,12 +1,11 @@
 """A row's part of the step's loss: against sums over single drafts, for any packing of rows."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
+from outrider.data.features.feature_store import SequenceLength
 from outrider.speculators.acceptance import target_distribution
-from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream
+from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream, SequenceStates
 from outrider.speculators.heads import DraftHead
 from outrider.speculators.kinds.drafter import Batch
 from outrider.training.batches import assemble
@@ -18,19 +17,21 @@ from outrider.training.packing import make_samples
 DEPTH, H, V = 3, 8, 4
 LENGTHS = {"a": (16, 3), "b": (9, 2), "c": (5, 3)}
 SAMPLING = {"a": (0.6, 0.9, 0), "b": (0.0, 1.0, 0), "c": (1.0, 1.0, 3)}
-SAMPLES, _ = make_samples([(name, *numbers) for name, numbers in LENGTHS.items()], row_tokens=40)
+SAMPLES, _ = make_samples(
+    [SequenceLength(name, *numbers) for name, numbers in LENGTHS.items()], row_tokens=40
+)
 
 
 class RandomStore:
     """Random tokens and states, equal for a sequence in every row."""
 
-    def read(self, sequence_id: str) -> SimpleNamespace:
+    def read(self, sequence_id: str) -> SequenceStates:
         length, start = LENGTHS[sequence_id]
         generator = torch.Generator().manual_seed(ord(sequence_id))
-        return SimpleNamespace(
+        return SequenceStates(
             token_ids=torch.randint(0, V, (length,), generator=generator, dtype=torch.int32),
-            hidden=torch.randn(length, H, generator=generator),
             completion_start=start,
+            streams={FINAL_NORM: torch.randn(length, H, generator=generator)},
         )
 
 
@@ -96,7 +97,7 @@ def test_the_loss_is_the_sum_over_single_drafts() -> None:
     batch = assemble(store=RandomStore(), samples=SAMPLES, row=(0, 1, 2), row_tokens=40, spec=SPEC)
     u_KNH = drafts(batch)
     loss, judged = goal.of_row(by_target_head(u_KNH, head_VH), batch, goal.share(SAMPLES))
-    decay_K = [0.6**s / sum(0.6**each for each in range(DEPTH)) for s in range(DEPTH)]
+    decay_K = [0.6**s / sum(0.6**depth for depth in range(DEPTH)) for s in range(DEPTH)]
     counts_K = [sum(sample.targets(s) for sample in SAMPLES) for s in range(DEPTH)]
     expected = 0.0
     kl_K = [0.0] * DEPTH

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.data.features.feature_store import SequenceLength
 from outrider.training.packing import (
     cut_at_rows,
     make_samples,
@@ -27,9 +28,8 @@ def test_every_piece_is_in_exactly_one_row_that_has_room(lengths: list[int]) -> 
 
 
 def test_anchors_start_at_the_state_before_the_first_completion_token() -> None:
-    samples, left_out = make_samples(
-        [("a", 10, 4), ("b", 300, 5), ("c", 10, 9), ("d", 300, 120)], row_tokens=100
-    )
+    rows = [("a", 10, 4), ("b", 300, 5), ("c", 10, 9), ("d", 300, 120)]
+    samples, left_out = make_samples([SequenceLength(*row) for row in rows], row_tokens=100)
     assert [(sample.sequence_id, sample.length, sample.first_anchor) for sample in samples] == [
         ("a", 10, 3),
         ("b", 100, 4),
@@ -43,21 +43,21 @@ def test_anchors_start_at_the_state_before_the_first_completion_token() -> None:
 
 def test_responses_that_lose_their_end_are_counted_as_the_samples_are_cut() -> None:
     rows = [("a", 10, 4), ("b", 300, 5), ("c", 150, 98), ("d", 300, 99), ("e", 101, 20)]
-    samples, left_out = make_samples(rows, row_tokens=100)
-    found = cut_at_rows([row[1] for row in rows], [row[2] for row in rows], row_tokens=100)
-    assert found.cut == sum(sample.length == 100 for sample in samples) == 3
-    assert (found.cut_tokens, found.dropped) == (200 + 50 + 1, len(left_out))
-    assert found.describe() == (
+    sequences = [SequenceLength(*row) for row in rows]
+    samples, left_out = make_samples(sequences, row_tokens=100)
+    counts = cut_at_rows(sequences, row_tokens=100)
+    assert counts.cut == sum(sample.length == 100 for sample in samples) == 3
+    assert (counts.cut_tokens, counts.dropped) == (200 + 50 + 1, len(left_out))
+    assert counts.describe() == (
         "training.row_tokens = 100: of 5 responses 3 lose their end (251 tokens) and 1 are left"
         " out; raise it by 200 to keep all"
     )
-    assert cut_at_rows([100], [20], row_tokens=100).describe() == ""
+    assert cut_at_rows([SequenceLength("a", 100, 20)], row_tokens=100).describe() == ""
 
 
 def test_the_plan_is_a_function_of_seed_and_epoch() -> None:
-    samples, _ = make_samples(
-        [(str(i), 20 + i * 37 % 400, 10) for i in range(2000)], row_tokens=1024
-    )
+    sequences = [SequenceLength(str(i), 20 + i * 37 % 400, 10) for i in range(2000)]
+    samples, _ = make_samples(sequences, row_tokens=1024)
 
     def plan(seed: int, epoch: int) -> list:
         return plan_epoch(samples, row_tokens=1024, rows_per_step=4, seed=seed, epoch=epoch)
@@ -77,7 +77,7 @@ def test_processes_share_the_rows_of_every_remaining_step(world: int) -> None:
         rows_of_process(steps=steps, first_step=2, rows_per_step=4, rank=rank, world=world)
         for rank in range(world)
     ]
-    found = [row for turn in zip(*shares, strict=True) for row in turn]
+    merged = [row for turn in zip(*shares, strict=True) for row in turn]
     computed = -(-4 // world) * world
     repeated = [(steps[step] + steps[step][:1] * computed)[:computed] for step in (2, 3, 4, 5)]
-    assert found == [row for rows in repeated for row in rows]
+    assert merged == [row for rows in repeated for row in rows]

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from outrider.data.features.feature_store import SequenceLength
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream
 from outrider.speculators.kinds.drafter import Batch
@@ -30,7 +31,8 @@ def small(nano_r1: Path) -> tuple[ChainUnroll, list[Batch]]:
     spec = FeatureSpec((FeatureStream(FINAL_NORM, 192),))
     for row in rows:
         length = len(row["token_ids"])
-        samples, _ = make_samples([(row["sequence_id"], length, row["completion_start"])], length)
+        sequence = SequenceLength(row["sequence_id"], length, row["completion_start"])
+        samples, _ = make_samples([sequence], length)
         batches.append(
             assemble(store=states, samples=samples, row=(0,), row_tokens=length, spec=spec)
         )
@@ -85,9 +87,9 @@ FAULTS = (pre_norm, positions_stay, not_loaded)
 
 
 @torch.no_grad()
-def why(given: tuple[ChainUnroll, list[Batch]], prepared: ChainUnroll) -> str | None:
+def why(small: tuple[ChainUnroll, list[Batch]], prepared: ChainUnroll) -> str | None:
     """The complaint about a speculator as prepared, over the sequences."""
-    of_base, sequences = given
+    of_base, sequences = small
     check = StepZero(of_base, ParityConfig())
     for batch in sequences:
         check.add(batch, prepared.drafted(batch))
@@ -100,5 +102,5 @@ def test_the_prepared_speculator_passes_on_three_sequences(nano_r1: Path, small)
 
 @pytest.mark.parametrize("fault", FAULTS, ids=[fault.__name__ for fault in FAULTS])
 def test_every_fault_is_found_on_three_sequences(nano_r1: Path, small, fault) -> None:
-    found = why(small, fault(nano_r1))
-    assert found is not None and "Usual causes" in found
+    complaint_of_fault = why(small, fault(nano_r1))
+    assert complaint_of_fault is not None and "Usual causes" in complaint_of_fault

@@ -6,7 +6,7 @@ import pytest
 
 from outrider.common.errors import OutriderError
 from tests.training.corpus import Corpus, make_corpus
-from tests.training.stores import ON_POLICY_STREAM, RECORDED_STREAM, write_stream
+from tests.training.stores import write_stream
 from tests.training.test_trainer import assert_same_run, kill_workers, losses, once_at_step
 
 SETTINGS = {"epochs": 3, "checkpoint_every": 3, "evaluate_every": 4}
@@ -24,7 +24,7 @@ def test_a_killed_streamed_run_ends_with_the_bits_of_stored_training(
 ) -> None:
     corpus.train(tmp_path / "stored", **SETTINGS)
     stream = write_stream(corpus.features_dir, tmp_path / "stream")
-    arguments = STREAM | {"feature_store": ON_POLICY_STREAM, "processes": processes}
+    arguments = STREAM | {"store": "OnPolicyStream", "processes": processes}
     run = tmp_path / "streamed"
     with (
         once_at_step(run, 5, kill_workers),
@@ -41,8 +41,7 @@ def test_off_policy_sequences_of_a_stream_have_no_loss(corpus: Corpus, tmp_path:
     stream = write_stream(corpus.features_dir, tmp_path / "stream")
     for processes in (1, 2):
         run = tmp_path / str(processes)
-        store = RECORDED_STREAM
-        corpus.at(stream).train(run, **STREAM, feature_store=store, processes=processes)
+        corpus.at(stream).train(run, **STREAM, store="RecordedStream", processes=processes)
     assert_same_run(tmp_path / "1", tmp_path / "2")
     corpus.train(tmp_path / "stored", **SETTINGS)
     assert losses(tmp_path / "1") != losses(tmp_path / "stored")

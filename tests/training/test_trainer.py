@@ -118,8 +118,8 @@ def test_a_key_of_the_tracker_alone_sends_nothing(
 def test_the_layer_of_another_architecture_learns_too(train: str, tmp_path: Path) -> None:
     corpus = make_corpus(tmp_path, config=tiny_glm())
     run_dir = tmp_path / "run"
-    kept = {"speculator": SpeculatorConfig(depth=3, train=train), "epochs": 4}
-    result = corpus.train(run_dir, **kept, learning_rate=5e-3)
+    speculator = SpeculatorConfig(depth=3, train=train)
+    result = corpus.train(run_dir, speculator=speculator, epochs=4, learning_rate=5e-3)
     assert losses(run_dir)[-1] < 0.9 * losses(run_dir)[0] and result["steps"] == 12
     check_speculator(run_dir / "speculator", corpus.target_dir)
 
@@ -132,11 +132,8 @@ def test_the_first_step_is_the_naive_loss_of_its_rows(
     store = FeatureStore.open(corpus.features_dir)
     depth = 3
     config = TrainingConfig()
-    table = {row["id"]: row for row in store.manifest["sequences"]}
-    rows = [table[sequence_id] for sequence_id in corpus.parts["train"]]
-    samples, _ = make_samples(
-        ((row["id"], row["length"], row["completion_start"]) for row in rows), row_tokens=128
-    )
+    sequences = [store.sequences[sequence_id] for sequence_id in corpus.parts["train"]]
+    samples, _ = make_samples(sequences, row_tokens=128)
     step = plan_epoch(samples, 128, config.rows_per_step, config.seed, epoch=0)[0]
     speculator = load_mtp(corpus.target_dir)
     ends = load_target_ends(corpus.target_dir)
@@ -223,9 +220,9 @@ def test_killed_torn_and_killed_again_a_run_ends_with_the_same_bits(
     }
 
 
-def assert_same_run(expected: Path, found: Path) -> None:
-    assert losses(found) == losses(expected)
-    ours = load_file(found / "speculator" / "model.safetensors")
+def assert_same_run(expected: Path, repeated: Path) -> None:
+    assert losses(repeated) == losses(expected)
+    ours = load_file(repeated / "speculator" / "model.safetensors")
     for name, tensor in load_file(expected / "speculator" / "model.safetensors").items():
         assert torch.equal(tensor, ours[name]), name
 

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from transformers import DeepseekV3ForCausalLM
 
-from outrider.data.features.feature_store import Features
-from outrider.speculators.features import layer_name
+from outrider.speculators.features import FINAL_NORM, SequenceStates, layer_name
 
 
 class ComputedStates:
@@ -25,18 +24,20 @@ class ComputedStates:
         self.model = DeepseekV3ForCausalLM.from_pretrained(target_dir, dtype=torch.float32).eval()
         self.rows = {row["sequence_id"]: row for row in rows}
         self.layers = layers
-        self.done: dict[str, Features] = {}
+        self.done: dict[str, SequenceStates] = {}
 
     @torch.no_grad()
-    def read(self, sequence_id: str) -> Features:
+    def read(self, sequence_id: str) -> SequenceStates:
         """States of one sequence; cached for several speculators."""
         if sequence_id not in self.done:
             row = self.rows[sequence_id]
             token_ids = torch.tensor(row["token_ids"])
             out = self.model.model(token_ids[None], output_hidden_states=True, use_cache=False)
             # hidden_states[i] is the residual stream before layer i.
-            auxiliary = {layer_name(index): out.hidden_states[index][0] for index in self.layers}
-            self.done[sequence_id] = Features(
-                token_ids, out.last_hidden_state[0], row["completion_start"], auxiliary
+            streams = {layer_name(index): out.hidden_states[index][0] for index in self.layers}
+            self.done[sequence_id] = SequenceStates(
+                token_ids=token_ids,
+                completion_start=row["completion_start"],
+                streams=streams | {FINAL_NORM: out.last_hidden_state[0]},
             )
         return self.done[sequence_id]

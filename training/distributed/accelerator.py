@@ -16,7 +16,7 @@ import os
 import socket
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -69,13 +69,13 @@ class ChainUnroll(nn.Module):
         u_KNH = torch.stack(states)
         if head.weight_DH is self.ends.lm_head_VH:
             return u_KNH
-        own = (head.weight_DH, head.confidence_1H)
-        return (u_KNH, *(tensor.clone() for tensor in own if tensor is not None))
+        trained = (head.weight_DH, head.confidence_1H)
+        return (u_KNH, *(tensor.clone() for tensor in trained if tensor is not None))
 
     def drafted(self, batch: Batch, wrapped: nn.Module | None = None) -> Drafted:
         """Returns a batch's drafts; `wrapped` is this module prepared by DeepSpeed."""
         model = self if wrapped is None else wrapped
-        out = model(*(getattr(batch, each.name) for each in dataclasses.fields(Slots)))
+        out = model(*(getattr(batch, field.name) for field in dataclasses.fields(Slots)))
         head = self.speculator.head(self.ends)
         if isinstance(out, Tensor):
             return Drafted(out, head)
@@ -121,7 +121,7 @@ def make_accelerator(config: TrainingConfig, log_dir: Path) -> "Accelerator":
     # compiler.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     rows_each = turns(config.rows_per_step, int(os.environ["WORLD_SIZE"]))
-    settings: dict[str, Any] = {
+    settings: dict[str, object] = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": rows_each,
         "gradient_clipping": config.max_grad_norm,
@@ -160,7 +160,9 @@ def make_accelerator(config: TrainingConfig, log_dir: Path) -> "Accelerator":
     )
 
 
-def prepare_model(accelerator: "Accelerator", model: ChainUnroll) -> tuple[nn.Module, Any]:
+def prepare_model(
+    accelerator: "Accelerator", model: ChainUnroll
+) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Prepares model and optimizer with DeepSpeed; float32 buffers keep their values."""
     from accelerate.utils import DummyOptim
     from deepspeed.utils import groups

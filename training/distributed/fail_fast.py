@@ -79,12 +79,17 @@ def watch(errors_dir: Path, rank: int) -> None:
     """
 
     def failed() -> list[int]:
-        others = [error for error in read_errors(errors_dir) if error.rank != rank]
-        return [error.rank for error in others if error.exit_code != Preempted.exit_code]
+        return [
+            error.rank
+            for error in read_errors(errors_dir)
+            if error.rank != rank and error.exit_code != Preempted.exit_code
+        ]
 
     def look() -> None:
-        while not (ranks := failed()):
+        ranks = failed()
+        while not ranks:
             time.sleep(EVERY_S)
+            ranks = failed()
         time.sleep(GRACE_S)
         # Without a record, this rank would be counted as killed.
         message = f"ended because rank {ranks[0]} failed"

@@ -78,10 +78,10 @@ def train_on_ray(
     # As under torchrun, more processes may run on a private cluster than there are cores.
     cores = max(spec.training.processes * cluster.training_cores, len(os.sched_getaffinity(0)))
     with open_cluster(cluster, cores), signals_stop(spec.stop_file) as stop:
-        each = {"CPU": float(cluster.training_cores)}
+        resources_of_rank = {"CPU": float(cluster.training_cores)}
         if ray.cluster_resources().get("GPU"):
-            each["GPU"] = 1.0
-        trainer = _trainer(spec, cluster, each)
+            resources_of_rank["GPU"] = 1.0
+        trainer = _trainer(spec, cluster, resources_of_rank)
         before = len(groups(spec.out_dir))
         failure = _fit(trainer, spec, log_path, stop)
         if len(groups(spec.out_dir)) == before:  # no rank has started
@@ -152,10 +152,13 @@ def _fit(
     return failures[0] if failures else None
 
 
-def _trainer(spec: TrainingSpec, cluster: ClusterConfig, each: dict[str, float]) -> Any:
+def _trainer(
+    spec: TrainingSpec, cluster: ClusterConfig, resources_of_rank: dict[str, float]
+) -> Any:
     """Returns Ray Train's trainer, which runs the groups of ranks in turn."""
     settings = {
         "spec": spec.model_dump(mode="json"),
+        "worker": WORKER,
         "environment": {
             name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)
         },
@@ -182,8 +185,8 @@ def _trainer(spec: TrainingSpec, cluster: ClusterConfig, each: dict[str, float])
         backend_config=RankBackendConfig(),
         scaling_config=ScalingConfig(
             num_workers=(1, processes) if processes > 1 else 1,
-            use_gpu="GPU" in each,
-            resources_per_worker=each,
+            use_gpu="GPU" in resources_of_rank,
+            resources_per_worker=resources_of_rank,
             placement_strategy="PACK",
             elastic_resize_monitor_interval_s=_RESIZE_S,
         ),
@@ -212,9 +215,10 @@ class RankBackendConfig(BackendConfig):
 def run_rank(settings: dict[str, Any]) -> None:
     """Runs this worker's rank to completion.
 
-    `settings` has the `spec` and the launcher's `environment`; the node's variables override it.
-    Raises a `RuntimeError` if the rank was killed, so that Ray Train starts another group. After
-    any other error, it returns normally, because the launcher reads the rank's error record.
+    `settings` has the `spec`, the `worker` module and the launcher's `environment`, which the
+    node's variables override. Raises a `RuntimeError` if the rank was killed, so that Ray Train
+    starts another group. After any other error, it returns normally, because the launcher reads
+    the rank's error record.
     """
     spec = TrainingSpec.model_validate(settings["spec"])
     context = ray.train.get_context()
@@ -222,7 +226,7 @@ def run_rank(settings: dict[str, Any]) -> None:
     world = context.get_world_size()
     first = broadcast_from_rank_zero(_new_group(spec, world) if rank == 0 else None)
     spec_path = Path(first[0])
-    place = {
+    rank_environment = {
         "RANK": rank,
         "WORLD_SIZE": world,
         "LOCAL_RANK": context.get_local_rank(),
@@ -239,14 +243,14 @@ def run_rank(settings: dict[str, Any]) -> None:
         environment = (
             {"PYTHONWARNINGS": NOT_OURS} | settings["environment"] | os.environ | tree.environment
         )
-        environment |= {name: str(value) for name, value in place.items()}
+        environment |= {name: str(value) for name, value in rank_environment.items()}
         environment |= {
             "OMP_NUM_THREADS": str(ClusterConfig.training_cores),
             "PYTHONUNBUFFERED": "1",
             "RAY_ADDRESS": ray.get_runtime_context().gcs_address,
         }
         process = subprocess.Popen(
-            [sys.executable, "-m", WORKER, str(spec_path)],
+            [sys.executable, "-m", settings["worker"], str(spec_path)],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -272,8 +276,8 @@ def _new_group(spec: TrainingSpec, world: int) -> tuple[str, str, int]:
 
 def groups(out_dir: Path) -> list[Path]:
     """Returns the folders of all started groups of ranks, in order."""
-    found = (path.parent for path in out_dir.glob(f"attempt-*/{SPEC}"))
-    return sorted(found, key=lambda path: int(path.name.split("-")[1]))
+    folders = (path.parent for path in out_dir.glob(f"attempt-*/{SPEC}"))
+    return sorted(folders, key=lambda path: int(path.name.split("-")[1]))
 
 
 def rank_log(log_dir: Path, rank: int) -> Path:

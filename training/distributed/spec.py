@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -37,9 +37,7 @@ class TrainingSpec(BaseModel):
 
     target_dir: Directory
     features_dir: Directory
-    feature_store: str = "outrider.data.features.feature_store:FeatureStore"
-    """Import string of a feature store or stream class (`training.batches`).
-    Its `open(features_dir)` is called, so training need not import `outrider.data`."""
+    """Directory of a feature store or, with `training.features: streamed`, of a stream."""
     train: list[str] = Field(min_length=1)
     validation: list[str] = Field(min_length=1)
     sampling: dict[str, Sampling]
@@ -56,7 +54,7 @@ class TrainingSpec(BaseModel):
     """Number of this group of ranks, if several are started in turn.
     Ranks of an earlier group may still be running on a lost node and writing files."""
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """Returns the settings that determine the weights; resuming requires them unchanged."""
         return self.model_dump(
             mode="json",
@@ -73,6 +71,11 @@ class TrainingSpec(BaseModel):
     def errors_dir(self) -> Path:
         """Directory of the error records of this attempt's ranks."""
         return self.out_dir / f"attempt-{self.attempt}" if self.attempt else self.out_dir
+
+    @property
+    def checkpoints_dir(self) -> Path:
+        """Directory of the checkpoints."""
+        return self.out_dir / "checkpoints"
 
     @property
     def stop_file(self) -> Path:

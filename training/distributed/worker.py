@@ -4,16 +4,20 @@ python -m outrider.training.distributed.worker SPEC.json
 """
 
 import faulthandler
-import importlib
 import os
 import sys
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from outrider.common.errors import OutriderError
 from outrider.training.distributed.fail_fast import RankError, watch, write_error
 from outrider.training.distributed.spec import TrainingSpec
+
+if TYPE_CHECKING:
+    from outrider.data.features.feature_store import FeatureStore
+    from outrider.data.streamed import StreamedFeatures
 
 
 def main(spec_path: Path) -> int:
@@ -48,12 +52,21 @@ def _train(spec: TrainingSpec) -> None:
     start_environment()
     cores = len(os.sched_getaffinity(0)) // int(os.environ["LOCAL_WORLD_SIZE"])
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", max(1, cores))))
-    module, name = spec.feature_store.split(":")
-    store = getattr(importlib.import_module(module), name).open(spec.features_dir)
 
-    from outrider.training.trainer import Trainer
+    from outrider.training.trainer import train_rank
 
-    Trainer(spec, store).run()
+    train_rank(spec, open_source(spec))
+
+
+def open_source(spec: TrainingSpec) -> "FeatureStore | StreamedFeatures":
+    """Opens the states that a run reads."""
+    if spec.training.streams:
+        from outrider.data.streamed import StreamedFeatures
+
+        return StreamedFeatures.open(spec.features_dir)
+    from outrider.data.features.feature_store import FeatureStore
+
+    return FeatureStore.open(spec.features_dir)
 
 
 def join_world(processes: int, by_slurm: bool) -> int:
@@ -67,10 +80,10 @@ def join_world(processes: int, by_slurm: bool) -> int:
         os.environ.update(slurm_world(os.environ))
     if "RANK" in os.environ:
         os.environ.setdefault("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"])
-    found = int(os.environ.get("WORLD_SIZE", "1"))
-    if found != processes:
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    if started != processes:
         raise OutriderError(
-            f"training.processes={processes}, but {found} processes were started;"
+            f"training.processes={processes}, but {started} processes were started;"
             " training.launcher must start exactly that many, over all machines together"
         )
     return int(os.environ.get("RANK", "0"))

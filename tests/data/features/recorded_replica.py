@@ -6,14 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from outrider.common.errors import OutriderError
 from outrider.data.config import CaptureConfig
 from outrider.data.features.capture_plan import Piece, pieces, state_bytes
-from outrider.data.features.replica import CapturedRow, ReplicaSetup
+from outrider.data.features.replica import ReplicaSetup
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import LoggedRow
-from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream
+from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream, SequenceStates
 
 WIDTH = 256
 SPEC = FeatureSpec((FeatureStream(FINAL_NORM, WIDTH),))
@@ -42,9 +43,9 @@ def plan(count: int, rows: int = 2, tokens: int = 400) -> list[Piece]:
                 row_id=f"s{index}", token_ids=ids, completion_start=5, temperature=0.6, top_p=0.95
             )
         )
-    found = list(pieces(made, rows * tokens))
-    assert len(found) == count
-    return found
+    planned = list(pieces(made, rows * tokens))
+    assert len(planned) == count
+    return planned
 
 
 def states_of(token_ids: Any) -> np.ndarray:
@@ -65,11 +66,18 @@ class RecordedReplica:
             raise OutriderError(why)
         return {"host": "here", "start_s": 0.0, "pid": os.getpid()}
 
-    def capture(self, piece: Piece) -> list[CapturedRow]:
+    def capture(self, piece: Piece) -> list[SequenceStates]:
         """The states of a piece; a byte for each is appended to RECORDED_CAPTURED."""
         time.sleep(0.02)
         rows = [
-            CapturedRow(row.row_id, {FINAL_NORM: states_of(row.token_ids)}, [[1.0], [2.0]])
+            SequenceStates(
+                token_ids=torch.tensor(row.token_ids, dtype=torch.int32),
+                completion_start=row.completion_start,
+                streams={
+                    FINAL_NORM: torch.from_numpy(states_of(row.token_ids)).view(torch.bfloat16)
+                },
+                scores=[[1.0], [2.0]],
+            )
             for row in piece.rows
         ]
         with self.captured.open("ab") as file:

@@ -13,8 +13,8 @@ import torch
 
 from outrider.data.config import CaptureConfig
 from outrider.data.features.capture import capture_ids
-from outrider.serving.engine import LoggedRow, State
-from outrider.speculators.features import FeatureSpec, FeatureStream
+from outrider.serving.engine import LoggedRow
+from outrider.speculators.features import FeatureSpec, FeatureStream, SequenceStates
 
 SEQUENCES = 400
 BATCH_TOKENS = 64
@@ -36,13 +36,15 @@ class StandIn:
         streams: Sequence[str],
         batch_tokens: int,
         positions: int | None,
-    ) -> Iterator[State]:
-        for row_id, token_ids, *_ in rows:
+    ) -> Iterator[tuple[LoggedRow, SequenceStates]]:
+        for row in rows:
             with self.asked.open("a") as log:
-                log.write(row_id + "\n")
+                log.write(row.row_id + "\n")
             time.sleep(0.002)
-            state = torch.tensor(token_ids).float()[:, None].expand(-1, WIDTH).bfloat16()
-            yield row_id, {name: state + index for index, name in enumerate(streams)}, None
+            token_ids = torch.tensor(row.token_ids)
+            state = token_ids.float()[:, None].expand(-1, WIDTH).bfloat16()
+            by_name = {name: state + index for index, name in enumerate(streams)}
+            yield row, SequenceStates(token_ids, row.completion_start, by_name)
 
 
 def main(directory: Path, asked: Path) -> None:

@@ -16,9 +16,9 @@ def test_a_sequence_at_the_limit_fits_and_a_prompt_at_the_limit_is_dropped():
     """The engine prefills 99 tokens of max_model_len 100: it also samples one."""
     ids = [[7] * length for length in (99, 100, 109, 120)]
     starts = [5, 98, 98, 99]
-    table, found = fit(Dataset.from_dict({"token_ids": ids, "completion_start": starts}), 100)
+    table, counts = fit(Dataset.from_dict({"token_ids": ids, "completion_start": starts}), 100)
     assert len(table) == 3
-    assert (found.cut, found.cut_tokens, found.dropped) == (2, 11, 1)
+    assert (counts.cut, counts.cut_tokens, counts.dropped) == (2, 11, 1)
 
 
 @pytest.mark.parametrize(
@@ -41,4 +41,12 @@ def test_what_cannot_be_captured_is_refused_before_an_engine_starts(
     engine = EngineConfig(**update)
     features = FeatureSpec((FeatureStream(stream, width),))
     with pytest.raises(OutriderError, match=message):
-        capture(target, sequences, parts, CaptureConfig(), engine, tmp_path / "out", features)
+        capture(
+            target,
+            sequences,
+            parts,
+            CaptureConfig(),
+            engine,
+            out_dir=tmp_path / "out",
+            features=features,
+        )

@@ -39,8 +39,8 @@ def traffic(nano_r1, tmp_path_factory):
     """60 exchanges of invented résumé screenings, a session each, up to their parts."""
     folder = tmp_path_factory.mktemp("traffic")
     rows = [
-        pair(*each, request__metadata__session_id=f"s{index}", response__created=1000 + index)
-        for index, each in enumerate(screenings(60))
+        pair(*texts, request__metadata__session_id=f"s{index}", response__created=1000 + index)
+        for index, texts in enumerate(screenings(60))
     ]
     log = write_log(folder / "log.jsonl.gz", rows)
     ingest(nano_r1, TrafficConfig(path=str(log)), folder)
@@ -55,9 +55,9 @@ def run(nano_r1, traffic, out_dir, cluster=None):
         read_json(traffic / "parts.json"),
         SMALL,
         ENGINE,
-        out_dir,
-        FEATURES,
-        cluster,
+        out_dir=out_dir,
+        features=FEATURES,
+        cluster=cluster,
     )
 
 
@@ -75,7 +75,7 @@ def kill_a_replica(out_dir, killed):
         time.sleep(0.05)
     mark = os.environ[process_tree.MARK].split(":")[-1]  # that of the open session
     living = process_tree.members(mark)
-    actors = [each for each in living if "ray::CaptureReplica" in " ".join(each.cmdline())]
+    actors = [process for process in living if "ray::CaptureReplica" in " ".join(process.cmdline())]
     killed.append(len(actors))
     actors[0].kill()
 
@@ -87,4 +87,4 @@ def test_two_replicas_one_killed_make_the_store_of_one_process(nano_r1, traffic,
     summary = run(nano_r1, traffic, tmp_path / "cluster", CLUSTER)
     assert content(tmp_path / "cluster") == content(tmp_path / "alone")
     assert killed == [2] and summary["lost_replicas"] == 1
-    assert all(found["self_check"] for found in summary["replicas"].values())
+    assert all(replica["self_check"] for replica in summary["replicas"].values())

@@ -17,7 +17,13 @@ from outrider.data.features.engine_checks import (
     require_self_check,
     self_check,
 )
-from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream, layer_name
+from outrider.speculators.features import (
+    FINAL_NORM,
+    FeatureSpec,
+    FeatureStream,
+    SequenceStates,
+    layer_name,
+)
 
 VOCAB, HIDDEN, LENGTH = 50, 16, 300
 GENERATOR = torch.Generator().manual_seed(0)
@@ -36,7 +42,7 @@ ROWS = [
 def true_logprobs(row_id):
     """Of a row's true states: position by position, in plain arithmetic."""
     hidden_TH = STATES[row_id]
-    token_ids = {each: ids for each, ids, _ in ROWS}[row_id]
+    token_ids = {name: ids for name, ids, _ in ROWS}[row_id]
     logprobs = []
     tops = []
     for position in range(len(token_ids) - 1):
@@ -62,7 +68,9 @@ class Engine:
         self.batches = []
 
     def prefill(self, prompts):
-        return ((name, {"final_norm": self.captured(STATES[name])}, None) for name, _ in prompts)
+        for name, token_ids in prompts:
+            streams = {FINAL_NORM: self.captured(STATES[name])}
+            yield (name, token_ids), SequenceStates(torch.tensor(token_ids), 0, streams)
 
     def prompt_logprobs(self, prompts):
         self.batches.append([row_id for row_id, _ in prompts])
@@ -146,14 +154,11 @@ class LayerEngine:
             states = self.wrong(dict(RESIDUALS[row_id]), streams)
             # What another batch changes: more with every call.
             added = self.noise * len(self.batches)
-            yield (
-                row_id,
-                {
-                    name: (states[name] * (1 + added * torch.randn(200, 1)))[: len(token_ids)]
-                    for name in streams
-                },
-                None,
-            )
+            by_name = {
+                name: (states[name] * (1 + added * torch.randn(200, 1)))[: len(token_ids)]
+                for name in streams
+            }
+            yield (row_id, token_ids), SequenceStates(torch.tensor(token_ids), 0, by_name)
 
 
 def test_right_streams_pass_with_what_one_layer_off_would_give():
@@ -174,11 +179,11 @@ def shifted(by):
     """Every stream is the state `by` layers later; the ends repeat."""
 
     def wrong(states, streams):
-        kept = {
+        layers = {
             layer_name(index): states[layer_name(min(max(index + by, 1), LAYERS))]
             for index in range(1, LAYERS + 1)
         }
-        return kept | {FINAL_NORM: states[FINAL_NORM]}
+        return layers | {FINAL_NORM: states[FINAL_NORM]}
 
     return wrong
 
@@ -187,8 +192,8 @@ def in_the_capture_alone(wrong):
     return lambda states, streams: states if FINAL_NORM in streams else wrong(states, streams)
 
 
-def renamed(one, other):
-    return lambda states, streams: states | {one: states[other]}
+def renamed(stream, original):
+    return lambda states, streams: states | {stream: states[original]}
 
 
 @pytest.mark.parametrize(

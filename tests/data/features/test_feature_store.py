@@ -1,6 +1,8 @@
 """Feature stores: written, interrupted, damaged, joined, in both types of storage."""
 
 import json
+import pickle
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,48 +12,66 @@ from outrider.data.config import CaptureConfig
 from outrider.data.features.capture import capture_ids
 from outrider.data.features.feature_store import JOURNAL, FeatureStore, decode, encode, join_stores
 from outrider.data.features.feature_writer import FeatureWriter
-from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream
+from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream, SequenceStates
 from tests.data.features.stand_in_capture import WIDTH, StandIn
 
 HIDDEN = 8
 SOURCE = {"target": "t", "sequences": "s"}
 
 
+FINAL = FeatureSpec(()).stored(HIDDEN)
+
+
 def sequence(index):
     generator = torch.Generator().manual_seed(index)
     length = 3 + index % 5
-    return (
-        torch.randint(0, 4096, (length,), generator=generator, dtype=torch.int32),
-        torch.randn(length, HIDDEN, generator=generator).to(torch.bfloat16),
-        index % 3,
+    return SequenceStates(
+        token_ids=torch.randint(0, 4096, (length,), generator=generator, dtype=torch.int32),
+        completion_start=index % 3,
+        streams={FINAL_NORM: torch.randn(length, HIDDEN, generator=generator).to(torch.bfloat16)},
     )
 
 
 def fill(directory, indices, source=SOURCE, name="0"):
-    with FeatureWriter(directory, HIDDEN, source, 300 / 2**20) as writer:
+    with FeatureWriter(directory, FINAL, source, shard_megabytes=300 / 2**20) as writer:
         for index in indices:
             if f"{name}-{index}" not in writer.done:
-                writer.write(f"{name}-{index}", *sequence(index))
+                writer.write(f"{name}-{index}", sequence(index))
 
 
 def assert_whole(store, names):
     for name in reversed(names):
-        token_ids, hidden, completion_start = sequence(int(name[2:]))
-        features = store.read(name)
-        assert (
-            torch.equal(features.token_ids, token_ids) and features.token_ids.dtype == torch.int32
-        )
-        assert torch.equal(features.hidden, hidden) and features.hidden.dtype == torch.bfloat16
-        assert features.completion_start == completion_start
+        assert_same_states(store.read(name), sequence(int(name[2:])))
+
+
+def assert_same_states(states, expected):
+    assert states.completion_start == expected.completion_start
+    assert states.streams.keys() == expected.streams.keys()
+    pairs = [(states.token_ids, expected.token_ids)]
+    pairs += [(states.streams[name], expected.streams[name]) for name in expected.streams]
+    for tensor, expected_tensor in pairs:
+        assert torch.equal(tensor, expected_tensor) and tensor.dtype == expected_tensor.dtype
+
+
+def test_pickled_states_are_the_same_without_a_copy_in_the_pickle():
+    """Ray puts the buffers of protocol 5 into its object store as they are."""
+    written = replace(sequence(4), scores=[[1.0], [2.0]])
+    buffers = []
+    content = pickle.dumps(written, protocol=5, buffer_callback=buffers.append)
+    assert sum(len(buffer.raw()) for buffer in buffers) == written.hidden.nbytes + 4 * 7
+    read = pickle.loads(content, buffers=buffers)
+    assert read.scores == written.scores
+    assert_same_states(read, written)
+    assert read.hidden.data_ptr() != written.hidden.data_ptr()
 
 
 def test_an_interrupted_writing_goes_on_after_the_last_whole_shard(tmp_path):
     with (
         pytest.raises(KeyboardInterrupt),
-        FeatureWriter(tmp_path / "features", HIDDEN, SOURCE, 300 / 2**20) as writer,
+        FeatureWriter(tmp_path / "features", FINAL, SOURCE, shard_megabytes=300 / 2**20) as writer,
     ):
         for index in range(10):
-            writer.write(f"0-{index}", *sequence(index))
+            writer.write(f"0-{index}", sequence(index))
         assert len(writer.shards) >= 2
         raise KeyboardInterrupt
     with pytest.raises(OutriderError, match="or an unfinished one"):
@@ -90,18 +110,19 @@ def test_damage_and_versions_are_told_apart(tmp_path):
 def test_streams_are_kept_by_name(tmp_path, dtype):
     """A drafter that reads auxiliary layers gets them in the order of its own spec."""
     streams = (FeatureStream("layer_2", 4), FeatureStream("layer_5", HIDDEN))
-    with FeatureWriter(tmp_path, HIDDEN, SOURCE, dtype=dtype, auxiliary=streams) as writer:
+    spec = FeatureSpec(streams).stored(HIDDEN)
+    with FeatureWriter(tmp_path, spec, SOURCE, dtype=dtype) as writer:
         for index in range(3):
-            token_ids, hidden, start = sequence(index)
-            auxiliary = {"layer_2": hidden[:, :4] * 2, "layer_5": hidden + 1}
-            writer.write(f"0-{index}", token_ids, hidden, start, auxiliary=auxiliary)
+            states = sequence(index)
+            auxiliary = {"layer_2": states.hidden[:, :4] * 2, "layer_5": states.hidden + 1}
+            writer.write(f"0-{index}", replace(states, streams={**states.streams, **auxiliary}))
     store = FeatureStore.open(tmp_path)
     assert store.spec == FeatureSpec((FeatureStream(FINAL_NORM, HIDDEN), *streams))
-    hidden = sequence(2)[1].float()
+    hidden = sequence(2).hidden.float()
     features = store.read("0-2")
-    wanted = FeatureSpec((streams[1], FeatureStream(FINAL_NORM, HIDDEN), streams[0]))
+    read_by_drafter = FeatureSpec((streams[1], FeatureStream(FINAL_NORM, HIDDEN), streams[0]))
     expected = torch.cat([hidden + 1, hidden, hidden[:, :4] * 2], dim=-1)
-    error = (wanted.inputs(features).float() - expected).abs().max()
+    error = (read_by_drafter.inputs(features).float() - expected).abs().max()
     assert error < (0.05 if dtype == "bf16" else 0.3)
     with pytest.raises(OutriderError, match=r"reads layer_9 \(8 values\); run the capture stage"):
         FeatureSpec((FeatureStream("layer_9", HIDDEN),)).require(store.spec, tmp_path)
@@ -110,11 +131,11 @@ def test_streams_are_kept_by_name(tmp_path, dtype):
 def test_the_wanted_sequences_of_each_store_are_read_back_from_links(tmp_path):
     fill(tmp_path / "a", range(20), {"of": "a"}, "a")
     fill(tmp_path / "b", range(20, 30), {"of": "b"}, "b")
-    wanted = ["b-29", "a-0", "a-17", "b-20"]
-    join_stores([tmp_path / "a", tmp_path / "b"], wanted, tmp_path / "joined")
+    ids = ["b-29", "a-0", "a-17", "b-20"]
+    join_stores([tmp_path / "a", tmp_path / "b"], ids, tmp_path / "joined")
     store = FeatureStore.open(tmp_path / "joined")
-    assert sorted(store.sequence_ids) == sorted(wanted)
-    assert_whole(store, wanted)
+    assert sorted(store.sequence_ids) == sorted(ids)
+    assert_whole(store, ids)
     shards = list((tmp_path / "joined").glob("shard-*"))
     assert len(shards) < len(list(tmp_path.glob("[ab]/shard-*")))  # only those that are needed
     assert all(path.stat().st_nlink == 2 for path in shards)
@@ -168,7 +189,7 @@ def test_states_of_the_other_type_are_captured_anew(tmp_path):
     for dtype, prefills in (("bf16", 1), ("bf16", 1), ("fp8", 2), ("fp8", 2)):
         store = capture_ids(engine, rows, tmp_path / "features", CaptureConfig(dtype=dtype))
         assert asked.read_text().count("a") == prefills
-        assert store.manifest["dtype"] == {"bf16": "bfloat16", "fp8": "float8_e4m3fn"}[dtype]
+        assert store.manifest.header.dtype == {"bf16": "bfloat16", "fp8": "float8_e4m3fn"}[dtype]
     more = FeatureSpec((FeatureStream("layer_2", WIDTH),))
     for features, prefills in ((more, 3), (more, 3), (FeatureSpec(()), 3)):
         store = capture_ids(

@@ -24,7 +24,6 @@ from outrider.common.cluster.session import open_cluster
 from outrider.common.errors import OutriderError
 from outrider.data.features.replicas import Replicas, start_replicas
 from outrider.serving.engine import AskedRow
-from outrider.speculators.features import FINAL_NORM
 from tests.cluster_nodes import MB, local_nodes
 from tests.data.features.recorded_replica import (
     CANARY,
@@ -60,16 +59,18 @@ def all_running(replicas, count=2):
         replicas._wait([], 0.1)
 
 
-def bits(rows):
-    return {row.row_id: row.states[FINAL_NORM].view(torch.int16).numpy() for row in rows}
+def bits(captured):
+    return [
+        (states.token_ids.numpy(), states.hidden.view(torch.int16).numpy()) for states in captured
+    ]
 
 
 def assert_complete(order, taken):
     assert [piece.index for piece, _ in taken] == [piece.index for piece in order]
-    for piece, found in taken:
-        assert list(found) == piece.row_ids
-        for row in piece.rows:
-            assert np.array_equal(found[row.row_id], states_of(row.token_ids))
+    for piece, captured in taken:
+        for row, (token_ids, state_TH) in zip(piece.rows, captured, strict=True):
+            assert np.array_equal(token_ids, row.token_ids)
+            assert np.array_equal(state_TH, states_of(row.token_ids))
 
 
 def test_a_private_cluster_loses_nothing_and_leaves_nothing():

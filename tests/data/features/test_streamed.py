@@ -15,12 +15,12 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.data.config import CaptureConfig
 from outrider.data.features.feature_store import FeatureStore
-from outrider.data.features.replica import CapturedRow
-from outrider.data.streamed import SOURCE, STREAM, Streamed, streaming
+from outrider.data.streamed import STREAM, Streamed, streaming
 from outrider.serving.config import EngineConfig, TargetConfig
+from outrider.speculators.features import SequenceStates
 from tests.cluster_nodes import local_nodes
 from tests.training.corpus import make_corpus
-from tests.training.stores import recorded_row, write_stream
+from tests.training.stores import recorded, write_stream
 from tests.training.test_trainer import assert_same_run, losses, once_at_step
 
 pytestmark = pytest.mark.slow
@@ -35,20 +35,9 @@ class ReplayedReplica:
     def start(self) -> dict[str, Any]:
         return {"host": "here", "start_s": 0.0}
 
-    def capture(self, piece: Any) -> list[CapturedRow]:
-        import torch
-
+    def capture(self, piece: Any) -> list[SequenceStates]:
         time.sleep(0.05)
-        captured = (recorded_row(self.store, name, off_policy=()) for name in piece.row_ids)
-        return [
-            row._replace(
-                states={
-                    name: state_TH.view(torch.int16).numpy()
-                    for name, state_TH in row.states.items()
-                }
-            )
-            for row in captured
-        ]
+        return [recorded(self.store, name, off_policy=()) for name in piece.row_ids]
 
 
 def test_training_ends_with_the_same_bits_when_a_capture_node_dies(tmp_path: Path) -> None:
@@ -87,7 +76,7 @@ def test_training_ends_with_the_same_bits_when_a_capture_node_dies(tmp_path: Pat
             once_at_step(tmp_path / "streamed", 3, lambda: nodes.kill(first)),
         ):
             corpus.at(tmp_path / "stream").train(
-                tmp_path / "streamed", feature_store=SOURCE, features="streamed", **settings
+                tmp_path / "streamed", features="streamed", **settings
             )
     assert len(losses(tmp_path / "streamed")) > 10
     assert_same_run(tmp_path / "stored", tmp_path / "streamed")

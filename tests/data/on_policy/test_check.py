@@ -9,7 +9,8 @@ import json
 import pytest
 
 from outrider.data.config import CaptureConfig, PrivacyConfig, TrafficConfig
-from outrider.data.features.capture import capture_table
+from outrider.data.features.capture import ONLY_FINAL, capture_in_process
+from outrider.data.features.capture_plan import CapturePlan
 from outrider.data.features.feature_store import FeatureStore
 from outrider.data.ingest.ingest import ingest
 from outrider.data.on_policy.check import check_traffic
@@ -17,6 +18,7 @@ from outrider.data.sequences import load_sequences
 from outrider.data.split.slices import name_slices, write_slices
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import open_engine
+from outrider.serving.token_scores import COLUMNS
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.features import FeatureSpec, FeatureStream
 from tests.data.logs import write_log
@@ -95,18 +97,17 @@ def divide_by_turns(run):
     write_slices(name_slices(table), run)
 
 
-def captured(engine, nano_r1, run, config, **features):
-    table = load_sequences(run / "sequences")
-    head_VH = load_target_ends(nano_r1).lm_head_VH
-    return capture_table(
-        engine=engine,
-        table=table,
-        lm_head_VH=head_VH,
+def captured(engine, nano_r1, run, config, features=ONLY_FINAL):
+    plan = CapturePlan(
+        table=load_sequences(run / "sequences"),
+        limit=engine.max_model_len - 1,
+        spec=features.stored(192),
         source={"run": str(run)},
-        capture=config,
+        settings=config,
         out_dir=run / "features",
-        **features,
+        score_columns=COLUMNS,
     )
+    return capture_in_process(plan, engine, load_target_ends(nano_r1).lm_head_VH)
 
 
 @pytest.fixture(scope="module")

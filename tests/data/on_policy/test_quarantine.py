@@ -18,6 +18,7 @@ from outrider.data.on_policy.check import (
 )
 from outrider.data.on_policy.evidence import Evidence
 from outrider.serving.token_scores import COLUMNS
+from outrider.speculators.features import FINAL_NORM, FeatureSpec, SequenceStates
 from tests.data.toy_target import ToyTarget
 
 
@@ -27,10 +28,17 @@ def store_of(groups: dict[str, Evidence], directory):
     The sequences are named `NAME-0`, `NAME-1`, ...
     """
     rows = []
-    with FeatureWriter(directory, 4, {"toy": 1}, score_columns=COLUMNS) as writer:
+    spec = FeatureSpec(()).stored(4)
+    with FeatureWriter(directory, spec, {"toy": 1}, score_columns=COLUMNS) as writer:
         for name, evidence in groups.items():
             for index, sums_PC in enumerate(evidence.sums_SPC):
-                writer.write(f"{name}-{index}", [5, 6], torch.zeros(2, 4), 1, sums_PC.tolist())
+                states = SequenceStates(
+                    token_ids=torch.tensor([5, 6]),
+                    completion_start=1,
+                    streams={FINAL_NORM: torch.zeros(2, 4)},
+                    scores=sums_PC.tolist(),
+                )
+                writer.write(f"{name}-{index}", states)
                 rows.append(
                     {
                         "sequence_id": f"{name}-{index}",

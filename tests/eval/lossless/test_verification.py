@@ -19,6 +19,7 @@ from outrider.serving.client import Sampling, SpeculationCounters
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.speculator import Speculator
 from outrider.speculators.checkpoints.target_ends import load_target_ends
+from outrider.speculators.features import FINAL_NORM, SequenceStates
 from tests.eval.replay_case import Store
 from tests.tiny import HIDDEN, VOCAB, write_tiny_target
 
@@ -44,10 +45,10 @@ def test_the_checks_read_the_states_of_the_outputs(tmp_path):
         for ids in (*greedy, *other, *sampled):
             row = verification.row_id(prompt, ids)
             tokens = torch.tensor([*prompt.token_ids, *ids]).int()
-            store[row] = SimpleNamespace(
+            store[row] = SequenceStates(
                 token_ids=tokens,
-                hidden=torch.randn(len(tokens), HIDDEN).bfloat16(),
                 completion_start=len(prompt.token_ids),
+                streams={FINAL_NORM: torch.randn(len(tokens), HIDDEN).bfloat16()},
             )
 
     def counted(ids, sampling):
@@ -146,9 +147,8 @@ def test_scores_of_a_long_response_are_made_piece_by_piece(tmp_path, dtype):
     prompt = Prompt(sequence_id="q", session="s", user="", token_ids=[1, 2, 3], text="text")
     ids = torch.randint(VOCAB, (length,)).tolist()
     tokens = torch.tensor([*prompt.token_ids, *ids]).int()
-    states = SimpleNamespace(
-        token_ids=tokens, hidden=torch.randn(len(tokens), HIDDEN).bfloat16(), completion_start=3
-    )
+    hidden = torch.randn(len(tokens), HIDDEN).bfloat16()
+    states = SequenceStates(tokens, completion_start=3, streams={FINAL_NORM: hidden})
     store = Store({verification.row_id(prompt, ids): states})
     found = verification.TargetScores(target, store, dtype).logprobs(prompt, ids, 0.6)
     ends = load_target_ends(target, getattr(torch, dtype))

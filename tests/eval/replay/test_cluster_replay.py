@@ -10,6 +10,7 @@ from outrider.data.features.feature_store import FeatureStore
 from outrider.data.features.feature_writer import FeatureWriter
 from outrider.eval.replay.heldout_replay import cluster_replay
 from outrider.eval.replay.replay import ARRAYS, replay
+from outrider.speculators.features import FeatureSpec
 from tests.eval.replay_case import DEPTH, replay_case
 from tests.tiny import HIDDEN
 
@@ -19,10 +20,9 @@ def test_tasks_replay_as_one_process(tmp_path):
     """Tasks on two cores; a batch has 8,192 tokens there, so rows are long enough for several."""
     pytest.importorskip("ray")
     case = replay_case(tmp_path)
-    with FeatureWriter(tmp_path / "features", HIDDEN, {}) as writer:
+    with FeatureWriter(tmp_path / "features", FeatureSpec(()).stored(HIDDEN), {}) as writer:
         for name in case.store:
-            found = case.store[name]
-            writer.write(name, found.token_ids, found.hidden, found.completion_start)
+            writer.write(name, case.store[name])
     store = FeatureStore.open(tmp_path / "features")
     rows = case.rows * 200  # 20,000 tokens
     shared = {

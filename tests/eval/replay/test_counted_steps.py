@@ -4,7 +4,6 @@ Heads are trained on the engine's states, and compared with it draft by draft.
 """
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +18,7 @@ from outrider.serving.speculator import Drafting, Speculator
 from outrider.serving.vllm_hooks.draft_recorder import DRAFT_EXTENSION
 from outrider.speculators.base import planned
 from outrider.speculators.config import SpeculatorConfig
+from outrider.speculators.features import SequenceStates
 from outrider.speculators.kinds import trainable_kind
 from outrider.speculators.parity import ParityConfig, complaint, in_words
 from outrider.training.config import TrainingConfig
@@ -121,10 +121,10 @@ def test_lookup_is_counted_as_predicted(nano_r1: Path, temperature: float) -> No
     store = Store()
     rows = []
     for row, answer in zip(asked, answers, strict=True):
-        store[row.row_id] = SimpleNamespace(
+        store[row.row_id] = SequenceStates(
             token_ids=torch.tensor([*row.token_ids, *answer], dtype=torch.int32),
-            hidden=torch.zeros(0),
             completion_start=len(row.token_ids),
+            streams={},
         )
         sampling = {"temperature": temperature, "top_p": 1.0, "top_k": 0}
         rows.append({"sequence_id": row.row_id, "session": row.row_id, **sampling})

@@ -11,6 +11,7 @@ import torch
 from outrider.eval.replay.replay import ARRAYS, CEILING, ReplaySums, compare, replay
 from outrider.serving.client import Sampling
 from outrider.speculators.acceptance import target_distribution
+from outrider.speculators.features import FINAL_NORM, SequenceStates
 from tests.eval.replay_case import DEPTH, TEMPERATURE, TOP_K, TOP_P, replay_case, states_of
 
 
@@ -202,10 +203,10 @@ def copying(case):
         hidden = torch.randn(
             length, case.ends.lm_head_VH.shape[1], generator=torch.Generator().manual_seed(number)
         )
-        store[f"r{number}"] = SimpleNamespace(
+        store[f"r{number}"] = SequenceStates(
             token_ids=torch.tensor(tokens, dtype=torch.int32),
-            hidden=hidden.bfloat16(),
             completion_start=prompt,
+            streams={FINAL_NORM: hidden.bfloat16()},
         )
         rows.append(case.rows[0] | {"sequence_id": f"r{number}"})
     return store, rows
@@ -254,6 +255,7 @@ def test_the_ceiling_is_the_literal_walk_of_the_target_s_most_likely_tokens(case
         store[row["sequence_id"]] = SimpleNamespace(
             token_ids=torch.tensor(text, dtype=torch.int32),
             hidden=features.hidden,
+            streams=features.streams,
             completion_start=start,
             best=best,
         )

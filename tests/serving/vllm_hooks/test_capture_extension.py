@@ -62,7 +62,8 @@ STREAMS = [FINAL_NORM, *map(layer_name, LAYERS)]
 @pytest.fixture(scope="module")
 def streams(engine, rows):
     """The states of each row by stream."""
-    return {name: states for name, states, _ in engine.prefill(rows, STREAMS[::-1], 400)}
+    prefilled = engine.prefill(rows, STREAMS[::-1], 400)
+    return {name: states.streams for (name, _), states in prefilled}
 
 
 @pytest.fixture(scope="module")
@@ -129,20 +130,21 @@ def test_what_cannot_be_captured_is_named_and_the_engine_goes_back(engine, rows)
 
 def test_the_next_batch_is_prefilled_while_the_states_of_one_are_read(engine, rows, streams):
     reading = engine.prefill(iter(rows), batch_tokens=400)
-    name, first, _ = next(reading)
+    (name, _), first = next(reading)
     ahead = engine._ahead
     assert ahead is not None and ahead.exception(timeout=60) is None  # without another row read
     while not list(engine._scratch.glob("*.bf16")):
         time.sleep(0.01)
     # Bounded: the file that is being read is gone, and one batch is ahead.
     assert len(list(engine._scratch.iterdir())) == 1
-    states = {name: first} | {name: found for name, found, _ in reading}
+    states = {name: first} | {name: later for (name, _), later in reading}
     assert list(states) == [name for name, _ in rows]
+    assert [of_row.token_ids.tolist() for of_row in states.values()] == [ids for _, ids in rows]
     assert list(engine._scratch.iterdir()) == []
     for name, expected in streams.items():
-        own_TH = states[name][FINAL_NORM].float()
+        served_TH = states[name].hidden.float()
         expected_TH = expected[FINAL_NORM].float()
-        assert torch.cosine_similarity(own_TH, expected_TH, dim=-1).mean() > 0.999
+        assert torch.cosine_similarity(served_TH, expected_TH, dim=-1).mean() > 0.999
 
 
 def test_states_may_be_left_halfway(engine, rows):

@@ -39,7 +39,8 @@ def main() -> None:
         runner = engine.llm.llm_engine.vllm_config.use_v2_model_runner
     rows = [(str(index), prompt) for index, prompt in enumerate(prompts[:4])]
     with open_engine(target, small) as engine:
-        states = {row_id: found for row_id, found, _ in engine.prefill(rows, STREAMS)}
+        prefilled = list(engine.prefill(rows, STREAMS))
+    states = {row_id: of_row.streams for (row_id, _), of_row in prefilled}
     save_file({f"{row}/{name}": states[row][name] for row in states for name in STREAMS}, out)
     found = draft_parity(
         recording=recording, speculator_dir=directory, target_dir=directory, k=K, parity=parity

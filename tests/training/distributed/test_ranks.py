@@ -13,6 +13,7 @@ from outrider.training.distributed.spec import WORKER
 from outrider.training.distributed.worker import slurm_world
 from tests.training.corpus import Corpus, make_corpus
 from tests.training.forked_ranks import free_port
+from tests.training.store_worker import STORE_WORKER
 
 LAUNCH = Path(__file__).resolve().parents[3] / "recipes" / "r1" / "launch"
 SHORT = {"epochs": 1, "evaluate_every": 100, "checkpoint_every": 100}
@@ -32,7 +33,7 @@ TORCHRUN = f"{sys.executable} -m torch.distributed.run --standalone --nproc_per_
     "launcher",
     [
         None,  # torchrun, as the trainer starts it
-        pytest.param(f"{TORCHRUN} -m {WORKER}", marks=pytest.mark.slow),
+        pytest.param(f"{TORCHRUN} -m {STORE_WORKER}", marks=pytest.mark.slow),
         pytest.param("deepspeed", marks=pytest.mark.slow),
         pytest.param("srun", marks=pytest.mark.slow),
     ],
@@ -46,14 +47,16 @@ def test_a_mistake_in_rank_1_ends_a_busy_rank_0_with_one_message(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("MASTER_PORT", free_port())
-    settings = {} if launcher is None else {"launcher": launchers(cluster).get(launcher, launcher)}
+    if launcher in ("deepspeed", "srun"):
+        launcher = with_store_worker(launchers(cluster)[launcher], tmp_path)
+    settings = {} if launcher is None else {"launcher": launcher}
     began = time.monotonic()
     with pytest.raises(
         OutriderError, match=r"^rank 1: features/shard-00003.safetensors: 12 bytes.*capture again$"
     ):
         corpus.train(
             tmp_path,
-            feature_store="tests.training.stores:MistakeInRank1",
+            store="MistakeInRank1",
             processes=2,
             launch=True,
             **SHORT,
@@ -86,7 +89,7 @@ def test_the_failure_of_rank_1_is_reported(
     store: str, message: str, corpus: Corpus, tmp_path: Path
 ) -> None:
     with pytest.raises(OutriderError, match=message):
-        corpus.train(tmp_path, feature_store=f"tests.training.stores:{store}", processes=2, **SHORT)
+        corpus.train(tmp_path, store=store, processes=2, **SHORT)
 
 
 def test_slurm_variables_become_those_of_torch() -> None:
@@ -160,6 +163,17 @@ def launchers(hostfile: Path) -> dict[str, str]:
         "deepspeed": f"sh {LAUNCH}/deepspeed.sh {one}",
         "srun": srun.replace("python", os.environ.get("OUTRIDER_PYTHON", "") or sys.executable),
     }
+
+
+def with_store_worker(command: str, folder: Path) -> str:
+    """The command, or a copy of the script that it runs, with the worker of these tests."""
+    words = command.replace(WORKER, STORE_WORKER).split()
+    for index, word in enumerate(words):
+        if Path(word).suffix == ".sh":
+            text = Path(word).read_text().replace(WORKER, STORE_WORKER)
+            (folder / "launch.sh").write_text(text)
+            words[index] = str(folder / "launch.sh")
+    return " ".join(words)
 
 
 # torchrun starts two ranks in other tests too, so its script is left to `make test-long`.

@@ -18,8 +18,9 @@ from outrider.common.cluster.config import ClusterConfig
 from outrider.common.errors import OutriderError
 from outrider.training.distributed.spec import WORKER, Preempted
 from tests.cluster_nodes import LocalNodes, local_nodes
-from tests.training.corpus import FEATURE_STORE, Corpus, make_corpus
+from tests.training.corpus import Corpus, make_corpus
 from tests.training.distributed.test_kills import assert_same_end
+from tests.training.store_worker import STORE_WORKER
 from tests.training.test_trainer import metrics, once_at_step
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -45,13 +46,13 @@ def run(
     corpus: Corpus,
     run_dir: Path,
     nodes: LocalNodes | None,
-    store: str = FEATURE_STORE,
+    store: str | None = None,
     **settings: object,
 ) -> dict:
     """Trains two processes, on the cluster or under torchrun."""
     return corpus.train(
         run_dir,
-        feature_store=store,
+        store=store,
         launch=True,
         cluster=ClusterConfig(address=nodes.address) if nodes else None,
         **{"processes": 2, "parity": "warn", "learning_rate": 5e-4} | settings,
@@ -71,7 +72,7 @@ def ranks(run_dir: Path) -> list[psutil.Process]:
     found = {}
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
-        if WORKER in words and str(run_dir) in words[-1]:
+        if {WORKER, STORE_WORKER} & {*words} and str(run_dir) in words[-1]:
             with contextlib.suppress(psutil.NoSuchProcess, KeyError):  # it has just ended
                 found[process.environ()["RANK"]] = process
     return [found[number] for number in sorted(found)]
@@ -132,7 +133,7 @@ def test_an_error_of_rank_1_is_one_message_and_not_tried_again(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(OutriderError, match=message):
-        run(corpus, tmp_path, nodes, store=f"tests.training.stores:{store}", epochs=1)
+        run(corpus, tmp_path, nodes, store=store, epochs=1)
     printed = "".join(capfd.readouterr())
     assert "capture again" not in printed and "it resumes" not in printed, printed
     assert not ranks(tmp_path)
@@ -147,7 +148,7 @@ def test_ranks_that_always_die_end_training(
             corpus,
             tmp_path,
             nodes,
-            store="tests.training.stores:KilledInRank1",
+            store="KilledInRank1",
             **LONG | {"checkpoint_every": 60},
         )
 
