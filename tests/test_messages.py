@@ -57,7 +57,9 @@ PATHS = [path for room in LAYERS for path in sorted((ROOT / room).rglob("*.py"))
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_messages_name_what_exists(path: Path, of_vllm: set[str]) -> None:
     verbs = set(re.findall(r"^## outrider ([a-z]+)", COMMANDS, flags=re.MULTILINE))
-    options = set(re.findall(r"--[a-z][a-z-]+", COMMANDS)) | OF_OTHERS.keys() | of_vllm
+    of_every_program = {"--help", "--version"}
+    options = set(re.findall(r"--[a-z][a-z-]+", COMMANDS)) | of_every_program
+    options |= OF_OTHERS.keys() | of_vllm
     for text in messages(path):
         aliases = re.findall(r"\b(?:\w+-speculator|inspect-traffic)\b", text)
         assert not aliases, text

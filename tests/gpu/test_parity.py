@@ -29,11 +29,11 @@ pytestmark = pytest.mark.engine
 
 def test_states_give_the_engine_s_log_probabilities(on_gpu, tmp_path, record_property):
     checked(
-        directory=NANO,
-        current=engine_config(on_gpu),
-        target_dir=256 if on_gpu else 8,
-        root=tmp_path,
-        digest=record_property,
+        target=NANO,
+        config=engine_config(on_gpu),
+        count=256 if on_gpu else 8,
+        folder=tmp_path,
+        record_property=record_property,
     )
 
 
@@ -42,11 +42,11 @@ def test_states_of_mla_at_r1_s_head_widths(on_gpu, tmp_path, record_property):
     target = random_r1(tmp_path, fp8=on_gpu)
     engine = engine_config(on_gpu, environment={})
     checked(
-        directory=target,
-        current=engine,
-        target_dir=32 if on_gpu else 8,
-        root=tmp_path,
-        digest=record_property,
+        target=target,
+        config=engine,
+        count=32 if on_gpu else 8,
+        folder=tmp_path,
+        record_property=record_property,
     )
 
 
@@ -54,11 +54,11 @@ def test_states_of_mla_at_r1_s_head_widths(on_gpu, tmp_path, record_property):
 def test_states_are_whole_on_two_gpus(two_gpus, tmp_path, record_property):
     engine = engine_config(True, environment={}, tensor_parallel=2)
     checked(
-        directory=random_r1(tmp_path, fp8=False),
-        current=engine,
-        target_dir=32,
-        root=tmp_path,
-        digest=record_property,
+        target=random_r1(tmp_path, fp8=False),
+        config=engine,
+        count=32,
+        folder=tmp_path,
+        record_property=record_property,
     )
 
 

@@ -38,7 +38,7 @@ def held_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     free = threading.Event()
     free.set()
 
-    def read(directory: Path, *given: Any) -> Any:
+    def read(directory: Path, *_: Any, **_settings: Any) -> Any:
         free.wait()
         return SimpleNamespace(directory=directory, states={}, digest=NEW.digest)
 

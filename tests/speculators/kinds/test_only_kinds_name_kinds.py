@@ -12,6 +12,8 @@ COMMON_WORDS = {"suffix", "none"}
 Of these kinds only the class is looked for (`suffix_lookup`)."""
 
 EXCEPTIONS = {
+    "serving/serve_command.py": "reads `--speculative-model [ngram]` of earlier releases of vLLM",
+    "serving/vllm_flags.py": "lists vLLM's flags, some of which are named after a method",
     "serving/vllm_hooks/capture_extension.py": "calls vLLM's supports_eagle3",
 }
 """Files that may name a kind, and why."""
