@@ -20,9 +20,8 @@ BIN := .venv/bin
 INSTALL_DOCS := $(BIN)/python -m pip install -qq --disable-pip-version-check --requirement requirements/docs.txt
 # One thread per process: the tests start engines and workers, which would compete for the cores.
 TEST_ENVIRONMENT := OMP_NUM_THREADS=1 WANDB_MODE=offline TOKENIZERS_PARALLELISM=false
-# A file's tests share its engines. (xdist 3.8 ignores `--dist loadgroup` with pytest 9.2.) Files start
-# in the order of tests/conftest.py, not those with the most tests first.
-TEST_PROCESSES := -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 1
+# A file's tests share its engines. (xdist 3.8 ignores `--dist loadgroup` with pytest 9.2.)
+TEST_PROCESSES := -n 4 --dist loadfile --max-worker-restart 1
 
 setup:
 	@sh requirements/setup.sh

@@ -38,12 +38,6 @@ def pytest_configure(config: pytest.Config) -> None:
     os.sched_setaffinity(0, cores[own :: worker["workercount"]])
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts files with engines first: the last one would otherwise run for minutes alone."""
-    slowest = {item.path for item in items if item.get_closest_marker("engine")}
-    items.sort(key=lambda item: item.path not in slowest)
-
-
 @pytest.hookimpl(tryfirst=True)  # before the fixtures
 def pytest_runtest_setup() -> None:
     """Seeds the generators, so that a test draws the same whatever ran before it."""
