@@ -66,11 +66,11 @@ def provenance(command_line: list[str], recipe_files: tuple[Path, ...]) -> dict[
 
 def versions() -> dict[str, str]:
     """Versions of the installed packages that determine what a run computes."""
-    found = {}
+    releases = {}
     for name in DISTRIBUTIONS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+            releases[name] = importlib.metadata.version(name)
+    return releases
 
 
 class Gpu(NamedTuple):

@@ -53,11 +53,15 @@ def _choose_kind(run: RunDirectory, recipe: Recipe, options: Options) -> dict[st
     contexts = {}
     facts = {}
     for kind in recipe.speculator.candidates:
-        own = run.of_kind(kind)
+        kind_run = run.of_kind(kind)
         one = recipe.of_kinds([kind])
-        named = str(own.speculator) if kind_named(kind).has_weights else kind
+        speculator = str(kind_run.speculator) if kind_named(kind).has_weights else kind
         contexts[kind] = evaluation_context(
-            run=own, recipe=one, speculator=named, out=own.evaluation, report=own.evaluation
+            run=kind_run,
+            recipe=one,
+            speculator=speculator,
+            out=kind_run.evaluation,
+            report=kind_run.evaluation,
         )
     for kind in recipe.speculator.kinds:
         headers = tensor_headers(run.of_kind(kind).speculator).values()
@@ -67,16 +71,16 @@ def _choose_kind(run: RunDirectory, recipe: Recipe, options: Options) -> dict[st
             "training_minutes": record["seconds"] / 60,
         }
     kinds = choose_kind(contexts, facts)
-    write_json(run.kind_choice, [each.model_dump(mode="json") for each in kinds])
+    write_json(run.kind_choice, [speed.model_dump(mode="json") for speed in kinds])
     return {
         "chosen": kinds[0].kind,
-        "tokens_per_s": {each.kind: each.tokens_per_s(recipe.eval.main) for each in kinds},
+        "tokens_per_s": {speed.kind: speed.tokens_per_s(recipe.eval.main) for speed in kinds},
     }
 
 
 def _evaluate_kinds(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
     """Evaluates the kind that choose_kind selected."""
-    kinds = [KindSpeed.model_validate(each) for each in read_json(run.kind_choice)]
+    kinds = [KindSpeed.model_validate(speed) for speed in read_json(run.kind_choice)]
     chosen = publish_chosen(run, kinds[0].kind)
     one = recipe.of_kinds([kinds[0].kind])
     return _evaluate(run, one, chosen, run.evaluation, run.root, kinds)
@@ -87,15 +91,15 @@ def publish_chosen(run: RunDirectory, kind: str) -> str:
 
     Returns the speculator as `--speculator` names it.
     """
-    own = run.of_kind(kind)
+    kind_run = run.of_kind(kind)
     if not kind_named(kind).has_weights:
         shutil.rmtree(run.speculator, ignore_errors=True)
         run.metrics.unlink(missing_ok=True)
         return kind
     with publish(run.speculator) as temporary:
-        shutil.copytree(own.speculator, temporary, copy_function=link_or_copy)
+        shutil.copytree(kind_run.speculator, temporary, copy_function=link_or_copy)
     with publish(run.metrics) as temporary:
-        shutil.copyfile(own.metrics, temporary)
+        shutil.copyfile(kind_run.metrics, temporary)
     return str(run.speculator)
 
 

@@ -97,14 +97,14 @@ def _evidence(run: RunDirectory, recipe: Recipe, results: Report) -> dict[str, A
     from outrider.eval.summary import summary
 
     judged = summary(results)
-    kept = ("verdict", "reason", "k", "acceptance_length", "tokens_per_s", "replay_vs_engine")
+    keys = ("verdict", "reason", "k", "acceptance_length", "tokens_per_s", "replay_vs_engine")
     schedules = results.choice.k_per_batch_size
     return {
         "k_per_batch_size": schedules and schedules.custom,
         "recipe": recipe.name,
         "recipe_sha256": value_digest(recipe.model_dump(mode="json")),
         "report_sha256": file_digest(run.root / "report.json"),
-        **{name: judged[name] for name in kept},
+        **{name: judged[name] for name in keys},
     }
 
 
