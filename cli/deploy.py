@@ -109,8 +109,8 @@ def _bundle_of(location: str) -> str:
         return location
     if not (root / "bundle" / "bundle.json").is_file():
         raise OutriderError(
-            f"{location}: this run has no bundle; `outrider export {location} --to DIR` writes it if"
-            " the verdict is `ship`"
+            f"{location}: this run has no bundle; `outrider export {location} --to DIR` writes it"
+            " if the verdict is `ship`"
         )
     return str(root / "bundle")
 

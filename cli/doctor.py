@@ -92,18 +92,20 @@ def _gpus() -> list[Finding]:
         return [Finding("GPU", "note", "none: the embedded target runs on the CPU, R1 does not")]
     names = ", ".join(dict.fromkeys(f"{gpu.name} ({gpu.mebibytes:,} MiB)" for gpu in visible))
     driver = visible[0].driver
+    driver_release = int(driver.partition(".")[0] or 0)
+    built_for_gpus = importlib.util.find_spec("vllm") and not runs_on_cpu()
     return [
         Finding("GPU", "ok", f"{len(visible)} x {names}"),
         _judged(
             "driver",
-            int(driver.partition(".")[0] or 0) >= LEAST_DRIVER,
+            driver_release >= LEAST_DRIVER,
             driver,
             f"{driver or 'unknown'}: torch sees no GPU with it; update it to {LEAST_DRIVER} or"
             " newer, or use a vLLM container that runs on it",
         ),
         _judged(
             "vLLM's build",
-            importlib.util.find_spec("vllm") and not runs_on_cpu(),
+            built_for_gpus,
             "for GPUs",
             "not for GPUs; rm -r .venv && make setup",
         ),
@@ -202,14 +204,14 @@ def _optional() -> list[Finding]:
             get_token(),
             "a token is set",
             "no token: public models only; hf auth login, or set HF_TOKEN",
-            "note",
+            otherwise="note",
         ),
         _judged(
             "W&B",
             "WANDB_API_KEY" in os.environ,
             "WANDB_API_KEY is set: runs with training.wandb_project are sent there",
             "runs with training.wandb_project are logged on this disk only; set WANDB_API_KEY",
-            "note",
+            otherwise="note",
         ),
         *(
             _judged(
@@ -217,7 +219,7 @@ def _optional() -> list[Finding]:
                 importlib.util.find_spec(module),
                 f"for {use}",
                 f"needed for {use}; pip install -e '.[{extra}]' in Outrider's checkout",
-                "note",
+                otherwise="note",
             )
             for extra, (module, use) in extras.items()
         ),

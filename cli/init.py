@@ -240,6 +240,7 @@ def _values(
     from outrider.pipeline.plan.training_cost import ASSUMED_GPU
 
     models = [name for name in facts["models"] if name]
+    formats = ", ".join(f"{name} {count:,}" for name, count in facts["formats"].items())
     engine = template.serving.engine
     ranks = target_size(config).smallest_tensor_parallel(engine, int(ASSUMED_GPU))
     positions = recipe.serving.engine.max_model_len
@@ -260,7 +261,7 @@ def _values(
         "seen": f"{counted(facts['exchanges'], 'exchange')} of {counted(sessions, 'session')} and"
         f" {counted(users, 'tenant')}",
         "architecture": next(iter(config["architectures"])),
-        "formats": ", ".join(f"{name} {count:,}" for name, count in facts["formats"].items()),
+        "formats": formats,
         "chosen": chosen,
         "depth": template.speculator.depth,
         "processes": template.training.processes,

@@ -69,7 +69,13 @@ def train_speculator(
     with run.locked():
         run.write_resolved(loaded.recipe)
         priced = price(run, loaded.recipe, None if gpu_memory is None else int(gpu_memory * 1e9))
-        rows = plan(run, loaded.recipe, names, {"force": force}, priced)
+        rows = plan(
+            run=run,
+            recipe=loaded.recipe,
+            names=names,
+            options={"force": force},
+            priced=priced,
+        )
     if not as_json:
         console = Console(stderr=True)
         print_plan(rows, priced, console)

@@ -27,6 +27,7 @@ def run_tasks(
     items: Sequence[Item],
     shared: Shared,
     what: str,
+    *,
     cpus: float = 1.0,
     gpus: float = 0.0,
 ) -> list[Result]:

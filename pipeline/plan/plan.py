@@ -46,6 +46,7 @@ def plan(
 
 
 def _why_it_runs(
+    *,
     name: str,
     run: RunDirectory,
     recipe: Recipe,

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 def _evaluate(
     run: RunDirectory,
     recipe: Recipe,
+    *,
     speculator: str,
     out: Path,
     report: Path,
@@ -83,7 +84,7 @@ def _evaluate_kinds(run: RunDirectory, recipe: Recipe, options: Options) -> dict
     kinds = [KindSpeed.model_validate(speed) for speed in read_json(run.kind_choice)]
     chosen = publish_chosen(run, kinds[0].kind)
     one = recipe.of_kinds([kinds[0].kind])
-    return _evaluate(run, one, chosen, run.evaluation, run.root, kinds)
+    return _evaluate(run, one, speculator=chosen, out=run.evaluation, report=run.root, kinds=kinds)
 
 
 def publish_chosen(run: RunDirectory, kind: str) -> str:
@@ -150,7 +151,7 @@ EVALUATE = Stage(
     },
     sources=target_and_base_digests,
     work=lambda run, recipe, options: _evaluate(
-        run, recipe, str(run.speculator), run.evaluation, run.root
+        run, recipe, speculator=str(run.speculator), out=run.evaluation, report=run.root
     ),
     reads=lambda run: (run.sequences, run.features / "manifest.json"),
     artifact=lambda run: run.root / "report.json",
@@ -175,7 +176,11 @@ EVALUATE_OTHER = dataclasses.replace(
     name="evaluate_other",
     needs=("split", "capture"),
     work=lambda run, recipe, options: _evaluate(
-        run, recipe, str(options["speculator"]), run.other_evaluation, run.other_evaluation
+        run,
+        recipe,
+        speculator=str(options["speculator"]),
+        out=run.other_evaluation,
+        report=run.other_evaluation,
     ),
     artifact=lambda run: run.other_evaluation / "report.json",
     identity=lambda run: run.other_evaluation / "report.json",

@@ -34,7 +34,14 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]
     unverified = run.root / "bundle.unverified"
     evidence = _evidence(run, recipe, results)
     profile = _profile(run, recipe, results)
-    _write(run, recipe, results.speculator.kind, evidence, profile, str(unverified))
+    _write(
+        run,
+        recipe,
+        kind=results.speculator.kind,
+        evidence=evidence,
+        profile=profile,
+        to=str(unverified),
+    )
     verification = None
     if recipe.export.tolerance is not None:
         verification = _verify(
@@ -52,6 +59,7 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]
 def _write(
     run: RunDirectory,
     recipe: Recipe,
+    *,
     kind: str,
     evidence: dict[str, Any],
     profile: dict[str, Any],
