@@ -375,7 +375,7 @@ class Adapter:
         with run.locked():  # no other command may use the run directory
             run.begin_attempt(recipe, self.loaded.files, sys.argv)
             results = run_stages(
-                run=run, recipe=recipe, wanted=[name], options=options, console=self.console
+                run=run, recipe=recipe, names=[name], options=options, console=self.console
             )
         return results[name]
 

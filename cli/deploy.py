@@ -64,7 +64,7 @@ def deploy_speculator(
 
     actions = {"--status": status, "--rollback": rollback, "--promote": promote}
     actions |= {"--recover": recover, "--manifest": manifest is not None, "--local": local}
-    chosen = [name for name, given in actions.items() if given]
+    chosen = [name for name, is_set in actions.items() if is_set]
     if len(chosen) > 1:
         raise UsageError(f"{' and '.join(chosen)}: give one of them")
     if bundle is None and (not chosen or manifest is not None):
@@ -95,22 +95,22 @@ def deploy_speculator(
     if rollback or promote:
         from outrider.live.controller import end_deployment
 
-        wanted: Literal["promote", "roll_back"] = "promote" if promote else "roll_back"
-        return _ended(live, end_deployment(live, wanted, say=_say), wanted)
+        ending: Literal["promote", "roll_back"] = "promote" if promote else "roll_back"
+        return _ended(live, end_deployment(live, ending, say=_say), ending)
     if local:
         return _local(live, bundle, in_place, load)
     return _deploy(live, bundle or "", in_place)
 
 
-def _bundle_of(place: str) -> str:
+def _bundle_of(location: str) -> str:
     """Returns a run directory's bundle; any other location is returned unchanged."""
-    root = Path(place).expanduser()
+    root = Path(location).expanduser()
     if not (root / "recipe.resolved.yaml").is_file():
-        return place
+        return location
     if not (root / "bundle" / "bundle.json").is_file():
         raise OutriderError(
-            f"{place}: this run has no bundle; `outrider export {place} --to DIR` writes it if the"
-            " verdict is `ship`"
+            f"{location}: this run has no bundle; `outrider export {location} --to DIR` writes it"
+            " if the verdict is `ship`"
         )
     return str(root / "bundle")
 
@@ -145,16 +145,16 @@ def _local(endpoint: "Endpoint", bundle: str | None, in_place: bool, load: str |
 def _status(endpoint: "Endpoint", as_json: bool) -> int:
     from outrider.live.status import endpoint_status, status_lines
 
-    found = endpoint_status(endpoint)
+    report = endpoint_status(endpoint)
     if as_json:
-        print_json(found)
+        print_json(report)
     else:
-        print("\n".join(status_lines(found)))
-    return int(bool(found["problems"]))
+        print("\n".join(status_lines(report)))
+    return int(bool(report["problems"]))
 
 
-def _ended(endpoint: "Endpoint", ended: "Deployment", wanted: str = "promote") -> int:
-    """Prints a deployment as JSON; returns 0 if it ended as `wanted`."""
+def _ended(endpoint: "Endpoint", ended: "Deployment", ending: str = "promote") -> int:
+    """Prints a deployment as JSON; returns 0 if it ended as `ending` names."""
     print_json(
         {
             "endpoint": endpoint.name,
@@ -171,7 +171,7 @@ def _ended(endpoint: "Endpoint", ended: "Deployment", wanted: str = "promote") -
     )
     if ended.behind:
         return 1
-    return 0 if ended.went_back == (wanted == "roll_back") else 3
+    return 0 if ended.went_back == (ending == "roll_back") else 3
 
 
 def _say(text: str) -> None:

@@ -52,8 +52,8 @@ def doctor(*, runs: Runs = Path("runs"), as_json: AsJson = False) -> int:
     else:
         table = Table.grid(padding=(0, 2))
         colours = {"ok": "green", "missing": "red"}
-        for what, state, found in findings:
-            table.add_row(what, f"[{colours.get(state, 'yellow')}]{state}[/]", found)
+        for what, state, detail in findings:
+            table.add_row(what, f"[{colours.get(state, 'yellow')}]{state}[/]", detail)
         Console(highlight=False).print(table)
     return int(any(finding.state == "missing" for finding in findings))
 
@@ -61,11 +61,11 @@ def doctor(*, runs: Runs = Path("runs"), as_json: AsJson = False) -> int:
 def _judged(
     what: str,
     good: object,
-    found: str,
+    detail: str,
     lacking: str,
     otherwise: Literal["missing", "note"] = "missing",
 ) -> Finding:
-    return Finding(what, "ok", found) if good else Finding(what, otherwise, lacking)
+    return Finding(what, "ok", detail) if good else Finding(what, otherwise, lacking)
 
 
 def _packages() -> list[Finding]:
@@ -75,35 +75,37 @@ def _packages() -> list[Finding]:
     except OutriderError as error:
         vllm = ""
         refusal = str(error)
-    found = [
+    findings = [
         Finding("Python", "ok", platform.python_version()),
         _judged("vLLM", not refusal, vllm, str(refusal)),
     ]
     installed = versions()
     for name in ("torch", "deepspeed", "transformers"):
         version = installed.get(name, "")
-        found.append(_judged(name, version, version, "not installed; make setup"))
-    return found
+        findings.append(_judged(name, version, version, "not installed; make setup"))
+    return findings
 
 
 def _gpus() -> list[Finding]:
-    found = gpus()
-    if not found:
+    visible = gpus()
+    if not visible:
         return [Finding("GPU", "note", "none: the embedded target runs on the CPU, R1 does not")]
-    names = ", ".join(dict.fromkeys(f"{gpu.name} ({gpu.mebibytes:,} MiB)" for gpu in found))
-    driver = found[0].driver
+    names = ", ".join(dict.fromkeys(f"{gpu.name} ({gpu.mebibytes:,} MiB)" for gpu in visible))
+    driver = visible[0].driver
+    driver_release = int(driver.partition(".")[0] or 0)
+    built_for_gpus = importlib.util.find_spec("vllm") and not runs_on_cpu()
     return [
-        Finding("GPU", "ok", f"{len(found)} x {names}"),
+        Finding("GPU", "ok", f"{len(visible)} x {names}"),
         _judged(
             "driver",
-            int(driver.partition(".")[0] or 0) >= LEAST_DRIVER,
+            driver_release >= LEAST_DRIVER,
             driver,
             f"{driver or 'unknown'}: torch sees no GPU with it; update it to {LEAST_DRIVER} or"
             " newer, or use a vLLM container that runs on it",
         ),
         _judged(
             "vLLM's build",
-            importlib.util.find_spec("vllm") and not runs_on_cpu(),
+            built_for_gpus,
             "for GPUs",
             "not for GPUs; rm -r .venv && make setup",
         ),
@@ -150,13 +152,13 @@ def _machine(runs: Path) -> list[Finding]:
 
     from outrider.eval.report.formatting import bytes_text
 
-    place = next(path for path in (runs.resolve(), *runs.resolve().parents) if path.exists())
+    existing = next(path for path in (runs.resolve(), *runs.resolve().parents) if path.exists())
     memory = psutil.virtual_memory().available
-    disk = shutil.disk_usage(place).free
+    disk = shutil.disk_usage(existing).free
     shared = shutil.disk_usage("/dev/shm").free
     compiler = shutil.which("g++") or shutil.which("c++")
     memory_free, shared_free = (f"{bytes_text(size)} free" for size in (memory, shared))
-    at = f"{bytes_text(disk)} free at {place}"
+    at = f"{bytes_text(disk)} free at {existing}"
     return [
         Finding("processor", "ok", f"{len(os.sched_getaffinity(0))} cores"),
         _judged(
@@ -202,14 +204,14 @@ def _optional() -> list[Finding]:
             get_token(),
             "a token is set",
             "no token: public models only; hf auth login, or set HF_TOKEN",
-            "note",
+            otherwise="note",
         ),
         _judged(
             "W&B",
             "WANDB_API_KEY" in os.environ,
             "WANDB_API_KEY is set: runs with training.wandb_project are sent there",
             "runs with training.wandb_project are logged on this disk only; set WANDB_API_KEY",
-            "note",
+            otherwise="note",
         ),
         *(
             _judged(
@@ -217,7 +219,7 @@ def _optional() -> list[Finding]:
                 importlib.util.find_spec(module),
                 f"for {use}",
                 f"needed for {use}; pip install -e '.[{extra}]' in Outrider's checkout",
-                "note",
+                otherwise="note",
             )
             for extra, (module, use) in extras.items()
         ),

@@ -96,16 +96,16 @@ def init(
     from outrider.common.process_tree import stopped_by_signal
 
     with stopped_by_signal():
-        path, found = write_recipe(logs=logs, target=target, to=to, effort=effort, force=force)
+        path, facts = write_recipe(logs=logs, target=target, to=to, effort=effort, force=force)
 
     from rich.console import Console
 
     from outrider.pipeline.inspection import print_facts, print_wrong_target
 
     console = Console(highlight=False, soft_wrap=True)
-    print_wrong_target(found, console)
-    print_facts(found, console)
-    console.print(f"{found['speculator']}\nwrote {path}", markup=False)
+    print_wrong_target(facts, console)
+    print_facts(facts, console)
+    console.print(f"{facts['speculator']}\nwrote {path}", markup=False)
     console.print(f"next: outrider train {path} --dry-run", markup=False)
     return 0
 
@@ -139,19 +139,19 @@ def write_recipe(
     recipe, config = _with_speculator(recipe)
     template = _template(config)
     shipped = load_recipe(template).recipe
-    found = _found(recipe)
-    if found["wrong_target"] and not force:
+    facts = _found(recipe)
+    if facts["wrong_target"] and not force:
         raise OutriderError(
-            f"{target}: {found['wrong_target']}. Nothing was written; --force writes the recipe"
+            f"{target}: {facts['wrong_target']}. Nothing was written; --force writes the recipe"
             " nevertheless"
         )
     kind = recipe.speculator.only_kind
     base = recipe.speculator.base
     reason, base_reason = OWN if base is None else FROM_SCRATCH
-    found["speculator"] = f"speculator.kind = {kind}: {reason}"
+    facts["speculator"] = f"speculator.kind = {kind}: {reason}"
     if base is not None:
-        found["speculator"] += f"; speculator.base = {base}: {base_reason}"
-    values = _values(recipe, config, found, shipped)
+        facts["speculator"] += f"; speculator.base = {base}: {base_reason}"
+    values = _values(recipe, config, facts, shipped)
     near = path.resolve().parent == Path.cwd()
     text = RECIPE.format(
         file=path,
@@ -172,7 +172,7 @@ def write_recipe(
     text = re.sub(r"^( *[\w: ]+\S*)  # ", lambda row: f"{row[1]:<34}  # ", text, flags=re.MULTILINE)
     path.write_text(text, encoding="utf-8")
     load_recipe(str(path))
-    return path, found
+    return path, facts
 
 
 def _with_speculator(recipe: "Recipe") -> tuple["Recipe", Mapping[str, Any]]:
@@ -202,20 +202,23 @@ def _found(recipe: "Recipe") -> dict[str, Any]:
     """Inspects the log's first rows, keeping only the most frequent model's."""
     from outrider.pipeline.inspection import inspect_recipe
 
-    found, _ = inspect_recipe(recipe, FIRST, 0)
-    if len(named := [name for name in found["models"] if name]) > 1:
-        traffic = recipe.traffic.model_copy(update={"model": named[0]})
+    facts, _ = inspect_recipe(recipe, FIRST, 0)
+    models = [name for name in facts["models"] if name]
+    if len(models) > 1:
+        traffic = recipe.traffic.model_copy(update={"model": models[0]})
         one, _ = inspect_recipe(recipe.model_copy(update={"traffic": traffic}), FIRST, 0)
-        found = {**one, "models": found["models"]}
-    if found["problems"]:
-        examples = found["reject_examples"].items()
-        seen = [f"{reason}, {each['place']}: {each['detail']}" for reason, each in examples]
-        raise OutriderError("\n".join([*seen, *found["problems"]]))
-    if found["split"] is None:
-        found["advice"].append(
+        facts = {**one, "models": facts["models"]}
+    if facts["problems"]:
+        examples = facts["reject_examples"].items()
+        seen = [
+            f"{reason}, {example['place']}: {example['detail']}" for reason, example in examples
+        ]
+        raise OutriderError("\n".join([*seen, *facts["problems"]]))
+    if facts["split"] is None:
+        facts["advice"].append(
             "too few sessions for training, validation and held-out parts: collect more traffic"
         )
-    return found
+    return facts
 
 
 def _template(config: Mapping[str, Any]) -> str:
@@ -229,14 +232,15 @@ def _template(config: Mapping[str, Any]) -> str:
 
 
 def _values(
-    recipe: "Recipe", config: Mapping[str, Any], found: Mapping[str, Any], template: "Recipe"
+    recipe: "Recipe", config: Mapping[str, Any], facts: Mapping[str, Any], template: "Recipe"
 ) -> dict[str, Any]:
     """Values for the recipe template, from the log and the target."""
     from outrider.data.ingest.traffic_facts import counted
     from outrider.pipeline.plan.target_size import target_size
     from outrider.pipeline.plan.training_cost import ASSUMED_GPU
 
-    models = [name for name in found["models"] if name]
+    models = [name for name in facts["models"] if name]
+    formats = ", ".join(f"{name} {count:,}" for name, count in facts["formats"].items())
     engine = template.serving.engine
     ranks = target_size(config).smallest_tensor_parallel(engine, int(ASSUMED_GPU))
     positions = recipe.serving.engine.max_model_len
@@ -246,18 +250,18 @@ def _values(
             limit = f"    max_model_len: {positions}  # the target's number of positions\n"
         positions = min(positions, engine.max_model_len)
     # Rounded up to a multiple of 64 tokens.
-    nine, most = (64 * (found["lengths"]["completion"][p] // 64 + 1) for p in ("p90", "p99"))
-    sessions = found["sessions"]["distinct"]
-    users = len(found["tenants"])
+    nine, most = (64 * (facts["lengths"]["completion"][p] // 64 + 1) for p in ("p90", "p99"))
+    sessions = facts["sessions"]["distinct"]
+    users = len(facts["tenants"])
     longest = positions // 2
     chosen = ""
     if len(models) > 1:
         chosen = f"\n  model: {_yaml(models[0])}  # the log also has {json.dumps(models[1:])}"
     return {
-        "seen": f"{counted(found['exchanges'], 'exchange')} of {counted(sessions, 'session')} and"
+        "seen": f"{counted(facts['exchanges'], 'exchange')} of {counted(sessions, 'session')} and"
         f" {counted(users, 'tenant')}",
         "architecture": next(iter(config["architectures"])),
-        "formats": ", ".join(f"{name} {count:,}" for name, count in found["formats"].items()),
+        "formats": formats,
         "chosen": chosen,
         "depth": template.speculator.depth,
         "processes": template.training.processes,

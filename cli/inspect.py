@@ -57,14 +57,14 @@ def inspect_traffic(
     if samples is None:
         samples = 2 if sys.stdout.isatty() and not as_json else 0
     with stopped_by_signal():
-        found, sequences = inspect_recipe(loaded.recipe, first, samples)
+        facts, sequences = inspect_recipe(loaded.recipe, first, samples)
     if as_json:
-        print_json(found)
+        print_json(facts)
     else:
         console = Console()
-        print_inspection(found, console)
+        print_inspection(facts, console)
         for sequence in sequences:
             console.print(sequence, soft_wrap=True)
-    if found["problems"]:
-        raise OutriderError("\n".join(found["problems"]))
+    if facts["problems"]:
+        raise OutriderError("\n".join(facts["problems"]))
     return 0

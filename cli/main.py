@@ -109,8 +109,8 @@ def command_app() -> App:
         help_format="markdown",
         result_action="return_value",
     )
-    for place, (verb, function) in enumerate(VERBS.items()):
-        app.command(function, name=verb, sort_key=place)
+    for order, (verb, function) in enumerate(VERBS.items()):
+        app.command(function, name=verb, sort_key=order)
     app.register_install_completion_command()
     return app
 

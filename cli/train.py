@@ -45,8 +45,8 @@ def train_speculator(
     """
     from outrider.pipeline.stages.registry import stage_names
 
-    for option, given in (("--json", as_json), ("--gpu-memory", gpu_memory is not None)):
-        if given and not dry_run:
+    for option, is_set in (("--json", as_json), ("--gpu-memory", gpu_memory is not None)):
+        if is_set and not dry_run:
             raise UsageError(f"{option} needs --dry-run; a run ends with JSON on stdout anyway")
     if gpu_memory is not None and gpu_memory <= 0:
         raise UsageError(f"--gpu-memory {gpu_memory:g}: give one GPU's memory in GB, such as 80")
@@ -57,9 +57,9 @@ def train_speculator(
         dry_run=dry_run,
         serve_command=from_serve_command,
     )
-    wanted = stage_names(stages, loaded.recipe)
+    names = stage_names(stages, loaded.recipe)
     if not dry_run:
-        return print_summary(loaded, run, train_run(loaded, run, wanted, force))
+        return print_summary(loaded, run, train_run(loaded, run, names, force))
 
     from rich.console import Console
 
@@ -69,7 +69,13 @@ def train_speculator(
     with run.locked():
         run.write_resolved(loaded.recipe)
         priced = price(run, loaded.recipe, None if gpu_memory is None else int(gpu_memory * 1e9))
-        rows = plan(run, loaded.recipe, wanted, {"force": force}, priced)
+        rows = plan(
+            run=run,
+            recipe=loaded.recipe,
+            names=names,
+            options={"force": force},
+            priced=priced,
+        )
     if not as_json:
         console = Console(stderr=True)
         print_plan(rows, priced, console)

@@ -33,15 +33,15 @@ def publish(path: Path) -> Iterator[Path]:
     machine.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    own = f"{socket.gethostname()}.{os.getpid()}"
-    temporary = path.with_name(f".{path.name}.{own}.tmp")
+    process = f"{socket.gethostname()}.{os.getpid()}"
+    temporary = path.with_name(f".{path.name}.{process}.tmp")
     remove(temporary)
     try:
         yield temporary
         _sync_tree(temporary)
         if temporary.is_dir():
             _remove_leftovers(path.parent)
-        retired = path.with_name(f".{path.name}.{own}.old")
+        retired = path.with_name(f".{path.name}.{process}.old")
         remove(retired)
         if path.is_dir():  # a rename cannot replace it
             path.rename(retired)

@@ -47,10 +47,10 @@ def lost_ends(
     A sequence over the limit is left out if its prompt alone reaches the limit.
     """
     pairs = enumerate(zip(lengths, starts, strict=True))
-    kept = [row for row, (length, start) in pairs if length <= limit or start < limit]
-    over = [lengths[row] - limit for row in kept if lengths[row] > limit]
+    rows = [row for row, (length, start) in pairs if length <= limit or start < limit]
+    over = [lengths[row] - limit for row in rows if lengths[row] > limit]
     longest = max(lengths, default=0)
-    dropped = len(lengths) - len(kept)
+    dropped = len(lengths) - len(rows)
     return LostEnds(
         key=key,
         limit=limit,
@@ -59,4 +59,4 @@ def lost_ends(
         cut=len(over),
         cut_tokens=sum(over),
         dropped=dropped,
-    ), kept
+    ), rows

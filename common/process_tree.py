@@ -82,6 +82,7 @@ class Child:
         log: Path,
         name: str,
         environment: Mapping[str, str] | None = None,
+        *,
         pipes: bool = False,
         descriptors: Sequence[int] = (),
     ) -> None:

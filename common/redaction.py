@@ -49,7 +49,7 @@ def looks_secret(name: str) -> bool:
 
 def has_credentials(text: str) -> bool:
     """Whether the text contains a known key or a URL with credentials."""
-    queries = [found[0].partition("?")[2] for found in _QUERY.finditer(text)]
+    queries = [match[0].partition("?")[2] for match in _QUERY.finditer(text)]
     names = [pair.partition("=")[0] for query in queries for pair in query.split("&")]
     return bool(_SIGNED.search(text) or _FORMS.search(text)) or any(map(looks_secret, names))
 
@@ -62,24 +62,24 @@ def without_credentials(text: str) -> str:
 def redacted(text: str) -> str:
     """Replaces credentials in URLs, known keys and values of secrets with `***`."""
     text = without_credentials(text)
-    text = _FLAG.sub(lambda found: _hidden(found, found[1], found[1] + found[2]), text)
+    text = _FLAG.sub(lambda match: _hidden(match, match[1], match[1] + match[2]), text)
     return _NAMED.sub(
-        lambda found: _hidden(found, found[2], f"{found[1]}{found[2]}{found[1]}{found[3]}"), text
+        lambda match: _hidden(match, match[2], f"{match[1]}{match[2]}{match[1]}{match[3]}"), text
     )
 
 
 def redacted_words(words: Sequence[str]) -> list[str]:
     """Redacts a command line, including secrets in the word after their flag."""
-    found: list[str] = []
+    result: list[str] = []
     secret = False
     for word in words:
         if word.startswith("-"):
             secret = "=" not in word and looks_secret(word)
-            found.append(redacted(word))
+            result.append(redacted(word))
         else:
-            found.append(HIDDEN if secret else redacted(word))
-    return found
+            result.append(HIDDEN if secret else redacted(word))
+    return result
 
 
-def _hidden(found: re.Match[str], name: str, kept: str) -> str:
-    return kept + HIDDEN if looks_secret(name) else found[0]
+def _hidden(match: re.Match[str], name: str, shown: str) -> str:
+    return shown + HIDDEN if looks_secret(name) else match[0]

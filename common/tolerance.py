@@ -33,11 +33,11 @@ class Tolerance:
         """The larger of limit and control plus margin, up to the cap."""
         return min(max(self.limit, self.control + self.margin), MOST_LIMITS * self.limit)
 
-    def outcome(self, found: float) -> Literal["passed", "failed", "undecided"]:
+    def outcome(self, difference: float) -> Literal["passed", "failed", "undecided"]:
         """Judges a difference; undecided if only the engine's noise explains it."""
-        if found <= self.allowed:
+        if difference <= self.allowed:
             return "passed"
-        return "undecided" if found <= self.control + self.margin else "failed"
+        return "undecided" if difference <= self.control + self.margin else "failed"
 
     def describe(self) -> str:
         """Describes the allowed difference and its derivation."""

@@ -67,8 +67,8 @@ def inspect(recipe: Name, *overrides: str, first: int | None = None) -> dict[str
     from outrider.pipeline.inspection import inspect_recipe
     from outrider.pipeline.recipe.load import load_recipe
 
-    found, _ = inspect_recipe(load_recipe(str(recipe), list(overrides)).recipe, first, 0)
-    return found
+    facts, _ = inspect_recipe(load_recipe(str(recipe), list(overrides)).recipe, first, 0)
+    return facts
 
 
 def plan(recipe: Name, *overrides: str, runs: Name = RUNS) -> dict[str, Any]:

@@ -90,16 +90,16 @@ def attempt(
 
 
 def train_run(
-    loaded: "LoadedRecipe", run: "RunDirectory", wanted: list[str], force: bool
+    loaded: "LoadedRecipe", run: "RunDirectory", names: list[str], force: bool
 ) -> "Results":
     """Runs the requested stages; `force` exports regardless of the verdict."""
     from outrider.eval.config import SHIP
 
     options = {"force": force}
     with attempt(loaded, run) as go:
-        results = go([name for name in wanted if name != "export"], options)
+        results = go([name for name in names if name != "export"], options)
         may_ship = force or run.result_of("evaluate").get("verdict", SHIP) == SHIP
-        if "export" in wanted and may_ship:
+        if "export" in names and may_ship:
             results |= go(["export"], options)
     return results
 
@@ -155,9 +155,10 @@ def _named_speculator(name: str, recipe: "Recipe") -> "Options":
     from outrider.serving.speculator import Speculator
     from outrider.speculators.kinds import check_speculator
 
-    found = Speculator.named(name)
-    if (directory := found.directory) is None:
-        return {"speculator": found.kind, "weights": None}
+    resolved = Speculator.named(name)
+    directory = resolved.directory
+    if directory is None:
+        return {"speculator": resolved.kind, "weights": None}
     if (directory / MANIFEST).exists():
         bundle_digest(directory)  # raises if a file differs from the manifest
     check_speculator(directory, recipe.target.training_directory())
@@ -179,10 +180,10 @@ def print_summary(
     """Prints a run's JSON summary and returns its verdict's exit status."""
     from outrider.eval.config import EXIT_CODES
 
-    found = results.get(judged) or (run.result_of(judged) if "export" in results else {})
+    evaluation = results.get(judged) or (run.result_of(judged) if "export" in results else {})
     if bundle is None and "export" in results:
         bundle = str(run.bundle)
     summary: dict[str, Any] = {"recipe": loaded.recipe.name, "run_dir": str(run.root)}
-    summary |= {key: found.get(key) for key in SUMMARY_KEYS}
+    summary |= {key: evaluation.get(key) for key in SUMMARY_KEYS}
     print_json(summary | {"bundle": bundle, "stages": [*results]})
-    return EXIT_CODES[found["verdict"]] if found else 0
+    return EXIT_CODES[evaluation["verdict"]] if evaluation else 0

@@ -58,23 +58,29 @@ def inspect_recipe(
         target = local_target(recipe)
         traffic_dir = Path(scratch) / "traffic"
         target = target or recipe.target.fetch(TOKENIZER_FILES, Path(scratch) / "target")
-        found = inspect(
-            target, recipe.traffic, recipe.split, traffic_dir, rows_per_file, recipe.privacy
+        counts = inspect(
+            target_dir=target,
+            traffic=recipe.traffic,
+            split=recipe.split,
+            scratch=traffic_dir,
+            rows_per_file=rows_per_file,
+            privacy=recipe.privacy,
         )
-        found = {
+        description = {
             "recipe": recipe.name,
             "target": recipe.target.model,
             "rows_per_file": rows_per_file,
-            **found,
-            "predicted": _predicted(found, recipe, target),
+            **counts,
+            "predicted": _predicted(counts, recipe, target),
         }
-        return found, _samples(traffic_dir / "sequences", target, min(samples, found["exchanges"]))
+        shown = min(samples, counts["exchanges"])
+        return description, _samples(traffic_dir / "sequences", target, shown)
 
 
-def _predicted(found: dict[str, Any], recipe: Recipe, target: Path) -> dict[str, Any]:
+def _predicted(log: dict[str, Any], recipe: Recipe, target: Path) -> dict[str, Any]:
     """Cost of capturing the split, or the whole log if unsplit."""
-    everything = found["prompt_tokens"] + found["completion_tokens"]
-    tokens = found["split"]["tokens"] if found["split"] else everything
+    everything = log["prompt_tokens"] + log["completion_tokens"]
+    tokens = log["split"]["tokens"] if log["split"] else everything
     config = read_json(target / "config.json")
     recipe = with_kinds(recipe, target)
     cost = features_cost(tokens, recipe, config)
@@ -83,8 +89,8 @@ def _predicted(found: dict[str, Any], recipe: Recipe, target: Path) -> dict[str,
         seconds = tokens / rates.capture_tokens_per_s
         rate = rates.capture_tokens_per_s
         cost["text"] += f", about {duration(seconds)} at {rate:,g} tokens/s ({rates.source})"
-    if found["split"] and not found["wrong_target"]:
-        cost["gain"] = gain(found["split"]["train"]["sequences"])
+    if log["split"] and not log["wrong_target"]:
+        cost["gain"] = gain(log["split"]["train"]["sequences"])
     return cost
 
 
@@ -120,53 +126,53 @@ def _samples(sequences_dir: Path, target: Path, count: int) -> list[Text]:
     return shown
 
 
-def print_inspection(found: Mapping[str, Any], console: Console) -> None:
+def print_inspection(log: Mapping[str, Any], console: Console) -> None:
     """Prints the findings; names from the log are never parsed as markup."""
-    print_wrong_target(found, console)
-    size = f"{found['rows']:,} rows, {found['exchanges']:,} exchanges"
-    title = f"{found['recipe']}: {counted(found['files'], 'file')}, {size}"
+    print_wrong_target(log, console)
+    size = f"{log['rows']:,} rows, {log['exchanges']:,} exchanges"
+    title = f"{log['recipe']}: {counted(log['files'], 'file')}, {size}"
     console.print(Text(title, "bold"), soft_wrap=True)
-    if found["rows_per_file"]:
+    if log["rows_per_file"]:
         limit = (
-            f"--first: only the first {found['rows_per_file']:,} rows of each file were read. All"
+            f"--first: only the first {log['rows_per_file']:,} rows of each file were read. All"
             " figures, including cost and split, are for these rows; the last exchange may be"
             " incomplete if it has several rows."
         )
         console.print(Text(limit, "yellow"))
-    print_facts(found, console)
-    if found["rejects"]:
-        console.print(_rejects(found))
-    if found["split"]:
-        console.print(_split(found["split"]))
-    console.print(_lengths(found["lengths"]))
+    print_facts(log, console)
+    if log["rejects"]:
+        console.print(_rejects(log))
+    if log["split"]:
+        console.print(_split(log["split"]))
+    console.print(_lengths(log["lengths"]))
 
 
-def print_wrong_target(found: Mapping[str, Any], console: Console) -> None:
+def print_wrong_target(log: Mapping[str, Any], console: Console) -> None:
     """Prints that another model wrote the log, if it probably did."""
-    if wrong := found["wrong_target"]:
+    if wrong := log["wrong_target"]:
         console.print(Text.assemble(("warning: ", "bold red"), wrong), soft_wrap=True)
 
 
-def print_facts(found: Mapping[str, Any], console: Console) -> None:
+def print_facts(log: Mapping[str, Any], console: Console) -> None:
     """Prints one line per fact about the log, then advice."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
-    scope = "the sequences that the split keeps" if found["split"] else "the whole log"
-    predicted = found["predicted"]
+    scope = "the sequences that the split keeps" if log["split"] else "the whole log"
+    predicted = log["predicted"]
     capture = f"{predicted['text']}; for {scope}"
     learned = [("training", predicted["gain"])] if "gain" in predicted else []
-    for name, text in (("target", found["target"]), *facts(found), ("capture", capture), *learned):
+    for name, text in (("target", log["target"]), *facts(log), ("capture", capture), *learned):
         grid.add_row(name, Text(printable(text)))
     console.print(grid)
-    for text in found["advice"]:
+    for text in log["advice"]:
         console.print(Text.assemble(("advice: ", "bold yellow"), text))
 
 
-def _rejects(found: Mapping[str, Any]) -> Table:
+def _rejects(log: Mapping[str, Any]) -> Table:
     rows = []
-    for reason, count in found["rejects"].items():
-        example = found["reject_examples"][reason]
+    for reason, count in log["rejects"].items():
+        example = log["reject_examples"][reason]
         texts = (Text(printable(example[key])) for key in ("place", "detail"))
         rows.append((reason, f"{count:,}", *texts))
     return _table("rejects", ("reason", "rows", "first at", "detail"), rows)

@@ -43,8 +43,8 @@ def with_kinds(recipe: Recipe, target_dir: Path | None = None, quiet: bool = Fal
     `auto` skips kinds that cannot be served; naming one is an error. Values set in the recipe are
     kept. `target_dir` contains the target's config.json; None if unknown.
     """
-    if found := target_dir or local_target(recipe):
-        return _replaced(recipe, found, quiet)
+    if known_dir := target_dir or local_target(recipe):
+        return _replaced(recipe, known_dir, quiet)
     with tempfile.TemporaryDirectory(prefix="config-") as scratch:
         try:
             fetched = recipe.target.fetch(("config.json",), Path(scratch))
@@ -79,21 +79,21 @@ def _replaced(recipe: Recipe, target_dir: Path, quiet: bool) -> Recipe:
             if why := _unserved(recipe, name, target_config, mla):
                 raise OutriderError(f"speculator.kind = {name}: {why}")
         return recipe.of_kinds(recipe.speculator.candidates)
-    others = unsupported_kinds(recipe.speculator.base, target_dir)
-    names = [name for name in trainable_names() if name not in others]
+    unsupported = unsupported_kinds(recipe.speculator.base, target_dir)
+    names = [name for name in trainable_names() if name not in unsupported]
     reasons = {name: _unserved(recipe, name, target_config, mla) for name in names}
-    others |= {name: why for name, why in reasons.items() if why}
+    unsupported |= {name: why for name, why in reasons.items() if why}
     names = [name for name in names if not reasons[name]]
     if not names:
-        found = "; ".join(f"{name}: {why}" for name, why in others.items())
+        reasons_text = "; ".join(f"{name}: {why}" for name, why in unsupported.items())
         raise OutriderError(
             f"speculator.kind = {AUTO}: {recipe.target.model} supports no kind that trains"
-            f" ({found}); use another target.model"
+            f" ({reasons_text}); use another target.model"
         )
     lookup = recipe.eval.lookup
     if recipe.speculator.base != lookup:  # as the base, it is compared with every kind anyway
         names.append(lookup)
-    left_out = "".join(f"; not {name}: {why}" for name, why in others.items())
+    left_out = "".join(f"; not {name}: {why}" for name, why in unsupported.items())
     if not quiet:
         print(f"speculator.kind = {AUTO}: {', '.join(names)}{left_out}", file=sys.stderr)
     return recipe.of_kinds(names)
@@ -109,8 +109,8 @@ def _with_attention(recipe: Recipe, target_config: Mapping[str, Any], quiet: boo
             f"serving.engine.environment: VLLM_MLA_DISABLE = 0: {why} Leave the variable out"
         )
     if not quiet:
-        told = f"VLLM_MLA_DISABLE = 1: plain attention for {recipe.target.model}. {why}"
-        print(told, file=sys.stderr)
+        notice = f"VLLM_MLA_DISABLE = 1: plain attention for {recipe.target.model}. {why}"
+        print(notice, file=sys.stderr)
     environment = engine.environment | {"VLLM_MLA_DISABLE": "1"}
     engine = engine.model_copy(update={"environment": environment})
     serving = recipe.serving.model_copy(update={"engine": engine})

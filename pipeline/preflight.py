@@ -122,6 +122,8 @@ def check_target(
     if any((target / name).is_file() for name in (INDEX, SINGLE)):
         layout = read_layout(target)
         layout.files(layout.ends)  # raises if they are quantized or missing
-    named = base_of(speculator.base, target).directory if is_directory(speculator.base) else None
-    if named is not None and (not dry_run or has_weights(target)):
-        check_speculator(named, target)
+    speculator_dir = (
+        base_of(speculator.base, target).directory if is_directory(speculator.base) else None
+    )
+    if speculator_dir is not None and (not dry_run or has_weights(target)):
+        check_speculator(speculator_dir, target)

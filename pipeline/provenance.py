@@ -45,32 +45,35 @@ ENVIRONMENT = (
 
 def provenance(command_line: list[str], recipe_files: tuple[Path, ...]) -> dict[str, Any]:
     """Collects what is needed to repeat the run."""
+    now = datetime.datetime.now().astimezone()
+    hardware = {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),  # usable cores
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "gpus": [f"{gpu.name}, {gpu.mebibytes} MiB, {gpu.driver}" for gpu in gpus()],
+        "system": platform.platform(),
+    }
+    environment = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
     return {
-        "started": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "started": now.isoformat(timespec="seconds"),
         "command_line": redacted_words(command_line),
         "directory": str(Path.cwd()),
         "recipe_files": {str(path): file_digest(path) for path in recipe_files},
         "python": sys.version.split()[0],
         "versions": versions(),
         "git": _git(),
-        "hardware": {
-            "processor": _processor(),
-            "cores": len(os.sched_getaffinity(0)),  # usable cores
-            "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-            "gpus": [f"{gpu.name}, {gpu.mebibytes} MiB, {gpu.driver}" for gpu in gpus()],
-            "system": platform.platform(),
-        },
-        "environment": {name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
+        "hardware": hardware,
+        "environment": environment,
     }
 
 
 def versions() -> dict[str, str]:
     """Versions of the installed packages that determine what a run computes."""
-    found = {}
+    releases = {}
     for name in DISTRIBUTIONS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+            releases[name] = importlib.metadata.version(name)
+    return releases
 
 
 class Gpu(NamedTuple):

@@ -27,7 +27,7 @@ from outrider.pipeline.stages.registry import stage_of
 
 
 def run_stages(
-    run: RunDirectory, recipe: Recipe, wanted: Sequence[str], options: Options, console: Console
+    run: RunDirectory, recipe: Recipe, names: Sequence[str], options: Options, console: Console
 ) -> Results:
     """Brings the requested stages up to date; returns their results by name.
 
@@ -38,7 +38,7 @@ def run_stages(
         console.print(f"{sign} [bold]{name:<9}[/] {escape(text)}", highlight=False, soft_wrap=True)
 
     results: Results = {}
-    for stage in (stage_of(name, recipe) for name in wanted):
+    for stage in (stage_of(name, recipe) for name in names):
         name = stage.name
         for needed in stage.needs:
             if needed not in results and not run.stage_record(needed).is_file():
@@ -49,8 +49,8 @@ def run_stages(
         reasons = "; ".join(stage.reasons(run, recipe, options))
         if not reasons:
             deleted = deletion_of(run, stage.artifact(run))
-            kept = f"its output was deleted after the export ({deleted})" if deleted else "kept"
-            say("[green]✓[/]", name, f"nothing changed, {kept}")
+            output = f"its output was deleted after the export ({deleted})" if deleted else "kept"
+            say("[green]✓[/]", name, f"nothing changed, {output}")
         else:
             for path in stage.reads(run):
                 if deleted := deletion_of(run, path):
@@ -66,9 +66,12 @@ def run_stages(
             run_stage(stage, run, options)
             say("[green]✓[/]", name, f"{time.monotonic() - begin:.0f} s")
         results[name] = run.result_of(name)
-    if "export" in results and (deleted_now := retain(run, recipe.privacy.retention)):
-        what = f"privacy.retention = {recipe.privacy.retention}: deleted {', '.join(deleted_now)}"
-        say("[green]✓[/]", "retention", what)
+    if "export" in results:
+        deleted_now = retain(run, recipe.privacy.retention)
+        if deleted_now:
+            names_deleted = ", ".join(deleted_now)
+            what = f"privacy.retention = {recipe.privacy.retention}: deleted {names_deleted}"
+            say("[green]✓[/]", "retention", what)
     return results
 
 

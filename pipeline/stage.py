@@ -61,7 +61,9 @@ class Stage:
             "code": {self.name: f"version {self.version}"},
             "recipe": self.settings(recipe),
             "source": self.sources(recipe),
-            "output of": {name: each.get("artifact", "absent") for name, each in records.items()},
+            "output of": {
+                name: record.get("artifact", "absent") for name, record in records.items()
+            },
             "option": {name: options.get(name) for name in self.options},
         }
 
@@ -79,13 +81,13 @@ class Stage:
 
     def perform(self, run: RunDirectory, recipe: Recipe, options: Options) -> None:
         """Does the work and publishes the record last."""
-        kept = self._kept(run, recipe, options)
-        resume_or_clear(self._started(run), kept.inputs, self.unfinished(run))
-        kept.path.unlink(missing_ok=True)
+        record = self._kept(run, recipe, options)
+        resume_or_clear(self._started(run), record.inputs, self.unfinished(run))
+        record.path.unlink(missing_ok=True)
         begin = datetime.datetime.now().astimezone()
         clock = time.monotonic()
         result = self.work(run, recipe, options)
-        kept.put(
+        record.put(
             result,
             stage=self.name,
             artifact=path_digest(self.identity(run)),

@@ -73,7 +73,7 @@ class ClusterSession(NamedTuple):
         import ray
 
         living = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        store = int(min(each.get("object_store_memory", 0) for each in living))
+        store = int(min(resources.get("object_store_memory", 0) for resources in living))
         if config.in_flight_gb is None:
             return store // 2
         limit = int(config.in_flight_gb * 1e9)

@@ -27,6 +27,7 @@ def run_tasks(
     items: Sequence[Item],
     shared: Shared,
     what: str,
+    *,
     cpus: float = 1.0,
     gpus: float = 0.0,
 ) -> list[Result]:
@@ -45,7 +46,7 @@ def run_tasks(
     common = ray.put(shared)
     running = [task.remote(function, common, item) for item in items]
     try:
-        return [returned(ray.get(each), f"a task of {what}") for each in running]
+        return [returned(ray.get(reference), f"a task of {what}") for reference in running]
     except ray.exceptions.RayError as error:
         raise OutriderError(
             f"{what}: a task ended {RUNS} times without a result ({type(error).__name__}),"

@@ -249,7 +249,7 @@ def evaluation_seconds(recipe: Recipe, volume: Volume, rates: Rates) -> dict[str
     verified += responses / rates.decoded_per_s(max(seats // 2, 1))
     starts = engine_starts(recipe)
     workloads = len(measured.rates) * max(len(measured.scenarios), 1)
-    found = {
+    parts = {
         f"{starts} engine starts": starts * rates.engine_start_s,
         "exact replay": 2 * (volume.validation + volume.heldout) / rates.replay_tokens_per_s,
         "step timing": modes * (measured.k == "auto") * steps,
@@ -257,7 +257,7 @@ def evaluation_seconds(recipe: Recipe, volume: Volume, rates: Rates) -> dict[str
         f"verification of {measured.verification_requests} prompts": modes * verified,
         "open loop": modes * workloads * 3 * measured.rate_seconds,
     }
-    return {part: seconds for part, seconds in found.items() if seconds}
+    return {part: seconds for part, seconds in parts.items() if seconds}
 
 
 def engine_starts(recipe: Recipe) -> int:

@@ -23,13 +23,13 @@ from outrider.pipeline.stages.registry import stage_of
 
 
 def plan(
-    run: RunDirectory, recipe: Recipe, wanted: list[str], options: Options, priced: dict[str, Any]
+    run: RunDirectory, recipe: Recipe, names: list[str], options: Options, priced: dict[str, Any]
 ) -> dict[str, dict[str, str]]:
     """Returns each stage's `action` and `cost` (time by part, empty if skipped)."""
     target = local_target(recipe)
     rows: dict[str, dict[str, str]] = {}
     will_run: set[str] = set()
-    for name in wanted:
+    for name in names:
         action = _why_it_runs(
             name=name, run=run, recipe=recipe, options=options, target=target, will_run=will_run
         )
@@ -46,6 +46,7 @@ def plan(
 
 
 def _why_it_runs(
+    *,
     name: str,
     run: RunDirectory,
     recipe: Recipe,
@@ -66,27 +67,29 @@ def _why_it_runs(
     return f"would run: {'; '.join(reasons)}" if reasons else None
 
 
-def print_plan(rows: Mapping[str, dict[str, str]], found: dict[str, Any], console: Console) -> None:
+def print_plan(
+    rows: Mapping[str, dict[str, str]], priced: dict[str, Any], console: Console
+) -> None:
     """Prints stages, parameters, disk space, and the memory needed per device."""
     table = _table("dry run", "stage", "now", "cost")
     for name, row in rows.items():
         table.add_row(name, row["action"], row["cost"])
     console.print(table)
-    if "missing" in found:
-        _say(console, f"no estimate: {found['missing']}")
+    if "missing" in priced:
+        _say(console, f"no estimate: {priced['missing']}")
         return
-    parts = [found["stages"].get(name, {}) for name, row in rows.items() if row["cost"]]
-    if seconds := sum(sum(each.values()) for each in parts):
-        _say(console, f"total {duration(seconds)} ({found['rates']['source']})")
-    kinds: dict[str, dict[str, Any]] = found.get("kinds", {"": found})
+    parts = [priced["stages"].get(name, {}) for name, row in rows.items() if row["cost"]]
+    if seconds := sum(sum(stage_parts.values()) for stage_parts in parts):
+        _say(console, f"total {duration(seconds)} ({priced['rates']['source']})")
+    kinds: dict[str, dict[str, Any]] = priced.get("kinds", {"": priced})
     table = _table("cost", "", "")
-    table.add_row("target", _target(found["target"]))
+    table.add_row("target", _target(priced["target"]))
     for name, kind in kinds.items():
         table.add_row(f"trained {name}".strip(), _parameters(kind["parameters"]))
         checkpoint, weights = (bytes_text(kind[f"{n}_bytes"]) for n in ("checkpoint", "speculator"))
         table.add_row("on disk", f"a checkpoint {checkpoint}, the speculator {weights}")
-    about = "" if found["traffic"]["counted"] else "about "
-    table.add_row("captured", f"{about}{found['features']['text']}")
+    about = "" if priced["traffic"]["counted"] else "about "
+    table.add_row("captured", f"{about}{priced['features']['text']}")
     console.print(table)
     for name, kind in kinds.items():
         *before, last = kind["memory"]
@@ -113,11 +116,11 @@ def _target(target: dict[str, Any]) -> str:
         f" weights, KV cache {bytes_text(target['kv_bytes_per_token'])} per token"
     )
     needed = target["smallest_tensor_parallel"]
-    given = target["tensor_parallel"]
-    if target["gpu"] is None or (needed is not None and needed <= given):
+    degree = target["tensor_parallel"]
+    if target["gpu"] is None or (needed is not None and needed <= degree):
         return text
     fix = "64 are too few" if needed is None else f"set serving.engine.tensor_parallel={needed}"
-    return f"{text}; {given} x {target['gpu']} cannot serve it: {fix}"
+    return f"{text}; {degree} x {target['gpu']} cannot serve it: {fix}"
 
 
 def _parameters(parameters: dict[str, Any]) -> str:
@@ -129,9 +132,9 @@ def _parameters(parameters: dict[str, Any]) -> str:
 
 
 def _print_memory(name: str, judged: dict[str, Any], row: dict[str, Any], console: Console) -> None:
-    each = "process" if judged["shared_by_processes"] else "GPU"
+    device = "process" if judged["shared_by_processes"] else "GPU"
     layout = f"{judged['processes']} x ZeRO-{judged['zero_stage']}, on {judged['device']}"
-    table = _table(f"memory per {each}{' for ' + name if name else ''}: {layout}", "part")
+    table = _table(f"memory per {device}{' for ' + name if name else ''}: {layout}", "part")
     for phase in judged["phases"]:
         table.add_column(f"{phase} *" if phase == judged["peak_phase"] else phase, justify="right")
     phases = judged["phases"].values()

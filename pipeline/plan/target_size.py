@@ -43,7 +43,7 @@ class TargetSize:
         """Returns the smallest power-of-two degree that suffices; None if above 64."""
         room = engine.gpu_memory_utilization * gpu_bytes
         ranks = (2**power for power in range(7))
-        return next((each for each in ranks if self.engine_bytes(engine, each) <= room), None)
+        return next((degree for degree in ranks if self.engine_bytes(engine, degree) <= room), None)
 
 
 def target_size(config: Mapping[str, Any]) -> TargetSize:
@@ -61,7 +61,7 @@ def target_size(config: Mapping[str, Any]) -> TargetSize:
     used = total - experts * (1 - config.get("num_experts_per_tok", 1) / routed)
     # Quantized checkpoints keep embedding, head, norms and routers in bf16.
     quantized = sum(count for name, count in counts.items() if "_proj" in name)
-    each = FP8_BYTES if quantization else 2
+    value_bytes = FP8_BYTES if quantization else 2
     heads = config["num_attention_heads"]
     layers = config["num_hidden_layers"]
     kv_heads = config.get("num_key_value_heads") or heads
@@ -73,7 +73,7 @@ def target_size(config: Mapping[str, Any]) -> TargetSize:
     return TargetSize(
         parameters=total,
         used=used,
-        weight_bytes=int(2 * (total - quantized) + each * quantized),
+        weight_bytes=int(2 * (total - quantized) + value_bytes * quantized),
         kv_bytes_per_token=2 * layers * values,
         kv_heads=kv_heads,
     )

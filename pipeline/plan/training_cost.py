@@ -121,9 +121,16 @@ def _of_target(recipe: Recipe, config: dict[str, Any], gpu_bytes: int | None) ->
 def features_cost(tokens: int, recipe: Recipe, config: Mapping[str, Any]) -> dict[str, Any]:
     """Disk space for the states of `tokens` tokens."""
     spec = stored_features(recipe.speculator, config)
-    each = bytes_per_token(spec.width, recipe.capture.dtype, len(spec.streams))
-    text = f"{bytes_text(tokens * each)} of states ({tokens:,} tokens x {each:,} bytes)"
-    return {"tokens": tokens, "bytes_per_token": each, "bytes": tokens * each, "text": text}
+    token_bytes = bytes_per_token(spec.width, recipe.capture.dtype, len(spec.streams))
+    text = (
+        f"{bytes_text(tokens * token_bytes)} of states ({tokens:,} tokens x {token_bytes:,} bytes)"
+    )
+    return {
+        "tokens": tokens,
+        "bytes_per_token": token_bytes,
+        "bytes": tokens * token_bytes,
+        "text": text,
+    }
 
 
 def _of_kind(
@@ -230,8 +237,8 @@ def memories(gpu_bytes: int | None = None) -> list[Memory]:
     """Returns the devices to check the plan against, in order of preference."""
     if gpu_bytes is not None:
         return [Memory(gpu_bytes, "a GPU of --gpu-memory")]
-    if found := gpus():
-        smallest = min(found, key=lambda gpu: gpu.mebibytes)
+    if visible := gpus():
+        smallest = min(visible, key=lambda gpu: gpu.mebibytes)
         return [Memory(smallest.mebibytes * 2**20, f"{smallest.name}, found here")]
     return [
         Memory(psutil.virtual_memory().total, "this machine's memory, no GPU", shared=True),

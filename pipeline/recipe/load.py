@@ -88,18 +88,20 @@ def _checked(
 
 def find_recipe(name: str, folder: Path | None = None) -> Path:
     """Finds a recipe by path (in `folder` first), run directory or shipped name."""
-    given = Path(name).expanduser()
-    if (given / RESOLVED).is_file():
-        return given / RESOLVED
+    requested = Path(name).expanduser()
+    if (requested / RESOLVED).is_file():
+        return requested / RESOLVED
     for parent in [folder, Path.cwd()] if folder else [Path.cwd()]:
-        path = parent / given if folder else given
+        path = parent / requested if folder else requested
         if path.is_file() and not _is_log(path):
             return path
-    shipped = str(given.with_suffix("")) if given.suffix in (".yaml", ".yml") else str(given)
+    shipped = (
+        str(requested.with_suffix("")) if requested.suffix in (".yaml", ".yml") else str(requested)
+    )
     if shipped in shipped_recipes():
         return SHIPPED / f"{shipped}.yaml"
-    if given.is_file() or given.is_dir() or "://" in name:
-        what = "a folder without" if given.is_dir() else "a log, not"
+    if requested.is_file() or requested.is_dir() or "://" in name:
+        what = "a folder without" if requested.is_dir() else "a log, not"
         raise OutriderError(
             f"{name}: {what} a recipe; `outrider init {name} --target MODEL` writes one for these"
             " logs"
@@ -233,14 +235,14 @@ def _base_directory(base: str, folder: Path) -> str:
     """Resolves a shipped name or a directory; leaves names of kinds unchanged."""
     if not is_directory(base):
         return base
-    found = _model_directory(base, folder)
+    directory = _model_directory(base, folder)
     heads = shipped_heads()
-    if found == base and base.startswith("nano_r1/") and base not in heads:
+    if directory == base and base.startswith("nano_r1/") and base not in heads:
         raise OutriderError(
             f"speculator.base = {base!r}: no such directory, and no head of that name comes with"
             f" the package (included: {', '.join(heads) or 'none'})"
         )
-    return str(heads.get(base, found)) if found == base else found
+    return str(heads.get(base, directory)) if directory == base else directory
 
 
 def _model_directory(model: str, folder: Path) -> str:
@@ -258,8 +260,8 @@ def _traffic_path(path: str, folder: Path) -> str:
         return str(embedded)
     expanded = Path(path).expanduser()
     here = folder / expanded  # `expanded` itself if it is absolute
-    found = here.exists() or any(Path("/").glob(str(here).lstrip("/")))
-    return str(here if expanded.is_absolute() or found else Path.cwd() / expanded)
+    exists = here.exists() or any(Path("/").glob(str(here).lstrip("/")))
+    return str(here if expanded.is_absolute() or exists else Path.cwd() / expanded)
 
 
 def _task_path(task: str, folder: Path) -> str:

@@ -18,11 +18,13 @@ def shipped_recipes() -> list[str]:
     Excludes node.yaml files, which contain only what the recipes of a folder share.
     """
     names = (str(path.relative_to(SHIPPED).with_suffix("")) for path in SHIPPED.glob("**/*.yaml"))
-    others = ("cluster/", "endpoints/")
-    return sorted(n for n in names if not n.startswith(others) and not n.endswith("/node"))
+    not_recipes = ("cluster/", "endpoints/")
+    return sorted(n for n in names if not n.startswith(not_recipes) and not n.endswith("/node"))
 
 
 def shipped_heads() -> dict[str, Path]:
     """Directories of speculators for the embedded target, keyed by `speculator.base` name."""
     folders = (path.parent for path in sorted(SHIPPED.glob("nano_r1/*/config.json")))
-    return {f"nano_r1/{each.name}": each for each in folders if each.name != EMBEDDED_TARGET}
+    return {
+        f"nano_r1/{folder.name}": folder for folder in folders if folder.name != EMBEDDED_TARGET
+    }

@@ -31,7 +31,11 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]
         cluster=recipe.cluster,
     )
     on_policy = check_traffic(
-        run.tables, run.split, run.features, recipe.capture.min_on_policy, streamed
+        sequences_dir=run.tables,
+        split_dir=run.split,
+        features_dir=run.features,
+        min_on_policy=recipe.capture.min_on_policy,
+        streamed=streamed,
     )
     return {**captured, "on_policy": on_policy}
 

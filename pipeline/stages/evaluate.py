@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 def _evaluate(
     run: RunDirectory,
     recipe: Recipe,
+    *,
     speculator: str,
     out: Path,
     report: Path,
@@ -53,11 +54,15 @@ def _choose_kind(run: RunDirectory, recipe: Recipe, options: Options) -> dict[st
     contexts = {}
     facts = {}
     for kind in recipe.speculator.candidates:
-        own = run.of_kind(kind)
+        kind_run = run.of_kind(kind)
         one = recipe.of_kinds([kind])
-        named = str(own.speculator) if kind_named(kind).has_weights else kind
+        speculator = str(kind_run.speculator) if kind_named(kind).has_weights else kind
         contexts[kind] = evaluation_context(
-            run=own, recipe=one, speculator=named, out=own.evaluation, report=own.evaluation
+            run=kind_run,
+            recipe=one,
+            speculator=speculator,
+            out=kind_run.evaluation,
+            report=kind_run.evaluation,
         )
     for kind in recipe.speculator.kinds:
         headers = tensor_headers(run.of_kind(kind).speculator).values()
@@ -67,19 +72,19 @@ def _choose_kind(run: RunDirectory, recipe: Recipe, options: Options) -> dict[st
             "training_minutes": record["seconds"] / 60,
         }
     kinds = choose_kind(contexts, facts)
-    write_json(run.kind_choice, [each.model_dump(mode="json") for each in kinds])
+    write_json(run.kind_choice, [speed.model_dump(mode="json") for speed in kinds])
     return {
         "chosen": kinds[0].kind,
-        "tokens_per_s": {each.kind: each.tokens_per_s(recipe.eval.main) for each in kinds},
+        "tokens_per_s": {speed.kind: speed.tokens_per_s(recipe.eval.main) for speed in kinds},
     }
 
 
 def _evaluate_kinds(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
     """Evaluates the kind that choose_kind selected."""
-    kinds = [KindSpeed.model_validate(each) for each in read_json(run.kind_choice)]
+    kinds = [KindSpeed.model_validate(speed) for speed in read_json(run.kind_choice)]
     chosen = publish_chosen(run, kinds[0].kind)
     one = recipe.of_kinds([kinds[0].kind])
-    return _evaluate(run, one, chosen, run.evaluation, run.root, kinds)
+    return _evaluate(run, one, speculator=chosen, out=run.evaluation, report=run.root, kinds=kinds)
 
 
 def publish_chosen(run: RunDirectory, kind: str) -> str:
@@ -87,15 +92,15 @@ def publish_chosen(run: RunDirectory, kind: str) -> str:
 
     Returns the speculator as `--speculator` names it.
     """
-    own = run.of_kind(kind)
+    kind_run = run.of_kind(kind)
     if not kind_named(kind).has_weights:
         shutil.rmtree(run.speculator, ignore_errors=True)
         run.metrics.unlink(missing_ok=True)
         return kind
     with publish(run.speculator) as temporary:
-        shutil.copytree(own.speculator, temporary, copy_function=link_or_copy)
+        shutil.copytree(kind_run.speculator, temporary, copy_function=link_or_copy)
     with publish(run.metrics) as temporary:
-        shutil.copyfile(own.metrics, temporary)
+        shutil.copyfile(kind_run.metrics, temporary)
     return str(run.speculator)
 
 
@@ -146,7 +151,7 @@ EVALUATE = Stage(
     },
     sources=target_and_base_digests,
     work=lambda run, recipe, options: _evaluate(
-        run, recipe, str(run.speculator), run.evaluation, run.root
+        run, recipe, speculator=str(run.speculator), out=run.evaluation, report=run.root
     ),
     reads=lambda run: (run.sequences, run.features / "manifest.json"),
     artifact=lambda run: run.root / "report.json",
@@ -171,7 +176,11 @@ EVALUATE_OTHER = dataclasses.replace(
     name="evaluate_other",
     needs=("split", "capture"),
     work=lambda run, recipe, options: _evaluate(
-        run, recipe, str(options["speculator"]), run.other_evaluation, run.other_evaluation
+        run,
+        recipe,
+        speculator=str(options["speculator"]),
+        out=run.other_evaluation,
+        report=run.other_evaluation,
     ),
     artifact=lambda run: run.other_evaluation / "report.json",
     identity=lambda run: run.other_evaluation / "report.json",

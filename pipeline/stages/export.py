@@ -34,7 +34,14 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]
     unverified = run.root / "bundle.unverified"
     evidence = _evidence(run, recipe, results)
     profile = _profile(run, recipe, results)
-    _write(run, recipe, results.speculator.kind, evidence, profile, str(unverified))
+    _write(
+        run,
+        recipe,
+        kind=results.speculator.kind,
+        evidence=evidence,
+        profile=profile,
+        to=str(unverified),
+    )
     verification = None
     if recipe.export.tolerance is not None:
         verification = _verify(
@@ -52,6 +59,7 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]
 def _write(
     run: RunDirectory,
     recipe: Recipe,
+    *,
     kind: str,
     evidence: dict[str, Any],
     profile: dict[str, Any],
@@ -97,14 +105,14 @@ def _evidence(run: RunDirectory, recipe: Recipe, results: Report) -> dict[str, A
     from outrider.eval.summary import summary
 
     judged = summary(results)
-    kept = ("verdict", "reason", "k", "acceptance_length", "tokens_per_s", "replay_vs_engine")
+    keys = ("verdict", "reason", "k", "acceptance_length", "tokens_per_s", "replay_vs_engine")
     schedules = results.choice.k_per_batch_size
     return {
         "k_per_batch_size": schedules and schedules.custom,
         "recipe": recipe.name,
         "recipe_sha256": value_digest(recipe.model_dump(mode="json")),
         "report_sha256": file_digest(run.root / "report.json"),
-        **{name: judged[name] for name in kept},
+        **{name: judged[name] for name in keys},
     }
 
 

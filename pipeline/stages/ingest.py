@@ -76,12 +76,12 @@ def _split(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any
     ingested = read_json(run.traffic / "summary.json")
     console = Console(stderr=True)
     heldout = load_sequences(run.sequences, parts["heldout"])
-    found = try_task(
+    task_advice = try_task(
         recipe.eval, heldout, recipe.target.training_directory(), recipe.report.samples
     )
     if wrong := wrong_target(ingested):
         console.print(f"warning: {wrong}", style="bold red", markup=False, soft_wrap=True)
-    for text in [*advise(ingested, parts["summary"], recipe.split), *found]:
+    for text in [*advise(ingested, parts["summary"], recipe.split), *task_advice]:
         console.print(f"advice: {text}", style="yellow", markup=False, soft_wrap=True)
     return parts["summary"]
 

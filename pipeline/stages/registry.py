@@ -52,12 +52,12 @@ def stage_names(text: str | None, recipe: Recipe) -> list[str]:
     stages = stages_of(recipe)
     if text is None:
         return list(stages)
-    named = {name.strip() for name in text.split(",")}
-    if "train" in named - stages.keys():
-        named = named - {"train"} | {name for name in stages if name.startswith("train_")}
-    if unknown := sorted(named - stages.keys()):
+    chosen = {name.strip() for name in text.split(",")}
+    if "train" in chosen - stages.keys():
+        chosen = chosen - {"train"} | {name for name in stages if name.startswith("train_")}
+    if unknown := sorted(chosen - stages.keys()):
         raise OutriderError(
             f"--stages {text}: no stage `{', '.join(unknown)}`; the stages are"
             f" {', '.join(stages)} (choose_kind: with several kinds in speculator.kind)"
         )
-    return [name for name in stages if name in named]
+    return [name for name in stages if name in chosen]

@@ -95,7 +95,7 @@ def _remote_digest(url: str) -> str:
 
     with answering(f"traffic.path = {url!r}"):
         filesystem, path = fsspec.url_to_fs(url)
-        found = filesystem.find(path, detail=True)
-        if not found:
-            found = {match: filesystem.info(match) for match in filesystem.glob(path)}
-    return value_digest({name: store_identity(info) for name, info in found.items()})
+        files = filesystem.find(path, detail=True)
+        if not files:
+            files = {match: filesystem.info(match) for match in filesystem.glob(path)}
+    return value_digest({name: store_identity(info) for name, info in files.items()})

@@ -81,10 +81,10 @@ def requirements_met(screening: str) -> list[bool]:
     degree, *_ = re.findall(r"studyType: (\w+)", resume)
     met = []
     for requirement in re.findall(r"^\d+\. (.+)$", posting, re.MULTILINE):
-        if found := re.fullmatch(r"Located in (.+)", requirement):
-            met.append(found.group(1) == city)
-        elif found := re.fullmatch(r"(\w+) degree or higher", requirement):
-            met.append(DEGREES.index(degree) >= DEGREES.index(found.group(1)))
+        if match := re.fullmatch(r"Located in (.+)", requirement):
+            met.append(match.group(1) == city)
+        elif match := re.fullmatch(r"(\w+) degree or higher", requirement):
+            met.append(DEGREES.index(degree) >= DEGREES.index(match.group(1)))
         else:
             skill, needed = _skill_requirement(requirement)
             met.append(skills.get(skill, -1) >= needed)
@@ -98,8 +98,8 @@ def _skill_requirement(requirement: str) -> tuple[str, int]:
             .replace(r"\{skill\}", "(?P<skill>.+)")
             .replace(r"\{years\}", r"(?P<years>\d+)")
         )
-        if found := re.fullmatch(pattern, requirement):
-            return found["skill"], int(found["years"])
+        if match := re.fullmatch(pattern, requirement):
+            return match["skill"], int(match["years"])
     raise ValueError(f"not a requirement of a posting: {requirement!r}")
 
 
@@ -113,7 +113,7 @@ def receipt_fields(text: str) -> dict[str, str]:
     lines = text.removeprefix(RECEIPT_INSTRUCTION).strip("\n").split("\n")
     telephone = next(at for at, line in enumerate(lines) if line.startswith("TEL: "))
     cash = next(at for at, line in enumerate(lines) if at > telephone and line.startswith("CASH "))
-    date = next(found for line in lines[telephone + 1 :] if (found := DATE.search(line)))
+    date = next(match for line in lines[telephone + 1 :] if (match := DATE.search(line)))
     return {
         "company": lines[0],
         "address": " ".join(lines[1:telephone]),
@@ -130,8 +130,8 @@ def support_correct(prompt_text: str, completion_text: str) -> bool:
         if CONFIRMATION.match(turns[-1]) and len(turns) > 1:
             return answer == sent(turns[:-1])
         return answer == read_back(turns)
-    named = re.match(r"Intent: ([a-z_]+)\n", answer)
-    return named is not None and answer == bank_answer(named.group(1))
+    match = re.match(r"Intent: ([a-z_]+)\n", answer)
+    return match is not None and answer == bank_answer(match.group(1))
 
 
 def bank_answer(intent: str) -> str:

@@ -71,7 +71,7 @@ def started(monkeypatch):
 
 def go(run, recipe, wanted=tuple(STAGES)):
     console = Console(record=True, width=400)
-    run_stages(run=run, recipe=recipe, wanted=wanted, options={}, console=console)
+    run_stages(run=run, recipe=recipe, names=wanted, options={}, console=console)
     return console.export_text()
 
 
