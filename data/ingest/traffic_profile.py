@@ -103,8 +103,8 @@ def _lengths(lengths: np.ndarray) -> dict[str, Any]:
     if not len(lengths):
         return {"n": 0}
     quantiles = np.quantile(lengths, list(QUANTILES.values()), method="inverted_cdf")
-    named = {name: int(value) for name, value in zip(QUANTILES, quantiles, strict=True)}
-    return {"n": len(lengths), **named, "max": int(lengths.max())}
+    quantile_lengths = {name: int(value) for name, value in zip(QUANTILES, quantiles, strict=True)}
+    return {"n": len(lengths), **quantile_lengths, "max": int(lengths.max())}
 
 
 def _arrivals(times: np.ndarray) -> dict[str, Any] | None:

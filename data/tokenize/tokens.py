@@ -196,10 +196,10 @@ class SequenceBuilder:
             return ids, text
         if not exchange.template_arguments.get("continue_final_message"):
             opened = text.endswith(OPENED)
-            other = text.removesuffix(OPENED) if opened else text + OPENED
-            other_ids = self._encode(other)
-            if len(other_ids) == counted:
-                return other_ids, other
+            alternative = text.removesuffix(OPENED) if opened else text + OPENED
+            alternative_ids = self._encode(alternative)
+            if len(alternative_ids) == counted:
+                return alternative_ids, alternative
         return ids, text
 
     def decode(self, token_ids: list[int]) -> str:

@@ -124,5 +124,5 @@ def test_a_run_stops_where_most_is_foreign(own, foreign, tmp_path):
         match=r"60 of 70 captured sequences are off-policy .*null: keep",
     ):
         check_traffic(tmp_path / "sequences", tmp_path, tmp_path / "features", 0.95)
-    kept = check_traffic(tmp_path / "sequences", tmp_path, tmp_path / "features", None)
-    assert kept["quarantined"] == 0 and kept["verdict"]["cause"] == "foreign"
+    outcome = check_traffic(tmp_path / "sequences", tmp_path, tmp_path / "features", None)
+    assert outcome["quarantined"] == 0 and outcome["verdict"]["cause"] == "foreign"
