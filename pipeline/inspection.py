@@ -59,7 +59,12 @@ def inspect_recipe(
         traffic_dir = Path(scratch) / "traffic"
         target = target or recipe.target.fetch(TOKENIZER_FILES, Path(scratch) / "target")
         found = inspect(
-            target, recipe.traffic, recipe.split, traffic_dir, rows_per_file, recipe.privacy
+            target,
+            recipe.traffic,
+            recipe.split,
+            traffic_dir,
+            rows_per_file=rows_per_file,
+            privacy=recipe.privacy,
         )
         found = {
             "recipe": recipe.name,

@@ -150,7 +150,7 @@ def _join(file: LogFile, longest: int) -> Iterator[Record | Reject | Place | Non
         if event["stream"] != " (streaming delta)":  # skips deltas: the whole stream's line follows
             request.add(kind, event["rest"])
         choices_match = _CHOICES.match(request.lines.get("received", ""))
-        count = int(choices_match[1]) if choice_count else 1
+        count = int(choices_match[1]) if choices_match else 1
         if len(request.outputs) >= count and "output" in request.outputs[-1]:
             yield waiting.pop(key).record(longest)
         if len(waiting) > MOST_WAITING:

@@ -206,12 +206,13 @@ def _parts_dir(
 ) -> Path:
     """Returns the folder of parts; keeps those made from the same inputs."""
     tokenizer_files = (path for pattern in TOKENIZER_FILES for path in target_dir.glob(pattern))
+    target_digests = {path.name: path_digest(path) for path in tokenizer_files if path.is_file()}
     inputs = {
         "files": [file.identity() for file in files],
         "traffic": [traffic.format, traffic.model],
         "privacy": privacy.model_dump(mode="json"),
         "privacy key": hashlib.sha256(key).hexdigest(),
-        "target": {path.name: path_digest(path) for path in tokenizer_files if path.is_file()},
+        "target": target_digests,
         "version": PARTS_VERSION,
     }
     parts_dir = out_dir / PARTS

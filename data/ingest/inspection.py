@@ -160,9 +160,9 @@ def _fidelity_advice(summary: Mapping[str, Any]) -> list[str]:
     different_prompts = prompts.get("different", 0)
     if different_prompts:
         advice.append(
-            f"{different_prompts:,} of {sum(prompts.values()):,} prompts without token ids differ in length"
-            " from the engine's count: the endpoint uses another chat template, or a gateway adds"
-            " text. Put the endpoint's template into the target's directory"
+            f"{different_prompts:,} of {sum(prompts.values()):,} prompts without token ids differ"
+            " in length from the engine's count: the endpoint uses another chat template, or a"
+            " gateway adds text. Put the endpoint's template into the target's directory"
         )
     counts = summary["retokenized_against_usage"]
     different = counts.get("different", 0)

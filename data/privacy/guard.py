@@ -114,15 +114,14 @@ class PrivacyGuard:
         self.tally.exchanges += 1
         prompt_ids = exchange.prompt_token_ids
         completion_ids = exchange.completion_token_ids
+        prompt = _prompt_of(exchange) if prompt_ids is None else self.decode(prompt_ids)
         response = [exchange.reasoning, exchange.content, exchange.tool_calls]
+        completion = response if completion_ids is None else self.decode(completion_ids)
+        metadata = [getattr(exchange, name) for name in METADATA]
         fields = {
-            "prompt": _texts(
-                _prompt_of(exchange) if prompt_ids is None else self.decode(prompt_ids)
-            ),
-            "completion": _texts(
-                response if completion_ids is None else self.decode(completion_ids)
-            ),
-            "metadata": _texts([getattr(exchange, name) for name in METADATA]),
+            "prompt": _texts(prompt),
+            "completion": _texts(completion),
+            "metadata": _texts(metadata),
         }
         personal_data: set[tuple[str, str]] = set()
         for field, texts in fields.items():

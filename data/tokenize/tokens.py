@@ -141,10 +141,11 @@ class SequenceBuilder:
         temperature, top_p, top_k = self._sampling(exchange)
         counted = exchange.completion_tokens
         counted_before = exchange.prompt_tokens
+        fidelity = "exact" if exact else "retokenized"
         return TokenSequence(
             token_ids=[*prompt_ids, *completion_ids],
             completion_start=len(prompt_ids),
-            fidelity=REGENERATE if exchange.regenerate else "exact" if exact else "retokenized",
+            fidelity=REGENERATE if exchange.regenerate else fidelity,
             prompt_text=prompt_text,
             temperature=temperature,
             top_p=top_p,
