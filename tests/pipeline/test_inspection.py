@@ -129,7 +129,7 @@ def test_a_mistake_is_one_message_and_its_status(workplace, words, part, status)
 def test_the_temporary_folder_is_private_and_removed(workplace, monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
-    def interrupted(*_):
+    def interrupted(*_positional, **_by_name):
         (folder,) = tmp_path.iterdir()
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         raise KeyboardInterrupt
