@@ -114,12 +114,13 @@ def self_check(engine: Engine, rows: Sequence[Row], lm_head_VH: torch.Tensor) ->
         control_differences.append((torch.from_numpy(again.logprobs) - logprobs).abs())
         control_agreements.append(torch.from_numpy(again.top_tokens == logged.top_tokens))
     difference_N = torch.cat(differences)
+    control_difference_N = torch.cat(control_differences)
     return SelfCheck(
         sequences=len(rows),
         positions=len(difference_N),
         p99_difference=_p99(difference_N),
         top1_agreement=_share(agreements),
-        control_p99_difference=_p99(torch.cat(control_differences)),
+        control_p99_difference=_p99(control_difference_N),
         control_top1_agreement=_share(control_agreements),
     )
 

@@ -202,8 +202,8 @@ class FeatureStore:
     def scores(self, sequence_id: str) -> list[list[float]]:
         """Returns column sums over the first `logged_text.HEAD` completion tokens and the rest."""
         sequence = self.sequences[sequence_id]
-        place = slice(sequence.place, sequence.place + 1)
-        scores: list[list[float]] = self._slice(sequence, "scores")[place][0].tolist()
+        row = slice(sequence.place, sequence.place + 1)
+        scores: list[list[float]] = self._slice(sequence, "scores")[row][0].tolist()
         return scores
 
     def length(self, sequence_id: str) -> int:

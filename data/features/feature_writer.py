@@ -181,7 +181,7 @@ class FeatureWriter:
         number = len(self.shards)
         sequences = []
         start = 0
-        for place, sequence in enumerate(pending):
+        for index_in_shard, sequence in enumerate(pending):
             sequences.append(
                 StoredSequence(
                     id=sequence.sequence_id,
@@ -189,7 +189,7 @@ class FeatureWriter:
                     completion_start=sequence.completion_start,
                     shard=number,
                     start=start,
-                    place=place,
+                    place=index_in_shard,
                 )
             )
             start += sequence.length

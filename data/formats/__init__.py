@@ -63,10 +63,10 @@ def files_by_format(files: Sequence[LogFile], name: str = "auto") -> dict[str, l
         raise OutriderError(
             f"traffic.format = {name!r}: unknown; choose auto or one of {', '.join(FORMATS)}"
         )
-    found: dict[str, list[LogFile]] = {}
+    files_of: dict[str, list[LogFile]] = {}
     for file in files:
-        found.setdefault(format_of(file) if name == "auto" else name, []).append(file)
-    return found
+        files_of.setdefault(format_of(file) if name == "auto" else name, []).append(file)
+    return files_of
 
 
 def format_of(file: LogFile) -> str:

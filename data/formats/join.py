@@ -62,13 +62,14 @@ def joined_records(
             " ORDER BY first"
         ):
             is_large = size + ROW_OVERHEAD * count > LONGEST_LINE
-            found = database.execute(
+            joined_rows = database.execute(
                 "SELECT side, file, line, row FROM rows WHERE "
                 + ("rowid = ?" if is_large else "key = ? ORDER BY rowid"),
                 (first if is_large else key,),
             )
             members = [
-                Member(side, Place(files[at].name, line), row) for side, at, line, row in found
+                Member(side, Place(files[at].name, line), row)
+                for side, at, line, row in joined_rows
             ]
             if is_large:
                 detail = f"more than {LONGEST_LINE >> 20} MB under one id"

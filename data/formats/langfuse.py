@@ -78,8 +78,8 @@ def parse(record: Record) -> list[Exchange | Reject]:
     # From `output`, Langfuse subtracts kinds of tokens that it counts separately
     # (`output_reasoning_tokens`).
     counts = [number(usage, key) for key in usage if "output" in key]
-    found = [count for count in counts if count is not None]
-    used = int(sum(found)) if found else None
+    logged_counts = [count for count in counts if count is not None]
+    used = int(sum(logged_counts)) if logged_counts else None
     model = take_text(row, "provided_model_name", "row") or None
     request = {
         **{key: unpacked_or_text(parameters, key, "model_parameters") for key in CONSTRAINTS},

@@ -36,28 +36,32 @@ def openai_message(message: Any, where: str) -> list[dict[str, Any]]:
     calls: list[dict[str, Any]] = []
     answers: list[dict[str, Any]] = []
     for number, part in enumerate(parts):
-        place = f"{where}.parts[{number}]"
+        part_key = f"{where}.parts[{number}]"
         kind = part.get("type") if isinstance(part, dict) else None
         if kind == "text":
-            texts.append(take(part, "content", str, place) or "")
+            texts.append(take(part, "content", str, part_key) or "")
         elif kind == "reasoning":
-            thoughts.append(take(part, "content", str, place) or "")
+            thoughts.append(take(part, "content", str, part_key) or "")
         elif kind == "tool_call":
             function = {
-                "name": take_text(part, "name", place),
+                "name": take_text(part, "name", part_key),
                 "arguments": _as_text(part.get("arguments")),
             }
             calls.append(
-                {"id": take_text(part, "id", place), "type": "function", "function": function}
+                {"id": take_text(part, "id", part_key), "type": "function", "function": function}
             )
         elif kind == "tool_call_response":
             # Conventions up to 1.37 call it `result`.
             content = _as_text(first(part.get("response"), part.get("result")))
             answers.append(
-                {"role": "tool", "tool_call_id": take_text(part, "id", place), "content": content}
+                {
+                    "role": "tool",
+                    "tool_call_id": take_text(part, "id", part_key),
+                    "content": content,
+                }
             )
         else:
-            raise Reject("not_text", f"{place} is neither text, reasoning nor a tool call")
+            raise Reject("not_text", f"{part_key} is neither text, reasoning nor a tool call")
     if answers and not texts:
         return answers
     # Text parts are joined as in vLLM.

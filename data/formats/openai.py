@@ -92,6 +92,7 @@ def _exchanges(
     response: dict[str, Any],
     place: Place,
     model: str | None,
+    *,
     session: str | None = None,
     tenant: str | None = None,
     route: str | None = None,
@@ -115,7 +116,9 @@ def _exchanges(
     if messages is not None:
         if not messages:
             raise Reject("no_messages")
-        messages = [_plain(each, f"request.messages[{at}]") for at, each in enumerate(messages)]
+        messages = [
+            _plain(message, f"request.messages[{at}]") for at, message in enumerate(messages)
+        ]
     # The engine reports one count for all choices together.
     counted = take(usage, "completion_tokens", int, "usage") if len(choices) == 1 else None
     shared = {
@@ -193,10 +196,10 @@ def _of_choice(
 
 def reasoning_and_content(message: dict[str, Any]) -> tuple[str | None, str | None]:
     """Returns an assistant message's reasoning, under either key, and its content."""
-    reasoning, other, content = (
+    reasoning, reasoning_content, content = (
         take(message, key, str, "message") for key in ("reasoning", "reasoning_content", "content")
     )
-    return first(reasoning, other), content
+    return first(reasoning, reasoning_content), content
 
 
 def finish_reason(logged: str | None) -> str:

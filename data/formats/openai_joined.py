@@ -57,8 +57,8 @@ def _member_of(row: Row | None) -> tuple[str, str]:
     parsed = parse_row(row)
     side = _side(parsed) or _side_of_other_row(parsed)
     if side is None:
-        named = "id" in parsed or "request_id" in parsed
-        raise Reject("incomplete_pair" if named else "no_id")
+        has_id = "id" in parsed or "request_id" in parsed
+        raise Reject("incomplete_pair" if has_id else "no_id")
     key = take_text(parsed, "request_id", "row") or take_text(parsed, "id", "row")
     if key is None:
         raise Reject("no_id")
@@ -87,7 +87,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
     check_completion(answer, request, response)
     choices = response.get("choices")
     holders = [response, *(choices if isinstance(choices, list) else ())]
-    has_ids = any(isinstance(each, dict) and each.get("prompt_token_ids") for each in holders)
+    has_ids = any(isinstance(holder, dict) and holder.get("prompt_token_ids") for holder in holders)
     if request_row is None and not has_ids:
         raise Reject("unmatched_response", "no request with this id, and no prompt ids")
     logged = gateway_fields(answer)

@@ -70,10 +70,10 @@ def parse(record: Record) -> list[Exchange | Reject]:
     outcomes: list[Exchange | Reject] = []
     for index, span in enumerate(_spans(row), start=1):
         try:
-            found = _outcomes(span, record.place)
+            span_outcomes = _outcomes(span, record.place)
         except Reject as reject:
-            found = [Reject(reject.reason, f"span {index}: {reject.detail}".rstrip(": "))]
-        for outcome in found:
+            span_outcomes = [Reject(reject.reason, f"span {index}: {reject.detail}".rstrip(": "))]
+        for outcome in span_outcomes:
             if isinstance(outcome, Exchange):
                 outcome = dataclasses.replace(outcome, choice=len(outcomes))
             outcomes.append(outcome)
@@ -166,10 +166,10 @@ def _tools(logged: dict[str, Any]) -> list[Any] | None:
     tools = unpacked(logged, "gen_ai.tool.definitions", "attributes")
     if not isinstance(tools, list):
         return None
-    for place, tool in enumerate(tools):
+    for index, tool in enumerate(tools):
         if isinstance(tool, dict) and "function" not in tool:
             function = {key: value for key, value in tool.items() if key != "type"}
-            tools[place] = {"type": "function", "function": function}
+            tools[index] = {"type": "function", "function": function}
     return tools
 
 

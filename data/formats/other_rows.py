@@ -103,13 +103,11 @@ def _check_api(row: dict[str, Any], request: dict[str, Any], answer: dict[str, A
             raise Reject("not_a_generation", "the path is not that of a completion")
     if not answer or "choices" in answer or "body" in answer:
         return
-    is_other = (
-        answer.get("object", "chat.completion") not in COMPLETIONS
-        or isinstance(answer.get("type"), str)  # Anthropic
-        or isinstance(answer.get("message"), dict)  # Ollama, Cohere
-        or bool(answer.keys() & OTHER_APIS)
-    )
-    if is_other:
+    is_completion = answer.get("object", "chat.completion") in COMPLETIONS
+    is_anthropic = isinstance(answer.get("type"), str)
+    is_ollama_or_cohere = isinstance(answer.get("message"), dict)
+    has_other_keys = bool(answer.keys() & OTHER_APIS)
+    if not is_completion or is_anthropic or is_ollama_or_cohere or has_other_keys:
         raise Reject("not_a_generation", "the response is another API's")
     if request and all(request.get(key) is None for key in ("messages", "prompt", "body")):
         raise Reject("not_a_generation", "the request has neither messages nor a prompt")

@@ -64,5 +64,7 @@ def _calls_a_tool(request: dict[str, Any]) -> bool:
     if choice == "none" or not isinstance(tools, list) or not tools:
         return False
     functions = [tool.get("function") for tool in tools if isinstance(tool, dict)]
-    strict = any(isinstance(each, dict) and each.get("strict") is True for each in functions)
+    strict = any(
+        isinstance(function, dict) and function.get("strict") is True for function in functions
+    )
     return choice not in (None, "auto") or strict or request.get("parallel_tool_calls") is False

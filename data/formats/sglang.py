@@ -113,7 +113,10 @@ def _exchange(
     took = take_number(about, "e2e_latency", "meta_info") or 0.0
     sampling = take(asked, "sampling_params", dict, "obj") or {}
     labels = take(asked, "custom_labels", dict, "obj") or {}
-    own_session = take(asked, "session_params", dict, "obj") or {}
+    session_params = take(asked, "session_params", dict, "obj") or {}
+    labelled_session = take_text(labels, "session_id", "custom_labels")
+    session_id = labelled_session or take_text(session_params, "id", "session")
+    is_stop_unknown = ended == "stop" and stop_reason is None
     return Exchange(
         place=place,
         prompt_token_ids=prompt_ids,
@@ -123,13 +126,11 @@ def _exchange(
         content=content,
         finish_reason=ended,
         stop_reason=stop_reason,
-        stop_strings=stop_strings(sampling) if ended == "stop" and stop_reason is None else (),
+        stop_strings=stop_strings(sampling) if is_stop_unknown else (),
         completion_tokens=counted,
         # Logged only for a LoRA adapter, whose traffic is not the target's.
         model=take_text(asked, "lora_path", "obj"),
-        session=take_text(labels, "session_id", "custom_labels")
-        or take_text(own_session, "id", "session")
-        or session,
+        session=session_id or session,
         tenant=take_text(labels, "tenant", "custom_labels"),
         route=take_text(labels, "route", "custom_labels"),
         time=None if finished is None else finished - took,
@@ -150,13 +151,13 @@ def _check_whole(holder: dict[str, Any], where: str, keys: tuple[str, ...]) -> N
         raise Reject("text_not_logged", f"no {where}.{keys[0]}; {LEVEL_3}")
     for key in keys:
         value = holder.get(key)
-        cut = (
-            len(value) == 2 * KEPT + len(DOTS) and value[KEPT : KEPT + len(DOTS)] == DOTS
-            if isinstance(value, str)
-            else isinstance(value, list) and DOTS in value
-        )
-        # Levels 1 and 2 write a digest in place of some texts.
-        if cut or (
-            isinstance(value, str) and re.fullmatch(r"<\w+: \d+ chars, blake2b=\w+>", value)
-        ):
+        if isinstance(value, str):
+            has_dots = value[KEPT : KEPT + len(DOTS)] == DOTS
+            is_shortened = has_dots and len(value) == 2 * KEPT + len(DOTS)
+            # Levels 1 and 2 write a digest in place of some texts.
+            is_digest = re.fullmatch(r"<\w+: \d+ chars, blake2b=\w+>", value) is not None
+            is_cut = is_shortened or is_digest
+        else:
+            is_cut = isinstance(value, list) and DOTS in value
+        if is_cut:
             raise Reject("truncated_log", f"{where}.{key} is cut in the middle; {LEVEL_3}")

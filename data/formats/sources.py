@@ -252,12 +252,12 @@ def _below(root: str, not_read: list[str]) -> list[str]:
 
 def _regular(paths: list[str], not_read: list[str]) -> list[str]:
     """Returns the regular files; reading another, such as a named pipe, might never end."""
-    others = [path for path in map(Path, paths) if not path.is_file()]
-    for path in others:
+    irregular = [path for path in map(Path, paths) if not path.is_file()]
+    for path in irregular:
         is_dangling = path.is_symlink() and not path.exists()
         what = "a link to nothing" if is_dangling else "not a regular file"
         not_read.append(f"{path} ({what})")
-    return [path for path in paths if Path(path) not in others]
+    return [path for path in paths if Path(path) not in irregular]
 
 
 def unpacked_name(path: str) -> str:

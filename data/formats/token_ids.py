@@ -28,6 +28,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
         )
     # Texts logged with the ids are used only to compare retokenized text with the ids.
     reasoning, content = reasoning_and_content(row)
+    ended = first(take(row, "finish_reason", str, "row"), "stop")
     return [
         Exchange(
             record.place,
@@ -35,7 +36,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
             completion_token_ids=completion_ids,
             reasoning=reasoning,
             content=content,
-            finish_reason=finish_reason(first(take(row, "finish_reason", str, "row"), "stop")),
+            finish_reason=finish_reason(ended),
             stop_reason=take(row, "stop_reason", (int, str), "row"),
             model=take_text(row, "model", "row"),
             **sampling_of(row, "row"),

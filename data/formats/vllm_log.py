@@ -149,8 +149,8 @@ def _join(file: LogFile, longest: int) -> Iterator[Record | Reject | Place | Non
         request.rows += 1
         if event["stream"] != " (streaming delta)":  # skips deltas: the whole stream's line follows
             request.add(kind, event["rest"])
-        wanted = _CHOICES.match(request.lines.get("received", ""))
-        count = int(wanted[1]) if wanted else 1
+        choices_match = _CHOICES.match(request.lines.get("received", ""))
+        count = int(choices_match[1]) if choices_match else 1
         if len(request.outputs) >= count and "output" in request.outputs[-1]:
             yield waiting.pop(key).record(longest)
         if len(waiting) > MOST_WAITING:
@@ -217,11 +217,11 @@ def _ids_of(rest: str, longest: int) -> list[int]:
     list of ids. So a list as long as the `longest` text or list in the log was cut.
     """
     text = _TEXT.match(rest)
-    found = _IDS.search(rest, text.end() if text else 0)
-    if found is None:
+    ids_match = _IDS.search(rest, text.end() if text else 0)
+    if ids_match is None:
         raise Reject("no_token_ids", FIX)
     try:
-        ids = take_ids({"token_ids": json.loads(found[1])}, "token_ids", "line") or []
+        ids = take_ids({"token_ids": json.loads(ids_match[1])}, "token_ids", "line") or []
     except ValueError:
         raise Reject("incomplete_line", "an invalid list of ids") from None
     if len(ids) == longest:

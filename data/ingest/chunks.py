@@ -133,7 +133,8 @@ class Tally(Sums):
 
     def excuse_halves(self) -> None:
         """Counts rejected halves as `BEYOND_FIRST`, since the other halves may follow."""
-        if excused := sum(self.rejects.pop(reason, 0) for reason in HALVES):
+        excused = sum(self.rejects.pop(reason, 0) for reason in HALVES)
+        if excused:
             self.rejects[BEYOND_FIRST] += excused
 
     def lost(self) -> int:
@@ -189,7 +190,7 @@ class Work:
 
     def _make(self, chunk: Chunk) -> None:
         tally = Tally()
-        kept = None if self.models is None else set(map(model_label, self.models))
+        accepted_models = None if self.models is None else set(map(model_label, self.models))
         if self.guard:
             self.guard.tally = PrivacyTally()
         rows: list[dict[str, Any]] = []
@@ -203,8 +204,12 @@ class Work:
                 tally.extra_choices += len(outcomes) - 1
             for outcome in outcomes:
                 try:
-                    named = outcome.model or isinstance(outcome, Exchange)
-                    if kept is not None and named and model_label(outcome.model) not in kept:
+                    has_model = outcome.model or isinstance(outcome, Exchange)
+                    if (
+                        accepted_models is not None
+                        and has_model
+                        and model_label(outcome.model) not in accepted_models
+                    ):
                         raise Reject("other_model", rows=getattr(outcome, "rows", 1))
                     if isinstance(outcome, Reject):
                         raise outcome
@@ -215,8 +220,8 @@ class Work:
                     assert place is not None
                     tally.add_reject(reject, chunk.format)
                     line = {"reason": reject.reason, "detail": reject.detail}
-                    rows_of_it = {"rows": reject.rows} if reject.rows > 1 else {}
-                    rejects.append({**dataclasses.asdict(place), **line, **rows_of_it})
+                    rows_field = {"rows": reject.rows} if reject.rows > 1 else {}
+                    rejects.append({**dataclasses.asdict(place), **line, **rows_field})
                     continue
                 tally.add(outcome, sequence)
                 rows.append(_table_row(outcome, sequence, self))

@@ -60,6 +60,7 @@ def ingest(
     target_dir: Path,
     traffic: TrafficConfig,
     out_dir: Path,
+    *,
     workers: int | None = None,
     privacy: PrivacyConfig | None = None,
     prefix: str = "",
@@ -115,10 +116,10 @@ def ingest(
             status.update(f"ingest: {sum(records):,} records")
     parts = [part_path(parts_dir, number) for number in range(len(records))]
     is_cut = is_slice or any(file.limit and file.is_read_enough() for file in files)
-    tally, found = _sums(parts, out_dir / REJECTS, is_cut)
+    tally, privacy_tally = _sums(parts, out_dir / REJECTS, is_cut)
     if privacy.mode != "off":
-        found.write(privacy, out_dir / PRIVACY_FILE)
-        console.print(found.line(privacy), soft_wrap=True)
+        privacy_tally.write(privacy, out_dir / PRIVACY_FILE)
+        console.print(privacy_tally.line(privacy), soft_wrap=True)
     try:
         check(tally, traffic, files, out_dir / REJECTS if problems is None else None)
     except OutriderError as error:
@@ -140,7 +141,7 @@ def ingest(
 def _sums(parts: list[Path], rejects_path: Path, is_cut: bool) -> tuple[Tally, PrivacyTally]:
     """Adds up the counts of all parts and writes their rejects."""
     tally = Tally()
-    found = PrivacyTally()
+    privacy_tally = PrivacyTally()
     with publish(rejects_path) as temporary:
         temporary.touch(mode=0o600)
         with temporary.open("w", encoding="utf-8") as rejects:
@@ -150,7 +151,7 @@ def _sums(parts: list[Path], rejects_path: Path, is_cut: bool) -> tuple[Tally, P
                 if is_cut and JOINING & counted.formats.keys():
                     counted.excuse_halves()
                 tally += counted
-                found += PrivacyTally.model_validate(part["privacy"])
+                privacy_tally += PrivacyTally.model_validate(part["privacy"])
                 rejects.writelines(
                     json.dumps(reject, ensure_ascii=False) + "\n" for reject in part["rejects"]
                 )
@@ -158,7 +159,7 @@ def _sums(parts: list[Path], rejects_path: Path, is_cut: bool) -> tuple[Tally, P
         raise AssertionError(
             f"{tally.lost()} of {tally.rows} rows are neither exchanges nor rejects"
         )
-    return tally, found
+    return tally, privacy_tally
 
 
 def _assemble(parts: list[Path], sequences_dir: Path) -> None:
@@ -195,6 +196,7 @@ def _records(
 
 
 def _parts_dir(
+    *,
     out_dir: Path,
     files: list[LogFile],
     traffic: TrafficConfig,
@@ -203,13 +205,14 @@ def _parts_dir(
     target_dir: Path,
 ) -> Path:
     """Returns the folder of parts; keeps those made from the same inputs."""
-    found = (path for pattern in TOKENIZER_FILES for path in target_dir.glob(pattern))
+    tokenizer_files = (path for pattern in TOKENIZER_FILES for path in target_dir.glob(pattern))
+    target_digests = {path.name: path_digest(path) for path in tokenizer_files if path.is_file()}
     inputs = {
         "files": [file.identity() for file in files],
         "traffic": [traffic.format, traffic.model],
         "privacy": privacy.model_dump(mode="json"),
         "privacy key": hashlib.sha256(key).hexdigest(),
-        "target": {path.name: path_digest(path) for path in found if path.is_file()},
+        "target": target_digests,
         "version": PARTS_VERSION,
     }
     parts_dir = out_dir / PARTS
@@ -251,12 +254,12 @@ def check(
     generations = tally.exchanges + sum(
         count for reason, count in tally.rejects.items() if reason not in NOT_GENERATIONS
     )
-    others = tally.not_generations / (tally.not_generations + generations)
-    if others > max(0.5, traffic.max_reject_fraction):
+    other_share = tally.not_generations / (tally.not_generations + generations)
+    if other_share > max(0.5, traffic.max_reject_fraction):
         raise OutriderError(
-            f"{where}: {others:.0%} of the requests failed or are no chat or text completions:"
+            f"{where}: {other_share:.0%} of the requests failed or are no chat or text completions:"
             f" {counts}. traffic.path must name the log of the endpoint's generations; if this is"
-            f" it, set traffic.max_reject_fraction = {math.ceil(100 * others) / 100:g}"
+            f" it, set traffic.max_reject_fraction = {math.ceil(100 * other_share) / 100:g}"
         )
     damaged = sum(
         count for reason, count in tally.rejects.items() if reason not in ASIDE | LEFT_OUT
@@ -268,10 +271,10 @@ def check(
             f"{traffic.max_reject_fraction:g}; correct the log or raise that key"
         )
     logged = [(name, n) for name, n in tally.models.most_common() if name != NOT_LOGGED]
-    named = {model_label(name) for name, _ in logged}
-    if traffic.model is None and len(named) > 1:
+    model_names = {model_label(name) for name, _ in logged}
+    if traffic.model is None and len(model_names) > 1:
         models = ", ".join(f"{name} {count}" for name, count in logged)
         raise OutriderError(
-            f"{where}: the exchanges come from {len(named)} models ({models}); a speculator is "
-            "trained for one. Set traffic.model to it (several names of one model as a list)"
+            f"{where}: the exchanges come from {len(model_names)} models ({models}); a speculator "
+            "is trained for one. Set traffic.model to it (several names of one model as a list)"
         )

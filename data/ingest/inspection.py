@@ -34,6 +34,7 @@ def inspect(
     traffic: TrafficConfig,
     split: SplitConfig,
     scratch: Path,
+    *,
     rows_per_file: int | None = None,
     privacy: PrivacyConfig | None = None,
 ) -> dict[str, Any]:
@@ -76,10 +77,10 @@ def _examples(rejects: Path, counted: Mapping[str, int]) -> dict[str, dict[str, 
         for line in lines:
             reject = json.loads(line)
             excused = reject["reason"] in HALVES and reject["reason"] not in counted
-            place = f"{reject['file']}:{reject['line']}"
+            line_reference = f"{reject['file']}:{reject['line']}"
             examples.setdefault(
                 BEYOND_FIRST if excused else reject["reason"],
-                {"place": place, "detail": reject["detail"]},
+                {"place": line_reference, "detail": reject["detail"]},
             )
     return examples
 
@@ -129,10 +130,10 @@ def _split_advice(summary: Mapping[str, Any], split: SplitConfig) -> list[str]:
     for reasons, fix in fixes.items():
         count = sum(left_out.get(reason, 0) for reason in reasons)
         if count > 0.1 * total:
-            named = " and ".join(reason for reason in reasons if left_out.get(reason))
+            reason_text = " and ".join(reason for reason in reasons if left_out.get(reason))
             advice.append(
                 f"the split leaves out {count:,} of {total:,} exchanges ({count / total:.0%}) as"
-                f" {named}; {fix}"
+                f" {reason_text}; {fix}"
             )
     sessions = summary["heldout"]["sessions"]
     if sessions < ENOUGH_SESSIONS:
@@ -156,11 +157,12 @@ def _fidelity_advice(summary: Mapping[str, Any]) -> list[str]:
     retokenized = summary["fidelity"].get("retokenized", 0)
     advice = []
     prompts = summary["prompt_tokens_against_usage"]
-    if other := prompts.get("different", 0):
+    different_prompts = prompts.get("different", 0)
+    if different_prompts:
         advice.append(
-            f"{other:,} of {sum(prompts.values()):,} prompts without token ids differ in length"
-            " from the engine's count: the endpoint uses another chat template, or a gateway adds"
-            " text. Put the endpoint's template into the target's directory"
+            f"{different_prompts:,} of {sum(prompts.values()):,} prompts without token ids differ"
+            " in length from the engine's count: the endpoint uses another chat template, or a"
+            " gateway adds text. Put the endpoint's template into the target's directory"
         )
     counts = summary["retokenized_against_usage"]
     different = counts.get("different", 0)
@@ -205,7 +207,8 @@ def _remedy(formats: Mapping[str, int]) -> str:
     for names, remedy in KEEP_IDS.items():
         if formats.keys() & set(names):
             text += f". To log exact tokens, {remedy}"
-    if losing := [LOSE_IDS[name] for name in formats if name in LOSE_IDS]:
+    losing = [LOSE_IDS[name] for name in formats if name in LOSE_IDS]
+    if losing:
         text += (
             f". {' and '.join(losing)} {'does' if len(losing) == 1 else 'do'} not keep token ids:"
             " to have exact tokens, log at vLLM or at an OpenAI-style gateway instead"
@@ -220,10 +223,10 @@ def _sampling_advice(summary: Mapping[str, Any]) -> list[str]:
     total = sum(counts.values())
     if not total:
         return []
-    named = ", ".join(f"{name} {count:,}" for name, count in counts.items())
+    reason_counts = ", ".join(f"{name} {count:,}" for name, count in counts.items())
     text = (
         f"{total:,} of {total + summary['exchanges']:,} exchanges are set aside because of how they"
-        f" were sampled ({named}): they are neither trained on nor measured, and the report"
+        f" were sampled ({reason_counts}): they are neither trained on nor measured, and the report"
         " covers only the others (docs/how-to/log-formats.md)"
     )
     if counts.keys() & {"min_p", "other_sampling"}:

@@ -56,21 +56,23 @@ class Unread:
 
 def find_unread(path: str | list[str], position: Mapping[str, int]) -> list[Unread]:
     """Returns the files of `traffic.path` with rows after `position`."""
-    found: dict[str, Unread] = {}
+    by_key: dict[str, Unread] = {}
     for file in log_files(path):
-        each = _unread_of(file, position)
-        if each is not None and (each.key not in found or found[each.key].rows < each.rows):
-            found[each.key] = each
-    return list(found.values())
+        unread_file = _unread_of(file, position)
+        if unread_file is not None and (
+            unread_file.key not in by_key or by_key[unread_file.key].rows < unread_file.rows
+        ):
+            by_key[unread_file.key] = unread_file
+    return list(by_key.values())
 
 
 def unread_rows(unread: Sequence[Unread]) -> int:
     """Returns the number of unread rows in all files."""
-    return sum(each.rows for each in unread)
+    return sum(unread_file.rows for unread_file in unread)
 
 
-def cut(unread: Sequence[Unread], wanted: int, out_dir: Path, skipped: int = 0) -> Position:
-    """Publishes the next `wanted` rows in `out_dir`; returns the position after them.
+def cut(unread: Sequence[Unread], row_limit: int, out_dir: Path, skipped: int = 0) -> Position:
+    """Publishes the next `row_limit` rows in `out_dir`; returns the position after them.
 
     Each file contributes in proportion to its unread rows. The first `skipped` rows, divided among
     the files in the same way, are left out. Only the owner can read the files of the slice.
@@ -79,25 +81,30 @@ def cut(unread: Sequence[Unread], wanted: int, out_dir: Path, skipped: int = 0) 
     after: Position = {}
     with publish(out_dir) as folder:
         folder.mkdir(mode=0o700)
-        passed = given = 0
+        passed = taken = 0
         before = 0
-        for number, each in enumerate(unread):
-            before += each.rows
+        for number, unread_file in enumerate(unread):
+            before += unread_file.rows
             # Differences of rounded running sums, so that the shares add up.
-            skip = min(round(skipped * before / total) - passed, each.rows)
-            take = min(round(min(wanted, total - skipped) * before / total) - given, each.rows)
+            skip = min(round(skipped * before / total) - passed, unread_file.rows)
+            take = min(
+                round(min(row_limit, total - skipped) * before / total) - taken, unread_file.rows
+            )
             passed = passed + skip
-            given = given + take
-            path = folder / f"slice-{number:03d}{_suffix(each.file, each.whole)}"
-            if each.whole:
-                with each.file.stored() as content, path.open("wb") as out:
+            taken = taken + take
+            path = folder / f"slice-{number:03d}{_suffix(unread_file.file, unread_file.whole)}"
+            if unread_file.whole:
+                with unread_file.file.stored() as content, path.open("wb") as out:
                     shutil.copyfileobj(content, out, CHUNK)
-                after[each.key] = each.rows
+                after[unread_file.key] = unread_file.rows
             elif skip or take:
-                with _content(each.file, each.start) as content, path.open("wb") as out:
+                with (
+                    _content(unread_file.file, unread_file.start) as content,
+                    path.open("wb") as out,
+                ):
                     skip_bytes = sum(map(len, itertools.islice(content, skip)))
-                    out.writelines(itertools.islice(content, min(take, each.rows - skip)))
-                    after[each.key] = each.start + skip_bytes + out.tell()
+                    out.writelines(itertools.islice(content, min(take, unread_file.rows - skip)))
+                    after[unread_file.key] = unread_file.start + skip_bytes + out.tell()
         for path in folder.iterdir():
             path.chmod(0o600)
     return after
@@ -106,10 +113,16 @@ def cut(unread: Sequence[Unread], wanted: int, out_dir: Path, skipped: int = 0) 
 def end_of(unread: Sequence[Unread]) -> Position:
     """Returns the position after all unread rows, for tailing only later ones."""
     position: Position = {}
-    for each in unread:
-        with _content(each.file, each.start) as content:
-            read = 0 if each.whole else sum(map(len, itertools.islice(content, each.rows)))
-        position[each.key] = each.rows if each.whole else each.start + read
+    for unread_file in unread:
+        with _content(unread_file.file, unread_file.start) as content:
+            read = (
+                0
+                if unread_file.whole
+                else sum(map(len, itertools.islice(content, unread_file.rows)))
+            )
+        position[unread_file.key] = (
+            unread_file.rows if unread_file.whole else unread_file.start + read
+        )
     return position
 
 

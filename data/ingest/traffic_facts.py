@@ -25,7 +25,7 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         if duplicates["identical"]
         else ""
     )
-    named = (
+    labelled_facts = (
         ("rows", _rows(summary)),
         ("formats", _counts(summary["formats"])),
         ("models", _counts(summary["models"])),
@@ -55,7 +55,7 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
             f" one{copies}",
         ),
     )
-    return [(name, text) for name, text in named if text]
+    return [(name, text) for name, text in labelled_facts if text]
 
 
 def date(time: float) -> str:
@@ -77,9 +77,9 @@ def _rows(summary: Mapping[str, Any]) -> str:
 
 def _counts(counts: Mapping[str, int]) -> str:
     # summary.json has the rest.
-    named = [f"{_short(name)} {count:,}" for name, count in list(counts.items())[:8]]
-    more = len(counts) - len(named)
-    return ", ".join(named) + (f", and {more} more" if more else "")
+    largest = [f"{_short(name)} {count:,}" for name, count in list(counts.items())[:8]]
+    more = len(counts) - len(largest)
+    return ", ".join(largest) + (f", and {more} more" if more else "")
 
 
 def _time(summary: Mapping[str, Any]) -> str:
@@ -89,7 +89,8 @@ def _time(summary: Mapping[str, Any]) -> str:
     text = f"{date(time['first'])} to {date(time['last'])} UTC, {time['hours']:,} hours; "
     text += f"{time['exchanges_per_minute']:g} exchanges a minute, "
     text += f"{time['busiest_minute']:,} in the busiest"
-    if without := summary["without_time"]:
+    without = summary["without_time"]
+    if without:
         text += f"; {without:,} without a time keep their place in the log"
     return text
 

@@ -51,10 +51,16 @@ def profile(sequences_dir: Path, target_dir: Path) -> dict[str, Any]:
     top_k = _counts(table["top_k"])
     sampling["top_k"] = {str(value or "off"): count for value, count in top_k.items()}
     sessions = np.asarray([*_counts(table["session"]).values()])
+    session_kinds = Counter(_counts(table["session_kind"]))
     prompts = _copies(table["prompt_text"])
+    distinct_prompts = len(prompts)
+    prompt_count = int(prompts.sum())
+    prompt_tokens = lengths["prompt"].sum(dtype=np.int64)
+    completion_tokens = lengths["completion"].sum(dtype=np.int64)
+    times = table["time"].drop_null().to_numpy()
     return {
-        "prompt_tokens": int(lengths["prompt"].sum(dtype=np.int64)),
-        "completion_tokens": int(lengths["completion"].sum(dtype=np.int64)),
+        "prompt_tokens": int(prompt_tokens),
+        "completion_tokens": int(completion_tokens),
         "fidelity": _counts(table["fidelity"]),
         "without_time": table["time"].null_count,
         "lengths": {name: _lengths(values) for name, values in lengths.items()},
@@ -64,12 +70,12 @@ def profile(sequences_dir: Path, target_dir: Path) -> dict[str, Any]:
         "sessions": {
             "distinct": len(sessions),
             "most_exchanges": int(sessions.max(initial=0)),
-            "exchanges": dict(Counter(_counts(table["session_kind"])).most_common()),
+            "exchanges": dict(session_kinds.most_common()),
         },
-        "time": _arrivals(table["time"].drop_null().to_numpy()),
+        "time": _arrivals(times),
         "duplicates": {
-            "prompts": int(prompts.sum()),
-            "identical": int(prompts.sum()) - len(prompts),
+            "prompts": prompt_count,
+            "identical": prompt_count - distinct_prompts,
             "most_copies": int(prompts.max(initial=0)),
         },
     }
@@ -103,8 +109,8 @@ def _lengths(lengths: np.ndarray) -> dict[str, Any]:
     if not len(lengths):
         return {"n": 0}
     quantiles = np.quantile(lengths, list(QUANTILES.values()), method="inverted_cdf")
-    named = {name: int(value) for name, value in zip(QUANTILES, quantiles, strict=True)}
-    return {"n": len(lengths), **named, "max": int(lengths.max())}
+    quantile_lengths = {name: int(value) for name, value in zip(QUANTILES, quantiles, strict=True)}
+    return {"n": len(lengths), **quantile_lengths, "max": int(lengths.max())}
 
 
 def _arrivals(times: np.ndarray) -> dict[str, Any] | None:

@@ -55,7 +55,7 @@ def check_traffic(
     table = load_sequences(
         sequences_dir, [sequence_id for sequence_id in ids_of(parts) if sequence_id in captured]
     )
-    report = examine(store, table, parts, load_slices(split_dir), min_on_policy)
+    report = examine(store, table, parts, load_slices(split_dir), min_on_policy=min_on_policy)
     console = Console(stderr=True)
     for line in two_lines(report):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -68,6 +68,7 @@ def examine(
     table: Dataset,
     parts: Mapping[str, Any],
     slices: Slices,
+    *,
     min_on_policy: float | None,
 ) -> dict[str, Any]:
     """Judges all sequences; writes the report and quarantine; returns the report."""
@@ -89,8 +90,10 @@ def examine(
 
     of_slices: dict[str, dict[str, Any]] = {}
     for dimension, names in slices.items():
-        present = {name: rows_N for name, ids in names.items() if len(rows_N := rows(ids))}
-        of_slices[dimension] = {name: described(rows_N) for name, rows_N in present.items()}
+        rows_of_names = {name: rows(ids) for name, ids in names.items()}
+        of_slices[dimension] = {
+            name: described(rows_N) for name, rows_N in rows_of_names.items() if len(rows_N)
+        }
     everything = described(np.arange(len(evidence)))
     report: dict[str, Any] = {
         "min_on_policy": min_on_policy,
@@ -202,13 +205,15 @@ def load_parts(split_dir: Path, features_dir: Path) -> dict[str, Any]:
     missing = set(quarantine.get("not_captured", ()))
     off = set(quarantine["sequences"])
     for name in (name for name in (*PARTS, GENERAL) if name in parts):
-        kept = [sequence_id for sequence_id in parts[name] if sequence_id not in missing | off]
-        if not kept:
+        on_policy_ids = [
+            sequence_id for sequence_id in parts[name] if sequence_id not in missing | off
+        ]
+        if not on_policy_ids:
             raise OutriderError(
                 f"{Path(features_dir) / QUARANTINE}: all {len(parts[name])} sequences of the {name}"
                 " part are quarantined as off-policy or too long; on_policy.json next to it has "
                 "the causes. Correct the log, lower capture.min_on_policy (null: keep all), or "
                 "raise serving.engine.max_model_len"
             )
-        parts[name] = kept
+        parts[name] = on_policy_ids
     return parts

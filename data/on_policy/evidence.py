@@ -110,12 +110,16 @@ class Evidence:
     @classmethod
     def of(cls, store: FeatureStore, table: Dataset) -> "Evidence":
         """Reads the sums of every row of the table from the store."""
+        sums_SPC = np.array([store.scores(sequence_id) for sequence_id in table["sequence_id"]])
+        temperature_S = np.array(table["temperature"], np.float64)  # the table holds float32
+        top_p_S = np.array(table["top_p"], np.float64)
+        retokenized_S = np.array([fidelity == "retokenized" for fidelity in table["fidelity"]])
         return cls(
-            store.score_columns,
-            np.array([store.scores(sequence_id) for sequence_id in table["sequence_id"]]),
-            np.round(np.array(table["temperature"], np.float64), 4),  # the table holds float32
-            np.round(np.array(table["top_p"], np.float64), 4),
-            np.array([fidelity == "retokenized" for fidelity in table["fidelity"]]),
+            columns=store.score_columns,
+            sums_SPC=sums_SPC,
+            temperature_S=np.round(temperature_S, 4),
+            top_p_S=np.round(top_p_S, 4),
+            retokenized_S=retokenized_S,
         )
 
     def __len__(self) -> int:
@@ -239,11 +243,11 @@ def is_own(evidence: Evidence) -> bool:
     difference = abs(evidence.difference())
     z_S = evidence.z()
     spread = z_S.std(ddof=1) if len(evidence) > 1 else 0.0
-    return bool(
-        difference <= max(NEGLIGIBLE_NATS, STANDARD_ERRORS * evidence.standard_error())
-        and spread <= WIDEST_Z + 3 / np.sqrt(2 * max(len(evidence), 1))
-        and evidence.missed() <= MISSED_FOREIGN / 5
-    )
+    largest_difference = max(NEGLIGIBLE_NATS, STANDARD_ERRORS * evidence.standard_error())
+    # A standard deviation of n samples has a standard error of about 1 / sqrt(2 n).
+    widest = WIDEST_Z + 3 / np.sqrt(2 * max(len(evidence), 1))
+    is_centred = difference <= largest_difference and spread <= widest
+    return bool(is_centred and evidence.missed() <= MISSED_FOREIGN / 5)
 
 
 def _cause(evidence: Evidence) -> tuple[str, str]:

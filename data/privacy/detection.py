@@ -212,24 +212,25 @@ class Finder:
             return []
         # Blanks JSON escapes, whose letters would be taken for part of the value after them.
         plain = ESCAPE.sub(lambda escape: " " * len(escape[0]), text) if "\\" in text else text
-        found = list(self._phones(text, plain, before))
+        candidates = list(self._phones(text, plain, before))
         for begin in range(0, max(len(plain) - OVERLAP, 1), PIECE - OVERLAP):
             piece = plain[begin : begin + PIECE]
             for kind, recognizer in self.recognizers.items():
                 there = re.search(SHAPES[kind], piece)
                 for one in recognizer.analyze(piece, [kind]) if there else ():
                     value = piece[one.start : one.end]
-                    kept = value.rstrip(".,;:!?'") if kind == "URL" else value
+                    matched_text = value.rstrip(".,;:!?'") if kind == "URL" else value
                     start = begin + one.start
-                    end = begin + one.start + len(kept)
+                    end = begin + one.start + len(matched_text)
                     context = _words_before(text, start, before)
-                    is_ipv4 = kind == "IP_ADDRESS" and ":" not in kept
+                    is_ipv4 = kind == "IP_ADDRESS" and ":" not in matched_text
                     is_version = bool(context) and context[-1] in VERSION
                     if is_ipv4 and (is_version or _goes_on(text, start, end)):
                         continue  # a version or an OID
-                    score = _base_score(kind, kept, one.score) + BONUS * self._named(kind, context)
-                    found.append(Found(kind, start, end, min(score, 1.0)))
-        sure = [one for one in found if one.score >= self.min_score and _is_whole(plain, one)]
+                    score = _base_score(kind, matched_text, one.score)
+                    score += BONUS if self._named(kind, context) else 0.0
+                    candidates.append(Found(kind, start, end, min(score, 1.0)))
+        sure = [one for one in candidates if one.score >= self.min_score and _is_whole(plain, one)]
         return self._without_overlaps(sure, len(text))
 
     def _named(self, kind: str, context: list[str]) -> bool:
@@ -260,19 +261,19 @@ class Finder:
                     yield Found("PHONE_NUMBER", start, first + match.end, PHONE_SCORE + BONUS)
                     break
 
-    def _without_overlaps(self, found: list[Found], length: int) -> list[Found]:
+    def _without_overlaps(self, candidates: list[Found], length: int) -> list[Found]:
         """Resolves overlaps by score, then length, then the recipe's order of kinds."""
 
         def rank(one: Found) -> tuple[float, int, int, int]:
             return -one.score, one.start - one.end, self.kinds.index(one.kind), one.start
 
-        kept = []
+        disjoint = []
         taken = bytearray(length)
-        for one in sorted(found, key=rank):
+        for one in sorted(candidates, key=rank):
             if not any(taken[one.start : one.end]):
                 taken[one.start : one.end] = b"1" * (one.end - one.start)
-                kept.append(one)
-        return sorted(kept, key=lambda one: one.start)
+                disjoint.append(one)
+        return sorted(disjoint, key=lambda one: one.start)
 
 
 def _base_score(kind: str, value: str, score: float) -> float:
@@ -294,13 +295,13 @@ def _known_regions(regions: list[str]) -> tuple[str, ...]:
     return tuple(regions)
 
 
-def _words_before(text: str, place: int, before: str) -> list[str]:
+def _words_before(text: str, start: int, before: str) -> list[str]:
     """Returns the last words before a value, in lower case.
 
     They come from its line, or from the line above if the value begins its line. Words before an
     earlier long number do not count, so that one label does not apply to a whole row of a table.
     """
-    head = text[max(place - CONTEXT_CHARACTERS, 0) : place]
+    head = text[max(start - CONTEXT_CHARACTERS, 0) : start]
     if len(head) < CONTEXT_CHARACTERS:
         head = before[-CONTEXT_CHARACTERS:] + head
     if "\\" in head:
@@ -339,16 +340,18 @@ def recognizers(kinds: Sequence[str]) -> dict[str, PatternRecognizer]:
     """Returns recognizers by kind, except for telephone numbers (`Finder._phones`)."""
     # Otherwise Presidio logs texts that it could not validate.
     logging.getLogger("presidio-analyzer").addFilter(lambda record: False)
-    found: dict[str, Any] = {}  # Any: mypy rejects replacing Presidio's methods
-    for kind in (each for each in kinds if each != "PHONE_NUMBER"):
+    by_kind: dict[str, Any] = {}  # Any: mypy rejects replacing Presidio's methods
+    for kind in kinds:
+        if kind == "PHONE_NUMBER":
+            continue
         shapes = [Pattern(name, *shape) for name, shape in PATTERNS.get(kind, {}).items()]
-        found[kind] = getattr(predefined_recognizers, CLASSES[kind])(shapes or None)
-        found[kind].global_regex_flags |= regex.ASCII
-    if "EMAIL_ADDRESS" in found:
-        found["EMAIL_ADDRESS"].validate_result = _is_email
-    if "IP_ADDRESS" in found:
-        found["IP_ADDRESS"].invalidate_result = _is_not_public
-    return found
+        by_kind[kind] = getattr(predefined_recognizers, CLASSES[kind])(shapes or None)
+        by_kind[kind].global_regex_flags |= regex.ASCII
+    if "EMAIL_ADDRESS" in by_kind:
+        by_kind["EMAIL_ADDRESS"].validate_result = _is_email
+    if "IP_ADDRESS" in by_kind:
+        by_kind["IP_ADDRESS"].invalidate_result = _is_not_public
+    return by_kind
 
 
 def _is_email(text: str) -> bool:

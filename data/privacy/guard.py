@@ -62,18 +62,18 @@ class PrivacyTally(Sums):
 
     def write(self, config: PrivacyConfig, path: Path) -> None:
         """Publishes the summary with owner-only access, since even counts are confidential."""
-        found: dict[str, dict[str, int]] = {}
+        occurrences: dict[str, dict[str, int]] = {}
         for kind in config.entities:
             fields = ("prompt", "completion", "metadata")
             counts = {field: self.found[f"{kind}.{field}"] for field in fields}
             if any(counts.values()):
-                found[kind] = counts
+                occurrences[kind] = counts
         summary = {
             "mode": config.mode,
             "min_score": config.min_score,
             "looked_for": list(config.entities),
             **self.model_dump(),
-            "found": found,
+            "found": occurrences,
         }
         write_json(path, summary, private=True)
 
@@ -114,39 +114,38 @@ class PrivacyGuard:
         self.tally.exchanges += 1
         prompt_ids = exchange.prompt_token_ids
         completion_ids = exchange.completion_token_ids
+        prompt = _prompt_of(exchange) if prompt_ids is None else self.decode(prompt_ids)
         response = [exchange.reasoning, exchange.content, exchange.tool_calls]
+        completion = response if completion_ids is None else self.decode(completion_ids)
+        metadata = [getattr(exchange, name) for name in METADATA]
         fields = {
-            "prompt": _texts(
-                _prompt_of(exchange) if prompt_ids is None else self.decode(prompt_ids)
-            ),
-            "completion": _texts(
-                response if completion_ids is None else self.decode(completion_ids)
-            ),
-            "metadata": _texts([getattr(exchange, name) for name in METADATA]),
+            "prompt": _texts(prompt),
+            "completion": _texts(completion),
+            "metadata": _texts(metadata),
         }
-        found: set[tuple[str, str]] = set()
+        personal_data: set[tuple[str, str]] = set()
         for field, texts in fields.items():
             values = self._values(texts)
             self.tally.found.update(f"{kind}.{field}" for kind, _ in values)
-            found.update(values)
-        if not found:
+            personal_data.update(values)
+        if not personal_data:
             return exchange
         self.tally.with_any += 1
         if self.config.mode == "surrogate":
-            return self._replaced(exchange, fields, found)
+            return self._replaced(exchange, fields, personal_data)
         answer = "\0".join(text for _, text in fields["completion"])
-        self.tally.in_completion += any(value in answer for _, value in found)
+        self.tally.in_completion += any(value in answer for _, value in personal_data)
         return exchange
 
     def _replaced(
-        self, exchange: Exchange, fields: dict[str, Texts], found: set[tuple[str, str]]
+        self, exchange: Exchange, fields: dict[str, Texts], personal_data: set[tuple[str, str]]
     ) -> Exchange:
         logged_as_text = exchange.messages is not None or exchange.prompt_text is not None
         if logged_as_text and exchange.prompt_token_ids is not None:
             # So far, only the ids have been searched, not the text that replaces them.
-            found.update(self._values(_texts(_prompt_of(exchange))))
+            personal_data.update(self._values(_texts(_prompt_of(exchange))))
         kinds: list[str] = list(self.config.entities)
-        in_order = sorted(found, key=lambda value: (kinds.index(value[0]), value[1]))
+        in_order = sorted(personal_data, key=lambda value: (kinds.index(value[0]), value[1]))
         replacements = self._surrogates.replacements(in_order)
         holds = {
             name: any(replacements.hold(text) for _, text in texts)
@@ -160,7 +159,7 @@ class PrivacyGuard:
         if holds["completion"]:
             self.tally.in_completion += 1
             if not self.config.regenerate:
-                kinds = sorted({kind for kind, _ in found})
+                kinds = sorted({kind for kind, _ in personal_data})
                 self._leave_out(
                     REGENERATE, f"the response contains personal data ({', '.join(kinds)})"
                 )
@@ -215,14 +214,14 @@ class PrivacyGuard:
         ]
 
 
-def privacy_key(config: PrivacyConfig, own: Path) -> bytes:
+def privacy_key(config: PrivacyConfig, default_path: Path) -> bytes:
     """Reads the key for surrogates and digests.
 
-    Without `privacy.key_file`, the key is in the file `own`, which is created if missing.
+    Without `privacy.key_file`, the key is in the file `default_path`, which is created if missing.
     """
-    path = own if config.key_file is None else Path(config.key_file).expanduser()
-    if config.key_file is None and not own.exists():
-        with publish(own) as temporary:
+    path = default_path if config.key_file is None else Path(config.key_file).expanduser()
+    if config.key_file is None and not default_path.exists():
+        with publish(default_path) as temporary:
             temporary.touch(mode=0o600)
             temporary.write_bytes(os.urandom(32))
     try:
@@ -246,14 +245,14 @@ def _prompt_of(exchange: Exchange) -> list[Any]:
 
 def _texts(value: Any) -> Texts:
     """Lists the strings, keys and long integers of a JSON value as `Texts`."""
-    found: Texts = []
+    texts: Texts = []
 
     def note(text: str, key: str) -> str:
-        found.append((key, text))
+        texts.append((key, text))
         return text
 
     _mapped(value, note)
-    return found
+    return texts
 
 
 def _mapped(value: Any, change: Callable[[str, str], str], key: str = "") -> Any:

@@ -62,8 +62,8 @@ def regenerate(
     `batch_tokens` limits the prompt tokens of a batch; an interruption loses at most one batch.
     """
     path = Path(out_dir) / FILE
-    found = read_json(path) if path.exists() else {}
-    answers: dict[str, list[int]] = found["answers"] if found.get("source") == source else {}
+    stored = read_json(path) if path.exists() else {}
+    answers: dict[str, list[int]] = stored["answers"] if stored.get("source") == source else {}
     console = Console(stderr=True, highlight=False)
     missing = [row for row in rows if row.row_id not in answers]
     for batch in batches(missing, batch_tokens):

@@ -156,16 +156,16 @@ def respell(text: str, core: str) -> str:
     Case, separators and preceding characters, such as a country code, are kept.
     """
     characters = list(text)
-    places = [place for place, character in enumerate(text) if character.isalnum()]
-    for place, character in zip(reversed(places), reversed(core), strict=False):
-        characters[place] = character.lower() if characters[place].islower() else character
+    alphanumeric_indices = [index for index, character in enumerate(text) if character.isalnum()]
+    for index, character in zip(reversed(alphanumeric_indices), reversed(core), strict=False):
+        characters[index] = character.lower() if characters[index].islower() else character
     return "".join(characters)
 
 
-def _like(text: str, rng: random.Random, kept: int = 0) -> str:
-    """Redraws digits and letters, keeping case, after the first `kept` characters."""
-    drawn = text[:kept]
-    for character in text[kept:]:
+def _like(text: str, rng: random.Random, prefix_length: int = 0) -> str:
+    """Redraws digits and letters, keeping case, after the first `prefix_length` characters."""
+    drawn = text[:prefix_length]
+    for character in text[prefix_length:]:
         if character.isdigit():
             character = str(rng.randrange(10))
         elif character.isalpha():

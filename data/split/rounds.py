@@ -27,6 +27,7 @@ from outrider.data.split.split import BEGAN_EARLIER, SEEN
 def choose_sequences(
     newer: Sequence[str],
     older: Sequence[str],
+    *,
     most: int,
     older_share: float,
     seed: int,
@@ -41,8 +42,8 @@ def choose_sequences(
     count = min(most, round(len(newer) / (1 - older_share)))
     sample = min(round(older_share * count), len(older))
     drawn = _shared_out(random.Random(seed).sample(older, len(older)), sample, owners)
-    kept = _shared_out(newer[::-1], most - sample, owners)
-    return [*(name for name in older if name in drawn), *(name for name in newer if name in kept)]
+    newest = _shared_out(newer[::-1], most - sample, owners)
+    return [*(name for name in older if name in drawn), *(name for name in newer if name in newest)]
 
 
 def _shared_out(names: Sequence[str], count: int, owners: Mapping[str, str]) -> set[str]:
@@ -92,9 +93,9 @@ def training_parts(
         validation = [row for row in order if sessions[row] in later]
     else:
         validation = order[-max(round(len(order) * validation_fraction), 1) :]
-    others = set(order) - set(validation)
+    training_rows = set(order) - set(validation)
     return {
-        "train": [ids[row] for row in order if row in others],
+        "train": [ids[row] for row in order if row in training_rows],
         "validation": [ids[row] for row in validation],
     }
 
@@ -117,7 +118,7 @@ def unseen(trained: Dataset, newest: Dataset, gap_minutes: float, similarity: fl
     # Boilerplate is determined on the newest traffic only. After a shift, few training prompts have
     # the new template, so it would not count if both were used, and new prompts would look alike.
     similar = SimilarPrompts(trained["prompt_text"], similarity, newest["prompt_text"])
-    kept: dict[str, str] = {}
+    unseen_sessions: dict[str, str] = {}
     left_out: Counter[str] = Counter()
     for name, session, prompt in zip(
         newest["sequence_id"], sessions[len(trained) :], newest["prompt_text"], strict=True
@@ -127,5 +128,5 @@ def unseen(trained: Dataset, newest: Dataset, gap_minutes: float, similarity: fl
         elif similar.holds(prompt):
             left_out[SEEN["train"]] += 1
         else:
-            kept[name] = session
-    return Unseen(kept, dict(left_out))
+            unseen_sessions[name] = session
+    return Unseen(unseen_sessions, dict(left_out))

@@ -32,21 +32,21 @@ def name_slices(table: Dataset) -> Slices:
     """
     ids = table["sequence_id"][:]
     unchanged = ("tenant", "route", "fidelity")
-    named = {field: [value or "not logged" for value in table[field]] for field in unchanged}
+    slice_names = {field: [value or "not logged" for value in table[field]] for field in unchanged}
     sampling = zip(
         _rounded(table["temperature"]), _rounded(table["top_p"]), table["top_k"], strict=True
     )
-    named["sampling"] = [
+    slice_names["sampling"] = [
         f"temperature {temperature:g}, top_p {top_p:g}" + (f", top_k {top_k}" if top_k else "")
         for temperature, top_p, top_k in sampling
     ]
-    named["template"] = name_templates(table["prompt_text"][:])
+    slice_names["template"] = name_templates(table["prompt_text"][:])
     slices: Slices = {}
-    for dimension, names in named.items():
-        kept = {name for name, _ in Counter(names).most_common(20)}
+    for dimension, names in slice_names.items():
+        frequent_names = {name for name, _ in Counter(names).most_common(20)}
         groups: defaultdict[str, list[str]] = defaultdict(list)
         for sequence_id, name in zip(ids, names, strict=True):
-            groups[name if name in kept else "others"].append(sequence_id)
+            groups[name if name in frequent_names else "others"].append(sequence_id)
         slices[dimension] = dict(sorted(groups.items(), key=lambda item: -len(item[1])))
     return slices
 

@@ -60,12 +60,14 @@ def split(
     divided = divide(table, split)
     ids = table["sequence_id"][:]
     logged = table["session"][:]
-    kept = sorted(row for part in PARTS for row in divided.parts[part])
+    rows_in_parts = sorted(row for part in PARTS for row in divided.parts[part])
     result: dict[str, Any] = {
         **{part: [ids[row] for row in divided.parts[part]] for part in PARTS},
         "left_out": {ids[row]: divided.left_out[row] for row in sorted(divided.left_out)},
         "sessions": {
-            ids[row]: divided.sessions[row] for row in kept if divided.sessions[row] != logged[row]
+            ids[row]: divided.sessions[row]
+            for row in rows_in_parts
+            if divided.sessions[row] != logged[row]
         },
         "summary": describe(table, divided),
     }
@@ -172,9 +174,9 @@ def _sample(
     rows = parts[part]
     if limit is None or len(rows) <= limit:
         return
-    kept = set(random.Random(f"0 {part}").sample(rows, limit))
-    parts[part] = [row for row in rows if row in kept]
-    left_out.update((row, f"max_{part}_sequences") for row in rows if row not in kept)
+    sampled_rows = set(random.Random(f"0 {part}").sample(rows, limit))
+    parts[part] = [row for row in rows if row in sampled_rows]
+    left_out.update((row, f"max_{part}_sequences") for row in rows if row not in sampled_rows)
 
 
 def describe(table: Dataset, divided: Divided) -> dict[str, Any]:
@@ -188,11 +190,13 @@ def describe(table: Dataset, divided: Divided) -> dict[str, Any]:
     described: dict[str, Any] = {}
     for part, rows in parts.items():
         logged = [times[row] for row in rows if times[row] is not None]
+        tokens = sum(lengths[row] for row in rows)
+        prompt_tokens = sum(starts[row] for row in rows)
         described[part] = {
             "sequences": len(rows),
             "sessions": len({sessions[row] for row in rows}),
-            "tokens": sum(lengths[row] for row in rows),
-            "completion_tokens": sum(lengths[row] - starts[row] for row in rows),
+            "tokens": tokens,
+            "completion_tokens": tokens - prompt_tokens,
             "first_time": logged[0] if logged else None,
             "last_time": logged[-1] if logged else None,
         }
@@ -223,17 +227,17 @@ def add_general(
     order = sorted(
         range(len(ids)), key=lambda row: (first_times[sessions[row]], sessions[row], times[row])
     )
-    kept = max(1, min(split.max_general_sequences, len(order) // 5))
-    heldout = order[-kept:]
-    rest = order[:-kept]
+    heldout_count = max(1, min(split.max_general_sequences, len(order) // 5))
+    heldout = order[-heldout_count:]
+    rest = order[:-heldout_count]
     straddling = {sessions[row] for row in heldout}
     rest = [row for row in rest if sessions[row] not in straddling]
     share = split.general_share
-    wanted = round(share / (1 - share) * len(parts["train"]))
-    place = {sequence_id: row for row, sequence_id in enumerate(customers["sequence_id"])}
+    general_count = round(share / (1 - share) * len(parts["train"]))
+    row_of = {sequence_id: row for row, sequence_id in enumerate(customers["sequence_id"])}
     customers_prompts = customers["prompt_text"][:]
     customers_sessions = customers["session"][:]
-    later = [place[sequence_id] for part in PARTS[1:] for sequence_id in parts[part]]
+    later = [row_of[sequence_id] for part in PARTS[1:] for sequence_id in parts[part]]
     measured_sessions = {customers_sessions[row] for row in later}
     measured_prompts = SimilarPrompts(
         [customers_prompts[row] for row in later],
@@ -246,8 +250,8 @@ def add_general(
         for row in random.Random("0 general").sample(rest, len(rest))
         if logged[row] not in measured_sessions and not measured_prompts.holds(prompts[row])
     )
-    chosen = list(itertools.islice(free, wanted))
-    trained = [customers_prompts[place[sequence_id]] for sequence_id in parts["train"]]
+    chosen = list(itertools.islice(free, general_count))
+    trained = [customers_prompts[row_of[sequence_id]] for sequence_id in parts["train"]]
     trained += [prompts[row] for row in chosen]
     seen = SimilarPrompts(
         trained, split.near_duplicate_similarity, [*trained, *(prompts[row] for row in heldout)]
@@ -267,6 +271,6 @@ def add_general(
     summary[GENERAL] = {
         "sequences": len(ids),
         "trained_on": len(chosen),
-        "wanted": wanted,
+        "wanted": general_count,
         "measured_on": len(measured),
     }

@@ -46,8 +46,8 @@ def as_the_engine_reads(
         for message in read
         if message["role"] in ("developer", "system") and message["content"]
     ]
-    others = [message for message in read if message["role"] not in ("developer", "system")]
-    return [{"role": "system", "content": "\n\n".join(system)}, *others]
+    conversation = [message for message in read if message["role"] not in ("developer", "system")]
+    return [{"role": "system", "content": "\n\n".join(system)}, *conversation]
 
 
 def _read(message: dict[str, Any]) -> dict[str, Any]:

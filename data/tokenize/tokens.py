@@ -141,10 +141,11 @@ class SequenceBuilder:
         temperature, top_p, top_k = self._sampling(exchange)
         counted = exchange.completion_tokens
         counted_before = exchange.prompt_tokens
+        fidelity = "exact" if exact else "retokenized"
         return TokenSequence(
             token_ids=[*prompt_ids, *completion_ids],
             completion_start=len(prompt_ids),
-            fidelity=REGENERATE if exchange.regenerate else "exact" if exact else "retokenized",
+            fidelity=REGENERATE if exchange.regenerate else fidelity,
             prompt_text=prompt_text,
             temperature=temperature,
             top_p=top_p,
@@ -196,10 +197,10 @@ class SequenceBuilder:
             return ids, text
         if not exchange.template_arguments.get("continue_final_message"):
             opened = text.endswith(OPENED)
-            other = text.removesuffix(OPENED) if opened else text + OPENED
-            other_ids = self._encode(other)
-            if len(other_ids) == counted:
-                return other_ids, other
+            alternative = text.removesuffix(OPENED) if opened else text + OPENED
+            alternative_ids = self._encode(alternative)
+            if len(alternative_ids) == counted:
+                return alternative_ids, alternative
         return ids, text
 
     def decode(self, token_ids: list[int]) -> str:

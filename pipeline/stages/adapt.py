@@ -82,8 +82,8 @@ def _round(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any
     chosen = choose_sequences(
         [name for window in newer for name in usable_ids(window)],
         [name for window in older for name in usable_ids(window)],
-        ROUND_WINDOWS * recipe.adapt.window,
-        OLDER_SHARE,
+        most=ROUND_WINDOWS * recipe.adapt.window,
+        older_share=OLDER_SHARE,
         seed=plan["number"],
         owners=owners,
     )

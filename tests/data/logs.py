@@ -76,6 +76,6 @@ def write_log(path: Path, rows) -> Path:
 def read_exchanges(files: Sequence[LogFile], name: str = "auto") -> Iterator[Exchange | Reject]:
     """Every outcome of a few files."""
     with tempfile.TemporaryDirectory() as scratch:
-        for found, its_files in files_by_format(files, name).items():
-            for item in read_records(found, its_files, Path(scratch)):
-                yield from [item] if isinstance(item, Reject) else parse_record(found, item)
+        for format_name, its_files in files_by_format(files, name).items():
+            for item in read_records(format_name, its_files, Path(scratch)):
+                yield from [item] if isinstance(item, Reject) else parse_record(format_name, item)

@@ -42,11 +42,11 @@ def test_what_cannot_be_captured_is_refused_before_an_engine_starts(
     features = FeatureSpec((FeatureStream(stream, width),))
     with pytest.raises(OutriderError, match=message):
         capture(
-            target,
-            sequences,
-            parts,
-            CaptureConfig(),
-            engine,
+            target=target,
+            sequences_dir=sequences,
+            parts=parts,
+            capture=CaptureConfig(),
+            engine=engine,
             out_dir=tmp_path / "out",
             features=features,
         )

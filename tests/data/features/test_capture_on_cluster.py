@@ -50,11 +50,11 @@ def traffic(nano_r1, tmp_path_factory):
 
 def run(nano_r1, traffic, out_dir, cluster=None):
     return capture(
-        TargetConfig(model=str(nano_r1)),
-        traffic / "sequences",
-        read_json(traffic / "parts.json"),
-        SMALL,
-        ENGINE,
+        target=TargetConfig(model=str(nano_r1)),
+        sequences_dir=traffic / "sequences",
+        parts=read_json(traffic / "parts.json"),
+        capture=SMALL,
+        engine=ENGINE,
         out_dir=out_dir,
         features=FEATURES,
         cluster=cluster,

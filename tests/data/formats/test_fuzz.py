@@ -77,9 +77,9 @@ def other_value(rng: random.Random, content: bytes) -> bytes:
 def other_bytes(rng: random.Random, content: bytes) -> bytes:
     """Bytes flipped, lost, added or cut off, or a piece of another log."""
     at = rng.randrange(len(content) + 1)
-    other = rng.choice(CONTENTS)
+    another_log = rng.choice(CONTENTS)
     piece = rng.choice((b"\xff", b"\x00", b'"', b"\\", b"{", b"]", b"\n", b"\r\n", b"'"))
-    begin = rng.randrange(len(other) + 1)
+    begin = rng.randrange(len(another_log) + 1)
     end = rng.randint(1, 2000)
     return rng.choice(
         [
@@ -88,7 +88,7 @@ def other_bytes(rng: random.Random, content: bytes) -> bytes:
             content[:at] + piece + content[at:],
             content[:at],
             content[at:],
-            content[:at] + other[begin : begin + end] + content[at:],
+            content[:at] + another_log[begin : begin + end] + content[at:],
         ]
     )
 
@@ -139,9 +139,9 @@ def test_a_damaged_log_is_read_to_its_end(builder, tmp_path, index, seed):
     rng = random.Random(seed)
     path = tmp_path / FILES[index].name
     path.write_bytes(damaged(rng, CONTENTS[index]))
-    own = FOLDERS[FILES[index].relative_to(GOLDEN).parts[0]]
+    format_name = FOLDERS[FILES[index].relative_to(GOLDEN).parts[0]]
     began = time.monotonic()
-    for name in (own, "auto", rng.choice(list(FORMATS))):
+    for name in (format_name, "auto", rng.choice(list(FORMATS))):
         try:
             outcomes = checked(path, name, tmp_path)
         except OutriderError:  # a damaged container (Parquet, Arrow), whose rows are unknown

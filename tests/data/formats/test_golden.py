@@ -65,7 +65,7 @@ def test_a_golden_log_gives_its_expected_outcomes(folder, builder, expected, tmp
     assert set(files_by_format(files)) == {FOLDERS[folder]}
     items = list(read_records(FOLDERS[folder], files, tmp_path))
     assert sum(item.rows for item in items) == sum(file.rows for file in files) > 0
-    found = []
+    outcome_records = []
     for item in items:
         rows = {"rows": item.rows} if item.rows > 1 else {}
         if isinstance(item, Record):
@@ -73,19 +73,19 @@ def test_a_golden_log_gives_its_expected_outcomes(folder, builder, expected, tmp
             outcomes = parse_record(FOLDERS[folder], item)
         else:
             outcomes = [item]
-        found += [described(outcome, builder) | rows for outcome in outcomes]
-    told = " ".join(outcome.get("detail", "") for outcome in found)
-    assert not any(word in told for word in CUSTOMERS_WORDS)
+        outcome_records += [described(outcome, builder) | rows for outcome in outcomes]
+    details = " ".join(outcome.get("detail", "") for outcome in outcome_records)
+    assert not any(word in details for word in CUSTOMERS_WORDS)
     if os.environ.get("WRITE_GOLDEN"):
-        expected[folder] = found
-    assert found == expected[folder]
+        expected[folder] = outcome_records
+    assert outcome_records == expected[folder]
 
 
 def described(outcome: Exchange | Reject, builder: SequenceBuilder) -> dict:
     """An outcome as JSON: what was logged, and what the training sequence says."""
-    place = f"{Path(outcome.place.file).relative_to(GOLDEN)}:{outcome.place.line}"
+    row_reference = f"{Path(outcome.place.file).relative_to(GOLDEN)}:{outcome.place.line}"
     if isinstance(outcome, Reject):
-        return {"at": place, "reason": outcome.reason, "detail": outcome.detail}
+        return {"at": row_reference, "reason": outcome.reason, "detail": outcome.detail}
     fields = {
         field.name: getattr(outcome, field.name)
         for field in dataclasses.fields(outcome)
@@ -99,7 +99,7 @@ def described(outcome: Exchange | Reject, builder: SequenceBuilder) -> dict:
     else:
         completion = builder.decode(sequence.token_ids[sequence.completion_start :])
         built = {"prompt": sequence.prompt_text, "completion": completion}
-    return json.loads(json.dumps({"at": place, **fields, "tokens": built}))
+    return json.loads(json.dumps({"at": row_reference, **fields, "tokens": built}))
 
 
 ASKED, ANSWERED = "When is the library open?", "From 10:00 to 13:00."
@@ -127,8 +127,8 @@ def test_a_folder_of_save_to_disk(tmp_path, data_set):
     data_set.save_to_disk(tmp_path / "saved")
     files = log_files(str(tmp_path / "saved"))
     assert {file.path.rpartition(".")[2] for file in files} == {"arrow"}
-    found = sorted(exchange.content for exchange in read_exchanges(files))
-    assert found == [f"{ANSWERED} {number}" for number in range(5)]
+    contents = sorted(exchange.content for exchange in read_exchanges(files))
+    assert contents == [f"{ANSWERED} {number}" for number in range(5)]
 
 
 TOOL = {"type": "function", "function": {"name": "opening_hours", "parameters": {}}}

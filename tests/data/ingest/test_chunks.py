@@ -66,7 +66,14 @@ class Ending(Work):
     [(-signal.SIGKILL, "status -9: it was killed, .*memory"), (1, "1; its message is above")],
 )
 def test_only_a_killed_worker_is_said_to_lack_memory(code, message):
-    work = Ending(Path(), None, PrivacyConfig(), b"", Path(), {})
+    work = Ending(
+        target_dir=Path(),
+        models=None,
+        privacy=PrivacyConfig(),
+        key=b"",
+        parts_dir=Path(),
+        file_numbers={},
+    )
     chunks = [Chunk(number, str(code), []) for number in range(3)]
     with pytest.raises(OutriderError, match=message) as raised:
         list(make_parts(chunks, work, workers=2))

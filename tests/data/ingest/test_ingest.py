@@ -304,8 +304,8 @@ def test_an_interrupted_ingest_goes_on(text_target, log, tmp_path, small_chunks,
 
 def test_parts_of_other_inputs_are_not_used(text_target, log, tmp_path, monkeypatch):
     monkeypatch.setattr("outrider.data.ingest.ingest.check", None)  # stops before the table
-    other = shutil.copytree(text_target, tmp_path / "target")
-    (other / "generation_config.json").write_text('{"temperature": 0.5}')
+    changed_target = shutil.copytree(text_target, tmp_path / "target")
+    (changed_target / "generation_config.json").write_text('{"temperature": 0.5}')
     longer = tmp_path / "longer.jsonl"
     longer.write_bytes(log.read_bytes() + b"\n")
     stamps = []
@@ -313,7 +313,7 @@ def test_parts_of_other_inputs_are_not_used(text_target, log, tmp_path, monkeypa
         (text_target, log, {}),
         (text_target, log, {"model": "nano-r1"}),
         (text_target, longer, {}),
-        (other, log, {}),
+        (changed_target, log, {}),
     ):
         with pytest.raises(TypeError):
             ingested(target, path, tmp_path / "out", **config)

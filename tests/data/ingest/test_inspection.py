@@ -26,25 +26,27 @@ def look_at(text_target, tmp_path):
         for name, rows in logs.items():
             write_log(tmp_path / f"{name}.jsonl", rows)
         config = TrafficConfig(path=str(tmp_path / "*.jsonl"))
-        return inspect(text_target, config, SplitConfig(), tmp_path / "scratch", rows_per_file)
+        return inspect(
+            text_target, config, SplitConfig(), tmp_path / "scratch", rows_per_file=rows_per_file
+        )
 
     return inspected
 
 
 def test_a_damaged_log_is_described_and_its_problem_said(look_at, tmp_path):
     sessions = daily(30, request__metadata__session_id=lambda index: f"s{index // 2}")
-    found = look_at(log=[DAMAGED[0], *sessions, *DAMAGED[1:]])
-    assert found["rejects"] == {"incomplete_pair": 2, "not_json": 1}
-    assert found["reject_examples"]["incomplete_pair"] == {
+    description = look_at(log=[DAMAGED[0], *sessions, *DAMAGED[1:]])
+    assert description["rejects"] == {"incomplete_pair": 2, "not_json": 1}
+    assert description["reject_examples"]["incomplete_pair"] == {
         "place": f"{tmp_path}/log.jsonl:32",
         "detail": "no response",
     }
-    (problem,) = found["problems"]
+    (problem,) = description["problems"]
     assert (
         "3 of 33 rows rejected (incomplete_pair 2, not_json 1). That is 9.1%" in problem
         and "scratch" not in problem
     )
-    assert "Ada" not in json.dumps(found)
+    assert "Ada" not in json.dumps(description)
 
 
 def test_nothing_of_a_log_is_obeyed_by_a_terminal():
@@ -70,10 +72,15 @@ def test_users_are_cut_into_sessions_and_small_traffic_is_named(look_at):
         "request__metadata": lambda index: None,
         "request__user": lambda index: f"user-{index // 3 % 4}",
     }
-    found = look_at(log=daily(60, **fields))
-    assert found["sessions"]["exchanges"] == {"user": 60} and found["sessions"]["distinct"] == 4
-    assert found["split"]["left_out"] == {} and found["split"]["heldout"]["sessions"] == 4
-    small, *_ = found["advice"]
+    description = look_at(log=daily(60, **fields))
+    assert (
+        description["sessions"]["exchanges"] == {"user": 60}
+        and description["sessions"]["distinct"] == 4
+    )
+    assert (
+        description["split"]["left_out"] == {} and description["split"]["heldout"]["sessions"] == 4
+    )
+    small, *_ = description["advice"]
     assert "at least 5 held-out sessions, about 25 in the log" in small and "about 150" in small
 
 
@@ -98,11 +105,11 @@ def test_the_first_rows_of_two_halves(look_at):
         {"id": f"chatcmpl-r{number}", "model": "r1", "created": 1000 + number, "choices": [CHOICE]}
         for number in reversed(range(40))
     ]
-    found = look_at(rows_per_file=30, requests=requests, responses=responses)
+    description = look_at(rows_per_file=30, requests=requests, responses=responses)
     # 0 to 29 are requests, 39 to 10 are responses: the other halves follow the rows that were read.
-    assert (found["rows"], found["exchanges"], found["joined"]) == (60, 20, 20)
-    assert found["rejects"] == {"beyond_first": 20} and found["problems"] == []
-    assert set(found["reject_examples"]) == {"beyond_first"}
+    assert (description["rows"], description["exchanges"], description["joined"]) == (60, 20, 20)
+    assert description["rejects"] == {"beyond_first": 20} and description["problems"] == []
+    assert set(description["reject_examples"]) == {"beyond_first"}
 
 
 @pytest.fixture
@@ -128,13 +135,15 @@ def counted(look_at, tmp_path):
 
 
 def test_a_log_of_another_model_is_said_to_be_one(counted):
-    found = counted(wrong_prompts=31, wrong_completions=20)
-    wrong = found["wrong_target"]
+    description = counted(wrong_prompts=31, wrong_completions=20)
+    wrong = description["wrong_target"]
     assert wrong.startswith("this target has probably not written this log (model in the log: nano")
     assert "31 of the 60 sequences with a logged token count" in wrong
     assert "another chat template" in wrong  # most completions have the logged length
     assert "chat template" not in counted(60, 60)["wrong_target"]
-    assert not [text for text in found["advice"] if "tokenized again" in text or "prompts" in text]
+    assert not [
+        text for text in description["advice"] if "tokenized again" in text or "prompts" in text
+    ]
     assert counted(30, 30)["wrong_target"] is None
 
 

@@ -68,12 +68,12 @@ def test_every_line_is_read_once_however_the_log_is_rotated(tmp_path, seed):
         rng.choice([logging.log, logging.log, logging.rotate])()
         unread = find_unread(str(logging.folder), position)
         assert unread_rows(unread) == len(logging.written) - len(read)
-        wanted = rng.randrange(1, 40)
-        if unread_rows(unread) < wanted:
+        row_limit = rng.randrange(1, 40)
+        if unread_rows(unread) < row_limit:
             continue
-        position |= cut(unread, wanted, tmp_path / str(number))
+        position |= cut(unread, row_limit, tmp_path / str(number))
         rows = read_slice(tmp_path / str(number))
-        assert len(rows) == wanted
+        assert len(rows) == row_limit
         read += rows
     if unread := find_unread(str(logging.folder), position):
         cut(unread, unread_rows(unread), tmp_path / "rest")

@@ -38,8 +38,8 @@ def test_lengths_are_those_of_the_table(text_target, builder, tmp_path):
         ],
     }
     for name, lengths in expected.items():
-        told = summary["lengths"][name]
-        assert (told["n"], told["max"]) == (len(lengths), max(lengths))
-        assert told["p50"] == sorted(lengths)[(len(lengths) - 1) // 2]
+        measured_lengths = summary["lengths"][name]
+        assert (measured_lengths["n"], measured_lengths["max"]) == (len(lengths), max(lengths))
+        assert measured_lengths["p50"] == sorted(lengths)[(len(lengths) - 1) // 2]
     assert summary["time"]["busiest_minute"] == 5
     assert (summary["duplicates"]["identical"], summary["duplicates"]["most_copies"]) == (3, 4)

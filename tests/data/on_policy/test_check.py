@@ -114,8 +114,10 @@ def captured(engine, nano_r1, run, config, features=ONLY_FINAL):
 def judged(engine, nano_r1, sequences):
     """Summaries of the capture and of the check, and its report."""
     summary = captured(engine, nano_r1, sequences, SMALL_SHARDS, features=LAYERS)
-    kept = check_traffic(sequences / "sequences", sequences, sequences / "features", MIN_ON_POLICY)
-    return summary, kept, json.loads((sequences / "features" / "on_policy.json").read_text())
+    checked = check_traffic(
+        sequences / "sequences", sequences, sequences / "features", MIN_ON_POLICY
+    )
+    return summary, checked, json.loads((sequences / "features" / "on_policy.json").read_text())
 
 
 @pytest.mark.engine

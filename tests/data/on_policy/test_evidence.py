@@ -165,9 +165,9 @@ def test_its_own_text_is_its_own(temperature, top_p):
 
 def test_few_sequences_of_another_kind_are_told_from_the_rest():
     toy = ToyTarget()
-    own = [toy.evidence(toy.drawn()) for _ in range(2)]
+    on_policy = [toy.evidence(toy.drawn()) for _ in range(2)]
     foreign = toy.evidence(another_model(toy)).take(slice(0, 12))
-    verdict = judge(together(*own, foreign))
+    verdict = judge(together(*on_policy, foreign))
     assert (verdict.own, verdict.cause) == (False, "foreign")
     assert verdict.text.startswith(f"12 of {2 * SEQUENCES + 12} sequences are off-policy: ")
 

@@ -62,7 +62,7 @@ def toy():
 
 
 @pytest.fixture
-def own(toy):
+def on_policy(toy):
     return toy.evidence(toy.drawn())
 
 
@@ -79,8 +79,8 @@ def slices_of(table):
     return {"tenant": tenants, "route": {"only": ids}}
 
 
-def test_the_foreign_slice_is_named_and_set_aside(own, foreign, tmp_path):
-    store, table = store_of({"own": own, "foreign": foreign.take(slice(0, 20))}, tmp_path)
+def test_the_foreign_slice_is_named_and_set_aside(on_policy, foreign, tmp_path):
+    store, table = store_of({"own": on_policy, "foreign": foreign.take(slice(0, 20))}, tmp_path)
     report = examine(store, table, parts_of(table), slices_of(table), min_on_policy=0.95)
     tenants = report["slices"]["tenant"]
     assert tenants["own"]["verdict"]["own"] is True and tenants["own"]["quarantined"] == 0
@@ -114,8 +114,10 @@ def test_parts_are_loaded_without_what_is_set_aside(tmp_path):
         load_parts(tmp_path, tmp_path)
 
 
-def test_a_run_stops_where_most_is_foreign(own, foreign, tmp_path):
-    _, table = store_of({"own": own.take(slice(0, 10)), "foreign": foreign}, tmp_path / "features")
+def test_a_run_stops_where_most_is_foreign(on_policy, foreign, tmp_path):
+    _, table = store_of(
+        {"own": on_policy.take(slice(0, 10)), "foreign": foreign}, tmp_path / "features"
+    )
     table.save_to_disk(tmp_path / "sequences")
     (tmp_path / "parts.json").write_text(json.dumps(parts_of(table)))
     (tmp_path / "slices.json").write_text(json.dumps(slices_of(table)))
@@ -124,5 +126,5 @@ def test_a_run_stops_where_most_is_foreign(own, foreign, tmp_path):
         match=r"60 of 70 captured sequences are off-policy .*null: keep",
     ):
         check_traffic(tmp_path / "sequences", tmp_path, tmp_path / "features", 0.95)
-    kept = check_traffic(tmp_path / "sequences", tmp_path, tmp_path / "features", None)
-    assert kept["quarantined"] == 0 and kept["verdict"]["cause"] == "foreign"
+    outcome = check_traffic(tmp_path / "sequences", tmp_path, tmp_path / "features", None)
+    assert outcome["quarantined"] == 0 and outcome["verdict"]["cause"] == "foreign"

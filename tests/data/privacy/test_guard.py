@@ -59,13 +59,18 @@ def test_a_report_counts_by_kind_and_field_and_changes_nothing(tmp_path):
     ]
     assert [report.apply(row) for row in rows] == rows
     report.tally.write(REPORT, tmp_path / "privacy.json")
-    told = json.loads((tmp_path / "privacy.json").read_text())
-    assert told["found"] == {
+    summary = json.loads((tmp_path / "privacy.json").read_text())
+    assert summary["found"] == {
         "EMAIL_ADDRESS": {"prompt": 1, "completion": 1, "metadata": 1},
         "PHONE_NUMBER": {"prompt": 1, "completion": 0, "metadata": 0},
         "CREDIT_CARD": {"prompt": 2, "completion": 0, "metadata": 0},
     }
-    assert (told["exchanges"], told["with_any"], told["in_completion"], told["mode"]) == (
+    assert (
+        summary["exchanges"],
+        summary["with_any"],
+        summary["in_completion"],
+        summary["mode"],
+    ) == (
         3,
         2,
         1,
@@ -117,18 +122,18 @@ def test_a_prompt_is_replaced_in_every_field_and_stays_a_conversation():
         EMAIL: True,
     }
     one = exchange(messages=messages, template_arguments=template, session=EMAIL, tenant="acme")
-    kept = guard().apply(one)
-    assert not re.search("lovelace|901820|4111|2127365", everything(kept), re.IGNORECASE)
-    assert kept.messages[3]["type"] != EMAIL, "no key is spared"
-    assert [message["role"] for message in kept.messages] == [
+    guarded = guard().apply(one)
+    assert not re.search("lovelace|901820|4111|2127365", everything(guarded), re.IGNORECASE)
+    assert guarded.messages[3]["type"] != EMAIL, "no key is spared"
+    assert [message["role"] for message in guarded.messages] == [
         message["role"] for message in messages
     ]
     assert (
-        kept.messages[1]["name"] == "ada"
-        and kept.messages[2]["content"] is None
-        and kept.tenant == "acme"
+        guarded.messages[1]["name"] == "ada"
+        and guarded.messages[2]["content"] is None
+        and guarded.tenant == "acme"
     )
-    calls = [call["function"]["arguments"] for call in kept.messages[2]["tool_calls"]]
+    calls = [call["function"]["arguments"] for call in guarded.messages[2]["tool_calls"]]
     assert json.loads(calls[0]) == calls[1], "as text and as an object the same"
     surrogate = calls[1]["to"]
     assert re.fullmatch(r"[a-z]{3}@[a-z]+\.example\.(com|net|org)", surrogate)
@@ -137,10 +142,10 @@ def test_a_prompt_is_replaced_in_every_field_and_stays_a_conversation():
         2.5,
     ]
     assert 4 * 10**15 < calls[1]["card"] < 5 * 10**15
-    assert kept.session == surrogate and list(kept.template_arguments)[-1] == surrogate
-    assert kept.messages[1]["content"].lower() == f"mail me, {surrogate}"
-    assert kept.template_arguments["documents"][0]["title"] == surrogate
-    assert (kept.reasoning, kept.content) == ("r", "a")
+    assert guarded.session == surrogate and list(guarded.template_arguments)[-1] == surrogate
+    assert guarded.messages[1]["content"].lower() == f"mail me, {surrogate}"
+    assert guarded.template_arguments["documents"][0]["title"] == surrogate
+    assert (guarded.reasoning, guarded.content) == ("r", "a")
 
 
 @pytest.mark.parametrize(
@@ -206,16 +211,16 @@ def test_ids_are_dropped_only_where_the_prompts_text_changed(builder):
 
     one = guard(decode=builder.decode)
     clean = logged("hello")
-    told = logged(f"write to {EMAIL}")
-    named = logged("hello", session=EMAIL)
+    with_email = logged(f"write to {EMAIL}")
+    with_session = logged("hello", session=EMAIL)
     assert one.apply(clean) is clean
-    changed = one.apply(told)
+    changed = one.apply(with_email)
     assert (
         changed.prompt_token_ids is None
-        and changed.completion_token_ids == told.completion_token_ids
+        and changed.completion_token_ids == with_email.completion_token_ids
     )
-    assert builder.build(one.apply(named)).fidelity == "exact"
-    more = dataclasses.replace(told, messages=exchange(f"{EMAIL}, card {CARD}").messages)
+    assert builder.build(one.apply(with_session)).fidelity == "exact"
+    more = dataclasses.replace(with_email, messages=exchange(f"{EMAIL}, card {CARD}").messages)
     assert "4111" not in everything(one.apply(more)), "the text is examined where it is used"
 
 
@@ -268,20 +273,20 @@ def test_no_value_that_is_found_is_left_and_no_completion_is_changed(prompts, co
 
 
 def test_a_key_of_the_runs_own_is_made_once_and_private(tmp_path):
-    own = tmp_path / "traffic" / "privacy.key"
-    key = privacy_key(REPORT, own)
-    assert len(key) == 32 and key == privacy_key(SURROGATE, own)
-    assert stat.S_IMODE(own.stat().st_mode) == 0o600
+    key_path = tmp_path / "traffic" / "privacy.key"
+    key = privacy_key(REPORT, key_path)
+    assert len(key) == 32 and key == privacy_key(SURROGATE, key_path)
+    assert stat.S_IMODE(key_path.stat().st_mode) == 0o600
     (tmp_path / "mine").write_bytes(b"sixteen bytes of key")
-    named = PrivacyConfig(mode="surrogate", key_file=str(tmp_path / "mine"))
-    assert privacy_key(named, own) == b"sixteen bytes of key"
+    config = PrivacyConfig(mode="surrogate", key_file=str(tmp_path / "mine"))
+    assert privacy_key(config, key_path) == b"sixteen bytes of key"
     (tmp_path / "mine").write_bytes(b"short")
     with pytest.raises(OutriderError, match=r"mine: 5 bytes are too short for a key"):
-        privacy_key(named, own)
+        privacy_key(config, key_path)
     with pytest.raises(
         OutriderError, match=r"privacy.key_file = '.*gone': cannot be read \(No such file"
     ):
-        privacy_key(PrivacyConfig(mode="surrogate", key_file=str(tmp_path / "gone")), own)
+        privacy_key(PrivacyConfig(mode="surrogate", key_file=str(tmp_path / "gone")), key_path)
 
 
 def test_what_stands_in_the_ids_counts_not_what_the_messages_say(builder):

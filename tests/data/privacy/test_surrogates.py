@@ -35,8 +35,10 @@ def test_a_surrogate_has_the_shape_of_its_value(kind, before, value):
         assert shape(drawn) == shape(value)
     if kind in CHECKED:
         finder = Finder(PrivacyConfig(mode="report", entities=[kind]))
-        found = [(one.kind, one.end - one.start) for one in finder.find(f"{before} {drawn}")]
-        assert found == [(kind, len(drawn))]
+        kinds_and_lengths = [
+            (one.kind, one.end - one.start) for one in finder.find(f"{before} {drawn}")
+        ]
+        assert kinds_and_lengths == [(kind, len(drawn))]
 
 
 @pytest.mark.parametrize(
@@ -57,8 +59,8 @@ def test_a_surrogate_has_the_shape_of_its_value(kind, before, value):
     ],
 )
 def test_every_spelling_becomes_the_same_surrogate_in_its_own_spelling(kind, spellings):
-    for found in spellings[:2]:
-        surrogate = replaced(kind, found, " | ".join(spellings)).split(" | ")
+    for spelling in spellings[:2]:
+        surrogate = replaced(kind, spelling, " | ".join(spellings)).split(" | ")
         assert [shape(text) for text in surrogate] == [shape(text) for text in spellings]
         tails = {"".join(filter(str.isalnum, text)).upper()[-8:] for text in surrogate}
         assert len(tails) == 1 and not tails & {

@@ -40,5 +40,7 @@ def test_agrees_with_the_exact_similarity_of_every_pair():
     seen = SimilarPrompts(prompts, 0.9, prompts + edited)
     shingles = [shingles_of(prompt) - seen.boilerplate for prompt in prompts]
     for prompt in edited:
-        own = shingles_of(prompt) - seen.boilerplate
-        assert seen.holds(prompt) == any(jaccard(own, other) >= 0.9 for other in shingles)
+        prompt_shingles = shingles_of(prompt) - seen.boilerplate
+        assert seen.holds(prompt) == any(
+            jaccard(prompt_shingles, known) >= 0.9 for known in shingles
+        )

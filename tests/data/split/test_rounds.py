@@ -13,7 +13,9 @@ def names(prefix, count):
 
 
 def test_a_round_takes_the_latest_and_a_share_of_older_ones():
-    chosen = choose_sequences(names("n", 500), names("o", 900), 200, 0.3, seed=1, owners=NOBODY)
+    chosen = choose_sequences(
+        names("n", 500), names("o", 900), most=200, older_share=0.3, seed=1, owners=NOBODY
+    )
     assert len(chosen) == 200 and len(set(chosen)) == 200
     assert chosen[60:] == names("n", 500)[-140:]
     older = [name for name in chosen if name[0] == "o"]
@@ -28,12 +30,14 @@ def test_no_owner_has_more_than_its_share_while_others_have_sequences():
     newer = names("n", 400)
     older = names("o", 400)
     owners = {name: "large" if int(name[1:]) % 10 else "small" for name in newer + older}
-    chosen = choose_sequences(newer, older, 100, 0.3, seed=1, owners=owners)
+    chosen = choose_sequences(newer, older, most=100, older_share=0.3, seed=1, owners=owners)
     counts = Counter(owners[name] for name in chosen)
     assert len(chosen) == 100 and counts["small"] == 50
     assert [name for name in chosen if name[0] == "n"][-1] == "n399"
     alone = dict.fromkeys(newer, "large")
-    assert choose_sequences(newer, [], 100, 0.3, seed=1, owners=alone) == newer[-100:]
+    assert (
+        choose_sequences(newer, [], most=100, older_share=0.3, seed=1, owners=alone) == newer[-100:]
+    )
 
 
 def test_no_round_trains_on_sessions_that_are_held_back(tmp_path):
@@ -48,9 +52,9 @@ def test_no_round_trains_on_sessions_that_are_held_back(tmp_path):
     assert 1 <= len(validating) <= 9 and not trained & validating
     assert len(parts["train"]) + len(parts["validation"]) == len(rows)
     # Also in another window.
-    other = load_sequences(table(tmp_path / "b", rows[:80]))
-    again = {sessions_of(other)[name] for name in held_back(other, 0.1)}
-    assert again == validating & set(other["session"])
+    window = load_sequences(table(tmp_path / "b", rows[:80]))
+    again = {sessions_of(window)[name] for name in held_back(window, 0.1)}
+    assert again == validating & set(window["session"])
 
 
 def test_the_gate_leaves_out_trained_sessions_and_prompts(tmp_path):
@@ -63,6 +67,6 @@ def test_the_gate_leaves_out_trained_sessions_and_prompts(tmp_path):
         ("t1", 33.0, prompt(101)),
         ("t2", 34.0, prompt(102)),
     ]
-    found = unseen(trained, load_sequences(table(tmp_path / "b", newest)), 30, 0.9)
-    assert sorted(found.left_out.values()) == [1, 1]
-    assert found.sessions == {"0-2": "t1", "0-3": "t2"}
+    selection = unseen(trained, load_sequences(table(tmp_path / "b", newest)), 30, 0.9)
+    assert sorted(selection.left_out.values()) == [1, 1]
+    assert selection.sessions == {"0-2": "t1", "0-3": "t2"}

@@ -120,8 +120,10 @@ def test_users_who_last_for_weeks_are_not_left_out(tmp_path):
     result = split(table(tmp_path, rows, ["user"] * len(rows)), SplitConfig(), tmp_path)
     assert result["summary"]["left_out"] == {}
     logged = {f"0-{index}": user for index, (user, *_) in enumerate(rows)}
-    kept = [{(logged | result["sessions"])[name] for name in result[part]} for part in PARTS]
-    assert sum(map(len, kept)) == len(set.union(*kept)) == 40
+    part_sessions = [
+        {(logged | result["sessions"])[name] for name in result[part]} for part in PARTS
+    ]
+    assert sum(map(len, part_sessions)) == len(set.union(*part_sessions)) == 40
 
 
 def test_heldout_prompts_are_kept_apart_from_validation(tmp_path):

@@ -177,8 +177,8 @@ def test_top_k_is_kept_and_the_targets_defaults_apply_where_a_request_has_none(
     text = {"reasoning": "r", "content": "a"}
     assert reason(builder, **text) == "penalties"
     text["repetition_penalty"] = 1.0
-    found = [builder.build(exchange(**text, top_k=top_k)).top_k for top_k in (None, 0, -1, 7, 1e9)]
-    assert found == [20, 0, 0, 7, 0]
+    top_ks = [builder.build(exchange(**text, top_k=top_k)).top_k for top_k in (None, 0, -1, 7, 1e9)]
+    assert top_ks == [20, 0, 0, 7, 0]
 
 
 def test_logged_ids_are_used_untouched(builder):
@@ -224,5 +224,5 @@ def test_the_prompts_count_decides_whether_the_endpoints_template_opens_think(bu
         emitted = builder.decode(sequence.token_ids[sequence.completion_start :])
         # A template that does not open <think> leaves that to the target.
         assert emitted == ("" if opened else OPENED) + "r\n</think>\n\na" + EOS
-    other = builder.build(exchange(reasoning="r", content="a", prompt_tokens=3))
-    assert other.prompt_text == text and other.prompt_agrees_with_usage is False
+    uncounted = builder.build(exchange(reasoning="r", content="a", prompt_tokens=3))
+    assert uncounted.prompt_text == text and uncounted.prompt_agrees_with_usage is False
