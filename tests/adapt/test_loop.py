@@ -74,9 +74,9 @@ class Log:
         with self.log.open("a") as log:
             log.writelines(json.dumps({"kind": kind}) + "\n" for kind in kinds for _ in range(ROWS))
 
-    def run_stages(self, *, run, recipe, wanted, options, console):
+    def run_stages(self, *, run, recipe, names, options, console):
         self.point()
-        if wanted == ["adapt_window"]:
+        if names == ["adapt_window"]:
             paths = sorted((run.root / "log").iterdir())
             rows = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
             if any(row["kind"] == "broken" for row in rows):

@@ -109,7 +109,8 @@ def test_a_run_and_its_bundle_have_no_secret(
     made = tmp_path / "made"
     evidence: dict[str, Any] = {"k": {"base": 1, "custom": 2}, "k_per_batch_size": None}
     stub: Any = SimpleNamespace(speculator=tmp_path / "speculator")
-    _write(stub, recipe, "mtp", evidence, None, str(made / "bundle"))
+    folder = str(made / "bundle")
+    _write(stub, recipe, kind="mtp", evidence=evidence, profile=None, to=folder)
     put_bundle(made / "bundle", f"oci:{made}/image:march")
     (made / "README.md").write_text(model_card(made / "bundle", "acme/resume"))
     cluster = {"model": "pvc://models/r1", "speculator": "pvc://models/resume", "stable": "own"}

@@ -43,7 +43,7 @@ def bundle(folder, *overrides, kind="mtp", ranges=None):
     recipe = load_recipe("resume_screening.yaml", list(overrides)).recipe
     out = folder / "bundle"
     run = SimpleNamespace(speculator=folder / "speculator")
-    _write(run, recipe, kind, evidence, None, str(out))
+    _write(run, recipe, kind=kind, evidence=evidence, profile=None, to=str(out))
     return read_json(out / "bundle.json")
 
 
