@@ -22,7 +22,26 @@ VAGUE = 0.006
 """Share of the names in `SAYS_NOTHING` among all bound names; nanochat 0.003."""
 
 SAYS_NOTHING = set(
-    ["found", "each", "own", "kept", "given", "wanted", "named", "told", "place", "places", "other", "others", "these", "those", "it", "thing", "things", "stuff"]
+    [
+        "found",
+        "each",
+        "own",
+        "kept",
+        "given",
+        "wanted",
+        "named",
+        "told",
+        "place",
+        "places",
+        "other",
+        "others",
+        "these",
+        "those",
+        "it",
+        "thing",
+        "things",
+        "stuff",
+    ]
 )
 INNER = (ast.Call, ast.IfExp, ast.comprehension, ast.BoolOp, ast.Lambda, ast.NamedExpr)
 SIMPLE = (ast.Assign, ast.Return, ast.Expr, ast.AugAssign, ast.AnnAssign)
