@@ -11,6 +11,7 @@ Shapes: H hidden, V target vocabulary, D draft vocabulary; "..." any leading dim
 """
 
 import dataclasses
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -61,18 +62,19 @@ class DraftHead:
     """The drafter's trained parameter, or a frozen tensor such as the target's."""
     target_ids_D: Tensor | None = None
     """Target token of each draft token, ascending; None for the full vocabulary."""
-    confidence_1H: Tensor | None = None
-    """Weights and bias of the confidence head; None if there is none."""
+    trained_fields: ClassVar[tuple[str, ...]] = ("weight_DH",)
+    """Fields with trained parameters, which training copies out of the forward pass."""
 
     def logits(self, state: Tensor) -> Tensor:
         """Draft logits [..., D] of the drafter's states."""
         return F.linear(state, self.weight_DH)
 
-    def confidence(self, state: Tensor) -> Tensor:
-        """Logit [...] of a draft's acceptance, given that earlier drafts are accepted."""
-        if self.confidence_1H is None:
-            raise ValueError("this head does not estimate a confidence")
-        return F.linear(state, self.confidence_1H[:, :-1], self.confidence_1H[:, -1])[..., 0]
+    def auxiliary_loss(self, state: Tensor, acceptance: Tensor) -> Tensor | None:
+        """A loss [...] besides the drafts' own; None if the head has no other output.
+
+        `acceptance` [...] is the expected acceptance of the drafts of `state`.
+        """
+        return None
 
     def to_target(self, draft_ids: Tensor) -> Tensor:
         """Maps draft tokens to target tokens."""

@@ -39,7 +39,6 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
@@ -91,16 +90,6 @@ def distillation_loss(
     )
     loss_KN, *judged = _ChunkedDistillation.apply(u_KNH, weight_DH, problem)
     return loss_KN, Judged(*judged)
-
-
-def confidence_loss(u_KNH: Tensor, head: DraftHead, judged: Judged) -> Tensor:
-    """Returns the cross-entropy [K, N] of the confidence against the acceptance probability.
-
-    Every depth reads the tokens of an accepted chain, so both values assume that all earlier drafts
-    are accepted. The states are detached, so the confidence does not change the drafts.
-    """
-    logit_KN = head.confidence(u_KNH.detach()).to(judged.acceptance_KN.dtype)
-    return F.binary_cross_entropy_with_logits(logit_KN, judged.acceptance_KN, reduction="none")
 
 
 class _Buffers:

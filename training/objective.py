@@ -20,7 +20,7 @@ from outrider.speculators.kinds.drafter import Batch
 from outrider.training.config import DEPTH_DECAY, TrainingConfig
 from outrider.training.distributed.accelerator import Drafted
 from outrider.training.distributed.spec import Sampling
-from outrider.training.losses import Judged, confidence_loss, distillation_loss
+from outrider.training.losses import Judged, distillation_loss
 from outrider.training.packing import Sample
 from outrider.training.teacher import Served
 
@@ -89,8 +89,9 @@ class Objective:
             kind=self.config.loss,
             head=drafted.head,
         )
-        if drafted.head.confidence_1H is not None:
-            loss_KN = loss_KN + confidence_loss(u_KNH, drafted.head, judged)
+        auxiliary_KN = drafted.head.auxiliary_loss(u_KNH, judged.acceptance_KN)
+        if auxiliary_KN is not None:
+            loss_KN = loss_KN + auxiliary_KN
         return (loss_KN * valid_KN * share_K[:, None]).sum(), judged
 
     def _served(self, batch: Batch, anchors_R: Tensor, device: torch.device) -> Served:

@@ -41,7 +41,10 @@ class SuffixLookup(WeightlessKind):
     in_words = "suffix lookup"
     source_of_drafts = (
         "what most often followed the same tokens in the request and in the responses to earlier"
-        f" requests, which vLLM keeps in memory. vLLM needs a package for it: `{INSTALL}`"
+        " requests"
+    )
+    serving_note = (
+        f"vLLM keeps these responses in memory, and needs a package for it: `{INSTALL}`."
     )
 
     def require_installed(self) -> None:

@@ -69,8 +69,7 @@ class ChainUnroll(nn.Module):
         u_KNH = torch.stack(states)
         if head.weight_DH is self.ends.lm_head_VH:
             return u_KNH
-        trained = (head.weight_DH, head.confidence_1H)
-        return (u_KNH, *(tensor.clone() for tensor in trained if tensor is not None))
+        return (u_KNH, *(getattr(head, name).clone() for name in head.trained_fields))
 
     def drafted(self, batch: Batch, wrapped: nn.Module | None = None) -> Drafted:
         """Returns a batch's drafts; `wrapped` is this module prepared by DeepSpeed."""
@@ -79,8 +78,9 @@ class ChainUnroll(nn.Module):
         head = self.speculator.head(self.ends)
         if isinstance(out, Tensor):
             return Drafted(out, head)
-        u_KNH, weight_DH, *confidence = out
-        return Drafted(u_KNH, DraftHead(weight_DH, head.target_ids_D, *confidence))
+        u_KNH, *tensors = out
+        copies = dict(zip(head.trained_fields, tensors, strict=True))
+        return Drafted(u_KNH, dataclasses.replace(head, **copies))
 
 
 def start_environment() -> None:
