@@ -109,22 +109,15 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
             if mode_choice.k == k:
                 passes += counted_passes(blocks, requests.timed)
     verification = verify(context, k, requests.verification, outputs)
-    custom = context.speculators["custom"]
-    sampling = requests.sampling
     findings = Findings(
         recipe=context.recipe,
         run_dir=str(context.folders.run),
         target=context.target.model,
-        speculator=SpeculatorIdentity(
-            kind=custom.kind,
-            weights_sha256=value_digest(context.weights) if context.weights else None,
-        ),
+        speculator=_identity(context),
         heldout_until=max(filter(None, heldout["time"]), default=None),
         by_batch_size=context.by_batch_size,
         choice=choice,
-        sampling=RequestSampling(
-            temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k
-        ),
+        sampling=_sampling_of(requests),
         draft_sample_method=context.draft_sample_method,
         not_measured=not_measured(context),
         lost_ends=requests.lost_ends,
@@ -139,6 +132,20 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
         settings=context.settings.model_dump(mode="json"),
     )
     return conclude(context, findings)
+
+
+def _identity(context: EvaluationContext) -> SpeculatorIdentity:
+    """The kind and the weights of the custom speculator."""
+    weights = value_digest(context.weights) if context.weights else None
+    return SpeculatorIdentity(kind=context.speculators["custom"].kind, weights_sha256=weights)
+
+
+def _sampling_of(requests: HeldoutRequests) -> RequestSampling:
+    """The customer's sampling settings, for the report."""
+    sampling = requests.sampling
+    return RequestSampling(
+        temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k
+    )
 
 
 def check(context: EvaluationContext) -> None:

@@ -34,6 +34,8 @@ class TargetEnds:
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> "TargetEnds":
         """A copy on another device or in another dtype, sharing unchanged tensors."""
+        # Only a narrower embedding is worth keeping: bf16 to float32 is exact, the other way
+        # rounds.
         narrower = dtype is not None and dtype.itemsize < self.embedding_VH.itemsize
         return TargetEnds(
             self.embedding_VH.to(device=device, dtype=dtype if narrower else None),
@@ -86,6 +88,7 @@ class DraftHead:
             return token_ids, torch.ones_like(token_ids, dtype=torch.bool)
         # Draft tokens are in the order of their target ids (`chosen_ids`, `mapped_tokens`).
         index = torch.searchsorted(self.target_ids_D, token_ids.contiguous())
+        # searchsorted returns D for a token above all draft tokens; the comparison then rejects it.
         index = index.clamp(max=len(self.target_ids_D) - 1)
         known = self.target_ids_D[index] == token_ids
         return torch.where(known, index, 0), known

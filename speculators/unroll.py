@@ -128,6 +128,8 @@ def unroll_anchors(
             embedding_NH = next_embedding(anchors_N, s)
         else:
             embedding_NH = ends.embed(token.new_full((1,), mask_token))
+        # The engine advances the position by one with every draft (vLLM 0.32:
+        # v1/spec_decode/llm_base_proposer.py, `eagle_step_update_slot_mapping_and_metadata`).
         x_NH = chain.inputs(embedding_NH, state_NH, position[anchors_N] + s)
         return x_NH, *chain.project(x_NH, position[anchors_N] + s)
 
@@ -154,6 +156,7 @@ def unroll_anchors(
     # With `recompute`, backward recomputes each part from its arguments.
     run: Callable[..., Any] = operator.call
     if recompute and torch.is_grad_enabled():
+        # No layer has dropout, so there is no random state to restore.
         run = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
     x_NH, q_AND, *prefix = run(project_tokens)
     state_NH, u_NH = run(finish, x_NH, q_AND, prefix, (), ())
@@ -213,6 +216,9 @@ def merge(
     # The prefix's part of the softmax denominator is exp(log_sum_exp), so that log-sum-exp is one
     # more score, and the prefix's attention is its value.
     score_ANS = torch.stack([(q_AND * key).sum(-1) for key in keys], dim=-1).float() * scale
+    # The same combination by log-sum-exps as vLLM's merge_attn_states.py (arXiv:2501.01005, section
+    # 2.2), in float32, because exp turns a rounding error of a score into a relative error of its
+    # weight.
     share_ANS = (
         torch.cat([log_sum_exp_AN[..., None], score_ANS], dim=-1).softmax(-1).to(prefix_ANV.dtype)
     )

@@ -1,7 +1,7 @@
 """Writes training metrics to metrics.jsonl, Weights & Biases and the terminal.
 
     metrics = Metrics(accelerator, log_dir, project=None, config={...}, resumed_step=0)
-    values = step_values(sums, count_K, rate, gradient_norm, tokens, slots, seconds, waited)
+    values = step_values(sums=sums, count_K=count_K, learning_rate=rate, ...)
     metrics.write(step, values)
     print(step_line(step, steps, values, seconds))
 
@@ -80,11 +80,12 @@ class Metrics:
         self.path.touch()
         lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True) if step else []
         whole = (line for line in lines if line.endswith("}\n"))
-        kept = [line for line in whole if json.loads(line)["step"] <= step]
-        self.path.write_text("".join(kept), encoding="utf-8")
+        earlier = [line for line in whole if json.loads(line)["step"] <= step]
+        self.path.write_text("".join(earlier), encoding="utf-8")
 
 
 def step_values(
+    *,
     sums: Tensor,
     count_K: Tensor,
     learning_rate: float,
@@ -150,10 +151,10 @@ def export_line(base: dict[str, Any], trained: dict[str, Any], exported: dict[st
     )
 
 
-def vocabulary_line(found: Mapping[str, Any]) -> str:
+def vocabulary_line(vocabulary: Mapping[str, Any]) -> str:
     """Returns one line about a draft vocabulary."""
-    covered = ", ".join(f"{share:.2%} of {part}" for part, share in found["coverage"].items())
-    return f"draft vocabulary: {found['tokens']:,} tokens, covering {covered} response tokens"
+    covered = ", ".join(f"{share:.2%} of {part}" for part, share in vocabulary["coverage"].items())
+    return f"draft vocabulary: {vocabulary['tokens']:,} tokens, covering {covered} response tokens"
 
 
 def utilization(
@@ -174,7 +175,7 @@ def _flat(values: dict[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, list):
-            flat |= {f"{name}/{position}": each for position, each in enumerate(value, start=1)}
+            flat |= {f"{name}/{position}": number for position, number in enumerate(value, start=1)}
         else:
             flat[name] = value
     return flat

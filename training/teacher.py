@@ -1,7 +1,9 @@
 """Target distribution as served, with the request's temperature, top_k and top_p.
 
     # z: logits, overwritten; p: output
-    teacher = served_distribution(z_CV, p_CV, token_C, temperature_C, top_p_C, top_k_C)
+    teacher = served_distribution(
+        z_CV=z_CV, p_CV=p_CV, token_C=token_C, temperature_C=temperature_C, top_p_C=top_p_C
+    )
 
 Drafts are accepted against this distribution, so the speculator learns it. p = softmax(logits /
 temperature), cut by top_k and top_p and renormalized; one-hot at temperature 0. It equals
@@ -58,6 +60,7 @@ class Teacher(NamedTuple):
 
 
 def served_distribution(
+    *,
     z_CV: Tensor,
     p_CV: Tensor,
     token_C: Tensor,

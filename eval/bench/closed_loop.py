@@ -37,6 +37,10 @@ ORDER = ("none", LOOKUP, "base", CURRENT, "custom")
 SHARE_OF_SWAPS = 0.1
 """Maximum share of time spent loading weights."""
 
+NO_COUNTS = SpeculationCounters(
+    drafts=0, draft_tokens=0, accepted_tokens=0, accepted_per_position=(), generation_tokens=0
+)
+
 
 def measure(
     servers: Servers,
@@ -238,27 +242,21 @@ def record_of(blocks: Sequence[BlockResult], concurrency: int | None) -> Record:
             shares += steady_shares
             seconds.append(steady_seconds)
     requests = [request for block in blocks for request in block.requests]
+    # A response of one token has no time per output token.
     tpot_ms = [request.tpot_ms for request in requests if request.tpot_ms is not None]
     itl_ms = itertools.chain.from_iterable(request.itl_ms for request in requests)
-    counters = sum(
-        (block.counters for block in blocks),
-        SpeculationCounters(
-            drafts=0,
-            draft_tokens=0,
-            accepted_tokens=0,
-            accepted_per_position=(),
-            generation_tokens=0,
-        ),
-    )
-    return {
+    counters = sum((block.counters for block in blocks), NO_COUNTS)
+    record = {
+        "ttft_ms": [round(request.ttft_ms, 3) for request in requests],
+        "tpot_ms": [round(value, 3) for value in tpot_ms],
+        "itl_ms": [round(value, 3) for value in itl_ms],
+        "counters": asdict(counters),
+    }
+    return record | {
         "seconds": sum(seconds),
         "request_shares": shares,
         "output_tokens": sum(block.output_tokens for block in blocks),
         "request_tokens": [request.output_tokens for request in requests],
         "request_seconds": [request.latency_s for request in requests],
         "request_deliveries": [len(request.itl_ms) for request in requests],
-        "ttft_ms": [round(request.ttft_ms, 3) for request in requests],
-        "tpot_ms": [round(value, 3) for value in tpot_ms],
-        "itl_ms": [round(value, 3) for value in itl_ms],
-        "counters": asdict(counters),
     }

@@ -226,17 +226,18 @@ def _starts(pairs: Sequence[tuple[Record, Record]]) -> int | None:
 def pooled(blocks: Sequence[Record]) -> Block:
     """Tokens/s and latencies over all blocks; tokens/s is a ratio of sums."""
 
-    def all_of(name: str) -> NDArray[np.float64]:
-        return np.concatenate([np.asarray(block[name], dtype=np.float64) for block in blocks])
+    def quantiles(name: str) -> Quantiles:
+        values = [np.asarray(block[name], dtype=np.float64) for block in blocks]
+        return Quantiles.of(np.concatenate(values))
 
     charged_N4 = np.concatenate([_charged(block) for block in blocks])
     tokens, seconds, *_ = charged_N4.sum(axis=0)
     return Block(
         tokens_per_s=float(tokens / seconds),
         requests=len(charged_N4),
-        ttft_ms=Quantiles.of(all_of("ttft_ms")),
-        tpot_ms=Quantiles.of(all_of("tpot_ms")),
-        itl_ms=Quantiles.of(all_of("itl_ms")),
+        ttft_ms=quantiles("ttft_ms"),
+        tpot_ms=quantiles("tpot_ms"),
+        itl_ms=quantiles("itl_ms"),
     )
 
 

@@ -81,7 +81,9 @@ def task_file(name: str) -> str:
     module = name.partition(":")[0]
     package, *inner = module.split(".")
     if package == __package__.partition(".")[0]:
-        package, inner = module, []  # find_spec imports its parents, which are Outrider's own
+        # find_spec imports the parents of a dotted name; here they are Outrider's own packages.
+        package = module
+        inner = []
     try:
         spec = importlib.util.find_spec(package) or PathFinder.find_spec(package, [str(Path.cwd())])
     except (ImportError, ValueError):  # ValueError: an empty name
@@ -126,8 +128,8 @@ def answer_check(path: Path) -> TaskCheck:
         if prompt_text.rstrip().endswith(THINK) and END_THINK not in completion_text:
             # R1's template opens the reasoning in the prompt; the response was cut mid-reasoning.
             return False
-        given = final_answer(completion_text)
-        return given is not None and same_answer(given, known[asked])
+        answer = final_answer(completion_text)
+        return answer is not None and same_answer(answer, known[asked])
 
     return check
 
@@ -145,14 +147,14 @@ def final_answer(completion_text: str) -> str | None:
     return numbers[-1] if numbers else None
 
 
-def same_answer(given: str, known: str) -> bool:
+def same_answer(answer: str, known: str) -> bool:
     """Whether two answers are the same number, or the same text."""
     known = known.rsplit("####", 1)[-1].strip()
-    one = _number(given)
-    other = _number(known)
-    if one is not None and other is not None:
-        return one == other
-    return _undressed(given).lower() == _undressed(known).lower()
+    number = _number(answer)
+    known_number = _number(known)
+    if number is not None and known_number is not None:
+        return number == known_number
+    return _undressed(answer).lower() == _undressed(known).lower()
 
 
 def _rows(path: Path) -> Iterator[tuple[str, str]]:
@@ -225,7 +227,7 @@ def try_task(
     if task is None or not (rows := list(heldout)):
         return []
     tokenizer = load_tokenizer(target_dir)
-    named = f"eval.task = {evaluation.task!r}"
+    setting = f"eval.task = {evaluation.task!r}"
     marks: list[bool] = []
     for row in rows[:TRIED]:
         response = response_text(tokenizer, row["token_ids"][row["completion_start"] :])
@@ -233,15 +235,15 @@ def try_task(
             mark = task(row["prompt_text"], response)
         except Exception as error:
             raise OutriderError(
-                f"{named} raised on the logged response {row['sequence_id']} (file-row of the log):"
-                f" {raised_at(error, quoting)}. Return None for prompts that cannot be judged, or"
+                f"{setting} raised on the logged response {row['sequence_id']} (file-row of the"
+                f" log): {raised_at(error, quoting)}. Return None for prompts that cannot be judged, or"
                 " set eval.task: null"
             ) from error
         marks += [bool(mark)] if mark is not None else []
     advice = []
     if len(set(marks)) < 2:
         advice.append(
-            f"{named} has an answer for {len(marks)} of {len(rows[:TRIED])} logged responses and"
+            f"{setting} has an answer for {len(marks)} of {len(rows[:TRIED])} logged responses and"
             f" finds {sum(marks)} solved; a check that always gives the same answer measures"
             " nothing, so make sure that it can parse these responses"
         )

@@ -176,8 +176,7 @@ def replay(
     rule = rule_of(speculator, target_dir, draft_sample_method == "probabilistic", dtype)
     regions = Regions.of_target(target_dir) if by_region else None
     chains = []
-    tokens_by_region = []
-    steps_by_region = []
+    sums_by_region: list[tuple[Tensor, Tensor]] = []
     replayed: list[Mapping[str, Any]] = []
     for batch in batches(feature_store, rows, sampling):
         a_NK, anchors_R = rule(batch, depth)
@@ -185,10 +184,7 @@ def replay(
         chains.append(chain)
         for response, visits_AK in zip(batch, chain.visits_RAK.cpu(), strict=True):
             if regions:
-                states = response.states
-                member_AG = regions.members(states.token_ids, states.completion_start).double()
-                tokens_by_region.append(member_AG.sum(dim=0))
-                steps_by_region.append(member_AG.T @ visits_AK[: len(member_AG)])
+                sums_by_region.append(_sums_by_region(regions, response.states, visits_AK))
         replayed += [response.row for response in batch]
     if not chains:
         raise OutriderError(
@@ -200,8 +196,9 @@ def replay(
     tokens_RG = np.zeros((count, 0))
     steps_RGK = np.zeros((count, 0, depth))
     if regions:
-        tokens_RG = torch.stack(tokens_by_region).numpy()
-        steps_RGK = torch.stack(steps_by_region).numpy()
+        tokens, steps = zip(*sums_by_region, strict=True)
+        tokens_RG = torch.stack(tokens).numpy()
+        steps_RGK = torch.stack(steps).numpy()
     arrays = {
         name: torch.cat([getattr(chain, name) for chain in chains]).cpu().numpy()
         for name in ("tokens_R", "steps_RK", "accepted_RKK")
@@ -215,6 +212,15 @@ def replay(
         region_steps_RGK=steps_RGK,
         regions=NAMES if regions else (),
     )
+
+
+def _sums_by_region(
+    regions: Regions, states: SequenceStates, visits_AK: Tensor
+) -> tuple[Tensor, Tensor]:
+    """A response's tokens [G] and expected steps [G, K] in each region."""
+    member_AG = regions.members(states.token_ids, states.completion_start).double()
+    # A step counts in the region where it starts; rows past the response are padding.
+    return member_AG.sum(dim=0), member_AG.T @ visits_AK[: len(member_AG)]
 
 
 def length_at(sums: ReplaySums, k: int) -> ClusteredEstimate:

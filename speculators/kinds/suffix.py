@@ -43,9 +43,7 @@ class SuffixLookup(WeightlessKind):
         "what most often followed the same tokens in the request and in the responses to earlier"
         " requests"
     )
-    serving_note = (
-        f"vLLM keeps these responses in memory, and needs a package for it: `{INSTALL}`."
-    )
+    serving_note = f"vLLM keeps these responses in memory, and needs a package for it: `{INSTALL}`."
 
     def require_installed(self) -> None:
         """Raises an `OutriderError` without arctic-inference, which vLLM does not depend on."""
