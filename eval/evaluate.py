@@ -218,6 +218,7 @@ def prepare_kinds(context: EvaluationContext) -> None:
     The environment is that of this process, which replays kinds without weights, and of its
     children, the servers.
     """
+    # Also base's and custom's kind: a lookup may be either.
     names = {context.settings.lookup, *(one.kind for one in context.speculators.values())}
     folder = context.folders.out / "steps"  # which privacy.retention deletes
     for name in sorted(names):
@@ -288,7 +289,7 @@ def replay_stage(
     return {
         "own_text": on_policy(context.feature_store, table),
         "replay": replay_figures(heldout, k),
-        "general": general and replay_figures(general, k),
+        "general": replay_figures(general, k) if general else None,
         "slices": sliced(heldout["base"], heldout["custom"], k.custom, slices),
     }
 
@@ -309,6 +310,8 @@ def measure_speed(
     """
     settings = context.settings
     base = context.speculators["base"]
+    # `eval.current_k` cannot be set on a running server whose K is fixed, and has no meaning
+    # without drafts.
     fixed = base.family.fixed_k or not base.speculates
     plan: dict[str, Drafts | None] = {
         "none": None,

@@ -66,6 +66,7 @@ def judge(findings: Findings, gate: GateConfig) -> Verdict:
 
 def conclusion(checks: list[Check], unchecked: dict[str, str]) -> Verdict:
     """Derives the verdict; `unchecked` maps each unchecked figure to the reason."""
+    # One failed check decides even if others are undecided: more data cannot undo it.
     failed = [check for check in checks if check.outcome == "failed"]
     open_ = [check for check in checks if check.outcome == "undecided"]
     verdict: Literal["ship", "do not ship", "undecided"] = SHIP
@@ -107,6 +108,7 @@ def check_over_sessions(name: str, ratio: ClusteredEstimate, least: float, how: 
         seen = f"{ratio.value:.3f}, {ratio.undecided()}"
         return Check(name=name, outcome="undecided", seen=seen, demand=demand)
     outcome = above(ratio.low, ratio.high, least)
+    # Below the threshold, more data would fail the check, so no number is named.
     if outcome == "undecided" and ratio.value > least:
         needed = units_needed(
             value=ratio.value, low=ratio.low, high=ratio.high, threshold=least, units=ratio.clusters
@@ -182,6 +184,7 @@ def _task(difference: Equivalence, gate: GateConfig) -> Check:
 
 
 def _replay(mode: str, difference: ReplayAgainstEngine, gate: GateConfig) -> Check:
+    # A difference of either shows that replay does not describe the engine.
     worst = max(abs(difference.base), abs(difference.custom))
     most = Tolerance(gate.max_replay_difference, difference.control, gate.replay_margin)
     outcome = most.outcome(worst)

@@ -59,10 +59,13 @@ def measure(
     """
     evaluation = speeds.settings
     two_engines = servers.name("base") != servers.name("custom")
+    # Consecutive prompts in every repeat, so that all prompts are timed about equally often.
     supply = itertools.cycle(range(len(speeds.prompts)))
     blocks: list[Record] = []
     began = time.monotonic()
     for repeat in range(evaluation.repeats):
+        # Speed differs by 3 to 10 % between starts of an engine (START_NOISE in metrics.py), so
+        # every repeat measures a new start of both.
         if two_engines and repeat:
             servers.stop()
         chosen = {
@@ -150,6 +153,7 @@ def _alternating(servers: Servers, turns: list[Turn], size: int) -> list[list[Tu
 
 
 def _rotated(blocks: list[list[Turn]], by: int) -> list[list[Turn]]:
+    # Rotation gives every variant every position, so that warm-up and drift do not favour one.
     first = by % max(len(blocks), 1)
     return blocks[first:] + blocks[:first]
 
@@ -200,6 +204,7 @@ def _blocks(
     while ahead:
         texts = ahead[:size]
         ahead = ahead[size:]
+        # Alternating the order cancels a linear drift of the machine within two rounds.
         for variant, drafts in reversed(turns) if (repeat + rounds) % 2 else turns:
             server = servers.server(mode, variant, drafts)
             swap = max(swap, server.swap_seconds or 0.0)
@@ -218,6 +223,8 @@ def _blocks(
         # swap loads weights: 0.03 s for nano R1, and for R1's 11.6 GB at least the time to read
         # them, 12 s at 1 GB/s.
         wait = swap * (1 - SHARE_OF_SWAPS) / SHARE_OF_SWAPS
+        # A round of `size` requests takes size * seconds / requests; swaps must be at most
+        # SHARE_OF_SWAPS of it.
         size = max(math.ceil(wait * requests / seconds), 1)
     return [
         {"variant": variant, "alternated": alternated, **record_of(timed, concurrency)}

@@ -119,5 +119,6 @@ def _row(blocks: Sequence[BlockResult], concurrency: int) -> dict[str, Any]:
         "drafts": drafts,
         "acceptance_length": counters.acceptance_length if drafts else None,
         "cumulative": [n / drafts for n in counters.accepted_per_position] if drafts else [],
+        # The counters are the endpoint's, for all of its clients.
         "share": record["output_tokens"] / max(counters.generation_tokens, 1),
     }

@@ -78,6 +78,7 @@ def customers_sampling(heldout: Any) -> Sampling:
     counts: collections.Counter[Sampling] = collections.Counter()
     columns = (heldout["temperature"], heldout["top_p"], heldout["top_k"])
     for temperature, top_p, top_k in zip(*columns, strict=True):
+        # The table holds float32: 0.6 would be 0.6000000238.
         counts[Sampling(round(float(temperature), 4), round(float(top_p), 4), top_k)] += 1
     return counts.most_common(1)[0][0]
 
@@ -98,6 +99,7 @@ def evaluation_prompts(
     """
     room = prompt_room(evaluation, serving)
     order = [*range(len(heldout))]
+    # The held-out part is in log order; a prefix of it would be one time of day.
     random.Random(SEED).shuffle(order)
     prompts = [
         Prompt(

@@ -161,6 +161,8 @@ class Servers(AbstractContextManager["Servers"]):
         share = engine.gpu_memory_utilization * memory
         used = share
         if engine.kv_cache_gb is not None:
+            # With `kv_cache_gb`, vLLM allocates less than its share (v1/worker/utils.py:716 checks
+            # the share).
             used = self._largest_weights() + engine.kv_cache_gb * 2**30 + OVERHEAD
         # The last server to start still needs its whole share to be free.
         if (servers - 1) * used + max(share, used) <= USABLE * memory:
@@ -183,9 +185,11 @@ class Servers(AbstractContextManager["Servers"]):
         assert self._mode is not None
         engine = self._serving.engine.model_copy(update={"mode": self._mode})
         speculator = self._speculator(variant)
+        # vLLM has no request for it: the hook reads the number from a file before each step.
         file = DraftsFile(self._log_dir / f"drafts_{self._mode}_{name}.json")
         schedule = None
         if len(numbers) > 1:
+            # CUDA graphs are captured at the start, for the numbers in the schedule only.
             schedule = covering(numbers, engine.seats)
             engine = file.followed(engine)
         drafting = None

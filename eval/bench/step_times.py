@@ -56,6 +56,7 @@ def time_steps(
         supply = itertools.cycle(prompts)
         step_seconds: dict[tuple[str, int], dict[int, list[float]]] = {}
         for _, size in itertools.product(range(STEP_ROUNDS), batch_sizes):
+            # At least twice the batch size: until the last requests end, the batch is full.
             texts = list(itertools.islice(supply, max(4, 2 * size)))
             for variant, k in group:
                 server = servers.server(mode, variant, k)
@@ -87,6 +88,7 @@ def _seconds_per_step(block: BlockResult, speculator: Speculator, k: int) -> flo
             f"timing the engine's steps: vLLM counted none with {k} drafts; are the"
             " held-out responses a single token long? Set eval.k"
         )
+    # Gaps between deliveries, not latencies, which include the prefill that no k changes.
     return sum(sum(request.itl_ms) for request in block.requests) / 1000 / steps
 
 

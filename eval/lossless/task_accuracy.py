@@ -52,6 +52,7 @@ TaskCheck = Callable[[str, str], bool | None]
 """(prompt, completion) -> whether the task is solved; None if there is no known answer."""
 
 NUMBER = re.compile(r"(?<![\w.])[-+]?\$?(?:\d[\d,]*(?:\.\d+)?(?:\s*/\s*\d+)?|\.\d+)")
+# LaTeX around a number that does not change it: `\text{}`, `\left`, thin spaces, $, %.
 DRESSING = re.compile(r"\\(?:text|mathrm|mathbf|left|right|displaystyle)\b|\\[,;!% ]|[\s${}%]")
 FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
 
@@ -118,6 +119,7 @@ def answer_check(path: Path) -> TaskCheck:
             f"eval.task = {str(path)!r}: the file is empty; each line must be an object with "
             "question and answer"
         )
+    # A short question may be part of a longer one.
     longest_first = sorted(known, key=len, reverse=True)
 
     def check(prompt_text: str, completion_text: str) -> bool | None:
@@ -142,6 +144,7 @@ def final_answer(completion_text: str) -> str | None:
     if (boxed := _last_boxed(answer)) is not None:
         return boxed
     if "####" in answer:
+        # GSM8K marks its answers with ####.
         return answer.rsplit("####", 1)[1].strip().split("\n")[0]
     numbers = NUMBER.findall(answer)
     return numbers[-1] if numbers else None
@@ -236,8 +239,8 @@ def try_task(
         except Exception as error:
             raise OutriderError(
                 f"{setting} raised on the logged response {row['sequence_id']} (file-row of the"
-                f" log): {raised_at(error, quoting)}. Return None for prompts that cannot be judged, or"
-                " set eval.task: null"
+                f" log): {raised_at(error, quoting)}. Return None for prompts that cannot be judged,"
+                " or set eval.task: null"
             ) from error
         marks += [bool(mark)] if mark is not None else []
     advice = []
@@ -269,6 +272,8 @@ def equivalence(differences: ArrayLike, clusters: Sequence[str]) -> Equivalence:
     n = len(difference_N)
     value = float(difference_N.mean())
     _, cluster_N = np.unique(np.asarray(clusters), return_inverse=True)
+    # Deviations are summed within a cluster before they are squared, so that similar responses of a
+    # session count as one piece of evidence.
     spread = float((np.bincount(cluster_N, difference_N - value) ** 2).sum())
     margin = Z * _error(spread, n)
     return Equivalence(
@@ -292,4 +297,6 @@ def responses_needed(variance: float, margin: float) -> int | None:
 
 
 def _error(spread: float, n: int) -> float:
+    # Agresti and Min add half a response to each cell of the 2 x 2 table: 2 responses in all, 1 in
+    # the sum of squares.
     return math.sqrt(spread + 1) / (n + 2)

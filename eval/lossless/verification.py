@@ -80,6 +80,8 @@ def examine(
     context: EvaluationContext, k: Drafters[int], prompts: Sequence[Prompt], outputs: Outputs
 ) -> EngineFindings:
     """Captures the states of every response in an engine, then runs `findings`."""
+    # One eager engine for all variants, so that differences between them cannot come from its
+    # kernels.
     with context.captured(lambda _: captured_rows(outputs, prompts)) as store:
         return findings(context=context, k=k, prompts=prompts, outputs=outputs, store=store)
 
@@ -190,6 +192,7 @@ def judge_tasks(
 
 def row_id(prompt: Prompt, completion: Sequence[int]) -> str:
     """Id of a captured response; equal responses to a prompt share it."""
+    # -1 is no token: it keeps prompt and response apart.
     ids = np.asarray([*prompt.token_ids, -1, *completion], np.int32)
     return hashlib.sha256(ids.tobytes()).hexdigest()
 
@@ -223,6 +226,7 @@ class TargetScores:
         token_T = features.token_ids[start:].long().to(self._device)
         parts = []
         for hidden_NH, token_N in zip(
+            # The state at t - 1 predicts the token at t.
             features.hidden[start - 1 : -1].split(POSITIONS_AT_A_TIME),
             token_T.split(POSITIONS_AT_A_TIME),
             strict=True,
@@ -275,6 +279,7 @@ def replay_against_engine(
             )
             predicted += float(sums.steps_RK[:, k.of(drafter) - 1].sum())
             counted += speculator.steps(asdict(recorded.counters), len(prompts))
+        # Both sums are over the same responses, so the sampling of responses cancels.
         differences[drafter] = predicted / counted - 1
     return ReplayAgainstEngine(**differences, control=_steps_again(outputs))
 
@@ -283,6 +288,7 @@ def _steps_again(outputs: Outputs) -> float:
     """Relative change in custom's steps under different batching, where responses are equal."""
     first = outputs.greedy.custom
     again = outputs.repeated
+    # A response that differs has other steps for that reason alone.
     equal = [i for i, ids in enumerate(again.token_ids) if ids == first.token_ids[i]]
     before = sum(first.counted[i].drafts for i in equal)
     after = sum(again.counted[i].drafts for i in equal)

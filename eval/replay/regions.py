@@ -68,6 +68,7 @@ class Regions:
             closed = (response_T == self.end_think).nonzero()
             if len(closed):
                 return int(closed[0])
+        # The template writes <think> into the prompt (R1) or the model writes it itself.
         opening = token_ids_T[max(0, completion_start - OPENING_TOKENS) : completion_start].tolist()
         starts = len(response_T) > 0 and int(response_T[0]) == self.think
         opened = self.think is not None and (self.think in opening or starts)

@@ -306,6 +306,7 @@ def batches(
         length = len(states.token_ids)
         if not has_steps(length, states.completion_start):
             continue
+        # A sequence is never cut: its attention needs all earlier tokens.
         if tokens > 0 and tokens + length > BATCH_TOKENS:
             yield batch
             batch = []
@@ -361,6 +362,8 @@ def unroll_responses(model: Replayed, batch: Sequence[Response], depth: int) -> 
     # token earlier.
     anchor_N = ((index_T >= first_R[sequence_T]) & (index_T < last_T)).nonzero()[:, 0]
     chain_T = torch.zeros(len(sequence_T), dtype=torch.bool)
+    # The unroll counts from the state that a chain reads: its anchor i is the last known token
+    # minus one.
     chain_T[anchor_N - 1] = True
 
     device = model.device
@@ -369,6 +372,8 @@ def unroll_responses(model: Replayed, batch: Sequence[Response], depth: int) -> 
     hidden_BTH = torch.cat([states.hidden for states in read])[None].to(device, dtype)
     inputs = [model.spec.inputs(states) for states in read]
     inputs_BTX = hidden_BTH
+    # An MTP layer reads the teacher's state itself; a second copy of R1's would take 235 MB per
+    # batch.
     if inputs[0] is not read[0].hidden:
         inputs_BTX = torch.cat(inputs)[None].to(device, dtype)
     with torch.no_grad():
@@ -439,6 +444,7 @@ def text_acceptances(
         start = response.states.completion_start
         logged_AK = np.full((len(ids_T) - 1 - start, depth), NO_TOKEN)
         for j in range(min(depth, len(logged_AK))):
+            # Column j holds the logged token j + 1 after the anchor.
             logged_AK[: len(logged_AK) - j, j] = ids_T[start + 1 + j :]
         accepted.append(torch.from_numpy(kind.drafts(ids_T, start, depth) == logged_AK))
     return torch.cat(accepted).double(), torch.tensor([len(a_AK) for a_AK in accepted])
