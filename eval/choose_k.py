@@ -53,14 +53,7 @@ def choose(
     """
     settings = context.settings
     main = context.settings.main
-    fixed = [name for name in DRAFTERS if context.speculators[name].family.fixed_k]
-    # Base gets its own best k, although its engine is then started once for each: too few drafts
-    # would flatter custom.
-    if context.base_has_own_k and settings.current_k is None:
-        fixed.remove("base")
-    timed = [
-        name for name in DRAFTERS if name not in fixed and context.speculators[name].speculates
-    ]
+    timed = _timed_drafters(context)
     # Without timed steps: eval.k, or the trained depth.
     k = dict.fromkeys(DRAFTERS, context.depth if settings.k == "auto" else settings.k)
     if context.base_has_own_k and settings.k == "auto":
@@ -92,6 +85,16 @@ def choose(
     steps = {name: times.seconds["custom" if context.one_engine else name] for name in timed}
     facts["lookup_k"] = lookup_k(context, validation, steps[timed[-1]][main])
     return choose_k(lengths, steps, main, k, **facts)
+
+
+def _timed_drafters(context: EvaluationContext) -> list[Drafter]:
+    """The speculators whose k is chosen from timed steps."""
+    fixed = [name for name in DRAFTERS if context.speculators[name].family.fixed_k]
+    # Base gets its own best k, although its engine is then started once for each: too few drafts
+    # would flatter custom.
+    if context.base_has_own_k and context.settings.current_k is None:
+        fixed.remove("base")
+    return [name for name in DRAFTERS if name not in fixed and context.speculators[name].speculates]
 
 
 def lookup_k(

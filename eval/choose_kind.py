@@ -89,14 +89,20 @@ def ranked(
         for kind, sums in replays.items()
     ]
     kinds.sort(key=lambda speed: -speed.tokens_per_s(main))
+    chosen = _chosen(kinds, lookup)
+    return [chosen, *(speed for speed in kinds if speed is not chosen)]
+
+
+def _chosen(kinds: Sequence[KindSpeed], lookup: str) -> KindSpeed:
+    """The fastest trained kind, or `lookup` unless that kind is shown to be faster."""
     chosen = next(speed for speed in kinds if speed.kind != lookup)
     ratio = chosen.over_lookup
     if ratio is not None:
         # With too few sessions for an interval, the estimated gain must exceed MIN_GAIN.
         faster = ratio.value > 1 + MIN_GAIN if ratio.low is None else ratio.low > 1
         if not faster:
-            chosen = next(speed for speed in kinds if speed.kind == lookup)
-    return [chosen, *(speed for speed in kinds if speed is not chosen)]
+            return next(speed for speed in kinds if speed.kind == lookup)
+    return chosen
 
 
 def _time_kinds(contexts: Mapping[str, EvaluationContext]) -> StepTimes:

@@ -168,6 +168,7 @@ def utilization(
         return None
     name = torch.cuda.get_device_name(device)
     peak = next((tflops for part, tflops in BF16_TFLOPS.items() if part in name), None)
+    # Model FLOPs utilization, as PaLM defines it (arXiv:2204.02311, appendix B).
     return None if peak is None else flops / seconds / (peak * 1e12 * processes)
 
 

@@ -57,6 +57,7 @@ class Objective:
 
     def share(self, in_step: Sequence[Sample]) -> Tensor:
         """Returns a draft's loss weight at each depth, [K]."""
+        # Draft s counts only if drafts 0 .. s-1 were accepted, so later drafts matter less.
         weight_K = self.decay ** torch.arange(self.depth, dtype=torch.float64)
         return (weight_K / weight_K.sum()).float() / self.targets(in_step)
 
@@ -112,6 +113,8 @@ def align_to_targets(u_KNH: Tensor, sequence_N: Tensor) -> tuple[Tensor, Tensor]
     valid = []
     for s in range(depth):
         reach = min(s, anchors)
+        # u[s] of anchor n - s predicts the token of row n; zeros fill the rows that no anchor
+        # reaches.
         shifted.append(F.pad(u_KNH[s, : anchors - reach], (0, 0, reach, 0)))
         valid.append(F.pad(sequence_N[reach:] == sequence_N[: anchors - reach], (reach, 0)))
     return torch.stack(shifted), torch.stack(valid)

@@ -106,10 +106,9 @@ def capture(
     spec = features.stored(target_config["hidden_size"])
     _check_streams(spec, target_config, engine)
     table, lost_ends = fit(load_sequences(sequences_dir, ids_of(parts)), engine.max_model_len)
+    target_files = [target_dir / "config.json", *sorted(target_dir.glob("*.safetensors"))]
     source: Source = {
-        "target": sampled_digest(
-            [target_dir / "config.json", *sorted(target_dir.glob("*.safetensors"))]
-        ),
+        "target": sampled_digest(target_files),
         "sequences": _rows_digest(rows_of(table, lost_ends.limit)),
         "dtype": engine.dtype,
         "scores": {"version": SCORES_VERSION, "positions": capture.on_policy_positions},
@@ -221,16 +220,14 @@ def capture_ids(
 
 def _table_of(rows: Sequence[Row]) -> Dataset:
     """A table of rows without sampling parameters, which only scores depend on."""
-    return Dataset.from_dict(
-        {
-            "sequence_id": [row_id for row_id, _, _ in rows],
-            "token_ids": [list(token_ids) for _, token_ids, _ in rows],
-            "completion_start": [completion_start for _, _, completion_start in rows],
-            "temperature": [1.0] * len(rows),
-            "top_p": [1.0] * len(rows),
-            "top_k": [0] * len(rows),
-        }
-    )
+    columns = {
+        "sequence_id": [row_id for row_id, _, _ in rows],
+        "token_ids": [list(token_ids) for _, token_ids, _ in rows],
+        "completion_start": [completion_start for _, _, completion_start in rows],
+    }
+    unscored = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
+    repeated = {name: [value] * len(rows) for name, value in unscored.items()}
+    return Dataset.from_dict(columns | repeated)
 
 
 def _prefill_of(engine: Engine, plan: CapturePlan) -> Prefill:
@@ -279,16 +276,7 @@ def _write_store(plan: CapturePlan, prefill: Prefill) -> CaptureSummary:
         ) as writer,
         Progress(console=console, transient=True) as progress,
     ):
-        if writer.restarted:
-            console.print(
-                f"{plan.out_dir}: states of another target or of other sequences; capturing again",
-                soft_wrap=True,
-            )
-        elif writer.done:
-            console.print(
-                f"{plan.out_dir}: resumes after {len(writer.done)} captured sequences",
-                soft_wrap=True,
-            )
+        _print_start(writer, plan.out_dir, console)
         task = progress.add_task("capture", total=total, completed=writer.tokens)
         lines = _ProgressLines(console, total)
         began = time.monotonic()
@@ -312,6 +300,19 @@ def _write_store(plan: CapturePlan, prefill: Prefill) -> CaptureSummary:
         "seconds": round(seconds, 3),
         "tokens_per_s": round(captured / seconds, 1),
     }
+
+
+def _print_start(writer: FeatureWriter, out_dir: Path, console: Console) -> None:
+    """States whether the capture starts over or resumes; prints nothing for a new store."""
+    if writer.restarted:
+        console.print(
+            f"{out_dir}: states of another target or of other sequences; capturing again",
+            soft_wrap=True,
+        )
+    elif writer.done:
+        console.print(
+            f"{out_dir}: resumes after {len(writer.done)} captured sequences", soft_wrap=True
+        )
 
 
 class _ProgressLines:

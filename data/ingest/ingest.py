@@ -18,7 +18,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -107,14 +107,10 @@ def ingest(
     if not_read:
         listed = printable(", ".join(not_read))
         console.print(f"traffic.path: not read: {listed}", markup=False, soft_wrap=True)
-    with console.status("ingest") as status:
-        chunks = chunks_of(_records(files, traffic.format, out_dir))
-        made = make_parts(chunks, work, _workers(files) if workers is None else workers)
-        records: list[int] = []
-        for of_part in made:
-            records.append(of_part)
-            status.update(f"ingest: {sum(records):,} records")
-    parts = [part_path(parts_dir, number) for number in range(len(records))]
+    chunks = chunks_of(_records(files, traffic.format, out_dir))
+    made = make_parts(chunks, work, _workers(files) if workers is None else workers)
+    count = _count_parts(made, console)
+    parts = [part_path(parts_dir, number) for number in range(count)]
     is_cut = is_slice or any(file.limit and file.is_read_enough() for file in files)
     tally, privacy_tally = _sums(parts, out_dir / REJECTS, is_cut)
     if privacy.mode != "off":
@@ -138,6 +134,18 @@ def ingest(
     return summary
 
 
+def _count_parts(made: Iterable[int], console: Console) -> int:
+    """Makes the parts while counting them; shows the number of records."""
+    parts = 0
+    records = 0
+    with console.status("ingest") as status:
+        for of_part in made:
+            parts += 1
+            records += of_part
+            status.update(f"ingest: {records:,} records")
+    return parts
+
+
 def _sums(parts: list[Path], rejects_path: Path, is_cut: bool) -> tuple[Tally, PrivacyTally]:
     """Adds up the counts of all parts and writes their rejects."""
     tally = Tally()
@@ -148,6 +156,8 @@ def _sums(parts: list[Path], rejects_path: Path, is_cut: bool) -> tuple[Tally, P
             for path in parts:
                 part = read_json(path)
                 counted = Tally.model_validate(part["tally"])
+                # A cut log ends between the rows of a pair; their other half is not lost but not
+                # written yet.
                 if is_cut and JOINING & counted.formats.keys():
                     counted.excuse_halves()
                 tally += counted
@@ -168,6 +178,7 @@ def _assemble(parts: list[Path], sequences_dir: Path) -> None:
     The fingerprint depends only on the content, so that a repeated ingest gives the same bytes and
     later stages are not rerun.
     """
+    # Memory-mapped, so that a log larger than memory can be assembled.
     tables = [pa.ipc.open_stream(pa.memory_map(str(part))).read_all() for part in parts]
     digest = value_digest([file_digest(part) for part in parts])[:16]
     table = Dataset(pa.concat_tables(tables), fingerprint=digest)
@@ -255,6 +266,7 @@ def check(
         count for reason, count in tally.rejects.items() if reason not in NOT_GENERATIONS
     )
     other_share = tally.not_generations / (tally.not_generations + generations)
+    # Endpoints also log health checks and failures, but a log of mostly these is the wrong file.
     if other_share > max(0.5, traffic.max_reject_fraction):
         raise OutriderError(
             f"{where}: {other_share:.0%} of the requests failed or are no chat or text completions:"
@@ -270,9 +282,15 @@ def check(
             f"{where}: {counts}. That is {fraction:.1%}, above traffic.max_reject_fraction = "
             f"{traffic.max_reject_fraction:g}; correct the log or raise that key"
         )
+    if traffic.model is None:
+        _check_one_model(tally, where)
+
+
+def _check_one_model(tally: Tally, where: str) -> None:
+    """Raises an `OutriderError` if the exchanges come from several models."""
     logged = [(name, n) for name, n in tally.models.most_common() if name != NOT_LOGGED]
     model_names = {model_label(name) for name, _ in logged}
-    if traffic.model is None and len(model_names) > 1:
+    if len(model_names) > 1:
         models = ", ".join(f"{name} {count}" for name, count in logged)
         raise OutriderError(
             f"{where}: the exchanges come from {len(model_names)} models ({models}); a speculator "

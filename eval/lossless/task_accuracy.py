@@ -239,8 +239,8 @@ def try_task(
         except Exception as error:
             raise OutriderError(
                 f"{setting} raised on the logged response {row['sequence_id']} (file-row of the"
-                f" log): {raised_at(error, quoting)}. Return None for prompts that cannot be judged,"
-                " or set eval.task: null"
+                f" log): {raised_at(error, quoting)}. Return None for prompts that cannot be"
+                " judged, or set eval.task: null"
             ) from error
         marks += [bool(mark)] if mark is not None else []
     advice = []

@@ -15,7 +15,7 @@ responses expose only gross faults.
 import functools
 import hashlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -160,24 +160,16 @@ def judge_tasks(
     if task is None:
         return None
     tokenizer = load_tokenizer(target.directory())
-    solved: dict[Variant, list[bool]] = {variant: [] for variant in VARIANTS}
-    sessions: list[str] = []
     errors: list[str] = []
-    for answers, regime in itertools.product(outputs, REGIMES):
-        for index, prompt in enumerate(prompts):
-            marks: dict[Variant, bool | None] = {}
-            for variant in VARIANTS:
-                ids = answers.of(regime).of(variant).token_ids[index]
-                try:
-                    marks[variant] = task(prompt.text, response_text(tokenizer, ids))
-                except Exception as error:
-                    marks[variant] = None
-                    errors.append(raised_at(error, quoting))
-            if None in marks.values():
-                continue
-            sessions.append(prompt.session)
-            for variant, mark in marks.items():
-                solved[variant].append(bool(mark))
+
+    def mark(prompt: Prompt, ids: Sequence[int]) -> bool | None:
+        try:
+            return task(prompt.text, response_text(tokenizer, ids))
+        except Exception as error:  # of the recipe's own function, so any exception
+            errors.append(raised_at(error, quoting))
+            return None
+
+    solved, sessions = _solved(outputs, prompts, mark)
     if errors and not sessions:
         raise OutriderError(
             f"eval.task = {settings.task!r} raised on all responses, first {errors[0]}; correct it"
@@ -188,6 +180,30 @@ def judge_tasks(
     accuracy = task_accuracy(solved, sessions)
     first = errors[0] if errors else None
     return accuracy.model_copy(update={"errors": len(errors), "first_error": first})
+
+
+def _solved(
+    outputs: Sequence[Outputs],
+    prompts: Sequence[Prompt],
+    mark: Callable[[Prompt, Sequence[int]], bool | None],
+) -> tuple[dict[Variant, list[bool]], list[str]]:
+    """Which responses of each variant are solved, and the session of each."""
+    solved: dict[Variant, list[bool]] = {variant: [] for variant in VARIANTS}
+    sessions: list[str] = []
+    for answers, regime in itertools.product(outputs, REGIMES):
+        for index, prompt in enumerate(prompts):
+            responses = answers.of(regime)
+            marks = {
+                variant: mark(prompt, responses.of(variant).token_ids[index])
+                for variant in VARIANTS
+            }
+            # The comparison is paired: a prompt counts for all variants or for none.
+            if None in marks.values():
+                continue
+            sessions.append(prompt.session)
+            for variant, is_solved in marks.items():
+                solved[variant].append(bool(is_solved))
+    return solved, sessions
 
 
 def row_id(prompt: Prompt, completion: Sequence[int]) -> str:

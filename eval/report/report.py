@@ -59,7 +59,7 @@ def contents(report: Report, metrics: charts.Rows) -> dict[str, Any]:
     from_log = {row.arrivals for _, rows in rates for row in rows.values()} == {"log"}
     arrivals = "a Poisson process where the log has no times"
     first_k = 0 if report.by_batch_size else 1  # a schedule may draft nothing at large batches
-    return {
+    values = {
         "r": report,
         "k_list": k_list(report.choice.k),
         "tiles": headline(report),
@@ -67,9 +67,10 @@ def contents(report: Report, metrics: charts.Rows) -> dict[str, Any]:
         "rate_figures": [charts.rate_figure(*scenario) for scenario in rates],
         "arrivals": "those of the log, scaled to the rate" if from_log else arrivals,
         "acceptance_figures": [figure for figure in acceptance if figure],
-        "drafts_head": [f"k = {k}" for k in range(first_k, 1 + depth)],
-        "by_k_head": [f"K = {k}" for k in range(1, 1 + depth)],
-    } | _facts_of(report)
+    }
+    values["drafts_head"] = [f"k = {k}" for k in range(first_k, 1 + depth)]
+    values["by_k_head"] = [f"K = {k}" for k in range(1, 1 + depth)]
+    return values | _facts_of(report)
 
 
 def _facts_of(report: Report) -> dict[str, Any]:

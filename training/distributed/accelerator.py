@@ -78,6 +78,7 @@ class ChainUnroll(nn.Module):
         head = self.speculator.head(self.ends)
         if isinstance(out, Tensor):
             return Drafted(out, head)
+        # A new head from the copies: the parameters themselves are empty again under ZeRO-3.
         u_KNH, *tensors = out
         copies = dict(zip(head.trained_fields, tensors, strict=True))
         return Drafted(u_KNH, dataclasses.replace(head, **copies))
