@@ -1,7 +1,10 @@
 """Writes training metrics to metrics.jsonl, Weights & Biases and the terminal.
 
     metrics = Metrics(accelerator, log_dir, project=None, config={...}, resumed_step=0)
-    values = step_values(sums=sums, count_K=count_K, learning_rate=rate, ...)
+    values = step_values(
+        sums=sums, count_K=count_K, learning_rate=rate, gradient_norm=norm,
+        tokens=tokens, slots=slots, seconds=seconds, waited=waited,
+    )
     metrics.write(step, values)
     print(step_line(step, steps, values, seconds))
 

@@ -6,7 +6,9 @@ after its last complete shard; a different target or different sequences restart
 regenerated are sampled before the capture (privacy/regenerate.py). The engine also scores every
 completion under the target, for the on-policy check (on_policy/).
 
-    capture(TargetConfig(), "run/traffic/sequences", parts, CaptureConfig(), EngineConfig(), out)
+    capture(
+        TargetConfig(), "run/traffic/sequences", parts, CaptureConfig(), EngineConfig(), out_dir=out
+    )
 """
 
 import dataclasses
