@@ -54,7 +54,8 @@ def choose(
     settings = context.settings
     main = context.settings.main
     timed = _timed_drafters(context)
-    # Without timed steps: eval.k, or the trained depth.
+    # Without timed steps nothing weighs a longer step against more tokens, so k is the recipe's, or
+    # the largest that was trained.
     k = dict.fromkeys(DRAFTERS, context.depth if settings.k == "auto" else settings.k)
     if context.base_has_own_k and settings.k == "auto":
         k["base"] = settings.current_k or k["base"]

@@ -41,7 +41,8 @@ def judge(findings: Findings, gate: GateConfig) -> Verdict:
     """Checks every condition and returns the verdict."""
     checks = speed_checks(findings, gate)
     if findings.speculator.kind not in lookup_names():  # untrained, so it only has to be faster
-        # From exact replay with both at custom's K, or else from the engine's counters.
+        # Exact replay has both at custom's K, since acceptance length grows with K; the engine's
+        # counters have each at its own.
         name = f"acceptance length, custom / base, {findings.at_k}"
         how = "" if findings.replay else ", counted by the engine"
         ratio = findings.acceptance_ratio

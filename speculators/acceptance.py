@@ -222,7 +222,7 @@ def replay_chain(a_RAK: Tensor, anchors_R: Tensor) -> ReplayChain:
     inside_RAK = (index_A[None, :, None] + j_K) <= anchors_R[:, None, None]
     # A step that would go past the end stops there: its drafts outside count as rejected.
     a_RAK = a_RAK.double() * inside_RAK
-    # Drafts 1..j all accepted, and drafts 1..j-1 all accepted.
+    # A product, since a[t, j] is conditional on the acceptance of the drafts before j.
     reach_RAK = a_RAK.cumprod(dim=-1)
     before_RAK = torch.cat([torch.ones_like(reach_RAK[..., :1]), reach_RAK[..., :-1]], dim=-1)
 

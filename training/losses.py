@@ -274,8 +274,7 @@ def _judge(
     else:
         alpha_C = alpha_C.clamp_min(torch.finfo(torch.float32).tiny)
         loss_C = -alpha_C.log()
-        # Computed in the memory of z and q.
-        # dL/dz = -q (m - <m, q>) / alpha, the chain rule through the softmax.
+        # In the memory of z and q: another [C, V] tensor would take 256 MB on a GPU (CHUNK_LOGITS).
         rise_CV = torch.sub(m_q_C[:, None], m_CV, out=z_CV).div_(alpha_C[:, None])
         dz_CV = q_CV.mul_(rise_CV)
     if draft_temperature_C is not None:

@@ -128,6 +128,7 @@ def capture(
         score_columns=COLUMNS,
         lost_ends=lost_ends,
     )
+    # The summary is written after the manifest, so both exist only after a whole capture.
     if (plan.out_dir / SUMMARY).exists() and plan.is_finished():
         earlier: CaptureSummary = read_json(plan.out_dir / SUMMARY)
         return earlier
@@ -245,6 +246,7 @@ def _prefill_of(engine: Engine, plan: CapturePlan) -> Prefill:
 
 def _capture(plan: CapturePlan, prefill: Prefill, answer: Answer) -> CaptureSummary:
     """Regenerates marked rows with `answer`, then captures all rows."""
+    # Before the states, since a regenerated response replaces the logged one.
     answers = regenerate(
         answer=answer,
         rows=asked_rows(plan.table),

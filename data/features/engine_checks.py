@@ -93,7 +93,8 @@ def self_check(engine: Engine, rows: Sequence[Row], lm_head_VH: torch.Tensor) ->
     hidden = {row_id: states.hidden for (row_id, _), states in engine.prefill(prompts)}
     head = lm_head_VH.float()
     logged_once = engine.prompt_logprobs(prompts)
-    # In different batches: half of the rows at a time, the last row first.
+    # In other batches, in which kernels round differently: half of the rows at a time, the last row
+    # first.
     backwards = prompts[::-1]
     half = (len(prompts) + 1) // 2
     parts = [part for part in (backwards[:half], backwards[half:]) if part]

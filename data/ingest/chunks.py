@@ -262,6 +262,7 @@ def chunks_of(records: Iterable[tuple[str, Record | Reject]]) -> Iterator[Chunk]
     chunk: Chunk | None = None
     size = 0
     for name, item in records:
+        # 4 MB are a few seconds of work and little enough to pass to a worker.
         if chunk and (
             name != chunk.format or size >= 4 * 2**20 or len(chunk.items) >= CHUNK_RECORDS
         ):
@@ -335,6 +336,7 @@ def _conversation(exchange: Exchange, beginning: Any) -> str:
     logged messages, the same `beginning` of the rendered prompt up to the first answer.
     """
     if exchange.messages is not None:
+        # Up to the first question: later messages differ between the requests of one conversation.
         roles = [message["role"] for message in exchange.messages]
         end = roles.index("user") + 1 if "user" in roles else None
         beginning = [message["content"] for message in exchange.messages[:end]]

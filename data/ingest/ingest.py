@@ -129,6 +129,7 @@ def ingest(
         **profile(out_dir / "sequences", target_dir),
     }
     write_json(out_dir / "summary.json", summary)
+    # Last: with the summary written, the parts are not needed to resume.
     shutil.rmtree(parts_dir)
     (out_dir / PARTS_INPUTS).unlink()
     return summary
@@ -186,6 +187,7 @@ def _assemble(parts: list[Path], sequences_dir: Path) -> None:
     with publish(sequences_dir) as folder:
         folder.mkdir(mode=0o700)
         table.save_to_disk(str(folder), num_shards=1)
+        # `save_to_disk` creates files that everybody may read.
         for path in folder.iterdir():
             path.chmod(0o600)
 

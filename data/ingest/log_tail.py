@@ -59,6 +59,7 @@ def find_unread(path: str | list[str], position: Mapping[str, int]) -> list[Unre
     by_key: dict[str, Unread] = {}
     for file in log_files(path):
         unread_file = _unread_of(file, position)
+        # A rotated copy has the same first line; the longer one has all rows of both.
         if unread_file is not None and (
             unread_file.key not in by_key or by_key[unread_file.key].rows < unread_file.rows
         ):
@@ -137,6 +138,7 @@ def _unread_of(file: LogFile, position: Mapping[str, int]) -> Unread | None:
         return None
     with _content(file, 0) as content:
         first = content.readline(LONGEST_FIRST_LINE)
+    # A file is known by its first line, so that renaming (rotation) does not read it again.
     if not first.endswith(b"\n") and len(first) < LONGEST_FIRST_LINE:
         return None
     key = f"lines {hashlib.sha256(first).hexdigest()}"
@@ -144,6 +146,7 @@ def _unread_of(file: LogFile, position: Mapping[str, int]) -> Unread | None:
     with _content(file, start) as content:
         count = 0
         while chunk := content.read(CHUNK):
+            # Only complete lines: the writer may be in the middle of the last one.
             count += chunk.count(b"\n")
     return Unread(file, key, start, count) if count else None
 

@@ -117,6 +117,7 @@ def _lengths(lengths: np.ndarray) -> dict[str, Any]:
     """Returns the count, quantiles and maximum of the lengths, in tokens."""
     if not len(lengths):
         return {"n": 0}
+    # inverted_cdf: a length that occurs, not one between two.
     quantiles = np.quantile(lengths, list(QUANTILES.values()), method="inverted_cdf")
     quantile_lengths = {name: int(value) for name, value in zip(QUANTILES, quantiles, strict=True)}
     return {"n": len(lengths), **quantile_lengths, "max": int(lengths.max())}
@@ -133,6 +134,7 @@ def _arrivals(times: np.ndarray) -> dict[str, Any] | None:
         "first": first,
         "last": last,
         "hours": round((last - first) / 3600, 2),
+        # At least one minute: a log of a few seconds has no rate per minute.
         "exchanges_per_minute": round(len(times) / max((last - first) / MINUTE, 1), 3),
         "busiest_minute": int(counts.max()),
     }

@@ -227,6 +227,7 @@ def add_general(
     times = log_order(general["time"])
     sessions = session_names(general, times, split.session_gap_minutes)
     order = _by_session(sessions, times)
+    # At most a fifth, so that most general traffic is left to train on.
     heldout_count = max(1, min(split.max_general_sequences, len(order) // 5))
     heldout = order[-heldout_count:]
     straddling = {sessions[row] for row in heldout}

@@ -149,7 +149,8 @@ def _set_attention(
     power_H, axes_HH = torch.linalg.eigh(covariance_HH)
     # The square root of the covariance; rounding can make its smallest eigenvalues negative.
     root_HH = (axes_HH * power_H.clamp_min(0).sqrt()) @ axes_HH.T
-    # The directions that approximate B e with the least squared error.
+    # The directions that approximate B e with the least squared error: Eckart and Young, in the
+    # metric of e's covariance.
     leading_HV = torch.linalg.svd(b_HH @ root_HH)[0][:, :values]
     out_HV = torch.nn.functional.pad(leading_HV, (0, values - leading_HV.shape[1]))
     value_VH = out_HV.T @ b_HH
