@@ -82,6 +82,16 @@ def valid_BT(sequence_BT: Tensor, depth: int) -> Tensor:
     return valid
 
 
+class Cache(NamedTuple):
+    """The keys and values that a depth attends to."""
+
+    prefix: tuple[Tensor, ...]
+    """Keys [A, P, D] and values [A, P, V] of depth 0."""
+    keys: tuple[Tensor, ...] = ()
+    """The chains' own keys, [A, N or 1, D] of each depth from 1."""
+    values: tuple[Tensor, ...] = ()
+
+
 def unroll_anchors(
     chain: Chain,
     ends: TargetEnds,
@@ -133,22 +143,16 @@ def unroll_anchors(
         x_NH = chain.inputs(embedding_NH, state_NH, position[anchors_N] + s)
         return x_NH, *chain.project(x_NH, position[anchors_N] + s)
 
-    def finish(
-        x_NH: Tensor,
-        q_AND: Tensor,
-        prefix: tuple[Tensor, Tensor],
-        keys: Sequence[Tensor],
-        values: Sequence[Tensor],
-    ) -> tuple[Tensor, Tensor]:
-        out_ANV, log_sum_exp_AN = attend_prefix(q_AND, *prefix, chain.softmax_scale)
+    def finish(x_NH: Tensor, q_AND: Tensor, cache: Cache) -> tuple[Tensor, Tensor]:
+        out_ANV, log_sum_exp_AN = attend_prefix(q_AND, *cache.prefix, chain.softmax_scale)
         return chain.finish(
             x_NH,
             merge(
                 prefix_ANV=out_ANV,
                 log_sum_exp_AN=log_sum_exp_AN,
                 q_AND=q_AND,
-                keys=keys,
-                values=values,
+                keys=cache.keys,
+                values=cache.values,
                 scale=chain.softmax_scale,
             ),
         )
@@ -159,15 +163,13 @@ def unroll_anchors(
         # No layer has dropout, so there is no random state to restore.
         run = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
     x_NH, q_AND, *prefix = run(project_tokens)
-    state_NH, u_NH = run(finish, x_NH, q_AND, prefix, (), ())
+    cache = Cache(tuple(prefix))
+    state_NH, u_NH = run(finish, x_NH, q_AND, cache)
     states = [u_NH]
-    keys: tuple[Tensor, ...] = ()
-    values: tuple[Tensor, ...] = ()
     for s in range(1, depth):
         x_NH, q_AND, key_AND, value_ANV = run(project, state_NH, s)
-        keys = (*keys, key_AND)
-        values = (*values, value_ANV)
-        state_NH, u_NH = run(finish, x_NH, q_AND, prefix, keys, values)
+        cache = cache._replace(keys=(*cache.keys, key_AND), values=(*cache.values, value_ANV))
+        state_NH, u_NH = run(finish, x_NH, q_AND, cache)
         states.append(u_NH)
     return anchors_N, states
 

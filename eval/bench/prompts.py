@@ -142,7 +142,8 @@ def select(heldout: Dataset, settings: EvalConfig, serving: ServingConfig) -> li
         inside_N = _inside(scenario.prompt_tokens, prompt_N)
         inside_N &= _inside(scenario.response_tokens, response_N)
         rows = order_N[(inside_N & (prompt_N <= room))[order_N]].tolist()
-        # Without scenarios, a small held-out part is measured as it is.
+        # A scenario is a claim about some traffic; without one, a small held-out part is all there
+        # is.
         if len(rows) < LEAST_REQUESTS and (settings.scenarios or not rows):
             key = f"eval.scenarios.{name}" if settings.scenarios else "eval.rates"
             selected = (

@@ -24,6 +24,7 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import publish
 from outrider.speculators.kinds.protocol import NO_DRAFT, WeightlessKind
 
+# vllm/config/speculative.py:505 and 509 (vLLM 0.32).
 DEPTH, CACHED = 24, 10_000
 """vLLM's defaults for suffix lookup: tokens of a match, and responses that are searched."""
 
