@@ -85,7 +85,7 @@ def valid_BT(sequence_BT: Tensor, depth: int) -> Tensor:
 class Cache(NamedTuple):
     """The keys and values that a depth attends to."""
 
-    prefix: tuple[Tensor, ...]
+    prefix: tuple[Tensor, Tensor]
     """Keys [A, P, D] and values [A, P, V] of depth 0."""
     keys: tuple[Tensor, ...] = ()
     """The chains' own keys, [A, N or 1, D] of each depth from 1."""
@@ -162,8 +162,8 @@ def unroll_anchors(
     if recompute and torch.is_grad_enabled():
         # No layer has dropout, so there is no random state to restore.
         run = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
-    x_NH, q_AND, *prefix = run(project_tokens)
-    cache = Cache(tuple(prefix))
+    x_NH, q_AND, key_APD, value_APV = run(project_tokens)
+    cache = Cache(prefix=(key_APD, value_APV))
     state_NH, u_NH = run(finish, x_NH, q_AND, cache)
     states = [u_NH]
     for s in range(1, depth):
