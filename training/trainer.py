@@ -320,7 +320,28 @@ class Trainer:
         sums = self._update(rows, in_step, masked, supply)
         gradient_norm = float(self.accelerator.deepspeed_engine_wrapped.get_global_grad_norm())
         self._require_finite(step, sums[0].item(), gradient_norm, in_step)
-        seconds = time.perf_counter() - began
+        self._report(
+            step,
+            in_step,
+            sums=sums,
+            rate=rate,
+            gradient_norm=gradient_norm,
+            seconds=time.perf_counter() - began,
+            waited=batches.waited - waited_before,
+        )
+
+    def _report(
+        self,
+        step: int,
+        in_step: Sequence[Sample],
+        *,
+        sums: Tensor,
+        rate: float,
+        gradient_norm: float,
+        seconds: float,
+        waited: float,
+    ) -> None:
+        """Writes the metrics of a step, and prints a line for every tenth."""
         world = self.accelerator.num_processes
         values = step_values(
             sums=sums,
@@ -330,7 +351,7 @@ class Trainer:
             tokens=sum(sample.length for sample in in_step),
             slots=self._rows_each * world * self.settings.row_tokens,
             seconds=seconds,
-            waited=batches.waited - waited_before,
+            waited=waited,
         )
         anchors = sum(sample.targets(0) for sample in in_step)
         mfu = utilization(

@@ -122,7 +122,20 @@ def make_accelerator(config: TrainingConfig, log_dir: Path) -> "Accelerator":
     # compiler.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     rows_each = turns(config.rows_per_step, int(os.environ["WORLD_SIZE"]))
-    settings: dict[str, object] = {
+    # Without gloo, each CPU process would run alone.
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    return Accelerator(
+        deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=_deepspeed_settings(config, rows_each)),
+        gradient_accumulation_steps=rows_each,
+        kwargs_handlers=[InitProcessGroupKwargs(backend=backend, timeout=_PATIENCE)],
+        log_with="wandb" if config.wandb_project else None,
+        project_dir=str(log_dir),
+    )
+
+
+def _deepspeed_settings(config: TrainingConfig, rows_each: int) -> dict[str, object]:
+    """DeepSpeed's configuration, for `rows_each` rows per process and step."""
+    return {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": rows_each,
         "gradient_clipping": config.max_grad_norm,
@@ -150,15 +163,6 @@ def make_accelerator(config: TrainingConfig, log_dir: Path) -> "Accelerator":
         },
         "steps_per_print": 10**9,
     }
-    # Without gloo, each CPU process would run alone.
-    backend = "nccl" if torch.cuda.is_available() else "gloo"
-    return Accelerator(
-        deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=settings),
-        gradient_accumulation_steps=rows_each,
-        kwargs_handlers=[InitProcessGroupKwargs(backend=backend, timeout=_PATIENCE)],
-        log_with="wandb" if config.wandb_project else None,
-        project_dir=str(log_dir),
-    )
 
 
 def prepare_model(
