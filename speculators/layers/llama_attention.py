@@ -99,7 +99,6 @@ class Glm4MoeAttention(LlamaAttention):
     """The attention of GLM-4.5 to 4.7 (`glm4_moe`), from config.json."""
 
     def __init__(self, config: Config):
-        # Transformers' default for glm4_moe; a config.json may leave the key out.
         rope = {"partial_rotary_factor": 0.5, **config, **rope_of(config)}
         super().__init__(
             hidden=config["hidden_size"],
