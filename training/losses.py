@@ -157,7 +157,6 @@ def _chunks(u_KNH: Tensor, weight_DH: Tensor, problem: _Problem) -> Iterator[_Ch
         temperature_C = served.temperature_N[chunk]
         top_k_C = None if served.top_k_N is None else served.top_k_N[chunk]
         z_CV = room.logits(teacher_NH[chunk], lm_head_VH)
-        # Once per chunk: all depths share the teacher's row n.
         teacher = served_distribution(
             z_CV=z_CV,
             p_CV=room.p_CV,

@@ -223,14 +223,16 @@ def capture_ids(
 
 def _table_of(rows: Sequence[Row]) -> Dataset:
     """A table of rows without sampling parameters, which only scores depend on."""
-    columns = {
-        "sequence_id": [row_id for row_id, _, _ in rows],
-        "token_ids": [list(token_ids) for _, token_ids, _ in rows],
-        "completion_start": [completion_start for _, _, completion_start in rows],
-    }
-    unscored = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
-    repeated = {name: [value] * len(rows) for name, value in unscored.items()}
-    return Dataset.from_dict(columns | repeated)
+    return Dataset.from_dict(
+        {
+            "sequence_id": [row_id for row_id, _, _ in rows],
+            "token_ids": [list(token_ids) for _, token_ids, _ in rows],
+            "completion_start": [completion_start for _, _, completion_start in rows],
+            "temperature": [1.0] * len(rows),
+            "top_p": [1.0] * len(rows),
+            "top_k": [0] * len(rows),
+        }
+    )
 
 
 def _prefill_of(engine: Engine, plan: CapturePlan) -> Prefill:

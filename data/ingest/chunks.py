@@ -55,29 +55,25 @@ from outrider.data.tokenize.tokens import SequenceBuilder, TokenSequence
 CHUNK_RECORDS = 1000
 """Maximum number of records in a chunk (a few seconds of work); a chunk is also cut at 4 MB."""
 
-_TEXT = pa.string()
-_INTEGER = pa.int32()
-_SETTING = pa.float32()
-
 SCHEMA: pa.Schema = Features.from_arrow_schema(
     pa.schema(
         {
-            "sequence_id": _TEXT,
-            "session": _TEXT,
-            "session_kind": _TEXT,
-            "user": _TEXT,
-            "tenant": _TEXT,
-            "route": _TEXT,
-            "model": _TEXT,
+            "sequence_id": pa.string(),
+            "session": pa.string(),
+            "session_kind": pa.string(),
+            "user": pa.string(),
+            "tenant": pa.string(),
+            "route": pa.string(),
+            "model": pa.string(),
             "time": pa.float64(),
-            "token_ids": pa.list_(_INTEGER),
-            "completion_start": _INTEGER,
-            "fidelity": _TEXT,
-            "finish_reason": _TEXT,
-            "temperature": _SETTING,
-            "top_p": _SETTING,
-            "top_k": _INTEGER,
-            "prompt_text": _TEXT,
+            "token_ids": pa.list_(pa.int32()),
+            "completion_start": pa.int32(),
+            "fidelity": pa.string(),
+            "finish_reason": pa.string(),
+            "temperature": pa.float32(),
+            "top_p": pa.float32(),
+            "top_k": pa.int32(),
+            "prompt_text": pa.string(),
         }
     )
 ).arrow_schema
@@ -175,11 +171,6 @@ class Work:
     """Prefixes of sequence ids, by file name."""
 
     @functools.cached_property
-    def accepted_models(self) -> set[str] | None:
-        """Labels of `models`; None keeps all."""
-        return None if self.models is None else set(map(model_label, self.models))
-
-    @functools.cached_property
     def builder(self) -> SequenceBuilder:
         """The sequence builder."""
         return SequenceBuilder(self.target_dir)
@@ -199,6 +190,7 @@ class Work:
 
     def _make(self, chunk: Chunk) -> None:
         tally = Tally()
+        accepted_models = None if self.models is None else set(map(model_label, self.models))
         if self.guard:
             self.guard.tally = PrivacyTally()
         rows: list[dict[str, Any]] = []
@@ -212,13 +204,27 @@ class Work:
                 tally.extra_choices += len(outcomes) - 1
             for outcome in outcomes:
                 try:
-                    exchange, sequence = self._sequence_of(outcome)
+                    has_model = outcome.model or isinstance(outcome, Exchange)
+                    if (
+                        accepted_models is not None
+                        and has_model
+                        and model_label(outcome.model) not in accepted_models
+                    ):
+                        raise Reject("other_model", rows=getattr(outcome, "rows", 1))
+                    if isinstance(outcome, Reject):
+                        raise outcome
+                    outcome = self.guard.apply(outcome) if self.guard else outcome
+                    sequence = self.builder.build(outcome)
                 except Reject as reject:
+                    place = reject.place or outcome.place
+                    assert place is not None
                     tally.add_reject(reject, chunk.format)
-                    rejects.append(_reject_row(reject, outcome))
+                    line = {"reason": reject.reason, "detail": reject.detail}
+                    rows_field = {"rows": reject.rows} if reject.rows > 1 else {}
+                    rejects.append({**dataclasses.asdict(place), **line, **rows_field})
                     continue
-                tally.add(exchange, sequence)
-                rows.append(_table_row(exchange, sequence, self))
+                tally.add(outcome, sequence)
+                rows.append(_table_row(outcome, sequence, self))
         facts = {
             "tally": tally.model_dump(),
             "rejects": rejects,
@@ -230,31 +236,7 @@ class Work:
             pa.ipc.new_stream(str(temporary), SCHEMA) as table,
         ):
             table.write_batch(pa.RecordBatch.from_pylist(rows, SCHEMA))
-        # Last: the JSON file is what marks a part as made, also for an ingest that was killed.
         write_json(path, facts)
-
-    def _sequence_of(self, outcome: Exchange | Reject) -> tuple[Exchange, TokenSequence]:
-        """The exchange in a form that may be stored, and its tokens; raises a `Reject`."""
-        has_model = outcome.model or isinstance(outcome, Exchange)
-        if (
-            self.accepted_models is not None
-            and has_model
-            and model_label(outcome.model) not in self.accepted_models
-        ):
-            raise Reject("other_model", rows=getattr(outcome, "rows", 1))
-        if isinstance(outcome, Reject):
-            raise outcome
-        exchange = self.guard.apply(outcome) if self.guard else outcome
-        return exchange, self.builder.build(exchange)
-
-
-def _reject_row(reject: Reject, outcome: Exchange | Reject) -> dict[str, Any]:
-    """A line of the file of rejects."""
-    source = reject.place or outcome.place
-    assert source is not None
-    line = {"reason": reject.reason, "detail": reject.detail}
-    rows_field = {"rows": reject.rows} if reject.rows > 1 else {}
-    return {**dataclasses.asdict(source), **line, **rows_field}
 
 
 def chunks_of(records: Iterable[tuple[str, Record | Reject]]) -> Iterator[Chunk]:
@@ -290,12 +272,11 @@ def part_path(parts_dir: Path, number: int) -> Path:
 
 
 def _table_row(exchange: Exchange, sequence: TokenSequence, work: Work) -> dict[str, Any]:
+    place = exchange.place
     choice = f"-{exchange.choice}" if exchange.choice else ""
     user = exchange.user or exchange.tenant or ""
-    digest = ""
-    if user:
-        # Keyed: without the key, nobody can test which user a digest belongs to.
-        digest = "user-" + hmac.digest(work.key, user.encode(), "sha256").hex()[:16]
+    # Keyed: without the key, nobody can test which user a digest belongs to.
+    digest = user and "user-" + hmac.digest(work.key, user.encode(), "sha256").hex()[:16]
     session, session_kind = digest, USER
     if exchange.session:
         session = exchange.session
@@ -305,7 +286,7 @@ def _table_row(exchange: Exchange, sequence: TokenSequence, work: Work) -> dict[
         session = _conversation(exchange, beginning)
         session_kind = FIRST_QUESTION
     return {
-        "sequence_id": f"{work.file_numbers[exchange.place.file]}-{exchange.place.line}{choice}",
+        "sequence_id": f"{work.file_numbers[place.file]}-{place.line}{choice}",
         "session": session,
         "session_kind": session_kind,
         "user": digest,

@@ -18,7 +18,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -107,10 +107,14 @@ def ingest(
     if not_read:
         listed = printable(", ".join(not_read))
         console.print(f"traffic.path: not read: {listed}", markup=False, soft_wrap=True)
-    chunks = chunks_of(_records(files, traffic.format, out_dir))
-    made = make_parts(chunks, work, _workers(files) if workers is None else workers)
-    count = _count_parts(made, console)
-    parts = [part_path(parts_dir, number) for number in range(count)]
+    with console.status("ingest") as status:
+        chunks = chunks_of(_records(files, traffic.format, out_dir))
+        made = make_parts(chunks, work, _workers(files) if workers is None else workers)
+        records: list[int] = []
+        for of_part in made:
+            records.append(of_part)
+            status.update(f"ingest: {sum(records):,} records")
+    parts = [part_path(parts_dir, number) for number in range(len(records))]
     is_cut = is_slice or any(file.limit and file.is_read_enough() for file in files)
     tally, privacy_tally = _sums(parts, out_dir / REJECTS, is_cut)
     if privacy.mode != "off":
@@ -133,18 +137,6 @@ def ingest(
     shutil.rmtree(parts_dir)
     (out_dir / PARTS_INPUTS).unlink()
     return summary
-
-
-def _count_parts(made: Iterable[int], console: Console) -> int:
-    """Makes the parts while counting them; shows the number of records."""
-    parts = 0
-    records = 0
-    with console.status("ingest") as status:
-        for of_part in made:
-            parts += 1
-            records += of_part
-            status.update(f"ingest: {records:,} records")
-    return parts
 
 
 def _sums(parts: list[Path], rejects_path: Path, is_cut: bool) -> tuple[Tally, PrivacyTally]:
@@ -179,7 +171,6 @@ def _assemble(parts: list[Path], sequences_dir: Path) -> None:
     The fingerprint depends only on the content, so that a repeated ingest gives the same bytes and
     later stages are not rerun.
     """
-    # Memory-mapped, so that a log larger than memory can be assembled.
     tables = [pa.ipc.open_stream(pa.memory_map(str(part))).read_all() for part in parts]
     digest = value_digest([file_digest(part) for part in parts])[:16]
     table = Dataset(pa.concat_tables(tables), fingerprint=digest)

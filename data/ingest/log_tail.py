@@ -138,7 +138,6 @@ def _unread_of(file: LogFile, position: Mapping[str, int]) -> Unread | None:
         return None
     with _content(file, 0) as content:
         first = content.readline(LONGEST_FIRST_LINE)
-    # A file is known by its first line, so that renaming (rotation) does not read it again.
     if not first.endswith(b"\n") and len(first) < LONGEST_FIRST_LINE:
         return None
     key = f"lines {hashlib.sha256(first).hexdigest()}"
