@@ -72,7 +72,7 @@ class DraftHead:
         return F.linear(state, self.weight_DH)
 
     def auxiliary_loss(self, state: Tensor, acceptance: Tensor) -> Tensor | None:
-        """A loss [...] besides the drafts' own; None if the head has no other output.
+        """A loss [...] in addition to the drafts' own; None if there is no other output.
 
         `acceptance` [...] is the expected acceptance of the drafts of `state`.
         """

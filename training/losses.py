@@ -204,7 +204,7 @@ class _ChunkedDistillation(torch.autograd.Function):
                 out_KN[part] = value_C * valid_C
             torch.mm(chunk.dz_CD, weight_DH, out=grad_KNH[part])
             grad_KNH[part] *= valid_C[:, None]
-        # A frozen head needs no gradient of its own, so backward keeps neither u nor W.
+        # A frozen head needs no gradient, so backward keeps neither u nor W.
         ctx.save_for_backward(grad_KNH, *((u_KNH, weight_DH) if weight_DH.requires_grad else ()))
         ctx.problem = problem
         ctx.mark_non_differentiable(*out[1:])

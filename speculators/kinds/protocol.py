@@ -93,7 +93,7 @@ class DrafterKind:
     source_of_drafts = ""
     """For a kind without weights, what it drafts."""
     serving_note = ""
-    """A sentence on what a server needs for the kind, besides vLLM."""
+    """A sentence on what a server needs for the kind in addition to vLLM."""
     has_weights = True
     """False if there is nothing to train, load or swap."""
     speculates = True
