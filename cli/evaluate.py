@@ -1,6 +1,6 @@
 """`outrider eval`: measures a speculator or a server, or compares evaluated runs.
 
-outrider eval resume_screening --speculator DIR|ngram|suffix|none
+outrider eval resume_screening --speculator DIR|LOOKUP|none
 outrider eval resume_screening --server http://HOST:PORT
 outrider eval --compare RUN_A RUN_B --html page.html
 """
@@ -38,7 +38,7 @@ def evaluate_speculator(
     ----------
     speculator
         A speculator's directory (an MTP layer or an EAGLE-3 head: config.json, model.safetensors),
-        `ngram` or `suffix` for vLLM's lookups, or `none`. Default: this recipe's own.
+        a lookup (a value of `eval.lookup`), or `none`. Default: this recipe's own.
     server
         Address of a running vLLM server, http://HOST:PORT. Measures its acceptance (from /metrics)
         and speed on the held-out traffic; gives no verdict.

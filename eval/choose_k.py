@@ -53,13 +53,9 @@ def choose(
     """
     settings = context.settings
     main = context.settings.main
-    fixed = [name for name in DRAFTERS if context.speculators[name].family.fixed_k]
-    if context.base_has_own_k and settings.current_k is None:
-        fixed.remove("base")
-    timed = [
-        name for name in DRAFTERS if name not in fixed and context.speculators[name].speculates
-    ]
-    # Without timed steps: eval.k, or the trained depth.
+    timed = _timed_drafters(context)
+    # Without timed steps nothing weighs a longer step against more tokens, so k is the recipe's, or
+    # the largest that was trained.
     k = dict.fromkeys(DRAFTERS, context.depth if settings.k == "auto" else settings.k)
     if context.base_has_own_k and settings.k == "auto":
         k["base"] = settings.current_k or k["base"]
@@ -70,6 +66,7 @@ def choose(
     if settings.k != "auto" or not validation or not timed:
         facts["lookup_k"] = lookup_k(context, validation)
         return Choice(k=Drafters[int](**k), main_concurrency=main, **facts)
+    # Swapped weights of one shape take the same time per step, so one of the two is timed.
     engines = ["custom"] if context.one_engine else timed
 
     def measured() -> StepTimes:
@@ -91,6 +88,16 @@ def choose(
     return choose_k(lengths, steps, main, k, **facts)
 
 
+def _timed_drafters(context: EvaluationContext) -> list[Drafter]:
+    """The speculators whose k is chosen from timed steps."""
+    fixed = [name for name in DRAFTERS if context.speculators[name].family.fixed_k]
+    # Base gets its own best k, although its engine is then started once for each: too few drafts
+    # would flatter custom.
+    if context.base_has_own_k and context.settings.current_k is None:
+        fixed.remove("base")
+    return [name for name in DRAFTERS if name not in fixed and context.speculators[name].speculates]
+
+
 def lookup_k(
     context: EvaluationContext,
     validation: Mapping[str, ReplaySums] | None,
@@ -110,6 +117,7 @@ def lookup_k(
     if context.settings.k != "auto" or validation is None:
         return context.depth if context.settings.k == "auto" else context.settings.k
     lengths = validation[LOOKUP].acceptance_length()
+    # Without timed steps every k costs the same, so the longest useful one is chosen.
     steps = steps or dict.fromkeys(range(1, context.depth + 1), 1.0)
     return best_k(speeds_of(lengths, {1: steps})[1], least=1)
 
@@ -159,6 +167,7 @@ def _in_ms(steps: Speeds) -> dict[str, dict[int, float]]:
 
 def speeds_of(lengths: Sequence[float], steps: Speeds) -> dict[int, dict[int, float]]:
     """Tokens/s by batch size and k; `steps` holds seconds per step."""
+    # Without drafts a step delivers one token.
     tokens = [1.0, *lengths]
     return {
         size: {k: size * tokens[k] / seconds for k, seconds in sorted(row.items())}

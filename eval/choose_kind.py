@@ -71,6 +71,8 @@ def ranked(
     def over_lookup(kind: str) -> ClusteredEstimate | None:
         if not lookup or kind == lookup:
             return None
+        # Seconds per response are steps times seconds per step; the ratio of their sums is the
+        # ratio of tokens/s, since the responses are the same.
         sums_R2 = np.stack([seconds_R[lookup], seconds_R[kind]], axis=1)
         sums = replays[kind]
         return clustered(sums_R2, sums.sessions, lambda s: s[..., 0] / s[..., 1], users=sums.users)
@@ -87,14 +89,20 @@ def ranked(
         for kind, sums in replays.items()
     ]
     kinds.sort(key=lambda speed: -speed.tokens_per_s(main))
+    chosen = _chosen(kinds, lookup)
+    return [chosen, *(speed for speed in kinds if speed is not chosen)]
+
+
+def _chosen(kinds: Sequence[KindSpeed], lookup: str) -> KindSpeed:
+    """The fastest trained kind, or `lookup` unless that kind is shown to be faster."""
     chosen = next(speed for speed in kinds if speed.kind != lookup)
     ratio = chosen.over_lookup
     if ratio is not None:
         # With too few sessions for an interval, the estimated gain must exceed MIN_GAIN.
         faster = ratio.value > 1 + MIN_GAIN if ratio.low is None else ratio.low > 1
         if not faster:
-            chosen = next(speed for speed in kinds if speed.kind == lookup)
-    return [chosen, *(speed for speed in kinds if speed is not chosen)]
+            return next(speed for speed in kinds if speed.kind == lookup)
+    return chosen
 
 
 def _time_kinds(contexts: Mapping[str, EvaluationContext]) -> StepTimes:
@@ -110,6 +118,7 @@ def _time_kinds(contexts: Mapping[str, EvaluationContext]) -> StepTimes:
     drafts = range(1, first.depth + 1) if settings.k == "auto" else [settings.k]
     numbers: dict[str, Sequence[int]] = {}
     for kind, speculator in speculators.items():
+        # An engine whose k is fixed would have to be started once per number.
         numbers[kind] = [max(drafts)] if speculator.family.fixed_k else drafts
     first.say(f"timing steps of the {mode} engine: {', '.join(contexts)} in turn")
     with first.open_servers(speculators, texts) as (load, servers):

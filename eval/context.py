@@ -250,6 +250,7 @@ class EvaluationContext:
         parts = ("validation", "heldout", "general")
         features = self.data.features
         base_weights = None if base.directory in (None, target_dir) else base.weights()
+        # The manifest holds the digests of all shards.
         manifest = file_digest(features / "manifest.json") if features else None
         kinds = {name: speculator.kind for name, speculator in self.speculators.items()}
         inputs: dict[str, Any] = {

@@ -13,6 +13,7 @@ resumes; intervals, verdict and report are recomputed from the cache each time.
 import functools
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -80,65 +81,107 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
         lookup = "" if choice.lookup_k is None else f", {choice.lookup_k} for lookup"
         context.say(f"k = {k.base} for base, {k.custom} for custom{lookup}")
         replayed = replay_stage(context, replays, k, heldout)
-        served: dict[str, Served] = {}
-        rates: dict[str, dict[str, dict[str, RateRow]]] = {}
-        outputs: dict[str, Outputs] = {}
-        passes: list[CountedPass] = []
+        measured = MeasuredModes()
         for mode in modes:
-            mode_choice = choose(
+            _measure_mode(
+                measured,
                 context=context,
                 servers=servers,
                 load=load,
-                requests=requests,
-                validation=validation,
                 mode=mode,
-            )
-            outputs[mode] = collect(context, servers=servers, mode=mode, k=k, requests=requests)
-            served[mode], blocks, open_loop = measure_speed(
-                context,
-                servers=servers,
-                load=load,
-                mode=mode,
-                choice=mode_choice,
+                k=k,
                 requests=requests,
-                replays=replayed_heldout,
+                replays=replays,
             )
-            if requests.traffic:
-                rates[mode] = summarise_rates(open_loop, served[mode])
-            passes += verification_passes(outputs[mode], requests.verification)
-            if mode_choice.k == k:
-                passes += counted_passes(blocks, requests.timed)
-    verification = verify(context, k, requests.verification, outputs)
-    custom = context.speculators["custom"]
-    sampling = requests.sampling
+    verification = verify(context, k, requests.verification, measured.outputs)
     findings = Findings(
         recipe=context.recipe,
         run_dir=str(context.folders.run),
         target=context.target.model,
-        speculator=SpeculatorIdentity(
-            kind=custom.kind,
-            weights_sha256=value_digest(context.weights) if context.weights else None,
-        ),
+        speculator=_identity(context),
         heldout_until=max(filter(None, heldout["time"]), default=None),
         by_batch_size=context.by_batch_size,
         choice=choice,
-        sampling=RequestSampling(
-            temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k
-        ),
+        sampling=_sampling_of(requests),
         draft_sample_method=context.draft_sample_method,
         not_measured=not_measured(context),
         lost_ends=requests.lost_ends,
         **replayed,
         workloads=workloads,
-        counted=counted_acceptance(passes, context.speculators, k),
-        served=served,
-        rates=rates,
+        counted=counted_acceptance(measured.passes, context.speculators, k),
+        served=measured.served,
+        rates=measured.rates,
         scenarios={traffic.name: traffic.described for traffic in requests.traffic},
         verification=verification,
         samples=samples_stage(context, replayed_heldout, k.custom),
         settings=context.settings.model_dump(mode="json"),
     )
     return conclude(context, findings)
+
+
+@dataclass(frozen=True)
+class MeasuredModes:
+    """What the servers of all engine modes gave, by mode."""
+
+    served: dict[str, Served] = field(default_factory=dict)
+    rates: dict[str, dict[str, dict[str, RateRow]]] = field(default_factory=dict)
+    outputs: dict[str, Outputs] = field(default_factory=dict)
+    passes: list[CountedPass] = field(default_factory=list)
+    """Counted passes of all modes at the chosen k."""
+
+
+def _measure_mode(
+    measured: MeasuredModes,
+    *,
+    context: EvaluationContext,
+    servers: Servers,
+    load: LoadGenerator,
+    mode: str,
+    k: Drafters[int],
+    requests: HeldoutRequests,
+    replays: Mapping[str, Replays],
+) -> None:
+    """Adds one engine mode's responses and speeds to `measured`."""
+    choice = choose(
+        context=context,
+        servers=servers,
+        load=load,
+        requests=requests,
+        validation=replays.get("validation"),
+        mode=mode,
+    )
+    outputs = collect(context, servers=servers, mode=mode, k=k, requests=requests)
+    served, blocks, open_loop = measure_speed(
+        context,
+        servers=servers,
+        load=load,
+        mode=mode,
+        choice=choice,
+        requests=requests,
+        replays=replays.get("heldout"),
+    )
+    measured.outputs[mode] = outputs
+    measured.served[mode] = served
+    if requests.traffic:
+        measured.rates[mode] = summarise_rates(open_loop, served)
+    measured.passes.extend(verification_passes(outputs, requests.verification))
+    # Counters at another k would be of other drafts.
+    if choice.k == k:
+        measured.passes.extend(counted_passes(blocks, requests.timed))
+
+
+def _identity(context: EvaluationContext) -> SpeculatorIdentity:
+    """The kind and the weights of the custom speculator."""
+    weights = value_digest(context.weights) if context.weights else None
+    return SpeculatorIdentity(kind=context.speculators["custom"].kind, weights_sha256=weights)
+
+
+def _sampling_of(requests: HeldoutRequests) -> RequestSampling:
+    """The customer's sampling settings, for the report."""
+    sampling = requests.sampling
+    return RequestSampling(
+        temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k
+    )
 
 
 def check(context: EvaluationContext) -> None:
@@ -211,6 +254,7 @@ def prepare_kinds(context: EvaluationContext) -> None:
     The environment is that of this process, which replays kinds without weights, and of its
     children, the servers.
     """
+    # Also base's and custom's kind: a lookup may be either.
     names = {context.settings.lookup, *(one.kind for one in context.speculators.values())}
     folder = context.folders.out / "steps"  # which privacy.retention deletes
     for name in sorted(names):
@@ -281,7 +325,7 @@ def replay_stage(
     return {
         "own_text": on_policy(context.feature_store, table),
         "replay": replay_figures(heldout, k),
-        "general": general and replay_figures(general, k),
+        "general": replay_figures(general, k) if general else None,
         "slices": sliced(heldout["base"], heldout["custom"], k.custom, slices),
     }
 
@@ -302,6 +346,8 @@ def measure_speed(
     """
     settings = context.settings
     base = context.speculators["base"]
+    # `eval.current_k` cannot be set on a running server whose K is fixed, and has no meaning
+    # without drafts.
     fixed = base.family.fixed_k or not base.speculates
     plan: dict[str, Drafts | None] = {
         "none": None,

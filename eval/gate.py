@@ -41,7 +41,8 @@ def judge(findings: Findings, gate: GateConfig) -> Verdict:
     """Checks every condition and returns the verdict."""
     checks = speed_checks(findings, gate)
     if findings.speculator.kind not in lookup_names():  # untrained, so it only has to be faster
-        # From exact replay with both at custom's K, or else from the engine's counters.
+        # Exact replay has both at custom's K, since acceptance length grows with K; the engine's
+        # counters have each at its own.
         name = f"acceptance length, custom / base, {findings.at_k}"
         how = "" if findings.replay else ", counted by the engine"
         ratio = findings.acceptance_ratio
@@ -66,6 +67,7 @@ def judge(findings: Findings, gate: GateConfig) -> Verdict:
 
 def conclusion(checks: list[Check], unchecked: dict[str, str]) -> Verdict:
     """Derives the verdict; `unchecked` maps each unchecked figure to the reason."""
+    # One failed check decides even if others are undecided: more data cannot undo it.
     failed = [check for check in checks if check.outcome == "failed"]
     open_ = [check for check in checks if check.outcome == "undecided"]
     verdict: Literal["ship", "do not ship", "undecided"] = SHIP
@@ -107,6 +109,7 @@ def check_over_sessions(name: str, ratio: ClusteredEstimate, least: float, how: 
         seen = f"{ratio.value:.3f}, {ratio.undecided()}"
         return Check(name=name, outcome="undecided", seen=seen, demand=demand)
     outcome = above(ratio.low, ratio.high, least)
+    # Below the threshold, more data would fail the check, so no number is named.
     if outcome == "undecided" and ratio.value > least:
         needed = units_needed(
             value=ratio.value, low=ratio.low, high=ratio.high, threshold=least, units=ratio.clusters
@@ -182,6 +185,7 @@ def _task(difference: Equivalence, gate: GateConfig) -> Check:
 
 
 def _replay(mode: str, difference: ReplayAgainstEngine, gate: GateConfig) -> Check:
+    # A difference of either shows that replay does not describe the engine.
     worst = max(abs(difference.base), abs(difference.custom))
     most = Tolerance(gate.max_replay_difference, difference.control, gate.replay_margin)
     outcome = most.outcome(worst)

@@ -86,6 +86,7 @@ class Demand:
 def demands(speed: Mapping[str, SpeedRow], main: int, gate: GateConfig) -> list[Demand]:
     """Lists the demands on one engine mode, the main concurrency first."""
     all_demands = []
+    # The main concurrency first, because messages name the first check that failed.
     for size, row in sorted(speed.items(), key=lambda row: int(row[0]) != main):
         concurrency = int(size)
         base = [("base", row.custom_over_base)]
@@ -107,6 +108,7 @@ def demands(speed: Mapping[str, SpeedRow], main: int, gate: GateConfig) -> list[
             )
             for versus, ratio in base
         ]
+        # Lookup is timed at the main concurrency only (bench/closed_loop.py).
         if row.lookup and concurrency == main:
             ratio = row.lookup.custom_over
             all_demands.append(
@@ -182,4 +184,5 @@ def above(low: float, high: float, threshold: float) -> Outcome:
     """Outcome of the demand that the interval lie strictly above the threshold."""
     if low > threshold:
         return "passed"
+    # Only an interval wholly below fails; one that contains the threshold decides nothing.
     return "failed" if high <= threshold else "undecided"

@@ -44,6 +44,7 @@ def money(served: Mapping[str, Served], cost: CostConfig, gpus: int) -> dict[str
 
     def cost_of(row: SpeedRow) -> Cost:
         speeds = {variant: row.of(variant).tokens_per_s for variant in VARIANTS}
+        # Price of a second, times the seconds for a million tokens at 1 token/s.
         price = 1e6 * gpus * cost.gpu_hour_price / 3600
         hours = None
         if cost.tokens_per_s is not None:

@@ -105,6 +105,7 @@ def _measure(context: EvaluationContext, name: PublicWorkload, sampling: Samplin
             for row, answer in zip(asked, engine.answer(asked), strict=True)
         ]
 
+    # Each prompt counts as a session: a public workload has no users.
     rows_replayed = [{"sequence_id": row.row_id, "session": row.row_id} for row in asked]
     target_dir = context.target.directory()
     depth = context.depth

@@ -101,7 +101,7 @@ def evaluate(
 ) -> "Report":
     """Evaluates a speculator against the base and no speculation; returns the report.
 
-    `speculator` is a directory, "ngram", "suffix" or "none"; by default the trained one.
+    `speculator` is a directory, a lookup such as "ngram", or "none"; by default the trained one.
     """
     from outrider.eval.results.report import Report
     from outrider.pipeline.attempt import evaluate_run, open_run

@@ -110,7 +110,7 @@ def evaluate_run(
     speculator: str | None = None,
     again: bool = False,
 ) -> "Results":
-    """Evaluates the run's speculator, or another: a directory, `ngram`, `suffix` or `none`.
+    """Evaluates the run's speculator, or another: a directory, a lookup or `none`.
 
     `again` discards the speeds that an earlier evaluation measured.
     """

@@ -46,17 +46,24 @@ def target_distribution(
     logits_NV = logits_NV.float()
     greedy_N = temperature_N < GREEDY_BELOW
     scaled_NV = logits_NV / torch.where(greedy_N, 1.0, temperature_N)[:, None]
+    # Ascending, as in vLLM 0.32 (v1/sample/ops/topk_topp_sampler.py:494), so that equal logits are
+    # cut in the same order.
     ordered_NV, order_NV = scaled_NV.sort(dim=-1)
     if top_k_N is not None:
         vocabulary = logits_NV.shape[-1]
         kept_N = torch.where(top_k_N < 1, vocabulary, top_k_N).clamp(max=vocabulary).long()
+        # Compared by value, not by rank: tokens that tie with the top_k-th stay, as in
+        # topk_topp_sampler.py:501.
         least_N1 = ordered_NV.gather(-1, (vocabulary - kept_N)[:, None])
         ordered_NV = ordered_NV.masked_fill(ordered_NV < least_N1, float("-inf"))
     dropped_NV = ordered_NV.softmax(dim=-1).cumsum(dim=-1) <= 1 - top_p_N[:, None]
+    # The most likely token stays even with a top_p of 0 (topk_topp_sampler.py:510).
     dropped_NV[:, -1] = False
     kept_NV = torch.empty_like(scaled_NV).scatter_(
         -1, order_NV, ordered_NV.masked_fill(dropped_NV, float("-inf"))
     )
+    # vLLM divides a greedy request by 1 instead of 0, then takes the argmax
+    # (v1/sample/sampler.py:238).
     one_hot_NV = F.one_hot(logits_NV.argmax(dim=-1), logits_NV.shape[-1]).to(kept_NV.dtype)
     return torch.where(greedy_N[:, None], one_hot_NV, kept_NV.softmax(dim=-1))
 
@@ -97,6 +104,9 @@ def accept_probability(
     logged token, is needed only for probabilistic drafts, which are sampled from the draft's logits
     at the request's temperature, without top_p, as in vLLM (`compute_probs_and_sample_next_token`).
     """
+    # An argmax draft d is accepted with probability p(d). Otherwise vLLM draws from p without d
+    # (v1/sample/rejection_sampler.py, `sample_recovered_tokens_kernel`), so the logged token is d
+    # if and only if d was accepted.
     hit_N = (draft_logits_ND.argmax(dim=-1) == token_N).to(torch.float64)
     if known_N is not None:
         hit_N = hit_N * known_N
@@ -111,6 +121,8 @@ def accept_probability(
     q_N = scaled_ND.softmax(dim=-1).gather(-1, token_N[:, None])[:, 0].double()
     if known_N is not None:
         q_N = q_N * known_N
+    # P(draft x is drawn and accepted) / p(x) = q(x) min(1, p(x) / q(x)) / p(x). The acceptance rule
+    # is that of Leviathan et al. (arXiv:2211.17192, section 2.3) and of rejection_sampler.py:884.
     ratio_N = (q_N / p_N.double().clamp_min(torch.finfo(torch.float32).tiny)).clamp(max=1.0)
     return torch.where(greedy_N, hit_N, ratio_N)
 
@@ -141,8 +153,11 @@ def accept_matrix(
     anchors at a time, which limits memory to chunk x V.
     """
     width = token_ids_BT.shape[1]
+    # In float64, because `replay_chain` adds up one term per token of the response, up to tens of
+    # thousands for R1.
     a_NK = torch.zeros(len(anchor_N), len(states), dtype=torch.float64, device=token_ids_BT.device)
     for j, u_NH in enumerate(states, start=1):
+        # A draft past the response has no logged token that could show whether it was accepted.
         inside_M = (anchor_N + j <= last_N).nonzero()[:, 0]
         for part in inside_M.split(chunk):
             row = row_N[part]
@@ -205,8 +220,9 @@ def replay_chain(a_RAK: Tensor, anchors_R: Tensor) -> ReplayChain:
     index_A = torch.arange(anchors, device=device)
     j_K = torch.arange(1, depth + 1, device=device)
     inside_RAK = (index_A[None, :, None] + j_K) <= anchors_R[:, None, None]
+    # A step that would go past the end stops there: its drafts outside count as rejected.
     a_RAK = a_RAK.double() * inside_RAK
-    # Drafts 1..j all accepted, and drafts 1..j-1 all accepted.
+    # A product, since a[t, j] is conditional on the acceptance of the drafts before j.
     reach_RAK = a_RAK.cumprod(dim=-1)
     before_RAK = torch.cat([torch.ones_like(reach_RAK[..., :1]), reach_RAK[..., :-1]], dim=-1)
 
@@ -224,6 +240,8 @@ def replay_chain(a_RAK: Tensor, anchors_R: Tensor) -> ReplayChain:
     if anchors:
         v_ARK[0] = 1.0
     for t in range(anchors):
+        # The engine always delivers one token after the accepted drafts, so m >= 1 and no term
+        # refers to t itself: one pass solves the equation.
         v_ARK[t + 1 : t + depth + 2] += v_ARK[t] * advance_AMRK[t]
     visits_RAK = v_ARK[:anchors].transpose(0, 1) * (
         index_A[None, :, None] < anchors_R[:, None, None]

@@ -25,14 +25,14 @@ def _candidates(kind: str | list[str]) -> str | list[str]:
     if kind == AUTO:
         return AUTO
     names = [kind] if isinstance(kind, str) else kind
-    lookups = lookup_names()
+    lookups = [name for name in names if name in lookup_names()]
     trained = [name for name in names if name not in lookups]
-    twice = len(set(names)) < len(names) or set(lookups) <= set(names)
-    if not trained or set(trained) - set(trainable_names()) or twice:
+    twice = len(set(names)) < len(names)
+    if not trained or set(trained) - set(trainable_names()) or twice or len(lookups) > 1:
         raise ValueError(
             f"list trainable kinds, each once: {', '.join(trainable_names())}; one of"
-            f" {' and '.join(lookups)} may be listed with them; {AUTO} alone selects all that the"
-            " target supports"
+            f" {' and '.join(lookup_names())} may be listed with them; {AUTO} alone selects all"
+            " that the target supports"
         )
     return names[0] if len(names) == 1 else names
 

@@ -51,6 +51,7 @@ def chosen_ids(counts_V: Tensor, size: int | float) -> Tensor | None:
             )
         reached_V = counts_V[order_V].cumsum(0).double() / total
         count = int((reached_V < size - 1e-12).sum()) + 1
+    # At least 2: with one draft token the head's softmax is constant and nothing is learned.
     ids_D = order_V[: max(count, 2)].sort().values
     return None if len(ids_D) == vocab else ids_D
 
@@ -58,6 +59,7 @@ def chosen_ids(counts_V: Tensor, size: int | float) -> Tensor | None:
 def followed_ids(base_ids_D: Tensor, counts_V: Tensor) -> Tensor:
     """As many ids [D] of the most frequent tokens; of equally frequent ones, the base's first."""
     in_base_V = torch.zeros_like(counts_V).index_fill_(0, base_ids_D, 1)
+    # Doubled counts leave room for a tie-break below one occurrence.
     ids_D = chosen_ids(2 * counts_V + in_base_V, len(base_ids_D))
     return base_ids_D if ids_D is None else ids_D
 

@@ -11,6 +11,7 @@ Shapes: H hidden, V target vocabulary, D draft vocabulary; "..." any leading dim
 """
 
 import dataclasses
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +34,8 @@ class TargetEnds:
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> "TargetEnds":
         """A copy on another device or in another dtype, sharing unchanged tensors."""
+        # Only a narrower embedding is worth keeping: bf16 to float32 is exact, the other way
+        # rounds.
         narrower = dtype is not None and dtype.itemsize < self.embedding_VH.itemsize
         return TargetEnds(
             self.embedding_VH.to(device=device, dtype=dtype if narrower else None),
@@ -61,18 +64,19 @@ class DraftHead:
     """The drafter's trained parameter, or a frozen tensor such as the target's."""
     target_ids_D: Tensor | None = None
     """Target token of each draft token, ascending; None for the full vocabulary."""
-    confidence_1H: Tensor | None = None
-    """Weights and bias of the confidence head; None if there is none."""
+    trained_fields: ClassVar[tuple[str, ...]] = ("weight_DH",)
+    """Fields with trained parameters, which training copies out of the forward pass."""
 
     def logits(self, state: Tensor) -> Tensor:
         """Draft logits [..., D] of the drafter's states."""
         return F.linear(state, self.weight_DH)
 
-    def confidence(self, state: Tensor) -> Tensor:
-        """Logit [...] of a draft's acceptance, given that earlier drafts are accepted."""
-        if self.confidence_1H is None:
-            raise ValueError("this head does not estimate a confidence")
-        return F.linear(state, self.confidence_1H[:, :-1], self.confidence_1H[:, -1])[..., 0]
+    def auxiliary_loss(self, state: Tensor, acceptance: Tensor) -> Tensor | None:
+        """A loss [...] in addition to the drafts' own; None if there is no other output.
+
+        `acceptance` [...] is the expected acceptance of the drafts of `state`.
+        """
+        return None
 
     def to_target(self, draft_ids: Tensor) -> Tensor:
         """Maps draft tokens to target tokens."""
@@ -84,6 +88,7 @@ class DraftHead:
             return token_ids, torch.ones_like(token_ids, dtype=torch.bool)
         # Draft tokens are in the order of their target ids (`chosen_ids`, `mapped_tokens`).
         index = torch.searchsorted(self.target_ids_D, token_ids.contiguous())
+        # searchsorted returns D for a token above all draft tokens; the comparison then rejects it.
         index = index.clamp(max=len(self.target_ids_D) - 1)
         known = self.target_ids_D[index] == token_ids
         return torch.where(known, index, 0), known

@@ -87,6 +87,8 @@ def compared(
 def allowed(n: float, parity: ParityConfig) -> tuple[float, float]:
     """Limits for n drafts: share of differing drafts, mean difference in nats."""
     share = 1 - parity.min_agreement
+    # Standard error of a share of n drafts (binomial), widened by the design effect (Kish, Survey
+    # Sampling, 1965).
     error = math.sqrt(DESIGN_EFFECT * share * parity.min_agreement / n)
     return (
         share + STANDARD_ERRORS * error,

@@ -106,6 +106,8 @@ class DrafterSize:
         head if drafts use it, plus the teacher's forward pass through that head. Attention scores,
         the prompts' keys and recomputation are excluded.
         """
+        # A matrix takes 2 FLOPs per weight and token forward and 4 backward; a frozen one 2
+        # backward, for the gradient of its input only.
         head = self.vocab * self.hidden
         own_head = self.parts.get("lm_head", 0)
         used = self.total - own_head - self.frozen("non_routed") * (1 - self.drafter.used_experts)

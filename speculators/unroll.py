@@ -82,6 +82,16 @@ def valid_BT(sequence_BT: Tensor, depth: int) -> Tensor:
     return valid
 
 
+class Cache(NamedTuple):
+    """The keys and values that a depth attends to."""
+
+    prefix: tuple[Tensor, Tensor]
+    """Keys [A, P, D] and values [A, P, V] of depth 0."""
+    keys: tuple[Tensor, ...] = ()
+    """The chains' own keys, [A, N or 1, D] of each depth from 1."""
+    values: tuple[Tensor, ...] = ()
+
+
 def unroll_anchors(
     chain: Chain,
     ends: TargetEnds,
@@ -128,25 +138,21 @@ def unroll_anchors(
             embedding_NH = next_embedding(anchors_N, s)
         else:
             embedding_NH = ends.embed(token.new_full((1,), mask_token))
+        # The engine advances the position by one with every draft (vLLM 0.32:
+        # v1/spec_decode/llm_base_proposer.py, `eagle_step_update_slot_mapping_and_metadata`).
         x_NH = chain.inputs(embedding_NH, state_NH, position[anchors_N] + s)
         return x_NH, *chain.project(x_NH, position[anchors_N] + s)
 
-    def finish(
-        x_NH: Tensor,
-        q_AND: Tensor,
-        prefix: tuple[Tensor, Tensor],
-        keys: Sequence[Tensor],
-        values: Sequence[Tensor],
-    ) -> tuple[Tensor, Tensor]:
-        out_ANV, log_sum_exp_AN = attend_prefix(q_AND, *prefix, chain.softmax_scale)
+    def finish(x_NH: Tensor, q_AND: Tensor, cache: Cache) -> tuple[Tensor, Tensor]:
+        out_ANV, log_sum_exp_AN = attend_prefix(q_AND, *cache.prefix, chain.softmax_scale)
         return chain.finish(
             x_NH,
             merge(
                 prefix_ANV=out_ANV,
                 log_sum_exp_AN=log_sum_exp_AN,
                 q_AND=q_AND,
-                keys=keys,
-                values=values,
+                keys=cache.keys,
+                values=cache.values,
                 scale=chain.softmax_scale,
             ),
         )
@@ -154,17 +160,16 @@ def unroll_anchors(
     # With `recompute`, backward recomputes each part from its arguments.
     run: Callable[..., Any] = operator.call
     if recompute and torch.is_grad_enabled():
+        # No layer has dropout, so there is no random state to restore.
         run = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
-    x_NH, q_AND, *prefix = run(project_tokens)
-    state_NH, u_NH = run(finish, x_NH, q_AND, prefix, (), ())
+    x_NH, q_AND, key_APD, value_APV = run(project_tokens)
+    cache = Cache(prefix=(key_APD, value_APV))
+    state_NH, u_NH = run(finish, x_NH, q_AND, cache)
     states = [u_NH]
-    keys: tuple[Tensor, ...] = ()
-    values: tuple[Tensor, ...] = ()
     for s in range(1, depth):
         x_NH, q_AND, key_AND, value_ANV = run(project, state_NH, s)
-        keys = (*keys, key_AND)
-        values = (*values, value_ANV)
-        state_NH, u_NH = run(finish, x_NH, q_AND, prefix, keys, values)
+        cache = cache._replace(keys=(*cache.keys, key_AND), values=(*cache.values, value_ANV))
+        state_NH, u_NH = run(finish, x_NH, q_AND, cache)
         states.append(u_NH)
     return anchors_N, states
 
@@ -213,6 +218,9 @@ def merge(
     # The prefix's part of the softmax denominator is exp(log_sum_exp), so that log-sum-exp is one
     # more score, and the prefix's attention is its value.
     score_ANS = torch.stack([(q_AND * key).sum(-1) for key in keys], dim=-1).float() * scale
+    # The same combination by log-sum-exps as vLLM's merge_attn_states.py (arXiv:2501.01005, section
+    # 2.2), in float32, because exp turns a rounding error of a score into a relative error of its
+    # weight.
     share_ANS = (
         torch.cat([log_sum_exp_AN[..., None], score_ANS], dim=-1).softmax(-1).to(prefix_ANV.dtype)
     )

@@ -39,7 +39,6 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
@@ -91,16 +90,6 @@ def distillation_loss(
     )
     loss_KN, *judged = _ChunkedDistillation.apply(u_KNH, weight_DH, problem)
     return loss_KN, Judged(*judged)
-
-
-def confidence_loss(u_KNH: Tensor, head: DraftHead, judged: Judged) -> Tensor:
-    """Returns the cross-entropy [K, N] of the confidence against the acceptance probability.
-
-    Every depth reads the tokens of an accepted chain, so both values assume that all earlier drafts
-    are accepted. The states are detached, so the confidence does not change the drafts.
-    """
-    logit_KN = head.confidence(u_KNH.detach()).to(judged.acceptance_KN.dtype)
-    return F.binary_cross_entropy_with_logits(logit_KN, judged.acceptance_KN, reduction="none")
 
 
 class _Buffers:
@@ -215,6 +204,7 @@ class _ChunkedDistillation(torch.autograd.Function):
                 out_KN[part] = value_C * valid_C
             torch.mm(chunk.dz_CD, weight_DH, out=grad_KNH[part])
             grad_KNH[part] *= valid_C[:, None]
+        # A frozen head needs no gradient, so backward keeps neither u nor W.
         ctx.save_for_backward(grad_KNH, *((u_KNH, weight_DH) if weight_DH.requires_grad else ()))
         ctx.problem = problem
         ctx.mark_non_differentiable(*out[1:])
@@ -233,6 +223,8 @@ class _ChunkedDistillation(torch.autograd.Function):
                 part = (chunk.depth, chunk.targets)
                 weight_C = grad_loss_KN[part] * ctx.problem.valid_KN[part]
                 weighted_CD = chunk.dz_CD * weight_C[:, None].to(chunk.dz_CD.dtype)
+                # dL/dW sums over all depths and targets, weighted by the loss weights that forward
+                # did not know.
                 grad_weight_DH.addmm_(weighted_CD.t(), u_KNH[part])
         return grad_KNH * grad_loss_KN[..., None].to(grad_KNH.dtype), grad_weight_DH, None
 
@@ -252,15 +244,19 @@ def _judge(
     if draft_temperature_C is not None:
         z_CV.div_(draft_temperature_C[:, None])
     top_C, drafted_C = z_CV.max(-1)
+    # KL = sum p log p - sum p z + log Z: the logits suffice, log q is never formed.
     cross_C = torch.linalg.vecdot(goal_CV, z_CV)
     best_z_C = z_CV.gather(-1, teacher.best_C[:, None])[:, 0]
     torch.softmax(z_CV, -1, out=q_CV)
+    # log Z = z_max - log q_max, without a second pass over the vocabulary; q_max is at least 1 / D,
+    # so its log is finite.
     log_sum_exp_C = top_C - q_CV.gather(-1, drafted_C[:, None])[:, 0].log()
     kl_C = teacher.negative_entropy_C - cross_C + log_sum_exp_C
     acceptance_C = p_CV.gather(-1, drafted_C[:, None])[:, 0]
     sampled_C = None if draft_temperature_C is None else temperature_C >= GREEDY_BELOW
     accepted_C = _accepted(q_CV, drafted_C, teacher, sampled_C)
     if draft_temperature_C is not None or kind == "lk_alpha":
+        # d alpha / dq: min(p, q) grows with q only where q < p; sum p q grows by p.
         m_CV = p_CV if draft_temperature_C is None else (q_CV < p_CV).to(z_CV.dtype)
         m_q_C = alpha_C = torch.linalg.vecdot(m_CV, q_CV)
         if sampled_C is not None:
@@ -277,7 +273,7 @@ def _judge(
     else:
         alpha_C = alpha_C.clamp_min(torch.finfo(torch.float32).tiny)
         loss_C = -alpha_C.log()
-        # Computed in the memory of z and q.
+        # In the memory of z and q: another [C, V] tensor would take 256 MB on a GPU (CHUNK_LOGITS).
         rise_CV = torch.sub(m_q_C[:, None], m_CV, out=z_CV).div_(alpha_C[:, None])
         dz_CV = q_CV.mul_(rise_CV)
     if draft_temperature_C is not None:

@@ -104,6 +104,7 @@ class MemoryPlan:
 
     def checkpoint_bytes(self) -> int:
         """Returns the checkpoint's size: float32 master weights and moments."""
+        # 4 bytes each for the master weight and Adam's two moments.
         return 12 * self.trained
 
     def host_bytes(self, processes: int) -> int:
@@ -180,6 +181,8 @@ class MemoryPlan:
         return {part: always[part] for part in parts} | {
             "weights": self._b * self.size.total * self.warm,
             "head_and_ends_float32": 4 * self.size.total + 3 * self.size.ends,
+            # float64: Gram matrices of fitted and held-out rows, and two working copies for a
+            # solve.
             "regression": 8 * (4 * squares + 5 * crosses),
         }
 
@@ -206,6 +209,7 @@ class MemoryPlan:
         states = b * (
             3 * self.depth * self.row[1] * size.drafter.width + size.parts.get("lm_head", 0)
         )
+        # Adam's two moments in float32, 4 bytes each.
         always = {"adam_moments": 8 * self._share, "drafted_states": states}
         newest: float = b * size.largest if self.trained_parameters == "all" else 0
         gradients: float = b * self.trained
@@ -218,6 +222,7 @@ class MemoryPlan:
         # Attention's backward on a CPU: gradients of probabilities and of scores.
         scratch = 2 * size.kept(*self.row, 1).largest_scores * (self.device == "cpu")
         first = always | {"activations": self._held(self.depth) + max(scratch, self._chunk)}
+        # The last depth's activations are freed when its gradients exist.
         later = always | {
             "activations": self._held(self.depth - 1) + max(scratch - newest, 0),
             "gradients": gradients + newest,

@@ -1,7 +1,10 @@
 """Writes training metrics to metrics.jsonl, Weights & Biases and the terminal.
 
     metrics = Metrics(accelerator, log_dir, project=None, config={...}, resumed_step=0)
-    values = step_values(sums, count_K, rate, gradient_norm, tokens, slots, seconds, waited)
+    values = step_values(
+        sums=sums, count_K=count_K, learning_rate=rate, gradient_norm=norm,
+        tokens=tokens, slots=slots, seconds=seconds, waited=waited,
+    )
     metrics.write(step, values)
     print(step_line(step, steps, values, seconds))
 
@@ -80,11 +83,12 @@ class Metrics:
         self.path.touch()
         lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True) if step else []
         whole = (line for line in lines if line.endswith("}\n"))
-        kept = [line for line in whole if json.loads(line)["step"] <= step]
-        self.path.write_text("".join(kept), encoding="utf-8")
+        earlier = [line for line in whole if json.loads(line)["step"] <= step]
+        self.path.write_text("".join(earlier), encoding="utf-8")
 
 
 def step_values(
+    *,
     sums: Tensor,
     count_K: Tensor,
     learning_rate: float,
@@ -150,10 +154,10 @@ def export_line(base: dict[str, Any], trained: dict[str, Any], exported: dict[st
     )
 
 
-def vocabulary_line(found: Mapping[str, Any]) -> str:
+def vocabulary_line(vocabulary: Mapping[str, Any]) -> str:
     """Returns one line about a draft vocabulary."""
-    covered = ", ".join(f"{share:.2%} of {part}" for part, share in found["coverage"].items())
-    return f"draft vocabulary: {found['tokens']:,} tokens, covering {covered} response tokens"
+    covered = ", ".join(f"{share:.2%} of {part}" for part, share in vocabulary["coverage"].items())
+    return f"draft vocabulary: {vocabulary['tokens']:,} tokens, covering {covered} response tokens"
 
 
 def utilization(
@@ -167,6 +171,7 @@ def utilization(
         return None
     name = torch.cuda.get_device_name(device)
     peak = next((tflops for part, tflops in BF16_TFLOPS.items() if part in name), None)
+    # Model FLOPs utilization, as PaLM defines it (arXiv:2204.02311, appendix B).
     return None if peak is None else flops / seconds / (peak * 1e12 * processes)
 
 
@@ -174,7 +179,7 @@ def _flat(values: dict[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, list):
-            flat |= {f"{name}/{position}": each for position, each in enumerate(value, start=1)}
+            flat |= {f"{name}/{position}": number for position, number in enumerate(value, start=1)}
         else:
             flat[name] = value
     return flat

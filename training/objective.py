@@ -20,7 +20,7 @@ from outrider.speculators.kinds.drafter import Batch
 from outrider.training.config import DEPTH_DECAY, TrainingConfig
 from outrider.training.distributed.accelerator import Drafted
 from outrider.training.distributed.spec import Sampling
-from outrider.training.losses import Judged, confidence_loss, distillation_loss
+from outrider.training.losses import Judged, distillation_loss
 from outrider.training.packing import Sample
 from outrider.training.teacher import Served
 
@@ -57,6 +57,7 @@ class Objective:
 
     def share(self, in_step: Sequence[Sample]) -> Tensor:
         """Returns a draft's loss weight at each depth, [K]."""
+        # Draft s counts only if drafts 0 .. s-1 were accepted, so later drafts matter less.
         weight_K = self.decay ** torch.arange(self.depth, dtype=torch.float64)
         return (weight_K / weight_K.sum()).float() / self.targets(in_step)
 
@@ -89,8 +90,9 @@ class Objective:
             kind=self.config.loss,
             head=drafted.head,
         )
-        if drafted.head.confidence_1H is not None:
-            loss_KN = loss_KN + confidence_loss(u_KNH, drafted.head, judged)
+        auxiliary_KN = drafted.head.auxiliary_loss(u_KNH, judged.acceptance_KN)
+        if auxiliary_KN is not None:
+            loss_KN = loss_KN + auxiliary_KN
         return (loss_KN * valid_KN * share_K[:, None]).sum(), judged
 
     def _served(self, batch: Batch, anchors_R: Tensor, device: torch.device) -> Served:
@@ -111,6 +113,8 @@ def align_to_targets(u_KNH: Tensor, sequence_N: Tensor) -> tuple[Tensor, Tensor]
     valid = []
     for s in range(depth):
         reach = min(s, anchors)
+        # u[s] of anchor n - s predicts the token of row n; zeros fill the rows that no anchor
+        # reaches.
         shifted.append(F.pad(u_KNH[s, : anchors - reach], (0, 0, reach, 0)))
         valid.append(F.pad(sequence_N[reach:] == sequence_N[: anchors - reach], (reach, 0)))
     return torch.stack(shifted), torch.stack(valid)

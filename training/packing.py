@@ -116,6 +116,7 @@ def plan_epoch(
     for start in range(0, len(order), WINDOW):
         window = order[start : start + WINDOW]
         rows += pack([(index, samples[index].length) for index in window], row_tokens)
+    # Packing may put long sequences first; steps must not grow shorter towards an epoch's end.
     generator.shuffle(rows)
     return [rows[start : start + rows_per_step] for start in range(0, len(rows), rows_per_step)]
 
@@ -178,6 +179,7 @@ def _best_filling(lengths: Sequence[int], room: int) -> list[int]:
     before = []
     reachable = 1
     for length in lengths:
+        # The row is full: a further length cannot improve it.
         if reachable >> room & 1:
             break
         before.append(reachable)

@@ -80,20 +80,14 @@ class TrainingPlan:
         # A fit reads all rows before the first step, which a stream delivers only once.
         fitted = not spec.training.streams and kind.fitted(config)
         settings = spec.training.started(warm=base_dir is not None, fitted=fitted)
-        samples, left_out = samples_of_part(
+        in_rows = functools.partial(
+            samples_of_part,
             source.sequences,
-            spec.train,
             row_tokens=settings.row_tokens,
-            part="train",
             features_dir=spec.features_dir,
         )
-        validation_samples, _ = samples_of_part(
-            source.sequences,
-            spec.validation,
-            row_tokens=settings.row_tokens,
-            part="validation",
-            features_dir=spec.features_dir,
-        )
+        samples, left_out = in_rows(spec.train, part="train")
+        validation_samples, _ = in_rows(spec.validation, part="validation")
         parts = {*spec.train, *spec.validation}
         in_parts = [sequence for sequence in source.sequences.values() if sequence.id in parts]
         return cls(

@@ -1,7 +1,9 @@
 """Target distribution as served, with the request's temperature, top_k and top_p.
 
     # z: logits, overwritten; p: output
-    teacher = served_distribution(z_CV, p_CV, token_C, temperature_C, top_p_C, top_k_C)
+    teacher = served_distribution(
+        z_CV=z_CV, p_CV=p_CV, token_C=token_C, temperature_C=temperature_C, top_p_C=top_p_C
+    )
 
 Drafts are accepted against this distribution, so the speculator learns it. p = softmax(logits /
 temperature), cut by top_k and top_p and renormalized; one-hot at temperature 0. It equals
@@ -58,6 +60,7 @@ class Teacher(NamedTuple):
 
 
 def served_distribution(
+    *,
     z_CV: Tensor,
     p_CV: Tensor,
     token_C: Tensor,
@@ -68,6 +71,8 @@ def served_distribution(
     """Writes p to `p_CV`; divides z (float32 or float64) by the temperatures."""
     greedy_C = temperature_C < GREEDY_BELOW
     top_k_C = torch.zeros_like(token_C) if top_k_C is None else top_k_C
+    # 1 instead of 0 for greedy rows, which are overwritten below, as in vLLM
+    # (v1/sample/sampler.py:238).
     z_CV.div_(torch.where(greedy_C, 1.0, temperature_C)[:, None])
     top_C, best_C = z_CV.max(-1)
     torch.softmax(z_CV, -1, out=p_CV)
@@ -75,6 +80,7 @@ def served_distribution(
     negative_entropy_C = torch.linalg.vecdot(p_CV, z_CV) - log_sum_exp_C
     uncut_C = p_CV.gather(-1, token_C[:, None])[:, 0]
     rows = (((top_p_C < 1) | (top_k_C > 0)) & ~greedy_C).nonzero()[:, 0]
+    # The few rows whose nucleus is wider are sorted in full.
     for within in (NUCLEUS_WITHIN, p_CV.shape[1]):
         if len(rows):
             rows = _cut(
@@ -86,6 +92,7 @@ def served_distribution(
                 within=min(within, p_CV.shape[1]),
             )
     if greedy_C.any():
+        # After the cut, since a one-hot row has no nucleus to search.
         p_CV[greedy_C] = 0.0
         p_CV[greedy_C, best_C[greedy_C]] = 1.0
         negative_entropy_C[greedy_C] = 0.0
@@ -178,6 +185,7 @@ def draft_teacher(teacher: Teacher, head: DraftHead | None, token_C: Tensor) -> 
         )
     p_CD = teacher.p_CV[:, head.target_ids_D]
     mass_C = p_CD.sum(-1)
+    # tiny instead of 0: such rows are not taught (`taught_C`), but 0 / 0 would spread NaN.
     goal_CD = p_CD / mass_C.clamp_min(torch.finfo(torch.float32).tiny)[:, None]
     token_C, known_C = head.from_target(token_C)
     return DraftTeacher(

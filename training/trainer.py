@@ -311,6 +311,7 @@ class Trainer:
         began = time.perf_counter()
         waited_before = batches.waited
         rows = self.plan.steps[step]
+        # Set here and not by a scheduler, so that a resumed run needs only the step number.
         rate = self.settings.learning_rate_at(step, len(self.plan.steps))
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -319,7 +320,28 @@ class Trainer:
         sums = self._update(rows, in_step, masked, supply)
         gradient_norm = float(self.accelerator.deepspeed_engine_wrapped.get_global_grad_norm())
         self._require_finite(step, sums[0].item(), gradient_norm, in_step)
-        seconds = time.perf_counter() - began
+        self._report(
+            step,
+            in_step,
+            sums=sums,
+            rate=rate,
+            gradient_norm=gradient_norm,
+            seconds=time.perf_counter() - began,
+            waited=batches.waited - waited_before,
+        )
+
+    def _report(
+        self,
+        step: int,
+        in_step: Sequence[Sample],
+        *,
+        sums: Tensor,
+        rate: float,
+        gradient_norm: float,
+        seconds: float,
+        waited: float,
+    ) -> None:
+        """Writes the metrics of a step, and prints a line for every tenth."""
         world = self.accelerator.num_processes
         values = step_values(
             sums=sums,
@@ -329,7 +351,7 @@ class Trainer:
             tokens=sum(sample.length for sample in in_step),
             slots=self._rows_each * world * self.settings.row_tokens,
             seconds=seconds,
-            waited=batches.waited - waited_before,
+            waited=waited,
         )
         anchors = sum(sample.targets(0) for sample in in_step)
         mfu = utilization(
@@ -364,6 +386,8 @@ class Trainer:
             counted = turn * world + self.accelerator.process_index < len(rows)
             with self.accelerator.accumulate(self.model):
                 drafted = self.unroll.drafted(batch, self.model)
+                # ZeRO-3 gathers weights collectively, so a process without a row computes one that
+                # does not count.
                 counts_K = share_K if counted else torch.zeros_like(share_K)
                 loss, judged = self.objective.of_row(drafted, batch, counts_K, masked)
                 # DeepSpeed averages over micro-batches and processes, but the loss is a sum.
@@ -399,6 +423,7 @@ class Trainer:
         """Evaluates; saves the speculator if its acceptance length is the best."""
         profile = self._evaluate(done)
         evaluated: TrainerState = {**state, "evaluated_at": done}
+        # At the trained depth K; a tie keeps the earlier one, which is closer to the base.
         if profile["acceptance_length"][-1] > state["best"]["acceptance_length"][-1]:
             self._save_best(done)
             return {**evaluated, "best": profile, "best_step": done}
@@ -460,6 +485,8 @@ class Trainer:
         if stream is None:
             return frozenset()
         rows_here = rows[self.accelerator.process_index :: self.accelerator.num_processes]
+        # The check waits for the capture of its rows, so no process checks rows that it does not
+        # compute.
         indices = [index for row in rows_here for index in row]
         is_off = stream.off_policy([self.plan.samples[index].sequence_id for index in indices])
         off_policy = [index for index, off in zip(indices, is_off, strict=True) if off]
@@ -469,6 +496,8 @@ class Trainer:
         stop = self.stop_requested or (
             self.accelerator.is_main_process and self.plan.spec.stop_file.exists()
         )
+        # All processes must leave the loop at the same step, or the others wait in a collective
+        # forever.
         stops = torch.tensor([float(stop)], device=self.device)
         return bool(self.accelerator.reduce(stops, reduction="sum").item())
 

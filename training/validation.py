@@ -78,6 +78,7 @@ class Validation:
             "sequences": len(self.samples),
             "tokens": tokens.item(),
             "acceptance_length": (tokens / steps_K).tolist(),
+            # A position past every response is never offered; 0 / 1e-9 is 0.
             "acceptance": (accepted_K / offered_K.clamp_min(1e-9)).tolist(),
         }
 
@@ -111,6 +112,8 @@ class Validation:
             top_k_N=top_k_N,
             probabilistic=self.plan.probabilistic,
         )
+        # On the CPU: the recursion has one small step per token, and a kernel launch would cost
+        # more.
         chain = replay_chain(pad_anchors(a_NK.cpu(), anchors_R), anchors_R)
         # As `profile` splits them. The rows of RKK are counts with k = 1..K drafts.
         parts = [

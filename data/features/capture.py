@@ -6,7 +6,9 @@ after its last complete shard; a different target or different sequences restart
 regenerated are sampled before the capture (privacy/regenerate.py). The engine also scores every
 completion under the target, for the on-policy check (on_policy/).
 
-    capture(TargetConfig(), "run/traffic/sequences", parts, CaptureConfig(), EngineConfig(), out)
+    capture(
+        TargetConfig(), "run/traffic/sequences", parts, CaptureConfig(), EngineConfig(), out_dir=out
+    )
 """
 
 import dataclasses
@@ -106,10 +108,9 @@ def capture(
     spec = features.stored(target_config["hidden_size"])
     _check_streams(spec, target_config, engine)
     table, lost_ends = fit(load_sequences(sequences_dir, ids_of(parts)), engine.max_model_len)
+    target_files = [target_dir / "config.json", *sorted(target_dir.glob("*.safetensors"))]
     source: Source = {
-        "target": sampled_digest(
-            [target_dir / "config.json", *sorted(target_dir.glob("*.safetensors"))]
-        ),
+        "target": sampled_digest(target_files),
         "sequences": _rows_digest(rows_of(table, lost_ends.limit)),
         "dtype": engine.dtype,
         "scores": {"version": SCORES_VERSION, "positions": capture.on_policy_positions},
@@ -127,6 +128,7 @@ def capture(
         score_columns=COLUMNS,
         lost_ends=lost_ends,
     )
+    # The summary is written after the manifest, so both exist only after a whole capture.
     if (plan.out_dir / SUMMARY).exists() and plan.is_finished():
         earlier: CaptureSummary = read_json(plan.out_dir / SUMMARY)
         return earlier
@@ -246,6 +248,7 @@ def _prefill_of(engine: Engine, plan: CapturePlan) -> Prefill:
 
 def _capture(plan: CapturePlan, prefill: Prefill, answer: Answer) -> CaptureSummary:
     """Regenerates marked rows with `answer`, then captures all rows."""
+    # Before the states, since a regenerated response replaces the logged one.
     answers = regenerate(
         answer=answer,
         rows=asked_rows(plan.table),
@@ -279,16 +282,7 @@ def _write_store(plan: CapturePlan, prefill: Prefill) -> CaptureSummary:
         ) as writer,
         Progress(console=console, transient=True) as progress,
     ):
-        if writer.restarted:
-            console.print(
-                f"{plan.out_dir}: states of another target or of other sequences; capturing again",
-                soft_wrap=True,
-            )
-        elif writer.done:
-            console.print(
-                f"{plan.out_dir}: resumes after {len(writer.done)} captured sequences",
-                soft_wrap=True,
-            )
+        _print_start(writer, plan.out_dir, console)
         task = progress.add_task("capture", total=total, completed=writer.tokens)
         lines = _ProgressLines(console, total)
         began = time.monotonic()
@@ -312,6 +306,19 @@ def _write_store(plan: CapturePlan, prefill: Prefill) -> CaptureSummary:
         "seconds": round(seconds, 3),
         "tokens_per_s": round(captured / seconds, 1),
     }
+
+
+def _print_start(writer: FeatureWriter, out_dir: Path, console: Console) -> None:
+    """States whether the capture starts over or resumes; prints nothing for a new store."""
+    if writer.restarted:
+        console.print(
+            f"{out_dir}: states of another target or of other sequences; capturing again",
+            soft_wrap=True,
+        )
+    elif writer.done:
+        console.print(
+            f"{out_dir}: resumes after {len(writer.done)} captured sequences", soft_wrap=True
+        )
 
 
 class _ProgressLines:

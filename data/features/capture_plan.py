@@ -72,6 +72,7 @@ class CapturePlan:
         return (
             header.source == self.source
             and header.dtype == STORED_AS[self.settings.dtype]
+            # More streams than needed are fine, so a store of several kinds serves each of them.
             and set(self.spec.streams) <= set(store.spec.streams)
         )
 
@@ -127,6 +128,7 @@ def rows_of(
 
 def sample_of(table: Dataset, limit: int, count: int) -> list[Row]:
     """Selects at most `count` rows for engine checks, spread over the table."""
+    # Spread over the log, since a beginning may be one user or one hour.
     spread = np.linspace(0, len(table) - 1, min(count, len(table)), dtype=int)
     return [row[:3] for row in rows_of(table.select(spread), limit)]
 

@@ -93,7 +93,8 @@ def self_check(engine: Engine, rows: Sequence[Row], lm_head_VH: torch.Tensor) ->
     hidden = {row_id: states.hidden for (row_id, _), states in engine.prefill(prompts)}
     head = lm_head_VH.float()
     logged_once = engine.prompt_logprobs(prompts)
-    # In different batches: half of the rows at a time, the last row first.
+    # In other batches, in which kernels round differently: half of the rows at a time, the last row
+    # first.
     backwards = prompts[::-1]
     half = (len(prompts) + 1) // 2
     parts = [part for part in (backwards[:half], backwards[half:]) if part]
@@ -244,9 +245,12 @@ def layer_check(
         taken.append({name: state_TH[:length] for name, state_TH in captured[row_id].items()})
     final_TH = torch.cat(finals)
     ladder_LTH = torch.cat(ladders, dim=1)
+    # The normed last rung must equal the captured state, and the one below must not: a stream that
+    # is one layer off looks plausible otherwise.
     top_L = [_relative(norm(rung_TH), final_TH).mean().item() for rung_TH in ladder_LTH[-2:]]
     nearest = {}
     for name in names:
+        # Over the whole captured rows, not only the compared beginnings.
         finite = all(bool(states[name].isfinite().all()) for states in captured.values())
         state_TH = torch.cat([states[name] for states in taken])
         nearest[name] = _nearest(state_TH, ladder_LTH, name) if finite else 0.0

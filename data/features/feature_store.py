@@ -172,6 +172,8 @@ class FeatureStore:
         for shard in manifest.shards:
             path = directory / shard.file
             size = path.stat().st_size if path.exists() else "no"
+            # Sizes, not digests: hashing R1's states (14 kB per token) on every open would take
+            # minutes.
             if size != shard.bytes:
                 raise OutriderError(
                     f"{path}: {size} bytes, but the manifest lists {shard.bytes}; delete the"
@@ -242,6 +244,7 @@ class FeatureStore:
     def _slice(self, sequence: StoredSequence, name: str) -> _TensorSlice:
         if sequence.shard not in self._open:
             path = self.directory / self.manifest.shards[sequence.shard].file
+            # Kept open: each shard is mapped once per process.
             self._open[sequence.shard] = safe_open(path, framework="pt")
         return self._open[sequence.shard].get_slice(name)
 
@@ -272,6 +275,8 @@ def encode(hidden_TH: torch.Tensor, dtype: StateDtype) -> Encoded:
     scale_T = wide_TH.abs().amax(-1) / torch.finfo(torch.float8_e4m3fn).max
     # Any scale works for a state of zeros.
     divisor_T = torch.where(scale_T == 0, 1.0, scale_T)
+    # One scale per token, since single tokens, such as the first, have states that are far larger
+    # than all others (arXiv:2402.17762).
     return Encoded((wide_TH / divisor_T[:, None]).to(torch.float8_e4m3fn), divisor_T)
 
 
@@ -323,6 +328,7 @@ def join_stores(directories: Sequence[Path], sequence_ids: Collection[str], out_
                 new_number[number] = len(shards)
                 shard = store.manifest.shards[number]
                 name = f"shard-{len(shards):05d}.safetensors"
+                # Shards are never written to again, so a link is as good as a copy.
                 link_or_copy(store.directory / shard.file, folder / name)
                 shards.append(replace(shard, file=name))
             sequences += [replace(row, shard=new_number[row.shard]) for row in chosen]

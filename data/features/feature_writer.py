@@ -108,6 +108,8 @@ class FeatureWriter:
         if sequence_id in self.done:
             raise ValueError(f"{sequence_id}: written twice")
         if states.scores is not None:
+            # float64: the sums of a response of 32,768 tokens keep the 1e-4 nats to which they are
+            # rounded.
             tensors["scores"] = torch.tensor([rounded(states.scores)], dtype=torch.float64)
         self.done.add(sequence_id)
         self.tokens += tokens
@@ -138,6 +140,7 @@ class FeatureWriter:
             self._continue(lines[1:])
         else:
             self._start()
+        # A manifest would mark the store as complete while it is written to.
         (self.directory / MANIFEST).unlink(missing_ok=True)
         self.directory.chmod(0o700)
         shards = [self._journal_line(number) for number in range(len(self.shards))]
@@ -153,6 +156,8 @@ class FeatureWriter:
             ]
             shard = StoredShard(**row)
             path = self.directory / shard.file
+            # A shard is journaled after it is written, so only a disk that lost data leaves a
+            # damaged one.
             if not path.exists() or file_digest(path) != shard.sha256:
                 break
             self.shards.append(shard)
@@ -198,6 +203,7 @@ class FeatureWriter:
             name: torch.cat([sequence.tensors[name] for sequence in pending]) for name in names
         }
         path = self.directory / f"shard-{number:05d}.safetensors"
+        # Private, since a target's head turns states back into the text.
         self._write_private(path, save(tensors))
         self.shards.append(
             StoredShard(
@@ -210,6 +216,8 @@ class FeatureWriter:
         self._sequences.append(sequences)
         with (self.directory / JOURNAL).open("a", encoding="utf-8") as journal:
             journal.write(f"{self._journal_line(number)}\n")
+            # The line must be on the disk before the next shard begins; a lost line is a shard that
+            # is captured again.
             journal.flush()
             os.fsync(journal.fileno())
 

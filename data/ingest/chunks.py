@@ -244,6 +244,7 @@ def chunks_of(records: Iterable[tuple[str, Record | Reject]]) -> Iterator[Chunk]
     chunk: Chunk | None = None
     size = 0
     for name, item in records:
+        # 4 MB are a few seconds of work and little enough to pass to a worker.
         if chunk and (
             name != chunk.format or size >= 4 * 2**20 or len(chunk.items) >= CHUNK_RECORDS
         ):
@@ -274,6 +275,7 @@ def _table_row(exchange: Exchange, sequence: TokenSequence, work: Work) -> dict[
     place = exchange.place
     choice = f"-{exchange.choice}" if exchange.choice else ""
     user = exchange.user or exchange.tenant or ""
+    # Keyed: without the key, nobody can test which user a digest belongs to.
     digest = user and "user-" + hmac.digest(work.key, user.encode(), "sha256").hex()[:16]
     session, session_kind = digest, USER
     if exchange.session:
@@ -315,6 +317,7 @@ def _conversation(exchange: Exchange, beginning: Any) -> str:
     logged messages, the same `beginning` of the rendered prompt up to the first answer.
     """
     if exchange.messages is not None:
+        # Up to the first question: later messages differ between the requests of one conversation.
         roles = [message["role"] for message in exchange.messages]
         end = roles.index("user") + 1 if "user" in roles else None
         beginning = [message["content"] for message in exchange.messages[:end]]

@@ -133,6 +133,7 @@ def ingest(
         **profile(out_dir / "sequences", target_dir),
     }
     write_json(out_dir / "summary.json", summary)
+    # Last: with the summary written, the parts are not needed to resume.
     shutil.rmtree(parts_dir)
     (out_dir / PARTS_INPUTS).unlink()
     return summary
@@ -148,6 +149,8 @@ def _sums(parts: list[Path], rejects_path: Path, is_cut: bool) -> tuple[Tally, P
             for path in parts:
                 part = read_json(path)
                 counted = Tally.model_validate(part["tally"])
+                # A cut log ends between the rows of a pair; their other half is not lost but not
+                # written yet.
                 if is_cut and JOINING & counted.formats.keys():
                     counted.excuse_halves()
                 tally += counted
@@ -175,6 +178,7 @@ def _assemble(parts: list[Path], sequences_dir: Path) -> None:
     with publish(sequences_dir) as folder:
         folder.mkdir(mode=0o700)
         table.save_to_disk(str(folder), num_shards=1)
+        # `save_to_disk` creates files that everybody may read.
         for path in folder.iterdir():
             path.chmod(0o600)
 
@@ -255,6 +259,7 @@ def check(
         count for reason, count in tally.rejects.items() if reason not in NOT_GENERATIONS
     )
     other_share = tally.not_generations / (tally.not_generations + generations)
+    # Endpoints also log health checks and failures, but a log of mostly these is the wrong file.
     if other_share > max(0.5, traffic.max_reject_fraction):
         raise OutriderError(
             f"{where}: {other_share:.0%} of the requests failed or are no chat or text completions:"
@@ -270,9 +275,15 @@ def check(
             f"{where}: {counts}. That is {fraction:.1%}, above traffic.max_reject_fraction = "
             f"{traffic.max_reject_fraction:g}; correct the log or raise that key"
         )
+    if traffic.model is None:
+        _check_one_model(tally, where)
+
+
+def _check_one_model(tally: Tally, where: str) -> None:
+    """Raises an `OutriderError` if the exchanges come from several models."""
     logged = [(name, n) for name, n in tally.models.most_common() if name != NOT_LOGGED]
     model_names = {model_label(name) for name, _ in logged}
-    if traffic.model is None and len(model_names) > 1:
+    if len(model_names) > 1:
         models = ", ".join(f"{name} {count}" for name, count in logged)
         raise OutriderError(
             f"{where}: the exchanges come from {len(model_names)} models ({models}); a speculator "

@@ -59,6 +59,7 @@ def find_unread(path: str | list[str], position: Mapping[str, int]) -> list[Unre
     by_key: dict[str, Unread] = {}
     for file in log_files(path):
         unread_file = _unread_of(file, position)
+        # A rotated copy has the same first line; the longer one has all rows of both.
         if unread_file is not None and (
             unread_file.key not in by_key or by_key[unread_file.key].rows < unread_file.rows
         ):
@@ -144,6 +145,7 @@ def _unread_of(file: LogFile, position: Mapping[str, int]) -> Unread | None:
     with _content(file, start) as content:
         count = 0
         while chunk := content.read(CHUNK):
+            # Only complete lines: the writer may be in the middle of the last one.
             count += chunk.count(b"\n")
     return Unread(file, key, start, count) if count else None
 

@@ -15,47 +15,45 @@ LONGEST_NAME = 60
 def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Returns the name and text of each non-empty fact."""
     sampling = summary["sampling"]
-    sessions = summary["sessions"]
-    counts = summary["retokenized_against_usage"]
     total = sum(summary["fidelity"].values())
     shares = (f"{name} {n:,} ({n / total:.1%})" for name, n in summary["fidelity"].items())
-    duplicates = summary["duplicates"]
-    copies = (
-        f" (the most frequent occurs {duplicates['most_copies']:,} times)"
-        if duplicates["identical"]
-        else ""
+    texts = {"rows": _rows(summary)}
+    for name in ("formats", "models", "tenants", "routes"):
+        texts[name] = _counts(summary[name])
+    texts["fidelity"] = ", ".join(shares)
+    texts["token counts"] = _token_counts(summary["retokenized_against_usage"])
+    for name in ("temperature", "top_p", "top_k"):
+        texts[name] = _counts(sampling[name])
+    texts["time"] = _time(summary)
+    texts["sessions"] = _sessions(summary["sessions"])
+    texts["duplicates"] = _duplicates(summary["duplicates"])
+    return [(name, text) for name, text in texts.items() if text]
+
+
+def _token_counts(counts: Mapping[str, int]) -> str:
+    """How many retokenized completions have the logged count; empty if none was logged."""
+    if not counts:
+        return ""
+    equal = counts.get("equal", 0)
+    total = sum(counts.values())
+    return f"{equal:,} of {total:,} retokenized completions have the engine's token count"
+
+
+def _sessions(sessions: Mapping[str, Any]) -> str:
+    longest = counted(sessions["most_exchanges"], "exchange")
+    kinds = _counts(sessions.get("exchanges", {})) or "unknown"
+    return (
+        f"{sessions['distinct']:,} logged, the longest with {longest};"
+        f" exchanges by kind of id: {kinds}"
     )
-    labelled_facts = (
-        ("rows", _rows(summary)),
-        ("formats", _counts(summary["formats"])),
-        ("models", _counts(summary["models"])),
-        ("tenants", _counts(summary["tenants"])),
-        ("routes", _counts(summary["routes"])),
-        ("fidelity", ", ".join(shares)),
-        (
-            "token counts",
-            f"{counts.get('equal', 0):,} of {sum(counts.values()):,} retokenized completions have"
-            " the engine's token count"
-            if counts
-            else "",
-        ),
-        ("temperature", _counts(sampling["temperature"])),
-        ("top_p", _counts(sampling["top_p"])),
-        ("top_k", _counts(sampling["top_k"])),
-        ("time", _time(summary)),
-        (
-            "sessions",
-            f"{sessions['distinct']:,} logged, the longest with "
-            f"{counted(sessions['most_exchanges'], 'exchange')}; exchanges by kind of id: "
-            f"{_counts(sessions.get('exchanges', {})) or 'unknown'}",
-        ),
-        (
-            "duplicates",
-            f"{duplicates['identical']:,} of {duplicates['prompts']:,} prompts repeat an earlier"
-            f" one{copies}",
-        ),
-    )
-    return [(name, text) for name, text in labelled_facts if text]
+
+
+def _duplicates(duplicates: Mapping[str, int]) -> str:
+    identical = duplicates["identical"]
+    text = f"{identical:,} of {duplicates['prompts']:,} prompts repeat an earlier one"
+    if identical:
+        text += f" (the most frequent occurs {duplicates['most_copies']:,} times)"
+    return text
 
 
 def date(time: float) -> str:

@@ -44,46 +44,54 @@ def profile(sequences_dir: Path, target_dir: Path) -> dict[str, Any]:
         end_of_reasoning = Tokenizer.from_file(str(tokenizer)).token_to_id(END_THINK)
         if end_of_reasoning is not None:
             lengths["reasoning"] = _reasoning_lengths(table, end_of_reasoning)
+    sampling = _sampling(table)
+    sessions = np.asarray([*_counts(table["session"]).values()])
+    session_kinds = Counter(_counts(table["session_kind"]))
+    prompts = _copies(table["prompt_text"])
+    distinct_prompts = len(prompts)
+    prompt_count = int(prompts.sum())
+    # int64: a log of a million requests exceeds 2^31 tokens.
+    prompt_tokens = lengths["prompt"].sum(dtype=np.int64)
+    completion_tokens = lengths["completion"].sum(dtype=np.int64)
+    times = table["time"].drop_null().to_numpy()
+    described: dict[str, Any] = {
+        "prompt_tokens": int(prompt_tokens),
+        "completion_tokens": int(completion_tokens),
+        "fidelity": _counts(table["fidelity"]),
+        "without_time": table["time"].null_count,
+    }
+    described["lengths"] = {name: _lengths(values) for name, values in lengths.items()}
+    described["tenants"] = _largest(_counts(table["tenant"]))
+    described["routes"] = _largest(_counts(table["route"]))
+    described["sampling"] = {name: _largest(values) for name, values in sampling.items()}
+    described["sessions"] = {
+        "distinct": len(sessions),
+        "most_exchanges": int(sessions.max(initial=0)),
+        "exchanges": dict(session_kinds.most_common()),
+    }
+    described["time"] = _arrivals(times)
+    described["duplicates"] = {
+        "prompts": prompt_count,
+        "identical": prompt_count - distinct_prompts,
+        "most_copies": int(prompts.max(initial=0)),
+    }
+    return described
+
+
+def _counts(column: pa.ChunkedArray) -> dict[Any, int]:
+    """Counts the rows with each value."""
+    return {pair["values"]: pair["counts"] for pair in column.value_counts().to_pylist()}
+
+
+def _sampling(table: pa.Table) -> dict[str, dict[str, int]]:
+    """Counts the rows with each value of temperature, top_p and top_k."""
     sampling = {
         name: {f"{value:g}": count for value, count in _counts(table[name]).items()}
         for name in ("temperature", "top_p")
     }
     top_k = _counts(table["top_k"])
     sampling["top_k"] = {str(value or "off"): count for value, count in top_k.items()}
-    sessions = np.asarray([*_counts(table["session"]).values()])
-    session_kinds = Counter(_counts(table["session_kind"]))
-    prompts = _copies(table["prompt_text"])
-    distinct_prompts = len(prompts)
-    prompt_count = int(prompts.sum())
-    prompt_tokens = lengths["prompt"].sum(dtype=np.int64)
-    completion_tokens = lengths["completion"].sum(dtype=np.int64)
-    times = table["time"].drop_null().to_numpy()
-    return {
-        "prompt_tokens": int(prompt_tokens),
-        "completion_tokens": int(completion_tokens),
-        "fidelity": _counts(table["fidelity"]),
-        "without_time": table["time"].null_count,
-        "lengths": {name: _lengths(values) for name, values in lengths.items()},
-        "tenants": _largest(_counts(table["tenant"])),
-        "routes": _largest(_counts(table["route"])),
-        "sampling": {name: _largest(counts) for name, counts in sampling.items()},
-        "sessions": {
-            "distinct": len(sessions),
-            "most_exchanges": int(sessions.max(initial=0)),
-            "exchanges": dict(session_kinds.most_common()),
-        },
-        "time": _arrivals(times),
-        "duplicates": {
-            "prompts": prompt_count,
-            "identical": prompt_count - distinct_prompts,
-            "most_copies": int(prompts.max(initial=0)),
-        },
-    }
-
-
-def _counts(column: pa.ChunkedArray) -> dict[Any, int]:
-    """Counts the rows with each value."""
-    return {pair["values"]: pair["counts"] for pair in column.value_counts().to_pylist()}
+    return sampling
 
 
 def _reasoning_lengths(table: pa.Table, end_of_reasoning: int) -> np.ndarray:
@@ -99,6 +107,7 @@ def _reasoning_lengths(table: pa.Table, end_of_reasoning: int) -> np.ndarray:
         marks = np.flatnonzero(completion == end_of_reasoning)
         if len(marks):
             lengths.append(marks[0])
+        # R1's template opens the reasoning in the prompt.
         elif prompt.as_py().rstrip().endswith(THINK):
             lengths.append(len(completion))
     return np.asarray(lengths, np.int32)
@@ -108,6 +117,7 @@ def _lengths(lengths: np.ndarray) -> dict[str, Any]:
     """Returns the count, quantiles and maximum of the lengths, in tokens."""
     if not len(lengths):
         return {"n": 0}
+    # inverted_cdf: a length that occurs, not one between two.
     quantiles = np.quantile(lengths, list(QUANTILES.values()), method="inverted_cdf")
     quantile_lengths = {name: int(value) for name, value in zip(QUANTILES, quantiles, strict=True)}
     return {"n": len(lengths), **quantile_lengths, "max": int(lengths.max())}
@@ -124,6 +134,7 @@ def _arrivals(times: np.ndarray) -> dict[str, Any] | None:
         "first": first,
         "last": last,
         "hours": round((last - first) / 3600, 2),
+        # At least one minute: a log of a few seconds has no rate per minute.
         "exchanges_per_minute": round(len(times) / max((last - first) / MINUTE, 1), 3),
         "busiest_minute": int(counts.max()),
     }

@@ -133,6 +133,7 @@ class PrivacyGuard:
         self.tally.with_any += 1
         if self.config.mode == "surrogate":
             return self._replaced(exchange, fields, personal_data)
+        # A separator that no value contains, so that none is found across two texts.
         answer = "\0".join(text for _, text in fields["completion"])
         self.tally.in_completion += any(value in answer for _, value in personal_data)
         return exchange
@@ -145,6 +146,7 @@ class PrivacyGuard:
             # So far, only the ids have been searched, not the text that replaces them.
             personal_data.update(self._values(_texts(_prompt_of(exchange))))
         kinds: list[str] = list(self.config.entities)
+        # Sorted, because sets are ordered by salted hashes and surrogates are drawn in this order.
         in_order = sorted(personal_data, key=lambda value: (kinds.index(value[0]), value[1]))
         replacements = self._surrogates.replacements(in_order)
         holds = {
@@ -164,6 +166,8 @@ class PrivacyGuard:
                     REGENERATE, f"the response contains personal data ({', '.join(kinds)})"
                 )
             changes |= self._to_regenerate(exchange, substitute)
+        # Token ids of a changed text are no longer those of the endpoint; they are made again from
+        # the text.
         if holds["prompt"]:
             if not logged_as_text:
                 self._leave_out(
@@ -223,6 +227,8 @@ def privacy_key(config: PrivacyConfig, default_path: Path) -> bytes:
     if config.key_file is None and not default_path.exists():
         with publish(default_path) as temporary:
             temporary.touch(mode=0o600)
+            # 32 bytes: the key length of HMAC-SHA256 beyond which more adds nothing (RFC 2104,
+            # section 3).
             temporary.write_bytes(os.urandom(32))
     try:
         key = path.read_bytes()

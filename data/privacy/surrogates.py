@@ -141,12 +141,16 @@ class Surrogates:
         address, slash, prefix = text.partition("/")
         rng = self._random("IP_ADDRESS", str(ipaddress.ip_address(address)), 0)
         if ":" in address:
+            # 2001:db8::/32 is reserved for documentation (RFC 3849), as are the IPv4 networks (RFC
+            # 5737).
             drawn = f"2001:db8::{rng.randrange(1, 2**16):x}:{rng.randrange(1, 2**16):x}"
         else:
             drawn = str(ipaddress.ip_network(rng.choice(DOCUMENTATION_IPV4))[rng.randrange(1, 255)])
         return drawn + slash + prefix
 
     def _random(self, kind: str, value: str, number: int) -> random.Random:
+        # Keyed by the value: the same value has the same surrogate in all requests, and nobody
+        # without the key can test a guess.
         return random.Random(hmac.digest(self.key, f"{kind}\n{value}\n{number}".encode(), "sha256"))
 
 
@@ -184,6 +188,7 @@ def _with_check_digits(kind: str, drawn: str) -> str:
     if kind == "CREDIT_CARD":
         return next(drawn[:-1] + digit for digit in string.digits if _luhn(drawn[:-1] + digit))
     if kind == "IBAN_CODE":
+        # ISO 13616: country and 00 at the end, letters as 10 to 35; 98 minus the rest modulo 97.
         number = "".join(str(int(character, 36)) for character in drawn[4:] + drawn[:2] + "00")
         return f"{drawn[:2]}{98 - int(number) % 97:02d}{drawn[4:]}"
     if kind == "US_SSN":
@@ -196,6 +201,7 @@ def _with_check_digits(kind: str, drawn: str) -> str:
 
 
 def _luhn(digits: str) -> bool:
+    # Luhn, ISO/IEC 7812-1: every second digit from the right is doubled, its digits are added.
     doubled = (sum(divmod(2 * int(digit), 10)) for digit in digits[-2::-2])
     return (sum(map(int, digits[-1::-2])) + sum(doubled)) % 10 == 0
 

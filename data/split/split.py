@@ -16,7 +16,7 @@ import bisect
 import itertools
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,6 +118,8 @@ def divide(table: Dataset, split: SplitConfig, drop_seen: bool = True) -> Divide
     prompts = table["prompt_text"]
     seen = dict[str, SimilarPrompts]()
     for part in PARTS:
+        # In chronological order: a prompt stays in its first part, so that later parts are new to
+        # the model.
         for earlier, similar in seen.items():
             dropped = {row for row in parts[part] if similar.holds(prompts[row])}
             left_out.update((row, SEEN[earlier]) for row in dropped)
@@ -153,6 +155,8 @@ def _by_time(
         )
     heldout = max(round(len(starts) * split.heldout_fraction), 1)
     validation = max(round(len(starts) * split.validation_fraction), 1)
+    # A session belongs to the part in which it began. Its rows after the next cut are left out,
+    # since they repeat its earlier turns.
     cuts = [starts[max(len(starts) - heldout - validation, 0)], starts[len(starts) - heldout]]
     parts: dict[str, list[int]] = {part: [] for part in PARTS}
     left_out = {}
@@ -174,6 +178,7 @@ def _sample(
     rows = parts[part]
     if limit is None or len(rows) <= limit:
         return
+    # Seeded by the part's name, so that a change of one limit does not change the other parts.
     sampled_rows = set(random.Random(f"0 {part}").sample(rows, limit))
     parts[part] = [row for row in rows if row in sampled_rows]
     left_out.update((row, f"max_{part}_sequences") for row in rows if row not in sampled_rows)
@@ -221,36 +226,27 @@ def add_general(
     prompts = general["prompt_text"][:]
     times = log_order(general["time"])
     sessions = session_names(general, times, split.session_gap_minutes)
-    first_times: dict[str, tuple[float, int]] = {}
-    for row in sorted(range(len(ids)), key=times.__getitem__):
-        first_times.setdefault(sessions[row], times[row])
-    order = sorted(
-        range(len(ids)), key=lambda row: (first_times[sessions[row]], sessions[row], times[row])
-    )
+    order = _by_session(sessions, times)
+    # At most a fifth, so that most general traffic is left to train on.
     heldout_count = max(1, min(split.max_general_sequences, len(order) // 5))
     heldout = order[-heldout_count:]
-    rest = order[:-heldout_count]
     straddling = {sessions[row] for row in heldout}
-    rest = [row for row in rest if sessions[row] not in straddling]
+    rest = [row for row in order[:-heldout_count] if sessions[row] not in straddling]
+    # General sequences are `share` of the whole training part, the customer's the remainder.
     share = split.general_share
     general_count = round(share / (1 - share) * len(parts["train"]))
-    row_of = {sequence_id: row for row, sequence_id in enumerate(customers["sequence_id"])}
-    customers_prompts = customers["prompt_text"][:]
-    customers_sessions = customers["session"][:]
-    later = [row_of[sequence_id] for part in PARTS[1:] for sequence_id in parts[part]]
-    measured_sessions = {customers_sessions[row] for row in later}
-    measured_prompts = SimilarPrompts(
-        [customers_prompts[row] for row in later],
-        split.near_duplicate_similarity,
-        customers_prompts,
-    )
     logged = general["session"][:]
+    is_measured = _measured_by(parts, customers, split.near_duplicate_similarity)
+    # Lazy, since a comparison with all measured prompts takes 2 ms and only `general_count` rows
+    # are needed.
     free = (
         row
         for row in random.Random("0 general").sample(rest, len(rest))
-        if logged[row] not in measured_sessions and not measured_prompts.holds(prompts[row])
+        if not is_measured(logged[row], prompts[row])
     )
     chosen = list(itertools.islice(free, general_count))
+    row_of = {sequence_id: row for row, sequence_id in enumerate(customers["sequence_id"])}
+    customers_prompts = customers["prompt_text"][:]
     trained = [customers_prompts[row_of[sequence_id]] for sequence_id in parts["train"]]
     trained += [prompts[row] for row in chosen]
     seen = SimilarPrompts(
@@ -274,3 +270,26 @@ def add_general(
         "wanted": general_count,
         "measured_on": len(measured),
     }
+
+
+def _measured_by(
+    parts: Mapping[str, Any], customers: Dataset, similarity: float
+) -> Callable[[str, str], bool]:
+    """Whether a session or a prompt is also in the customer's validation or held-out part."""
+    row_of = {sequence_id: row for row, sequence_id in enumerate(customers["sequence_id"])}
+    prompts = customers["prompt_text"][:]
+    sessions = customers["session"][:]
+    later = [row_of[sequence_id] for part in PARTS[1:] for sequence_id in parts[part]]
+    measured_sessions = {sessions[row] for row in later}
+    measured_prompts = SimilarPrompts([prompts[row] for row in later], similarity, prompts)
+    return lambda session, prompt: session in measured_sessions or measured_prompts.holds(prompt)
+
+
+def _by_session(sessions: list[str], times: list[tuple[float, int]]) -> list[int]:
+    """The rows by their session's first time; a session's rows are consecutive."""
+    first_times: dict[str, tuple[float, int]] = {}
+    for row in sorted(range(len(times)), key=times.__getitem__):
+        first_times.setdefault(sessions[row], times[row])
+    return sorted(
+        range(len(times)), key=lambda row: (first_times[sessions[row]], sessions[row], times[row])
+    )

@@ -37,6 +37,10 @@ ORDER = ("none", LOOKUP, "base", CURRENT, "custom")
 SHARE_OF_SWAPS = 0.1
 """Maximum share of time spent loading weights."""
 
+NO_COUNTS = SpeculationCounters(
+    drafts=0, draft_tokens=0, accepted_tokens=0, accepted_per_position=(), generation_tokens=0
+)
+
 
 def measure(
     servers: Servers,
@@ -55,10 +59,13 @@ def measure(
     """
     evaluation = speeds.settings
     two_engines = servers.name("base") != servers.name("custom")
+    # Consecutive prompts in every repeat, so that all prompts are timed about equally often.
     supply = itertools.cycle(range(len(speeds.prompts)))
     blocks: list[Record] = []
     began = time.monotonic()
     for repeat in range(evaluation.repeats):
+        # Speed differs by 3 to 10 % between starts of an engine (START_NOISE in metrics.py), so
+        # every repeat measures a new start of both.
         if two_engines and repeat:
             servers.stop()
         chosen = {
@@ -146,6 +153,7 @@ def _alternating(servers: Servers, turns: list[Turn], size: int) -> list[list[Tu
 
 
 def _rotated(blocks: list[list[Turn]], by: int) -> list[list[Turn]]:
+    # Rotation gives every variant every position, so that warm-up and drift do not favour one.
     first = by % max(len(blocks), 1)
     return blocks[first:] + blocks[:first]
 
@@ -196,6 +204,7 @@ def _blocks(
     while ahead:
         texts = ahead[:size]
         ahead = ahead[size:]
+        # Alternating the order cancels a linear drift of the machine within two rounds.
         for variant, drafts in reversed(turns) if (repeat + rounds) % 2 else turns:
             server = servers.server(mode, variant, drafts)
             swap = max(swap, server.swap_seconds or 0.0)
@@ -214,6 +223,8 @@ def _blocks(
         # swap loads weights: 0.03 s for nano R1, and for R1's 11.6 GB at least the time to read
         # them, 12 s at 1 GB/s.
         wait = swap * (1 - SHARE_OF_SWAPS) / SHARE_OF_SWAPS
+        # A round of `size` requests takes size * seconds / requests; swaps must be at most
+        # SHARE_OF_SWAPS of it.
         size = max(math.ceil(wait * requests / seconds), 1)
     return [
         {"variant": variant, "alternated": alternated, **record_of(timed, concurrency)}
@@ -238,27 +249,21 @@ def record_of(blocks: Sequence[BlockResult], concurrency: int | None) -> Record:
             shares += steady_shares
             seconds.append(steady_seconds)
     requests = [request for block in blocks for request in block.requests]
+    # A response of one token has no time per output token.
     tpot_ms = [request.tpot_ms for request in requests if request.tpot_ms is not None]
     itl_ms = itertools.chain.from_iterable(request.itl_ms for request in requests)
-    counters = sum(
-        (block.counters for block in blocks),
-        SpeculationCounters(
-            drafts=0,
-            draft_tokens=0,
-            accepted_tokens=0,
-            accepted_per_position=(),
-            generation_tokens=0,
-        ),
-    )
-    return {
+    counters = sum((block.counters for block in blocks), NO_COUNTS)
+    record = {
+        "ttft_ms": [round(request.ttft_ms, 3) for request in requests],
+        "tpot_ms": [round(value, 3) for value in tpot_ms],
+        "itl_ms": [round(value, 3) for value in itl_ms],
+        "counters": asdict(counters),
+    }
+    return record | {
         "seconds": sum(seconds),
         "request_shares": shares,
         "output_tokens": sum(block.output_tokens for block in blocks),
         "request_tokens": [request.output_tokens for request in requests],
         "request_seconds": [request.latency_s for request in requests],
         "request_deliveries": [len(request.itl_ms) for request in requests],
-        "ttft_ms": [round(request.ttft_ms, 3) for request in requests],
-        "tpot_ms": [round(value, 3) for value in tpot_ms],
-        "itl_ms": [round(value, 3) for value in itl_ms],
-        "counters": asdict(counters),
     }

@@ -101,6 +101,8 @@ def counted_acceptance(
         ratio=clustered(
             sums_R4,
             [prompt.session for prompt in prompts],
+            # As a ratio of sums: a mean of per-response ratios would weight short responses like
+            # long ones.
             lambda s: (s[..., 2] / s[..., 3]) / (s[..., 0] / s[..., 1]),
             users=[prompt.user for prompt in prompts],
         ),
@@ -118,6 +120,8 @@ def _by_response(one: CountedPass, drafter: Drafter, speculator: Speculator) -> 
     sums_2 = received_R2.sum(axis=0)
     # If all responses have one token, none has a step, and all shares are equal.
     even_R2 = np.full_like(received_R2, 1 / responses)
+    # The counters are sums over the block's requests. Tokens and deliveries of each response are
+    # known, and a delivery is one step unless the server merged some.
     return np.divide(received_R2, sums_2, out=even_R2, where=sums_2 > 0) * (tokens, steps)
 
 

@@ -49,14 +49,7 @@ def measure_endpoint(
     `measured`, a `_row` for each concurrency.
     """
     url = url.rstrip("/")
-    try:
-        with urllib.request.urlopen(f"{url}/v1/models", timeout=30) as response:
-            model = str(json.load(response)["data"][0]["id"])
-    except (OSError, ValueError, KeyError, IndexError) as error:
-        raise OutriderError(
-            f"--server {url}: {url}/v1/models does not name a model ({error}); give the address "
-            "of a vLLM server, such as http://127.0.0.1:8000"
-        ) from None
+    model = _model_name(url)
     supply = itertools.cycle(prompts)
     blocks: dict[int, list[BlockResult]] = {size: [] for size in settings.concurrency}
     with LoadGenerator(target, Path(log_dir) / "load.log", model) as load:
@@ -80,6 +73,18 @@ def measure_endpoint(
                 blocks[size].append(block)
     measured = {str(size): _row(results, size) for size, results in blocks.items()}
     return {"endpoint": url, "model": model, "sampling": asdict(sampling), "measured": measured}
+
+
+def _model_name(url: str) -> str:
+    """The first model that the server lists."""
+    try:
+        with urllib.request.urlopen(f"{url}/v1/models", timeout=30) as response:
+            return str(json.load(response)["data"][0]["id"])
+    except (OSError, ValueError, KeyError, IndexError) as error:
+        raise OutriderError(
+            f"--server {url}: {url}/v1/models does not name a model ({error}); give the address "
+            "of a vLLM server, such as http://127.0.0.1:8000"
+        ) from None
 
 
 def print_endpoint(results: Mapping[str, Any], console: Console) -> None:
@@ -119,5 +124,6 @@ def _row(blocks: Sequence[BlockResult], concurrency: int) -> dict[str, Any]:
         "drafts": drafts,
         "acceptance_length": counters.acceptance_length if drafts else None,
         "cumulative": [n / drafts for n in counters.accepted_per_position] if drafts else [],
+        # The counters are the endpoint's, for all of its clients.
         "share": record["output_tokens"] / max(counters.generation_tokens, 1),
     }

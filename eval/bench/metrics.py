@@ -68,6 +68,8 @@ class ReplayedSteps:
         return clustered(
             sums_NM=steps_R2,
             sessions=self.sessions,
+            # Acceptance length is tokens / steps; both answer the same tokens, so the ratio is the
+            # inverse ratio of steps.
             statistic=lambda s: s[..., 1] / s[..., 0],
             level=level,
             users=self.users,
@@ -135,6 +137,7 @@ class SpeedRatios:
             return ratio
         # One start of each engine shows nothing of how speed differs between starts.
         quantile = NormalDist().inv_cdf((1 + level) / 2)
+        # sqrt(2): the two engines' starts are independent, and their variances add.
         return widened(ratio, quantile * math.sqrt(2) * START_NOISE)
 
     def _controlled(
@@ -150,6 +153,8 @@ class SpeedRatios:
         controlled = controlled_ratio(units, lengths, level)
         prompts = self._prompts(pairs, len(units.over_U4))
         expected_U = self.replayed.by_unit(over, under, prompts)
+        # A disagreement means that replay describes another engine; the measured ratio is valid in
+        # any case.
         if controlled is None or not agree(units, expected_U, controlled):
             return None
         return controlled
@@ -178,6 +183,8 @@ class SpeedRatios:
         by_session = clustered(
             sums_NM=sums_N4, sessions=sessions, statistic=speed_of, level=level, users=users
         )
+        # The wider interval is that with the lower end: both are symmetric on the log scale around
+        # the same ratio.
         if by_session.low is None or by_session.high is None or by_session.low > by_unit.low:
             return by_unit
         return by_unit.model_copy(
@@ -205,6 +212,7 @@ def units_of(pairs: Sequence[tuple[Record, Record]]) -> Units:
     return Units(
         np.concatenate(over),
         np.concatenate(under),
+        # b in stats/speed_ratio.py has one value for both variants, so their shares are averaged.
         later=1 - (over_prefill + under_prefill) / 2,
         observations=observations,
     )
@@ -226,17 +234,18 @@ def _starts(pairs: Sequence[tuple[Record, Record]]) -> int | None:
 def pooled(blocks: Sequence[Record]) -> Block:
     """Tokens/s and latencies over all blocks; tokens/s is a ratio of sums."""
 
-    def all_of(name: str) -> NDArray[np.float64]:
-        return np.concatenate([np.asarray(block[name], dtype=np.float64) for block in blocks])
+    def quantiles(name: str) -> Quantiles:
+        values = [np.asarray(block[name], dtype=np.float64) for block in blocks]
+        return Quantiles.of(np.concatenate(values))
 
     charged_N4 = np.concatenate([_charged(block) for block in blocks])
     tokens, seconds, *_ = charged_N4.sum(axis=0)
     return Block(
         tokens_per_s=float(tokens / seconds),
         requests=len(charged_N4),
-        ttft_ms=Quantiles.of(all_of("ttft_ms")),
-        tpot_ms=Quantiles.of(all_of("tpot_ms")),
-        itl_ms=Quantiles.of(all_of("itl_ms")),
+        ttft_ms=quantiles("ttft_ms"),
+        tpot_ms=quantiles("tpot_ms"),
+        itl_ms=quantiles("itl_ms"),
     )
 
 
@@ -279,5 +288,6 @@ def _charged(block: Record) -> NDArray[np.float64]:
         np.asarray(block[f"request_{name}"], dtype=np.float64)
         for name in ("seconds", "tokens", "deliveries", "shares")
     )
+    # Requests overlap, so their latencies sum to more than the block's seconds.
     seconds = block["seconds"] * latency / (share * latency).sum()
     return share[:, None] * np.stack([tokens, seconds, tokens - 1, deliveries], axis=1)

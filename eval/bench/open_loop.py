@@ -60,10 +60,13 @@ def customers_arrivals(
     logged = [time for time in times if time is not None]
     if len(logged) > len(times) / 2 and logged[-1] > logged[0]:
         log = np.diff(logged)
+        # A log shorter than the block is repeated; the mean gap joins its end to its beginning.
         gaps = np.resize([*log, log.mean()], count - 1)
     if not gaps.any():
+        # Requests of many independent users arrive as a Poisson process (Palm-Khintchine theorem).
         gaps = np.random.default_rng(seed).exponential(size=count - 1)
         source = "poisson"
+    # Scaled after drawing, so that every block offers exactly `rate`, whatever the draw.
     gaps *= (count - 1) / rate / gaps.sum()
     return [0.0, *np.cumsum(gaps).tolist()], source
 
@@ -112,6 +115,7 @@ def summarise_rates(blocks: RateBlocks, served: Served) -> dict[str, dict[str, R
         ratios = [getattr(row, name) for row in served.speed.values()]
         if ratios:
             widest = max(math.log(ratio.high / ratio.value) for ratio in ratios)
+            # The interval over n repeats is about 1 / sqrt(n) as wide as that of one block.
             noise[name] = math.sqrt(served.repeats) * widest
     return {
         scenario: {rate: rate_row(variants, noise) for rate, variants in by_rate.items()}
@@ -125,6 +129,7 @@ def rate_row(blocks: Mapping[str, Record], noise: Mapping[str, float]) -> RateRo
     for name, (over, under) in RATIOS.items():
         over_N2 = _tokens_and_seconds(blocks[over])
         under_N2 = _tokens_and_seconds(blocks[under])
+        # Only tokens and seconds are read, without replay, so b (`later`) has no effect.
         units = Units(over_N2, under_N2, later=1.0, observations=len(over_N2))
         ratios[name] = widened(measured_ratio(units), noise[name])
     figures = {variant: rate_figures(block) for variant, block in blocks.items()}
@@ -158,6 +163,7 @@ def saturated(block: Record) -> bool:
     """
     arrivals = block["arrivals_s"]
     ends = np.asarray(block["request_start_s"]) + np.asarray(block["request_seconds"])
+    # A rate is (n - 1) / time for both, so the ratio of rates is the inverse ratio of times.
     share = (arrivals[-1] - arrivals[0]) / float(max(ends.max() - ends.min(), 1e-9))
     third = max(len(block["ttft_ms"]) // 3, 1)
     early = np.median(block["ttft_ms"][:third])

@@ -158,6 +158,7 @@ def _repeated_prompts(one: Pass, recorded: Mapping[Pass, Recorded], prompts: int
         for sent, answers in recorded.items()
         if sent.regime == "greedy" and not sent.again
     ]
+    # If servers alternate, the control may run before other variants have answered.
     equal = len(greedy) == len(VARIANTS) and all(ids == greedy[0] for ids in greedy)
     return few if equal else prompts
 
@@ -194,6 +195,8 @@ class _Sender:
             prompts=[self.prompts[index].token_ids for index in indices],
             sampling=self.samplings[one.regime],
             max_tokens=self.context.settings.verification_max_tokens,
+            # Half the batch and the reverse order put each request among other ones, so kernels
+            # round differently.
             concurrency=max(seats // 2, 1) if one.again else seats,
         )
         self.seconds.append(time.monotonic() - began)

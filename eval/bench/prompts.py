@@ -78,6 +78,7 @@ def customers_sampling(heldout: Any) -> Sampling:
     counts: collections.Counter[Sampling] = collections.Counter()
     columns = (heldout["temperature"], heldout["top_p"], heldout["top_k"])
     for temperature, top_p, top_k in zip(*columns, strict=True):
+        # The table holds float32: 0.6 would be 0.6000000238.
         counts[Sampling(round(float(temperature), 4), round(float(top_p), 4), top_k)] += 1
     return counts.most_common(1)[0][0]
 
@@ -98,6 +99,7 @@ def evaluation_prompts(
     """
     room = prompt_room(evaluation, serving)
     order = [*range(len(heldout))]
+    # The held-out part is in log order; a prefix of it would be one time of day.
     random.Random(SEED).shuffle(order)
     prompts = [
         Prompt(
@@ -140,19 +142,18 @@ def select(heldout: Dataset, settings: EvalConfig, serving: ServingConfig) -> li
         inside_N = _inside(scenario.prompt_tokens, prompt_N)
         inside_N &= _inside(scenario.response_tokens, response_N)
         rows = order_N[(inside_N & (prompt_N <= room))[order_N]].tolist()
+        # A scenario is a claim about some traffic; without one, a small held-out part is all there
+        # is.
         if len(rows) < LEAST_REQUESTS and (settings.scenarios or not rows):
             key = f"eval.scenarios.{name}" if settings.scenarios else "eval.rates"
-            lengths = np.percentile([prompt_N, response_N], (0, 10, 50, 90, 100), axis=1).T.round()
-            raise OutriderError(
+            selected = (
                 f"{key}: {len(rows)} of {len(texts)} held-out requests lie in its ranges"
                 f" (prompt_tokens {scenario.prompt_tokens}, response_tokens"
                 f" {scenario.response_tokens})"
                 f" ({inside_N.sum() - len(rows)} more exceed the {room} prompt tokens for which "
-                f"serving.engine.max_model_len leaves room); at least {LEAST_REQUESTS} are needed."
-                f" The 0, 10, 50, 90 and 100 % quantiles of prompt and response tokens "
-                f"are {lengths.astype(int).tolist()}: widen the ranges, or keep more requests with "
-                "split.max_heldout_sequences or split.heldout_fraction"
+                f"serving.engine.max_model_len leaves room)"
             )
+            raise _too_few(selected, prompt_N, response_N)
         described = Scenario(
             requests=len(rows),
             prompt_tokens=Quantiles.of(prompt_N[rows]),
@@ -170,6 +171,19 @@ def select(heldout: Dataset, settings: EvalConfig, serving: ServingConfig) -> li
             )
         )
     return traffic
+
+
+def _too_few(
+    selected: str, prompt_N: NDArray[np.int64], response_N: NDArray[np.int64]
+) -> OutriderError:
+    """The error for a scenario with too few requests, with the lengths that there are."""
+    lengths = np.percentile([prompt_N, response_N], (0, 10, 50, 90, 100), axis=1).T.round()
+    return OutriderError(
+        f"{selected}; at least {LEAST_REQUESTS} are needed."
+        f" The 0, 10, 50, 90 and 100 % quantiles of prompt and response tokens "
+        f"are {lengths.astype(int).tolist()}: widen the ranges, or keep more requests with "
+        "split.max_heldout_sequences or split.heldout_fraction"
+    )
 
 
 def _inside(limits: LengthRange | None, values_N: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -1,6 +1,6 @@
 """Servers of an evaluation: one without speculation, one for base and custom.
 
-    with Servers(target, serving, speculators, range(1, 4), logs) as servers:
+    with Servers(target, serving, speculators, numbers=range(1, 4), log_dir=logs) as servers:
         server = servers.server("eager", "base", drafts=3)
         complete(server.url, ...)
 
@@ -63,6 +63,7 @@ class Servers(AbstractContextManager["Servers"]):
         target: TargetConfig,
         serving: ServingConfig,
         speculators: Mapping[str, Speculator],
+        *,
         numbers: Sequence[int],
         log_dir: Path,
         side_by_side: bool = True,
@@ -119,8 +120,8 @@ class Servers(AbstractContextManager["Servers"]):
         """Groups turns that can alternate without starting a server in between."""
         by_server: dict[tuple[str, tuple[int, ...]], list[tuple[str, SomeDrafts]]] = {}
         for variant, drafts in turns:
-            place = self.name(variant), self._numbers_of(variant, drafts)
-            by_server.setdefault(place, []).append((variant, drafts))
+            start = (self.name(variant), self._numbers_of(variant, drafts))
+            by_server.setdefault(start, []).append((variant, drafts))
         if self._side_by_side and len({name for name, _ in by_server}) == len(by_server):
             return [[*turns]]
         return list(by_server.values())
@@ -134,8 +135,11 @@ class Servers(AbstractContextManager["Servers"]):
 
     def stop(self, name: str | None = None) -> None:
         """Stops the named server, or all servers."""
-        for each in [*self._up] if name is None else {name} & self._up.keys():
-            self._up.pop(each).server.stop()
+        stopped = (
+            [*self._up] if name is None else [running for running in self._up if running == name]
+        )
+        for running in stopped:
+            self._up.pop(running).server.stop()
 
     def __exit__(self, *_: object) -> None:
         self.stop()
@@ -153,22 +157,25 @@ class Servers(AbstractContextManager["Servers"]):
         variants = [*self._speculators]
         if "base" in self._speculators:
             variants.append(CURRENT)
-        others = len({self.name(variant) for variant in variants}) - 1
+        servers = len({self.name(variant) for variant in variants})
         share = engine.gpu_memory_utilization * memory
         used = share
         if engine.kv_cache_gb is not None:
+            # With `kv_cache_gb`, vLLM allocates less than its share (v1/worker/utils.py:716 checks
+            # the share).
             used = self._largest_weights() + engine.kv_cache_gb * 2**30 + OVERHEAD
-        if others * used + max(share, used) <= USABLE * memory:
+        # The last server to start still needs its whole share to be free.
+        if (servers - 1) * used + max(share, used) <= USABLE * memory:
             return None
         return (
-            f"eval.side_by_side: a GPU of {memory / 1e9:.0f} GB has no room for {others + 1}"
+            f"eval.side_by_side: a GPU of {memory / 1e9:.0f} GB has no room for {servers}"
             f" servers with serving.engine.gpu_memory_utilization ="
             f" {engine.gpu_memory_utilization:g}, so they run one at a time"
         )
 
     def _largest_weights(self) -> float:
         """Bytes per GPU of the target and the largest speculator with a directory of its own."""
-        directories = {each.directory for each in self._speculators.values()}
+        directories = {speculator.directory for speculator in self._speculators.values()}
         separate = directories - {self._target.directory()}
         sizes = [weight_bytes(directory) for directory in separate if directory is not None]
         target = weight_bytes(self._target.directory())
@@ -178,9 +185,11 @@ class Servers(AbstractContextManager["Servers"]):
         assert self._mode is not None
         engine = self._serving.engine.model_copy(update={"mode": self._mode})
         speculator = self._speculator(variant)
+        # vLLM has no request for it: the hook reads the number from a file before each step.
         file = DraftsFile(self._log_dir / f"drafts_{self._mode}_{name}.json")
         schedule = None
         if len(numbers) > 1:
+            # CUDA graphs are captured at the start, for the numbers in the schedule only.
             schedule = covering(numbers, engine.seats)
             engine = file.followed(engine)
         drafting = None
@@ -199,11 +208,9 @@ class Servers(AbstractContextManager["Servers"]):
         speculator = self._speculator(variant)
         if not speculator.speculates:
             return ()
-        return (
-            (drafts,)
-            if isinstance(drafts, int) and (self._apart or speculator.family.fixed_k)
-            else self._numbers
-        )
+        if isinstance(drafts, int) and (self._apart or speculator.family.fixed_k):
+            return (drafts,)
+        return self._numbers
 
     def _speculator(self, variant: str) -> Speculator:
         """Returns the variant's speculator; `CURRENT` (results/parts.py) is base."""
@@ -226,11 +233,12 @@ def weight_bytes(directory: Path) -> int:
 
 def _sharing(speculators: Mapping[str, Speculator]) -> set[str]:
     """The last trainable variant and those that can swap weights with it."""
-    able = [name for name, each in speculators.items() if each.trainable]
-    if not able:
+    trainable = [name for name, speculator in speculators.items() if speculator.trainable]
+    if not trainable:
         return set()
-    last = speculators[able[-1]]
-    return {able[-1]} | {name for name in able if last.swaps_with(speculators[name])}
+    last = trainable[-1]
+    swapping = {name for name in trainable if speculators[last].swaps_with(speculators[name])}
+    return {last} | swapping
 
 
 def covering(numbers: Sequence[int], seats: int) -> list[tuple[int, int, int]]:
@@ -238,6 +246,6 @@ def covering(numbers: Sequence[int], seats: int) -> list[tuple[int, int, int]]:
 
     vLLM captures CUDA graphs for the numbers in its schedule, so each must occur in it.
     """
-    *others, most = sorted(numbers)
-    rows = [(size, size, number) for size, number in enumerate(others[: seats - 1], 1)]
+    *smaller, most = sorted(numbers)
+    rows = [(size, size, number) for size, number in enumerate(smaller[: seats - 1], 1)]
     return [*rows, (len(rows) + 1, seats, most)]

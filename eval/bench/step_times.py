@@ -23,7 +23,7 @@ from outrider.common.errors import OutriderError
 from outrider.eval.bench.servers import Servers
 from outrider.eval.config import STEP_ROUNDS, STEP_TOKENS
 from outrider.serving.client import Sampling
-from outrider.serving.load_generator import LoadGenerator
+from outrider.serving.load_generator import BlockResult, LoadGenerator
 from outrider.serving.speculator import Speculator
 
 
@@ -56,6 +56,7 @@ def time_steps(
         supply = itertools.cycle(prompts)
         step_seconds: dict[tuple[str, int], dict[int, list[float]]] = {}
         for _, size in itertools.product(range(STEP_ROUNDS), batch_sizes):
+            # At least twice the batch size: until the last requests end, the batch is full.
             texts = list(itertools.islice(supply, max(4, 2 * size)))
             for variant, k in group:
                 server = servers.server(mode, variant, k)
@@ -66,25 +67,40 @@ def time_steps(
                     sampling=sampling,
                     max_tokens=STEP_TOKENS,
                 )
-                counters = asdict(block.counters)
-                # Each response's first token comes from its prefill, which is no step.
-                steps = counters["generation_tokens"] - len(texts)
-                if k:
-                    steps = speculators[variant].steps(counters, len(texts))
-                if not steps:
-                    raise OutriderError(
-                        f"timing the engine's steps: vLLM counted none with {k} drafts; are the"
-                        " held-out responses a single token long? Set eval.k"
-                    )
                 blocks = step_seconds.setdefault((variant, size), {})
-                blocks.setdefault(k, []).append(
-                    sum(sum(request.itl_ms) for request in block.requests) / 1000 / steps
-                )
+                blocks.setdefault(k, []).append(_seconds_per_step(block, speculators[variant], k))
         for (variant, size), blocks in step_seconds.items():
-            # Log time = round effect + effect of k. Medians, because a busy machine only slows.
-            logs_KR = np.log(list(blocks.values()))
-            round_R = np.median(logs_KR, axis=0)
-            number_K = np.median(logs_KR - round_R, axis=1)
-            times_K = np.exp(np.median(round_R) + number_K).tolist()
+            times_K = _typical_times([*blocks.values()])
             seconds[variant][size] = dict(zip(blocks, times_K, strict=True))
     return StepTimes(seconds=seconds)
+
+
+def _seconds_per_step(block: BlockResult, speculator: Speculator, k: int) -> float:
+    """Seconds from first to last tokens, per step after the prefills."""
+    counters = asdict(block.counters)
+    responses = len(block.requests)
+    # Each response's first token comes from its prefill, which is no step.
+    steps = counters["generation_tokens"] - responses
+    if k:
+        steps = speculator.steps(counters, responses)
+    if not steps:
+        raise OutriderError(
+            f"timing the engine's steps: vLLM counted none with {k} drafts; are the"
+            " held-out responses a single token long? Set eval.k"
+        )
+    # Gaps between deliveries, not latencies, which include the prefill that no k changes.
+    return sum(sum(request.itl_ms) for request in block.requests) / 1000 / steps
+
+
+def _typical_times(seconds: Sequence[Sequence[float]]) -> list[float]:
+    """The typical time for each number of drafts, from its times in all rounds.
+
+    Two-way layout: log time = round effect + effect of k, as in one sweep of Tukey's median polish
+    (Exploratory Data Analysis, 1977, ch. 10).
+    """
+    logs_KR = np.log(seconds)
+    # Medians, because a busy machine only slows: its errors have one sign and long tails.
+    round_R = np.median(logs_KR, axis=0)
+    number_K = np.median(logs_KR - round_R, axis=1)
+    times: list[float] = np.exp(np.median(round_R) + number_K).tolist()
+    return times

@@ -79,6 +79,7 @@ def excess(speculated: Greedy, control: Greedy) -> Excess:
         float(binom.sf(len(ours - alone) - 1, len(ours ^ alone), 0.5)) for ours, alone in tests
     )
     value = (len(all_found) - len(all_alone)) / control.responses
+    # Bonferroni: the smaller of two p-values, times two.
     return Excess(value=value, p_value=min(1.0, 2 * p_value))
 
 
@@ -101,6 +102,8 @@ def same_tokens(
     """
     counts_2RB = _counts(without, with_speculation)
     total_B = counts_2RB.sum(axis=(0, 1))
+    # Squared and summed, this is the distance. a + b does not depend on the labels, so all
+    # relabelings share the division.
     difference_RB = (counts_2RB[0] - counts_2RB[1]) / np.sqrt(total_B)
     prompts = len(difference_RB)
 
@@ -132,6 +135,7 @@ def _counts(
     responses = [*without, *with_speculation]
     ids = np.fromiter(itertools.chain.from_iterable(responses), np.int64)
     _, index, occurrences = np.unique(ids, return_inverse=True, return_counts=True)
+    # Rare tokens share a bin: one by one they would add noise to the distance, and no power.
     common = occurrences >= RARE
     # The bin of each distinct token; rare tokens share the last bin.
     bins = np.where(common, common.cumsum() - 1, common.sum())

@@ -52,6 +52,7 @@ TaskCheck = Callable[[str, str], bool | None]
 """(prompt, completion) -> whether the task is solved; None if there is no known answer."""
 
 NUMBER = re.compile(r"(?<![\w.])[-+]?\$?(?:\d[\d,]*(?:\.\d+)?(?:\s*/\s*\d+)?|\.\d+)")
+# LaTeX around a number that does not change it: `\text{}`, `\left`, thin spaces, $, %.
 DRESSING = re.compile(r"\\(?:text|mathrm|mathbf|left|right|displaystyle)\b|\\[,;!% ]|[\s${}%]")
 FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
 
@@ -81,7 +82,9 @@ def task_file(name: str) -> str:
     module = name.partition(":")[0]
     package, *inner = module.split(".")
     if package == __package__.partition(".")[0]:
-        package, inner = module, []  # find_spec imports its parents, which are Outrider's own
+        # find_spec imports the parents of a dotted name; here they are Outrider's own packages.
+        package = module
+        inner = []
     try:
         spec = importlib.util.find_spec(package) or PathFinder.find_spec(package, [str(Path.cwd())])
     except (ImportError, ValueError):  # ValueError: an empty name
@@ -116,6 +119,7 @@ def answer_check(path: Path) -> TaskCheck:
             f"eval.task = {str(path)!r}: the file is empty; each line must be an object with "
             "question and answer"
         )
+    # A short question may be part of a longer one.
     longest_first = sorted(known, key=len, reverse=True)
 
     def check(prompt_text: str, completion_text: str) -> bool | None:
@@ -126,8 +130,8 @@ def answer_check(path: Path) -> TaskCheck:
         if prompt_text.rstrip().endswith(THINK) and END_THINK not in completion_text:
             # R1's template opens the reasoning in the prompt; the response was cut mid-reasoning.
             return False
-        given = final_answer(completion_text)
-        return given is not None and same_answer(given, known[asked])
+        answer = final_answer(completion_text)
+        return answer is not None and same_answer(answer, known[asked])
 
     return check
 
@@ -140,19 +144,20 @@ def final_answer(completion_text: str) -> str | None:
     if (boxed := _last_boxed(answer)) is not None:
         return boxed
     if "####" in answer:
+        # GSM8K marks its answers with ####.
         return answer.rsplit("####", 1)[1].strip().split("\n")[0]
     numbers = NUMBER.findall(answer)
     return numbers[-1] if numbers else None
 
 
-def same_answer(given: str, known: str) -> bool:
+def same_answer(answer: str, known: str) -> bool:
     """Whether two answers are the same number, or the same text."""
     known = known.rsplit("####", 1)[-1].strip()
-    one = _number(given)
-    other = _number(known)
-    if one is not None and other is not None:
-        return one == other
-    return _undressed(given).lower() == _undressed(known).lower()
+    number = _number(answer)
+    known_number = _number(known)
+    if number is not None and known_number is not None:
+        return number == known_number
+    return _undressed(answer).lower() == _undressed(known).lower()
 
 
 def _rows(path: Path) -> Iterator[tuple[str, str]]:
@@ -225,7 +230,7 @@ def try_task(
     if task is None or not (rows := list(heldout)):
         return []
     tokenizer = load_tokenizer(target_dir)
-    named = f"eval.task = {evaluation.task!r}"
+    setting = f"eval.task = {evaluation.task!r}"
     marks: list[bool] = []
     for row in rows[:TRIED]:
         response = response_text(tokenizer, row["token_ids"][row["completion_start"] :])
@@ -233,15 +238,15 @@ def try_task(
             mark = task(row["prompt_text"], response)
         except Exception as error:
             raise OutriderError(
-                f"{named} raised on the logged response {row['sequence_id']} (file-row of the log):"
-                f" {raised_at(error, quoting)}. Return None for prompts that cannot be judged, or"
-                " set eval.task: null"
+                f"{setting} raised on the logged response {row['sequence_id']} (file-row of the"
+                f" log): {raised_at(error, quoting)}. Return None for prompts that cannot be"
+                " judged, or set eval.task: null"
             ) from error
         marks += [bool(mark)] if mark is not None else []
     advice = []
     if len(set(marks)) < 2:
         advice.append(
-            f"{named} has an answer for {len(marks)} of {len(rows[:TRIED])} logged responses and"
+            f"{setting} has an answer for {len(marks)} of {len(rows[:TRIED])} logged responses and"
             f" finds {sum(marks)} solved; a check that always gives the same answer measures"
             " nothing, so make sure that it can parse these responses"
         )
@@ -267,6 +272,8 @@ def equivalence(differences: ArrayLike, clusters: Sequence[str]) -> Equivalence:
     n = len(difference_N)
     value = float(difference_N.mean())
     _, cluster_N = np.unique(np.asarray(clusters), return_inverse=True)
+    # Deviations are summed within a cluster before they are squared, so that similar responses of a
+    # session count as one piece of evidence.
     spread = float((np.bincount(cluster_N, difference_N - value) ** 2).sum())
     margin = Z * _error(spread, n)
     return Equivalence(
@@ -290,4 +297,6 @@ def responses_needed(variance: float, margin: float) -> int | None:
 
 
 def _error(spread: float, n: int) -> float:
+    # Agresti and Min add half a response to each cell of the 2 x 2 table: 2 responses in all, 1 in
+    # the sum of squares.
     return math.sqrt(spread + 1) / (n + 2)

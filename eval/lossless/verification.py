@@ -15,7 +15,7 @@ responses expose only gross faults.
 import functools
 import hashlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -80,6 +80,8 @@ def examine(
     context: EvaluationContext, k: Drafters[int], prompts: Sequence[Prompt], outputs: Outputs
 ) -> EngineFindings:
     """Captures the states of every response in an engine, then runs `findings`."""
+    # One eager engine for all variants, so that differences between them cannot come from its
+    # kernels.
     with context.captured(lambda _: captured_rows(outputs, prompts)) as store:
         return findings(context=context, k=k, prompts=prompts, outputs=outputs, store=store)
 
@@ -158,24 +160,16 @@ def judge_tasks(
     if task is None:
         return None
     tokenizer = load_tokenizer(target.directory())
-    solved: dict[Variant, list[bool]] = {variant: [] for variant in VARIANTS}
-    sessions: list[str] = []
     errors: list[str] = []
-    for answers, regime in itertools.product(outputs, REGIMES):
-        for index, prompt in enumerate(prompts):
-            marks: dict[Variant, bool | None] = {}
-            for variant in VARIANTS:
-                ids = answers.of(regime).of(variant).token_ids[index]
-                try:
-                    marks[variant] = task(prompt.text, response_text(tokenizer, ids))
-                except Exception as error:
-                    marks[variant] = None
-                    errors.append(raised_at(error, quoting))
-            if None in marks.values():
-                continue
-            sessions.append(prompt.session)
-            for variant, mark in marks.items():
-                solved[variant].append(bool(mark))
+
+    def mark(prompt: Prompt, ids: Sequence[int]) -> bool | None:
+        try:
+            return task(prompt.text, response_text(tokenizer, ids))
+        except Exception as error:  # of the recipe's own function, so any exception
+            errors.append(raised_at(error, quoting))
+            return None
+
+    solved, sessions = _solved(outputs, prompts, mark)
     if errors and not sessions:
         raise OutriderError(
             f"eval.task = {settings.task!r} raised on all responses, first {errors[0]}; correct it"
@@ -188,8 +182,33 @@ def judge_tasks(
     return accuracy.model_copy(update={"errors": len(errors), "first_error": first})
 
 
+def _solved(
+    outputs: Sequence[Outputs],
+    prompts: Sequence[Prompt],
+    mark: Callable[[Prompt, Sequence[int]], bool | None],
+) -> tuple[dict[Variant, list[bool]], list[str]]:
+    """Which responses of each variant are solved, and the session of each."""
+    solved: dict[Variant, list[bool]] = {variant: [] for variant in VARIANTS}
+    sessions: list[str] = []
+    for answers, regime in itertools.product(outputs, REGIMES):
+        for index, prompt in enumerate(prompts):
+            responses = answers.of(regime)
+            marks = {
+                variant: mark(prompt, responses.of(variant).token_ids[index])
+                for variant in VARIANTS
+            }
+            # The comparison is paired: a prompt counts for all variants or for none.
+            if None in marks.values():
+                continue
+            sessions.append(prompt.session)
+            for variant, is_solved in marks.items():
+                solved[variant].append(bool(is_solved))
+    return solved, sessions
+
+
 def row_id(prompt: Prompt, completion: Sequence[int]) -> str:
     """Id of a captured response; equal responses to a prompt share it."""
+    # -1 is no token: it keeps prompt and response apart.
     ids = np.asarray([*prompt.token_ids, -1, *completion], np.int32)
     return hashlib.sha256(ids.tobytes()).hexdigest()
 
@@ -223,6 +242,7 @@ class TargetScores:
         token_T = features.token_ids[start:].long().to(self._device)
         parts = []
         for hidden_NH, token_N in zip(
+            # The state at t - 1 predicts the token at t.
             features.hidden[start - 1 : -1].split(POSITIONS_AT_A_TIME),
             token_T.split(POSITIONS_AT_A_TIME),
             strict=True,
@@ -275,6 +295,7 @@ def replay_against_engine(
             )
             predicted += float(sums.steps_RK[:, k.of(drafter) - 1].sum())
             counted += speculator.steps(asdict(recorded.counters), len(prompts))
+        # Both sums are over the same responses, so the sampling of responses cancels.
         differences[drafter] = predicted / counted - 1
     return ReplayAgainstEngine(**differences, control=_steps_again(outputs))
 
@@ -283,6 +304,7 @@ def _steps_again(outputs: Outputs) -> float:
     """Relative change in custom's steps under different batching, where responses are equal."""
     first = outputs.greedy.custom
     again = outputs.repeated
+    # A response that differs has other steps for that reason alone.
     equal = [i for i, ids in enumerate(again.token_ids) if ids == first.token_ids[i]]
     before = sum(first.counted[i].drafts for i in equal)
     after = sum(again.counted[i].drafts for i in equal)

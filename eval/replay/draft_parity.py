@@ -101,6 +101,7 @@ def record(
     engine.llm.collective_rpc("drafts_start")
     outputs = engine.llm.generate(requests, greedy, use_tqdm=False)
     of_ranks = engine.llm.collective_rpc("drafts_stop")
+    # Only the last pipeline stage has the drafter, and its tensor-parallel ranks draft the same.
     records = next(records for records in of_ranks if records is not None)
     rows = [
         [*prompt, *output.outputs[0].token_ids]
@@ -173,6 +174,7 @@ def _log_probabilities(
     known = step.anchor + 1
     position_BT = torch.arange(width)[None]
     inputs_BTX = torch.zeros(1, width, model.spec.width, dtype=model.ends.lm_head_VH.dtype)
+    # The target had read no token after the anchor, so no state after it may have an effect.
     inputs_BTX[0, :known] = inputs_TX[:known]
     slots = Slots(
         token_ids_BT=token_BT.to(model.device),

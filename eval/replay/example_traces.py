@@ -106,15 +106,24 @@ def sample_responses(
         response = features.token_ids[features.completion_start :].tolist()
         example: dict[str, Any] = {"place": label, "tokens": len(response) - 1}
         for variant, steps_of in taken.items():
-            shown = [("", decode(response[:1], skip_special_tokens=False))]
-            start = 1
-            for accepted, delivered in steps_of[number][:SHOWN_STEPS]:
-                sampled_at = start + accepted
-                end = start + delivered
-                parts = response[start:sampled_at], response[sampled_at:end]
-                drafted, sampled = (decode(ids, skip_special_tokens=False) for ids in parts)
-                shown.append((drafted, sampled))
-                start = end
+            shown = _in_text(response, steps_of[number][:SHOWN_STEPS], decode)
             example[variant] = {"steps": len(steps_of[number]), "shown": shown}
         examples.append(example)
     return examples
+
+
+def _in_text(
+    response: Sequence[int], steps: Sequence[Step], decode: Callable[..., str]
+) -> list[tuple[str, str]]:
+    """The text of each step: accepted drafts, and the target's own token."""
+    # The prefill delivers the first token, without drafts.
+    shown = [("", decode(response[:1], skip_special_tokens=False))]
+    start = 1
+    for accepted, delivered in steps:
+        sampled_at = start + accepted
+        end = start + delivered
+        drafted = decode(response[start:sampled_at], skip_special_tokens=False)
+        sampled = decode(response[sampled_at:end], skip_special_tokens=False)
+        shown.append((drafted, sampled))
+        start = end
+    return shown

@@ -123,6 +123,7 @@ def cluster_replay(
     ]
     if not with_steps:
         return replay(rows=with_steps, **shared)  # raises, because there is nothing to replay
+    # One task per slot, since each task loads the speculator and the target's embedding and head.
     size = math.ceil(len(with_steps) / slots(cpus, gpus))
     shards = [with_steps[start : start + size] for start in range(0, len(with_steps), size)]
     return ReplaySums.joined(

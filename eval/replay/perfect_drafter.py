@@ -23,6 +23,7 @@ class PerfectDrafter(Drafter):
         states after the final norm. A chain that would read past the end of the row repeats the
         last state; drafts past the response's end are never accepted.
         """
+        # The target's state at i + 1 + s predicts the token at i + 2 + s.
         states_NH = slots.inputs_BTX.flatten(0, 1)
         flat_N = slots.anchor_BT.flatten().nonzero()[:, 0]
         last = len(states_NH) - 1

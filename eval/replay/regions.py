@@ -54,7 +54,8 @@ class Regions:
 
     def members(self, token_ids_T: Tensor, completion_start: int) -> Tensor:
         """Membership [A, G] bool of anchors in regions; reasoning includes `</think>`."""
-        # Index in the response of the token after each anchor.
+        # A step belongs to the region of the first token that it delivers, the one after its
+        # anchor.
         next_A = torch.arange(1, len(token_ids_T) - completion_start)
         answer_A = next_A > self._last_of_reasoning(token_ids_T, completion_start)
         range_A = torch.bucketize(next_A, torch.tensor(POSITIONS), right=True)
@@ -68,6 +69,7 @@ class Regions:
             closed = (response_T == self.end_think).nonzero()
             if len(closed):
                 return int(closed[0])
+        # The template writes <think> into the prompt (R1) or the model writes it itself.
         opening = token_ids_T[max(0, completion_start - OPENING_TOKENS) : completion_start].tolist()
         starts = len(response_T) > 0 and int(response_T[0]) == self.think
         opened = self.think is not None and (self.think in opening or starts)

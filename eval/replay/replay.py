@@ -176,8 +176,7 @@ def replay(
     rule = rule_of(speculator, target_dir, draft_sample_method == "probabilistic", dtype)
     regions = Regions.of_target(target_dir) if by_region else None
     chains = []
-    tokens_by_region = []
-    steps_by_region = []
+    sums_by_region: list[tuple[Tensor, Tensor]] = []
     replayed: list[Mapping[str, Any]] = []
     for batch in batches(feature_store, rows, sampling):
         a_NK, anchors_R = rule(batch, depth)
@@ -185,10 +184,7 @@ def replay(
         chains.append(chain)
         for response, visits_AK in zip(batch, chain.visits_RAK.cpu(), strict=True):
             if regions:
-                states = response.states
-                member_AG = regions.members(states.token_ids, states.completion_start).double()
-                tokens_by_region.append(member_AG.sum(dim=0))
-                steps_by_region.append(member_AG.T @ visits_AK[: len(member_AG)])
+                sums_by_region.append(_sums_by_region(regions, response.states, visits_AK))
         replayed += [response.row for response in batch]
     if not chains:
         raise OutriderError(
@@ -200,8 +196,9 @@ def replay(
     tokens_RG = np.zeros((count, 0))
     steps_RGK = np.zeros((count, 0, depth))
     if regions:
-        tokens_RG = torch.stack(tokens_by_region).numpy()
-        steps_RGK = torch.stack(steps_by_region).numpy()
+        tokens, steps = zip(*sums_by_region, strict=True)
+        tokens_RG = torch.stack(tokens).numpy()
+        steps_RGK = torch.stack(steps).numpy()
     arrays = {
         name: torch.cat([getattr(chain, name) for chain in chains]).cpu().numpy()
         for name in ("tokens_R", "steps_RK", "accepted_RKK")
@@ -215,6 +212,15 @@ def replay(
         region_steps_RGK=steps_RGK,
         regions=NAMES if regions else (),
     )
+
+
+def _sums_by_region(
+    regions: Regions, states: SequenceStates, visits_AK: Tensor
+) -> tuple[Tensor, Tensor]:
+    """A response's tokens [G] and expected steps [G, K] in each region."""
+    member_AG = regions.members(states.token_ids, states.completion_start).double()
+    # A step counts in the region where it starts; rows past the response are padding.
+    return member_AG.sum(dim=0), member_AG.T @ visits_AK[: len(member_AG)]
 
 
 def length_at(sums: ReplaySums, k: int) -> ClusteredEstimate:
@@ -300,6 +306,7 @@ def batches(
         length = len(states.token_ids)
         if not has_steps(length, states.completion_start):
             continue
+        # A sequence is never cut: its attention needs all earlier tokens.
         if tokens > 0 and tokens + length > BATCH_TOKENS:
             yield batch
             batch = []
@@ -355,6 +362,8 @@ def unroll_responses(model: Replayed, batch: Sequence[Response], depth: int) -> 
     # token earlier.
     anchor_N = ((index_T >= first_R[sequence_T]) & (index_T < last_T)).nonzero()[:, 0]
     chain_T = torch.zeros(len(sequence_T), dtype=torch.bool)
+    # The unroll counts from the state that a chain reads: its anchor i is the last known token
+    # minus one.
     chain_T[anchor_N - 1] = True
 
     device = model.device
@@ -363,6 +372,8 @@ def unroll_responses(model: Replayed, batch: Sequence[Response], depth: int) -> 
     hidden_BTH = torch.cat([states.hidden for states in read])[None].to(device, dtype)
     inputs = [model.spec.inputs(states) for states in read]
     inputs_BTX = hidden_BTH
+    # An MTP layer reads the teacher's state itself; a second copy of R1's would take 235 MB per
+    # batch.
     if inputs[0] is not read[0].hidden:
         inputs_BTX = torch.cat(inputs)[None].to(device, dtype)
     with torch.no_grad():
@@ -433,6 +444,7 @@ def text_acceptances(
         start = response.states.completion_start
         logged_AK = np.full((len(ids_T) - 1 - start, depth), NO_TOKEN)
         for j in range(min(depth, len(logged_AK))):
+            # Column j holds the logged token j + 1 after the anchor.
             logged_AK[: len(logged_AK) - j, j] = ids_T[start + 1 + j :]
         accepted.append(torch.from_numpy(kind.drafts(ids_T, start, depth) == logged_AK))
     return torch.cat(accepted).double(), torch.tensor([len(a_AK) for a_AK in accepted])

@@ -28,6 +28,7 @@ def by_prompt_length(starts: Mapping[str, int]) -> dict[str, list[str]]:
     names.append(f"beyond {PROMPT_LENGTHS[-1]:,}")
     slices: dict[str, list[str]] = {name: [] for name in names}
     for sequence_id, start in starts.items():
+        # searchsorted counts the limits below a length, so a limit belongs to its own slice.
         slices[names[int(np.searchsorted(PROMPT_LENGTHS, start))]].append(sequence_id)
     return {name: ids for name, ids in slices.items() if ids}
 

@@ -143,6 +143,8 @@ def change(first: ClusteredEstimate, later: ClusteredEstimate, comparisons: int)
         for estimate in (first, later)
         if estimate.low and estimate.high
     ]
+    # The two runs are on different responses, so their variances add; a width is 2 Z standard
+    # errors.
     error = math.hypot(*widths) / (2 * Z)
     shift = math.log(later.value / first.value)
     p = 2 * float(norm.sf(abs(shift) / error)) if error else float(shift == 0)
@@ -150,6 +152,7 @@ def change(first: ClusteredEstimate, later: ClusteredEstimate, comparisons: int)
         value=math.exp(shift),
         low=math.exp(shift - Z * error),
         high=math.exp(shift + Z * error),
+        # Bonferroni, since any of the later runs may differ by chance.
         beyond_chance=p < LEVEL / comparisons,
     )
 
@@ -169,6 +172,8 @@ def _point(name: str, run: Report, first: Report, comparisons: int) -> Point:
             point.reading = f"not comparable, {ratio.over}: too few for an interval"
             return point
     length = change(first.replay.custom, run.replay.custom, comparisons)
+    # Base is affected by the traffic too, so custom / base separates drift of the speculator from
+    # harder traffic.
     over_base = change(first.replay.ratio, run.replay.ratio, comparisons)
     reading = f"no significant change ({over_base})"
     if over_base.beyond_chance:

@@ -26,6 +26,7 @@ def render(template: str, form: Literal["html", "markdown"], **values: Any) -> s
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=form == "html",
+        # A misspelled figure must not be an empty cell.
         undefined=StrictUndefined,
         extensions=["jinja2.ext.do"],
         trim_blocks=True,
@@ -46,6 +47,7 @@ def print_markdown(text: str, console: Console) -> None:
     from rich.markdown import Markdown
 
     width = console.width
+    # Narrower, rich wraps the figures inside the cells.
     console.width = max(console.width, WIDTH)
     console.print(Markdown(text), crop=False)
     console.width = width
@@ -62,6 +64,7 @@ def count(value: int) -> str:
 def bytes_text(count: float) -> str:
     """Formats a number of bytes with three digits and a unit."""
     for unit in ("B", "kB", "MB", "GB"):
+        # 999.5 would be shown as 1e+03.
         if count < 999.5:
             return f"{count:.3g} {unit}"
         count /= 1000

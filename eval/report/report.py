@@ -49,8 +49,6 @@ def sections_of(run_dir: Path) -> dict[str, Any]:
 def contents(report: Report, metrics: charts.Rows) -> dict[str, Any]:
     """The template's values: the report, its charts and derived tables."""
     replay = report.replay
-    traffic = report.traffic
-    on_policy = report.on_policy
     depth = len(replay.by_k["custom"]) if replay else 0
     acceptance = charts.acceptance_figure(report), charts.training_figure(metrics)
     rates = [
@@ -58,19 +56,28 @@ def contents(report: Report, metrics: charts.Rows) -> dict[str, Any]:
         for mode, scenarios in report.rates.items()
         for scenario, rows in scenarios.items()
     ]
-    arrivals = {row.arrivals for _, rows in rates for row in rows.values()}
-    return {
+    from_log = {row.arrivals for _, rows in rates for row in rows.values()} == {"log"}
+    arrivals = "a Poisson process where the log has no times"
+    first_k = 0 if report.by_batch_size else 1  # a schedule may draft nothing at large batches
+    values = {
         "r": report,
         "k_list": k_list(report.choice.k),
         "tiles": headline(report),
         "speed_figures": [charts.speed_figure(m, one.speed) for m, one in report.served.items()],
         "rate_figures": [charts.rate_figure(*scenario) for scenario in rates],
-        "arrivals": "those of the log, scaled to the rate"
-        if arrivals == {"log"}
-        else "a Poisson process where the log has no times",
+        "arrivals": "those of the log, scaled to the rate" if from_log else arrivals,
         "acceptance_figures": [figure for figure in acceptance if figure],
-        "drafts_head": [f"k = {k}" for k in range(0 if report.by_batch_size else 1, 1 + depth)],
-        "by_k_head": [f"K = {k}" for k in range(1, 1 + depth)],
+    }
+    values["drafts_head"] = [f"k = {k}" for k in range(first_k, 1 + depth)]
+    values["by_k_head"] = [f"K = {k}" for k in range(1, 1 + depth)]
+    return values | _facts_of(report)
+
+
+def _facts_of(report: Report) -> dict[str, Any]:
+    """The lines about traffic and on-policy check; empty for a report without them."""
+    traffic = report.traffic
+    on_policy = report.on_policy
+    return {
         "facts": facts(traffic) if traffic else [],
         "on_policy_lines": two_lines(on_policy) if on_policy else [],
         "on_policy_groups": groups_of(on_policy) if on_policy else [],

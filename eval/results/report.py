@@ -37,6 +37,7 @@ from outrider.eval.results.sections import (
     Workload,
 )
 from outrider.speculators.kinds import DEFAULT_LOOKUP, kind_named, lookup_names
+from outrider.speculators.kinds.protocol import DrafterKind
 
 VERSION = 15
 """Version of the measurements and of report.json. Raise it when the same settings would give
@@ -74,7 +75,7 @@ class SpeculatorIdentity(Part):
     """The evaluated speculator."""
 
     kind: str
-    """Its kind, such as `mtp`, `eagle3`, `ngram`, `suffix` or `none`"""
+    """Its kind: a value of `speculator.kind` or of `speculator.base`"""
     weights_sha256: str | None
     """Digest of its weights, identical across runs of the same speculator; null without weights"""
 
@@ -188,7 +189,16 @@ class Findings(Part):
     @property
     def lookup_in_words(self) -> str:
         """The reference `eval.lookup` in words."""
-        return kind_named(self.settings.get("lookup", DEFAULT_LOOKUP)).in_words
+        return self._lookup.in_words
+
+    @property
+    def lookup_source(self) -> str:
+        """What the reference `eval.lookup` drafts."""
+        return self._lookup.source_of_drafts
+
+    @property
+    def _lookup(self) -> DrafterKind:
+        return kind_named(self.settings.get("lookup", DEFAULT_LOOKUP))
 
 
 class Report(Findings):

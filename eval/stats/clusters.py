@@ -65,16 +65,19 @@ def clustered(
     session counts as the user.
     """
     sums_NM = np.asarray(sums_NM, dtype=np.float64)
+    # Leaving out the only session with accepted drafts gives log(0); `_margin` then returns None.
     with np.errstate(divide="ignore", invalid="ignore"):
         value = float(statistic(sums_NM.sum(axis=0)))
         margin, clusters = _margin(sums_NM, sessions, statistic, level)
         over = counted(clusters, "session")
         known = len({*users} - {""})
         names = [user or session for user, session in zip(users, sessions, strict=bool(users))]
+        # A user id shared by all requests is a service account, not a cluster.
         if margin is not None and known and len({*names}) > 1:
             over += f" of {counted(known, 'user')}"
             of_users, count = _margin(sums_NM, names, statistic, level)
             if count < LEAST_SESSIONS:
+                # Sessions within users and users vary independently, so their variances add.
                 of_users = math.hypot(margin, _few_users(sums_NM, names, statistic, level))
                 over += f", assumed to differ by {USER_NOISE:.0%}"
             elif of_users is None or of_users > margin:
@@ -106,7 +109,9 @@ def _few_users(
 ) -> float:
     """Half-width due to users, from the larger of assumed and measured noise."""
     without_G, share_G = _left_out(sums_NM, users, statistic)
+    # Jackknife: variance = (G - 1) / G times the sum of squares, and `std` divides by G.
     measured = math.sqrt(len(share_G) - 1) * float(without_G.std())
+    # The variance of a mean with weights w is the sum of w^2 times that of one user.
     assumed = USER_NOISE * float(np.linalg.norm(share_G))
     noise = max(measured, assumed) if math.isfinite(measured) else assumed
     return NormalDist().inv_cdf((1 + level) / 2) * noise
@@ -132,5 +137,6 @@ def jackknife_margin(without_RG: Array, share_RG: Array, level: float = LEVEL) -
 
     count = without_RG.shape[1]
     center_R1 = without_RG.mean(axis=1, keepdims=True)
+    # Efron and Stein, Annals of Statistics 9, 1981.
     variance_R = (count - 1) / count * ((without_RG - center_R1) ** 2).sum(axis=1)
     return t.ppf((1 + level) / 2, degrees_of_freedom(share_RG)) * np.sqrt(variance_R)

@@ -21,6 +21,7 @@ def units_needed(value: float, low: float, high: float, threshold: float, units:
     Assumes a constant ratio and a log interval that narrows with the square root of the number of
     units. Infinite if the ratio equals the threshold.
     """
+    # In logs, where the interval is symmetric and narrows with 1 / sqrt(units).
     half_width = math.log(high / low) / 2
     distance = abs(math.log(value / threshold))
     return math.ceil(units * (half_width / distance) ** 2) if distance else math.inf
@@ -45,8 +46,11 @@ def given_passed(value: float, low: float, threshold: float) -> float:
     above = math.log(low / threshold) / error
 
     def excess(mean: float) -> float:
+        # P(R > value | R > threshold + c s; m) = Phi(m - above) / Phi(m), in units of s measured
+        # from threshold + c s; its log plus log 2 is 0 at the solution.
         return float(norm.logcdf(mean - above) - norm.logcdf(mean) + math.log(2))
 
+    # The mean at which the true ratio equals the threshold.
     least = -ERRORS_A_MARGIN
     mean = least if excess(least) >= 0 else brentq(excess, least, above + 1)
     return threshold * math.exp((mean - least) * error)

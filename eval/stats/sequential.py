@@ -47,6 +47,8 @@ class Looks:
     def level(self, repeats: int) -> float:
         """Confidence level of the interval at the look after `repeats` repeats."""
         before = max((look for look in self.repeats if look < repeats), default=0)
+        # alpha(t) = 0.05 t^2 with t = repeats / last; a look spends what the earlier ones left of
+        # it.
         return 1 - (1 - LEVEL) * (repeats**2 - before**2) / self.last**2
 
 

@@ -115,7 +115,9 @@ def measured_ratio(units: Units, level: float = LEVEL) -> Estimate:
     sums_U4 = np.concatenate([units.over_U4[:, :2], units.under_U4[:, :2]], axis=1)
     sums_4 = sums_U4.sum(axis=0)
     count = len(sums_U4)
+    # The gradient of the log ratio by the four sums is +- 1 / sum (delta method).
     deviations_U = (sums_U4 / sums_4) @ np.array([1.0, -1.0, -1.0, 1.0])
+    # The deviations sum to 0 by construction, so there is no mean to subtract.
     variance = count / (count - 1) * float((deviations_U**2).sum())
     value = float(speed_of(sums_4))
     return _estimate(value, _t_quantile(level, count - 1) * math.sqrt(variance), units)
@@ -134,6 +136,7 @@ def controlled_ratio(
         return None
     center, margin = trimmed_mean(left_U, level, units.alternated)
     value = math.exp(center + units.later * math.log(replayed.value))
+    # From the upper end: the interval of the log ratio is symmetric.
     replay_margin = units.later * math.log(replayed.high / replayed.value)
     estimate = _estimate(value, math.hypot(margin, replay_margin) + units.later * UNSEEN, units)
     return estimate.model_copy(update={"estimator": "replay"})
@@ -149,6 +152,7 @@ def agree(units: Units, replayed_U: Array, controlled: Estimate) -> bool:
     """
     differences_U = units.lengths_U - replayed_U[units.stepped_U]
     center, margin = trimmed_mean(differences_U, trimmed=units.alternated)
+    # At 95 %, not at the look's level: the wider intervals of early looks would accept more.
     plain = measured_ratio(units)
     return abs(center) <= max(margin, NEGLIGIBLE) and plain.low <= controlled.value <= plain.high
 
@@ -159,9 +163,13 @@ def trimmed_mean(
     """Mean without the highest and lowest fifth, and its interval's half-width."""
     ordered_U = np.sort(values_U)
     count = len(values_U)
+    # A fifth on each side (Wilcox, Introduction to Robust Estimation and Hypothesis Testing).
     cut = count // 5 if trimmed and count >= TRIMMED else 0
     middle_U = ordered_U[cut : count - cut]
+    # Winsorized standard deviation: values that were cut count as the nearest that was kept.
     spread = float(np.clip(ordered_U, middle_U[0], middle_U[-1]).std(ddof=1))
+    # Tukey and McLaughlin: s_w / ((1 - 2 g) sqrt(n)), with h - 1 degrees of freedom for h values
+    # that were not cut.
     error = spread / ((1 - 2 * cut / count) * math.sqrt(count))
     return float(middle_U.mean()), _t_quantile(level, len(middle_U) - 1) * error
 

@@ -186,4 +186,4 @@ EVALUATE_OTHER = dataclasses.replace(
     identity=lambda run: run.other_evaluation / "report.json",
     options=("speculator", "weights"),
 )
-"""`outrider eval --speculator DIR|ngram|suffix|none`: one that this run did not train."""
+"""`outrider eval --speculator DIR|LOOKUP|none`: one that this run did not train."""

@@ -18,7 +18,7 @@ _CARD = """\
 
 # {{ name }}
 
-A speculator ({{ kind.in_words }}) for `{{ served }}`: it drafts {{ manifest.num_speculative_tokens }} tokens per step, and the target verifies them, so the target's outputs keep their distribution. {% if trained %}It was trained on one endpoint's traffic by Outrider and is fast on such traffic; on other traffic it may draft worse than the target's own.{% else %}It has no weights: drafts are {{ kind.source_of_drafts }}. On one endpoint's traffic no trained speculator was shown to be faster.{% endif %}
+A speculator ({{ kind.in_words }}) for `{{ served }}`: it drafts {{ manifest.num_speculative_tokens }} tokens per step, and the target verifies them, so the target's outputs keep their distribution. {% if trained %}It was trained on one endpoint's traffic by Outrider and is fast on such traffic; on other traffic it may draft worse than the target's own.{% else %}It has no weights: drafts are {{ kind.source_of_drafts }}.{% if kind.serving_note %} {{ kind.serving_note }}{% endif %} On one endpoint's traffic no trained speculator was shown to be faster.{% endif %}
 
 
 {% if measured -%}

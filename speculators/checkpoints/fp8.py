@@ -46,6 +46,7 @@ def quantize(
         # frexp is exact, unlike log2; powers of two have mantissa 0.5.
         mantissa_PQ, exponent_PQ = torch.frexp(scale_PQ)
         scale_PQ = torch.ldexp(torch.ones_like(scale_PQ), exponent_PQ - (mantissa_PQ == 0.5).int())
+    # A scale that was clamped or rounded may make the quotient exceed 448 by a rounding error.
     value = (blocked / scale_PQ[:, None, :, None]).clamp(-LARGEST, LARGEST)
     return _flat(value, weight_OI.shape).to(FP8), scale_PQ
 
@@ -54,6 +55,8 @@ def dequantize(
     value_OI: Tensor, scale_PQ: Tensor, blocks: tuple[int, int], dtype: torch.dtype = torch.float32
 ) -> Tensor:
     """The weight [O, I], multiplied in float32 and rounded once."""
+    # In float32, as in DeepSeek's weight_dequant (inference/kernel.py); bf16 would round the scale
+    # too.
     blocked = _blocked(value_OI.float(), blocks)
     return _flat(blocked.mul_(scale_PQ.float()[:, None, :, None]), value_OI.shape).to(dtype)
 

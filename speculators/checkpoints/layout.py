@@ -99,6 +99,7 @@ def _blocks(config: dict[str, Any]) -> tuple[int, int] | None:
 
     Other formats keep embedding and head in bf16, which is all that training a head reads.
     """
+    # `scale_fmt` came with DeepSeek-V3.1; R1's config.json lacks it.
     match DEFAULTS_OF_FP8 | (config.get("quantization_config") or {}):
         case {
             "quant_method": "fp8",

@@ -74,6 +74,7 @@ def tensor_headers(directory: Path, only: Iterable[str] | None = None) -> dict[s
 def is_finite(header: TensorHeader) -> bool:
     """True for a tensor without infinity or NaN. Integers are always finite."""
     value = header.read()
+    # torch has no isfinite for the 8-bit floats.
     return bool((value.float() if value.itemsize == 1 else value).isfinite().all())
 
 
@@ -86,5 +87,6 @@ def rows_that_differ(first: TensorHeader, second: TensorHeader) -> int:
         return 0
     a = first.read().float()
     b = second.read().float()
+    # 2^-7 is one unit in the last place of bf16: the copies were rounded separately.
     unequal = a != b if first.dtype == second.dtype else ~a.isclose(b, rtol=2**-7, atol=1e-12)
     return int(unequal.reshape(len(unequal), -1).any(1).sum())

@@ -20,6 +20,7 @@ from outrider.speculators.checkpoints.layout import read_layout
 KEY = "target_fingerprint"
 """Key in bundle.json; its value is null if the target was not available."""
 
+# Keys that transformers rewrites when it saves a model, without a change of what is computed.
 _VOLATILE = ("_name_or_path", "auto_map", "dtype", "torch_dtype", "transformers_version")
 _SAMPLED = 2**16
 
@@ -30,6 +31,8 @@ def target_fingerprint(directory: Path) -> str | None:
     layout = read_layout(directory)
     files = [directory / name for name in sorted(set(layout.weight_map.values()))]
     last = f"model.layers.{int(layout.config.get('num_hidden_layers', 1)) - 1}."
+    # A speculator's directory, and a target of which only the needed shards were copied, lack
+    # these.
     whole = layout.ends[0] in layout.weight_map and any(
         name.startswith(last) for name in layout.weight_map
     )

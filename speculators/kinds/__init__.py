@@ -1,7 +1,7 @@
 """The registry of drafter kinds; every kind has an entry in `KINDS`.
 
     kind_of(Path("runs/NAME/speculator")).name       # by its config.json
-    trainable_kind("mtp").features(config)           # the protocol is in protocol.py
+    trainable_kind("mtp").features(config, target_config)    # the protocol is in protocol.py
 
 This module does not import torch.
 """

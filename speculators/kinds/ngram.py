@@ -37,6 +37,8 @@ class NGramLookup(WeightlessKind):
         anchors = range(first, len(token_ids_T) - 1)
         drafts_AK = np.full((len(anchors), k), NO_DRAFT, np.int32)
         for row_K, anchor in zip(drafts_AK, anchors, strict=True):
+            # vLLM's compiled function, called for one request as in
+            # v1/spec_decode/ngram_proposer.py:196.
             proposed = _find_longest_matched_ngram_and_propose_tokens(
                 token_ids_T[: anchor + 1], *NGRAM_LENGTHS.values(), len(token_ids_T) + k, k
             )

@@ -91,7 +91,9 @@ class DrafterKind:
     directory_in_words: str | None = None
     """Description of the kind's directories; None for a kind without weights."""
     source_of_drafts = ""
-    """For a kind without weights, what it drafts and what a server needs for it."""
+    """For a kind without weights, what it drafts."""
+    serving_note = ""
+    """A sentence on what a server needs for the kind in addition to vLLM."""
     has_weights = True
     """False if there is nothing to train, load or swap."""
     speculates = True

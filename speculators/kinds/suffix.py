@@ -24,6 +24,7 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import publish
 from outrider.speculators.kinds.protocol import NO_DRAFT, WeightlessKind
 
+# vllm/config/speculative.py:505 and 509 (vLLM 0.32).
 DEPTH, CACHED = 24, 10_000
 """vLLM's defaults for suffix lookup: tokens of a match, and responses that are searched."""
 
@@ -41,8 +42,9 @@ class SuffixLookup(WeightlessKind):
     in_words = "suffix lookup"
     source_of_drafts = (
         "what most often followed the same tokens in the request and in the responses to earlier"
-        f" requests, which vLLM keeps in memory. vLLM needs a package for it: `{INSTALL}`"
+        " requests"
     )
+    serving_note = f"vLLM keeps these responses in memory, and needs a package for it: `{INSTALL}`."
 
     def require_installed(self) -> None:
         """Raises an `OutriderError` without arctic-inference, which vLLM does not depend on."""

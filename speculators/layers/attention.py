@@ -46,6 +46,8 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x.float()
+        # Rounded to the input's dtype before the weight is applied, as in transformers'
+        # DeepseekV3RMSNorm; the mean of squares in bf16 would have only 8 significant bits.
         return self.weight * (
             wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         ).to(x.dtype)

@@ -64,12 +64,16 @@ class Router(nn.Module):
         self.scale = config["routed_scaling_factor"]
         experts = config["n_routed_experts"]
         self.weight = nn.Parameter(torch.empty(experts, config["hidden_size"]))
+        # `initializer_range` of DeepSeek-V3's config.json; a loaded checkpoint overwrites it.
         nn.init.normal_(self.weight, std=0.02)
         self.register_buffer("e_score_correction_bias", torch.zeros(experts, dtype=torch.float32))
 
     def forward(self, x_NH: Tensor) -> tuple[Tensor, Tensor]:
         """Weights [N, k] in float32, and expert indices [N, k]."""
+        # In float32: with the 8 significant bits of bf16, close scores would tie.
         score_NX = F.linear(x_NH.float(), self.weight.float()).sigmoid()
+        # The bias balances the experts' load and only chooses; the weights below are unbiased
+        # (arXiv:2412.19437, section 2.1.2; vLLM: grouped_topk_router.py:121).
         choice_NX = score_NX.detach() + self.e_score_correction_bias
         if self.groups > 1:
             # A group's score is the sum of its two best experts' (vLLM: grouped_topk_router.py).
@@ -113,6 +117,8 @@ class Experts(nn.Module):
                 self.register_parameter(name, nn.Parameter(nn.init.normal_(stack, std=0.02)))
 
     def forward(self, x_NH: Tensor, weight_Nk: Tensor, index_Nk: Tensor) -> Tensor:
+        # Stable, so that each expert's rows, and thus the order of the sums in its weight gradient,
+        # do not vary from run to run.
         sorted_M, order_M = index_Nk.flatten().sort(stable=True)
         expert_X = torch.arange(self.count, device=x_NH.device)
         ends_X = torch.searchsorted(sorted_M, expert_X, right=True, out_int32=True)

@@ -79,6 +79,8 @@ class LatentAttention(nn.Module):
             [self.config["kv_lora_rank"], rope], dim=-1
         )
         kv = by_head(self.kv_b_proj(self.kv_a_layernorm(latent)), heads)
+        # The rope part of the key is one vector for all heads (arXiv:2405.04434, section 2.1.3), so
+        # it is not part of `kv`.
         k_nope, value = kv.split([nope, value_dim], dim=-1)
         tables = self.tables(position)
         return (
@@ -117,8 +119,11 @@ class LatentAttention(nn.Module):
         def dimension_of(rotations: float) -> float:
             return dims * math.log(original / (rotations * 2 * math.pi)) / (2 * base)
 
+        # The dimensions between which YaRN passes from extrapolation to interpolation, rounded and
+        # clamped as in vLLM's `yarn_find_correction_range` (layers/rotary_embedding/common.py:46).
         low = max(math.floor(dimension_of(rope.get("beta_fast", 32.0))), 0)
         high = min(math.ceil(dimension_of(rope.get("beta_slow", 1.0))), dims - 1)
+        # 0.001 instead of a division by zero, as in `yarn_linear_ramp_mask` (common.py:65).
         ramp = (torch.arange(dims // 2, dtype=torch.float32) - low) / max(high - low, 0.001)
         ramp = ramp.clamp(0, 1)
         return plain / rope["factor"] * ramp + plain * (1 - ramp)
@@ -126,6 +131,8 @@ class LatentAttention(nn.Module):
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotates interleaved pairs; returns first members, then second members."""
+    # DeepSeek rotates interleaved pairs (vLLM: deepseek_v2.py:553, is_neox_style=False). The result
+    # is not interleaved again: queries and keys are permuted alike, so their products are equal.
     first = x[..., 0::2].float()
     second = x[..., 1::2].float()
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)

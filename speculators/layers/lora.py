@@ -38,6 +38,7 @@ class AdaptedExperts(Experts):
     def __init__(self, frozen: Experts, rank: int, alpha: float, seed: int):
         nn.Module.__init__(self)
         self.count = frozen.count
+        # arXiv:2106.09685, section 4.1; without it, another rank would need another learning rate.
         self.scale = alpha / rank
         draw = torch.Generator().manual_seed(seed)
         for name in ("gate_up", "down"):
@@ -47,6 +48,7 @@ class AdaptedExperts(Experts):
             # Initialized like nn.Linear and peft's A: uniform within +- 1 / sqrt(inputs).
             drawn = (2 * torch.rand(experts, rank, into, generator=draw) - 1) * into**-0.5
             self.register_parameter(f"{name}_a", nn.Parameter(drawn))
+            # Zero, so that training starts at the base (arXiv:2106.09685, section 4.1).
             self.register_parameter(f"{name}_b", nn.Parameter(torch.zeros(experts, out, rank)))
 
     def gate_up(self, x_MH: Tensor, ends_X: Tensor) -> Tensor:

@@ -53,7 +53,8 @@ class DensePrefix:
     """Dense attention: computes all scores of a sequence at once."""
 
     def __init__(self, place_N: Tensor, spans: list[Span]):
-        self.place_N, self.spans = place_N, spans
+        self.place_N = place_N
+        self.spans = spans
 
     def __call__(
         self, q_AND: Tensor, key_APD: Tensor, value_APV: Tensor, scale: float
@@ -82,6 +83,8 @@ class FlexPrefix:
         from torch.nn.attention.flex_attention import BlockMask
 
         device = place_N.device
+        # The mask needs only each anchor's first and last token, since the tokens of a sequence are
+        # consecutive.
         start_N = torch.cat(
             [torch.full((s.anchor_end - s.anchor_start,), s.token_start) for s in spans]
         ).to(device)
@@ -99,7 +102,8 @@ class FlexPrefix:
     ) -> tuple[Tensor, Tensor]:
         attend = _compiled() if q_AND.is_cuda else _flex_attention
         small = _needs_small_tiles(q_AND.dtype, q_AND.device)
-        out, aux = attend(q_AND[None], key_APD[None], value_APV[None], self.mask, scale, small)
+        batch = (q_AND[None], key_APD[None], value_APV[None])
+        out, aux = attend(*batch, mask=self.mask, scale=scale, small=small)
         return out[0], aux.lse[0]
 
 
@@ -107,6 +111,7 @@ def _flex_attention(
     query_BAND: Tensor,
     key_BAPD: Tensor,
     value_BAPV: Tensor,
+    *,
     mask: "BlockMask",
     scale: float,
     small: bool,

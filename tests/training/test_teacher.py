@@ -29,7 +29,15 @@ def test_p_is_the_one_that_the_replay_uses(within: int, monkeypatch: pytest.Monk
     # Some nuclei end within 16 tokens and some do not.
     sizes_C = (expected_CV > 0).sum(-1)
     assert 0.2 < (sizes_C <= 16).float().mean() < 0.9
-    found = served_distribution(logits_CV.clone(), torch.empty_like(logits_CV), token_C, *sampling)
+    temperature_C, top_p_C, top_k_C = sampling
+    found = served_distribution(
+        z_CV=logits_CV.clone(),
+        p_CV=torch.empty_like(logits_CV),
+        token_C=token_C,
+        temperature_C=temperature_C,
+        top_p_C=top_p_C,
+        top_k_C=top_k_C,
+    )
     assert torch.equal(found.p_CV > 0, expected_CV > 0)
     torch.testing.assert_close(found.p_CV, expected_CV)
     assert torch.equal(found.best_C, logits_CV.argmax(-1))

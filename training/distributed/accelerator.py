@@ -69,8 +69,7 @@ class ChainUnroll(nn.Module):
         u_KNH = torch.stack(states)
         if head.weight_DH is self.ends.lm_head_VH:
             return u_KNH
-        trained = (head.weight_DH, head.confidence_1H)
-        return (u_KNH, *(tensor.clone() for tensor in trained if tensor is not None))
+        return (u_KNH, *(getattr(head, name).clone() for name in head.trained_fields))
 
     def drafted(self, batch: Batch, wrapped: nn.Module | None = None) -> Drafted:
         """Returns a batch's drafts; `wrapped` is this module prepared by DeepSpeed."""
@@ -79,8 +78,10 @@ class ChainUnroll(nn.Module):
         head = self.speculator.head(self.ends)
         if isinstance(out, Tensor):
             return Drafted(out, head)
-        u_KNH, weight_DH, *confidence = out
-        return Drafted(u_KNH, DraftHead(weight_DH, head.target_ids_D, *confidence))
+        # A new head from the copies: the parameters themselves are empty again under ZeRO-3.
+        u_KNH, *tensors = out
+        copies = dict(zip(head.trained_fields, tensors, strict=True))
+        return Drafted(u_KNH, dataclasses.replace(head, **copies))
 
 
 def start_environment() -> None:
@@ -121,7 +122,20 @@ def make_accelerator(config: TrainingConfig, log_dir: Path) -> "Accelerator":
     # compiler.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     rows_each = turns(config.rows_per_step, int(os.environ["WORLD_SIZE"]))
-    settings: dict[str, object] = {
+    # Without gloo, each CPU process would run alone.
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    return Accelerator(
+        deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=_deepspeed_settings(config, rows_each)),
+        gradient_accumulation_steps=rows_each,
+        kwargs_handlers=[InitProcessGroupKwargs(backend=backend, timeout=_PATIENCE)],
+        log_with="wandb" if config.wandb_project else None,
+        project_dir=str(log_dir),
+    )
+
+
+def _deepspeed_settings(config: TrainingConfig, rows_each: int) -> dict[str, object]:
+    """DeepSpeed's configuration, for `rows_each` rows per process and step."""
+    return {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": rows_each,
         "gradient_clipping": config.max_grad_norm,
@@ -149,15 +163,6 @@ def make_accelerator(config: TrainingConfig, log_dir: Path) -> "Accelerator":
         },
         "steps_per_print": 10**9,
     }
-    # Without gloo, each CPU process would run alone.
-    backend = "nccl" if torch.cuda.is_available() else "gloo"
-    return Accelerator(
-        deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=settings),
-        gradient_accumulation_steps=rows_each,
-        kwargs_handlers=[InitProcessGroupKwargs(backend=backend, timeout=_PATIENCE)],
-        log_with="wandb" if config.wandb_project else None,
-        project_dir=str(log_dir),
-    )
 
 
 def prepare_model(

@@ -240,6 +240,7 @@ def run_rank(settings: dict[str, Any]) -> None:
             " needs the run directory on a disk that all nodes share"
         )
     with ProcessTree() as tree, rank_log(spec.log_dir, rank).open("ab") as log:
+        # The node's variables override the launcher's: CUDA_VISIBLE_DEVICES is of this node.
         environment = (
             {"PYTHONWARNINGS": NOT_OURS} | settings["environment"] | os.environ | tree.environment
         )

@@ -55,6 +55,8 @@ class DFlashHead(StoredHead):
         known_NH = ends.embed(token_ids_BT.flatten()[anchors_N + 1])
         mask_1H = ends.embed(token_ids_BT.new_full((1,), self.shape.mask_token or 0))
 
+        # The target's states enter as keys and values only, normed after `fc` (vLLM 0.32:
+        # qwen3_dflash.py, `precompute_and_store_context_kv`).
         context_PH = self.hidden_norm(self.fc(inputs_BTX.flatten(0, 1)[row.slots_P].to(ends.dtype)))
         tables_P = attention.tables(position[row.slots_P])
         key_APD = attention.rotated(attention.keys(context_PH), tables_P)
@@ -63,6 +65,7 @@ class DFlashHead(StoredHead):
         normed_1H = layer.input_layernorm(mask_1H)
         count = self.first + depth
         tables = [attention.tables(position[anchors_N] + 1 + s) for s in range(count)]
+        # All mask slots have the same input: one key, rotated to each position, serves all anchors.
         mask_key_G1D = attention.keys(normed_1H)
         keys = [
             attention.rotated(attention.keys(normed_NH), tables[0]),
@@ -75,6 +78,8 @@ class DFlashHead(StoredHead):
             x_NH, normed = (mask_1H, normed_1H) if s else (known_NH, normed_NH)
             q_AND = attention.rotated(attention.queries(normed), tables[s])
             prefix_ANV, log_sum_exp_AN = row.attend_prefix(q_AND, key_APD, value_APD, scale)
+            # Every slot attends to all slots of its block, also later ones: the block is not
+            # causal.
             attended_ANV = merge(
                 prefix_ANV=prefix_ANV,
                 log_sum_exp_AN=log_sum_exp_AN,

@@ -16,7 +16,11 @@ Parameters are named as in the checkpoint. Shapes: as in eagle3/layer.py; K = de
 bias.
 """
 
+import dataclasses
+from typing import ClassVar
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from outrider.speculators.heads import DraftHead, TargetEnds
@@ -52,11 +56,33 @@ class DSparkHead(DFlashHead):
         """Rows [W_D ; W2], and [w ; b] of the confidence head."""
         # dim=-1 also works for ZeRO-3's parameters, which are empty vectors outside of forward.
         proj = self.confidence_head.proj
-        return DraftHead(
-            torch.cat([self.lm_head.weight, self.markov_head.markov_w2.weight], dim=-1),
-            self.target_ids_D,
-            torch.cat([proj.weight, proj.bias[:, None]], dim=-1),
+        return ConfidentHead(
+            weight_DH=torch.cat([self.lm_head.weight, self.markov_head.markov_w2.weight], dim=-1),
+            target_ids_D=self.target_ids_D,
+            confidence_1H=torch.cat([proj.weight, proj.bias[:, None]], dim=-1),
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class ConfidentHead(DraftHead):
+    """A head that also estimates whether a draft is accepted."""
+
+    confidence_1H: Tensor = dataclasses.field(kw_only=True)
+    """Weights and bias of the confidence head."""
+    trained_fields: ClassVar[tuple[str, ...]] = ("weight_DH", "confidence_1H")
+
+    def confidence(self, state: Tensor) -> Tensor:
+        """Logit [...] of a draft's acceptance, given that earlier drafts are accepted."""
+        return F.linear(state, self.confidence_1H[:, :-1], self.confidence_1H[:, -1])[..., 0]
+
+    def auxiliary_loss(self, state: Tensor, acceptance: Tensor) -> Tensor:
+        """Cross-entropy of the confidence against the acceptance probability.
+
+        Every depth reads the tokens of an accepted chain, so both values assume that all earlier
+        drafts are accepted. The states are detached, so the confidence does not change the drafts.
+        """
+        logit = self.confidence(state.detach()).to(acceptance.dtype)
+        return F.binary_cross_entropy_with_logits(logit, acceptance, reduction="none")
 
 
 class MarkovHead(nn.Module):

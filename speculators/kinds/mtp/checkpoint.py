@@ -63,7 +63,7 @@ def load_mtp(
         speculator = MTPSpeculator(layout.config, frozen_experts)
     speculator = speculator.to_empty(device=device).to(dtype)
     if isinstance(speculator.block.mlp, MixtureOfExperts):
-        gate = speculator.block.mlp.gate  # KEPT_IN_FLOAT32
+        gate = speculator.block.mlp.gate  # a bf16 bias would choose other experts
         gate.e_score_correction_bias = gate.e_score_correction_bias.float()
     stored = CheckpointTensors(layout)
     prefix = layer_prefix(layout.config)

@@ -50,6 +50,7 @@ class MTPSpeculator(ChainDrafter):
         """Block input from E(t_{i+1}) [..., H], state [..., H], position [...]."""
         # As in the engine, before enorm: torch.where(positions == 0, 0, embeds).
         embedding = embedding.masked_fill(position[..., None] == 0, 0)
+        # The embedding comes first, as in the weights (vLLM 0.32: deepseek_mtp.py:127).
         return self.eh_proj(torch.cat([self.enorm(embedding), self.hnorm(state)], dim=-1))
 
     def project(self, x_NH: Tensor, position_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -60,4 +61,6 @@ class MTPSpeculator(ChainDrafter):
         """Returns the next depth's state and the head's input."""
         out_NH = self.block.finish(x_NH, attended_ANV)
         u_NH = self.norm(out_NH)
+        # vLLM feeds back the normed state for DeepSeek (deepseek_mtp.py:144) and the unnormed one
+        # for GLM-4.5 (glm4_moe_mtp.py:127).
         return (u_NH if self.feeds_normed else out_NH), u_NH

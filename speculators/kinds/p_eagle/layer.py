@@ -27,4 +27,6 @@ class ParallelHead(EagleHead):
     def finish(self, x_NX: Tensor, attended_ANV: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the next slot's state [1, H] and the head's input."""
         _, u_NH = super().finish(x_NX, attended_ANV)
+        # The stored state holds all auxiliary states and goes through `fc` (vLLM 0.32:
+        # v1/spec_decode/llm_base_proposer.py:1411).
         return self.first_state(self.mask_hidden[0]), u_NH

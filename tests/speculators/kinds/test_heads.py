@@ -167,8 +167,10 @@ def test_gradients_reach_every_parameter(name: str, target: Path, tmp_path: Path
     _, states = head.unroll(ends, Slots(*row, valid_BT(row[2], 0)), DEPTH)
     own = head.head(ends)
     sum(own.logits(u).square().sum() for u in states).backward()
-    if own.confidence_1H is not None:
-        sum(own.confidence(u.detach()).sum() for u in states).backward()
+    for u_NH in states:
+        auxiliary_N = own.auxiliary_loss(u_NH, torch.full((len(u_NH),), 0.5))
+        if auxiliary_N is not None:
+            auxiliary_N.sum().backward()
     for key, parameter in head.named_parameters():
         assert parameter.grad is not None and parameter.grad.abs().sum() > 0, key
 

@@ -5,6 +5,7 @@ import re
 
 from outrider.speculators import kinds
 from outrider.speculators.kinds import KINDS
+from outrider.speculators.kinds.no_speculation import NoSpeculation
 from tests.test_rooms import LAYERS, MODULES, ROOT, imported
 
 COMMON_WORDS = {"suffix", "none"}
@@ -83,10 +84,30 @@ def test_no_code_outside_the_folder_imports_a_kinds_module() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_no_template_names_a_kind() -> None:
+    """Neither in a quoted string, such as a comparison of a kind's name, nor in the text.
+
+    A quoted name may be one of `COMMON_WORDS`, since the templates have no API's fields.
+    """
+    quoted = "|".join(sorted(KINDS.keys() - {NoSpeculation.name}))
+    pattern = re.compile(rf"[\"'](?:{quoted})[\"']|{kind_pattern().pattern}", re.IGNORECASE)
+    templates = [path for room in LAYERS for path in sorted((ROOT / room).rglob("*.j2"))]
+    assert templates
+    wrong = [
+        f"{path.relative_to(ROOT)}: {match.group()}"
+        for path in templates
+        for match in pattern.finditer(path.read_text("utf-8"))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 def test_the_names_are_found_in_every_spelling() -> None:
-    for name in ("eagle_config", "Eagle3Head", "load_mtp", "p_eagle", "DFlash", "n_gram", "dspark"):
-        assert kinds_named_in(f"{name} = 1"), name
-    for name in ("SuffixLookup", "suffix_lookup", "NoSpeculation"):
-        assert kinds_named_in(f"{name} = 1"), name
+    for kind in KINDS.values():
+        spellings = [type(kind).__name__]
+        if kind.name not in COMMON_WORDS:
+            name = kind.name
+            spellings += [name, name.upper(), f"load_{name}", f"{name.rstrip('3')}_config"]
+        for spelling in spellings:
+            assert kinds_named_in(f"{spelling} = 1"), spelling
     for name in ("path.suffix", "none", "attempts", "speculation"):
         assert not kinds_named_in(f"{name} = 1"), name

@@ -19,7 +19,7 @@ from outrider.speculators.kinds.dflash.layer import DFlashHead
 from outrider.speculators.kinds.dspark.kind import DSpark
 from outrider.speculators.kinds.dspark.layer import DSparkHead
 from outrider.speculators.unroll import Slots, valid_BT
-from outrider.training.losses import confidence_loss, distillation_loss
+from outrider.training.losses import distillation_loss
 from outrider.training.teacher import Served
 from tests.dflash_head import write_dspark_head
 from tests.speculators.kinds.dflash import test_dflash
@@ -148,7 +148,7 @@ def test_gradients_are_those_of_the_written_out_loss(target: Path, tmp_path: Pat
         kind="kl",
         head=own,
     )
-    ((loss_KN + confidence_loss(u_KNX, own, judged)) * weight_KN).sum().backward()
+    ((loss_KN + own.auxiliary_loss(u_KNX, judged.acceptance_KN)) * weight_KN).sum().backward()
     found = {name: each.grad.clone() for name, each in head.named_parameters()}
     head.zero_grad()
 
