@@ -47,21 +47,25 @@ def write_manifest(kind: ManifestKind, bundle: str | Path, endpoint: Endpoint) -
             " pvc://CLAIM/PATH)"
         )
     name = hub_id(target["model"])
+    model = cluster.model or _hub_source(target, name)
+    image = cluster.image or f"vllm/vllm-openai:v{manifest['vllm'].partition('+')[0]}"
+    object_name = endpoint.name.replace("_", "-").strip("-")  # a DNS label
+    canary_replicas = max(1, len(endpoint.canary))
     values = {
-        "name": endpoint.name.replace("_", "-").strip("-"),
+        "name": object_name,
         "endpoint": endpoint.name,
         "cluster": cluster,
         "policy": endpoint.policy,
         "release": digest[:12],
         "digest": digest,
         "serve_digest": serve_digest(manifest),
-        "image": cluster.image or f"vllm/vllm-openai:v{manifest['vllm'].partition('+')[0]}",
+        "image": image,
         "gpus": flags.gpus,
-        "model": _mounted("model", cluster.model or _hub_source(target, name), MODEL),
+        "model": _mounted("model", model, MODEL),
         "model_name": name or Path(target["model"]).name,
         "speculator": _mounted("speculator", speculator, SPECULATOR),
         "stable_replicas": len(endpoint.stable),
-        "canary_replicas": max(1, len(endpoint.canary)),
+        "canary_replicas": canary_replicas,
     }
     if kind == "argo":
         for share in endpoint.policy.shares:

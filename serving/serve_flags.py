@@ -102,8 +102,8 @@ def serving_of(target: TargetConfig, engine: EngineConfig) -> dict[str, Any]:
 def exported_environment(engine: EngineConfig) -> dict[str, str]:
     """Returns the engine's environment variables that also apply on other machines."""
     of_this_machine = ("HF_HUB_OFFLINE", "LD_PRELOAD", "VLLM_LOGGING_STREAM", *HOOKED)
-    found = engine_environment(engine)
-    return {name: value for name, value in found.items() if name not in of_this_machine}
+    variables = engine_environment(engine)
+    return {name: value for name, value in variables.items() if name not in of_this_machine}
 
 
 _REFUSED = "refused; if the bundle is yours, start the servers with its serve.sh"
@@ -171,14 +171,14 @@ def without_quotes(flags: Sequence[Sequence[str]]) -> str:
 
 def _leaves(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     """Returns dotted keys with their unquoted values."""
-    found: list[tuple[str, str]] = []
+    leaves: list[tuple[str, str]] = []
     for key, inner in value.items():
         if isinstance(inner, dict):
-            found += _leaves(inner, f"{prefix}{key}.")
-        elif isinstance(inner, list) and inner and all(isinstance(each, str) for each in inner):
-            found.append((f"{prefix}{key}+", ",".join(inner)))
+            leaves += _leaves(inner, f"{prefix}{key}.")
+        elif isinstance(inner, list) and inner and all(isinstance(item, str) for item in inner):
+            leaves.append((f"{prefix}{key}+", ",".join(inner)))
         elif isinstance(inner, str):
-            found.append((f"{prefix}{key}", inner))
+            leaves.append((f"{prefix}{key}", inner))
         else:
-            found.append((f"{prefix}{key}", json.dumps(inner, separators=(",", ":"))))
-    return found
+            leaves.append((f"{prefix}{key}", json.dumps(inner, separators=(",", ":"))))
+    return leaves

@@ -88,20 +88,17 @@ class Recorder:
             logprobs_BK = torch.stack(logprobs, dim=1)
         else:  # a parallel drafter samples all depths at once, ordered by request
             logprobs_BK = torch.cat(logprobs).view(-1, depths)
-        for request_id, anchor, token, row, logprobs_K in zip(
-            request_ids,
-            anchors.tolist(),
-            next_tokens.tolist(),
-            drafts_BK[:, :depths].tolist(),
-            logprobs_BK.tolist(),
-            strict=True,
+        columns = (anchors, next_tokens, drafts_BK[:, :depths], logprobs_BK)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        for request_id, (anchor, token, drafts_K, logprobs_K) in zip(
+            request_ids, rows, strict=True
         ):
             self._records.append(
                 {
                     "request_id": external_id(request_id),
                     "anchor": anchor,
                     "next_token": token,
-                    "drafts": row,
+                    "drafts": drafts_K,
                     "logprobs": logprobs_K,
                 }
             )

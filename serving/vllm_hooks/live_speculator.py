@@ -163,7 +163,7 @@ class LiveSpeculator:
                     " started again; run one controller for each endpoint"
                 )
             began = time.monotonic()
-            new, others = await self._checked(order)
+            new, differing_arguments = await self._checked(order)
             read = time.monotonic()
             swap_id = uuid.uuid4().hex
             await self._still(f"load {order.version}", swap(self._rpc, new, swap_id))
@@ -176,13 +176,13 @@ class LiveSpeculator:
             if order.watch is not None:
                 self._watching = _Watching(order.watch, order.version, swap_id, before)
             logger.info("speculator %s in use after %.3f s", order.version, stall_s)
-            if others:
+            if differing_arguments:
                 logger.warning(
                     "release %s was measured with other values of %s than in this server's command",
                     order.version,
-                    ", ".join(others),
+                    ", ".join(differing_arguments),
                 )
-        return SwapResult(read - began, stall_s, others)
+        return SwapResult(read - began, stall_s, differing_arguments)
 
     async def _checked(self, order: SwapOrder) -> tuple[Candidate, list[str]]:
         """Reads and checks the release in `order` while the engine keeps answering.
