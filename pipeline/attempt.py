@@ -139,8 +139,9 @@ def _discard_speeds(run: "RunDirectory", stage: str) -> None:
 def export_run(loaded: "LoadedRecipe", run: "RunDirectory", to: str, force: bool) -> "Results":
     """Updates the bundle and copies it to a directory or an address."""
     from outrider.data.formats.sources import answering
-    from outrider.serving.bundle.bundle_places import put_bundle
+    from outrider.serving.bundle.bundle_places import check_destination, put_bundle
 
+    check_destination(to)
     with attempt(loaded, run) as go:
         results = go(["export"], {"force": force})
     with answering(f"export to {to}"):
