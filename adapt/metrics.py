@@ -12,7 +12,7 @@ from collections.abc import Callable
 from outrider.adapt.policy import newest_fall
 from outrider.adapt.state import AdaptState
 from outrider.live.endpoint_file import Endpoint
-from outrider.live.metrics import Measure, counter, gauge, write_metrics
+from outrider.live.metrics import Measure, Values, counter, gauge, write_metrics
 
 METRICS = "adapt.prom"
 """File name in `state_dir`."""
@@ -30,7 +30,7 @@ def measures(state: AdaptState) -> list[Measure]:
     ratio = newest.ratio.value if newest and newest.ratio else None
     fall = newest_fall(state, newest.release, min_drop=0.0) if newest else None
     outcomes = Counter(ended.outcome or "lost" for ended in state.settled_rounds)
-    rounds = {(outcome,): float(count) for outcome, count in outcomes.items()}
+    rounds: Values = {(outcome,): float(count) for outcome, count in outcomes.items()}
     fall_ratio = fall.value if fall else None
     is_running = float(state.pending_round is not None)
     gpu_seconds = sum(seconds for _, seconds in state.spent)

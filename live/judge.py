@@ -19,13 +19,13 @@ Latency or acceptance outside its limit only prevents a promotion.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
 import numpy as np
 
 from outrider.common.anytime import Bounds, ratio_of_groups
 from outrider.live.endpoint_file import CanaryPolicy
-from outrider.live.state import Verdict
+from outrider.live.state import Figures, Verdict
 from outrider.live.traffic import Observation
 from outrider.serving.admin.replica import LiveRequest
 
@@ -72,7 +72,7 @@ def decide(test: Arms, baseline: Arms, policy: CanaryPolicy, fair_since: float |
     failures = _failures(canary)
     failure_rate = _failures(stable) / max(len(stable), 1)
     allowed = max(policy.max_error_rate, OF_STABLE * failure_rate) * len(canary)
-    figures: dict[str, Any] = {
+    figures: Figures = {
         "stable_requests": len(stable),
         "canary_requests": len(canary),
         "failures": failures,
@@ -98,7 +98,8 @@ def decide(test: Arms, baseline: Arms, policy: CanaryPolicy, fair_since: float |
     figures["speed"] = [
         value if math.isfinite(value) else None for value in (speed.value, speed.low, speed.high)
     ]
-    figures |= {limit.name: limit.ratio for limit in limits}
+    for limit in limits:
+        figures[limit.name] = limit.ratio
     if speed.high < 1:
         return Verdict("roll_back", f"speed: {_say(speed)}; slower", "judge", figures)
     least = 1 - policy.margin
@@ -146,11 +147,14 @@ def _sessions(requests: Requests) -> tuple[list[float], list[float]]:
     return list(tokens.values()), list(seconds.values())
 
 
+LimitName = Literal["acceptance", "ttft", "latency_p99"]
+
+
 @dataclass(frozen=True)
 class Limit:
     """A fixed limit of the policy."""
 
-    name: str
+    name: LimitName
     ratio: float | None
     """Canary / stable, divided by the same ratio in the baseline; None if unknown."""
     demand: str
@@ -178,7 +182,7 @@ def _limits(test: ComparedArms, baseline: ComparedArms, policy: CanaryPolicy) ->
     ]
 
 
-def _upper_limit(name: str, ratio: float | None, key: str, most: float) -> Limit:
+def _upper_limit(name: LimitName, ratio: float | None, key: str, most: float) -> Limit:
     holds = ratio is None or ratio <= most
     return Limit(name=name, ratio=ratio, demand=f"{key} = {most:g}", holds=holds)
 

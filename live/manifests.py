@@ -7,11 +7,12 @@ section, and the objects from templates/kserve.yaml.j2 and templates/argo.yaml.j
 """
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.live.endpoint_file import Endpoint
+from outrider.live.releases import BundleManifest, ManifestTarget
 from outrider.live.templates import render
 from outrider.serving.bundle.bundle_digest import MANIFEST, bundle_digest, serve_digest
 from outrider.serving.bundle.bundle_places import local_bundle, pinned
@@ -35,7 +36,7 @@ def write_manifest(kind: ManifestKind, bundle: str | Path, endpoint: Endpoint) -
     source = pinned(bundle)
     with local_bundle(source) as directory:
         digest = bundle_digest(directory)
-        manifest = read_json(directory / MANIFEST)
+        manifest: BundleManifest = read_json(directory / MANIFEST)
         flags = read_serve_flags(directory, SPECULATOR)
     cluster = endpoint.cluster
     target = manifest["target"]
@@ -51,7 +52,7 @@ def write_manifest(kind: ManifestKind, bundle: str | Path, endpoint: Endpoint) -
     image = cluster.image or f"vllm/vllm-openai:v{manifest['vllm'].partition('+')[0]}"
     object_name = endpoint.name.replace("_", "-").strip("-")  # a DNS label
     canary_replicas = max(1, len(endpoint.canary))
-    values = {
+    values: dict[str, object] = {
         "name": object_name,
         "endpoint": endpoint.name,
         "cluster": cluster,
@@ -100,7 +101,7 @@ def _additional(flags: ServeFlags) -> dict[str, str]:
 
 
 def _stable(
-    stable: str | None, flags: ServeFlags, manifest: dict[str, Any]
+    stable: str | None, flags: ServeFlags, manifest: BundleManifest
 ) -> tuple[str | None, ServeFlags]:
     """Address of the stable group's bundle, if any, and its flags.
 
@@ -128,7 +129,7 @@ def _stable(
     return None, flags.replacing(drafting.settings())
 
 
-def _hub_source(target: dict[str, Any], name: str | None) -> str:
+def _hub_source(target: ManifestTarget, name: str | None) -> str:
     """The target's address on the hub, at the evaluated revision."""
     if name is None:
         raise OutriderError(

@@ -57,8 +57,8 @@ def measures(state: State, verdict: Verdict) -> list[Measure]:
     """All metrics of deployments; `verdict` is the canary's latest."""
     phase = PHASES[state.open.verdict.action] if state.open is not None else "idle"
     share = (state.share or 0) / 100
-    served = {(replica, release): 1.0 for replica, release in state.served.items()}
-    outcomes = {(outcome,): float(count) for outcome, count in state.counts.items()}
+    served: Values = {(replica, release): 1.0 for replica, release in state.served.items()}
+    outcomes: Values = {(outcome,): float(count) for outcome, count in state.counts.items()}
     decision = VERDICTS[verdict.action]
     return [
         gauge("controller_state", "1 for the phase", {(phase,): 1}, labels=("state",)),
@@ -82,12 +82,13 @@ def measures(state: State, verdict: Verdict) -> list[Measure]:
 def _ratios(verdict: Verdict) -> dict[tuple[str, ...], float | None]:
     """The judge's canary / stable ratios, by measure and bound."""
     ratios: dict[tuple[str, ...], float | None] = {}
-    for name in ("acceptance", "ttft", "latency_p99", "replica"):
-        ratios[name, "value"] = verdict.figures.get(name)
+    figures = verdict.figures
+    ratios["acceptance", "value"] = figures.get("acceptance")
+    ratios["ttft", "value"] = figures.get("ttft")
+    ratios["latency_p99", "value"] = figures.get("latency_p99")
+    ratios["replica", "value"] = figures.get("replica")
     # Missing until both roles have enough sessions.
-    for bound, value in zip(
-        ("value", "lower", "upper"), verdict.figures.get("speed", ()), strict=False
-    ):
+    for bound, value in zip(("value", "lower", "upper"), figures.get("speed", []), strict=False):
         ratios["speed", bound] = value
     return ratios
 

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -166,7 +166,7 @@ def _named_speculator(name: str, recipe: "Recipe") -> "Options":
     return {"speculator": str(directory.resolve()), "weights": path_digest(directory)}
 
 
-def print_json(value: dict[str, Any]) -> None:
+def print_json(value: Mapping[str, object]) -> None:
     """Prints one line of JSON to stdout."""
     print(json.dumps(value, ensure_ascii=False), flush=True)
 

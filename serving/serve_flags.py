@@ -13,8 +13,9 @@ import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -64,7 +65,8 @@ class _Settings(BaseModel):
     draft_sample_method: Literal["greedy", "probabilistic"]
 
 
-class ServeFlags(NamedTuple):
+@dataclass(frozen=True)
+class ServeFlags:
     """Arguments and environment of a bundle's server."""
 
     arguments: dict[str, Any]
@@ -89,7 +91,7 @@ class ServeFlags(NamedTuple):
 
     def replacing(self, speculative: dict[str, Any] | None) -> "ServeFlags":
         """Returns these flags with another `speculative_config`; None removes speculation."""
-        return self._replace(arguments=self.arguments | {"speculative_config": speculative})
+        return replace(self, arguments=self.arguments | {"speculative_config": speculative})
 
 
 def serving_of(target: TargetConfig, engine: EngineConfig) -> dict[str, Any]:

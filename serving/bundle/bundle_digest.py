@@ -11,7 +11,7 @@ Bundles are untrusted: every reader and every download checks the list.
 import os
 import re
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ def bundle_digest(directory: Path, digest_of: Callable[[Path], str] = file_diges
     return value_digest(sorted([name, digest] for name, digest in files.items()))
 
 
-def serve_digest(manifest: dict[str, Any]) -> str:
+def serve_digest(manifest: Mapping[str, object]) -> str:
     """Returns the SHA-256 of bundle.json's `serve` entry, which `bundle_digest` does not cover."""
     return value_digest(manifest.get("serve"))
 

@@ -106,7 +106,6 @@ def expand(
     cu_num_tokens: "torch.Tensor",
     replace_from: float,
     replace_to: float,
-    *,
     MAX_NUM_TOKENS: int | None = None,
 ) -> None:
     """Repeats each request's value per draft token; replaces `replace_from` with `replace_to`."""
