@@ -176,6 +176,8 @@ class Fleet:
             elif isinstance(failed, SwapFailed):  # and the status shows that it is not in use
                 raise failed
             else:
+                # Also after ReplicaUnreachable: a server that was killed in its swap comes back
+                # with the speculator of its start.
                 tried = True
                 failed = self._try_swap(name, status, release, watched)
                 if failed is None:

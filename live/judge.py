@@ -71,6 +71,7 @@ def decide(test: Arms, baseline: Arms, policy: CanaryPolicy, fair_since: float |
     stable, canary = test
     failures = _failures(canary)
     failure_rate = _failures(stable) / max(len(stable), 1)
+    # Stable's rate counts too: what makes both fail is not the new release's fault.
     allowed = max(policy.max_error_rate, OF_STABLE * failure_rate) * len(canary)
     figures: Figures = {
         "stable_requests": len(stable),
@@ -103,6 +104,7 @@ def decide(test: Arms, baseline: Arms, policy: CanaryPolicy, fair_since: float |
     if speed.high < 1:
         return Verdict("roll_back", f"speed: {_say(speed)}; slower", "judge", figures)
     least = 1 - policy.margin
+    # The lower bound is 0 while it is unknown (common/anytime.py), which is never enough.
     if not speed.low > least:
         return Verdict("wait", f"speed: {_say(speed)}; not yet above {least:g}", "judge", figures)
     for limit in limits:
@@ -191,6 +193,7 @@ def _ratios(stable: Requests, canary: Requests) -> tuple[float | None, float | N
     """Canary / stable ratios of acceptance, median TTFT and 99th-percentile latency."""
     stable_length, stable_ttft, stable_tail = _figures(stable)
     canary_length, canary_ttft, canary_tail = _figures(canary)
+    # Below 200 requests, fewer than two lie above the 99th percentile.
     tail = None
     if min(len(stable), len(canary)) >= LEAST_TAIL_REQUESTS:
         tail = _ratio(canary_tail, stable_tail)

@@ -91,6 +91,7 @@ def _mounted(name: str, source: str, path: str) -> dict[str, str]:
     """A model's volume: `source` read-only at `path` in the container."""
     scheme, _, rest = source.partition("://")
     claim, _, folder = rest.partition("/")
+    # An image has its files below /models; what the initializer downloads is at the volume's root.
     folder = {"pvc": folder.strip("/"), "oci": "models"}.get(scheme, "")
     return {"name": name, "source": source, "path": path, "scheme": scheme, "rest": rest,
             "claim": claim, "folder": folder}  # fmt: skip

@@ -115,6 +115,7 @@ class Router:
     def set_canary_share(self, percent: float) -> None:
         """Routes `percent` of sessions, and of requests without a session, to the canary."""
         canary = round(percent * WHOLE / 100)
+        # In one call, so that the weights always sum to WHOLE.
         query = f"{RUNTIME_KEY}.canary={canary}&{RUNTIME_KEY}.stable={WHOLE - canary}"
         self._call("POST", f"/runtime_modify?{query}")
 
@@ -165,6 +166,7 @@ def envoy_config(endpoint: Endpoint) -> str:
 
 
 def _pool(role: str, name: str, replicas: Sequence[EndpointReplica]) -> _Pool:
+    # Envoy resolves host names in STRICT_DNS clusters only; STATIC takes addresses and sockets.
     has_host_names = any(Address.parse(replica.data).host for replica in replicas)
     return {
         "role": role,

@@ -122,6 +122,7 @@ class State:
 
     def add(self, entry: Entry) -> "State":
         """Returns the state after `entry`; events of adaptation change nothing."""
+        # Any change of load or speculator, so that a baseline never mixes two states.
         state = self
         if entry.event in _UNSETTLING:
             state = replace(state, steady_since=entry.at)

@@ -208,6 +208,7 @@ def _sent_at(serve: ModuleType, arrivals: list[float]) -> Callable[..., list[Any
         requests = load(arguments, tokenizer)
         for request, arrival in zip(requests, arrivals, strict=True):
             request.timestamp = arrival
+        # vllm/benchmarks/serve.py, line 501, then sends each request at its timestamp.
         arguments.self_timed = True
         return requests
 

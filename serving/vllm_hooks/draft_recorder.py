@@ -141,6 +141,7 @@ class V2Recorder(Recorder):
 
         A request that sampled nothing is still in prefill; its prompt contains the next token.
         """
+        # vllm/v1/worker/gpu/spec_decode/target_dependent_ar/speculator.py, lines 697 to 712
         batch = arguments["input_batch"]
         slots_B = batch.idx_mapping[: batch.num_reqs].long()
         ends_B = batch.query_start_loc[1 : batch.num_reqs + 1]

@@ -38,6 +38,8 @@ class RequestLog:
         self._aborting = False
         self._processor = processor
         self._listener = listener
+        # The first is called for each finished request, the second for aborted ones
+        # (vllm/v1/engine/output_processor.py, lines 823 and 552).
         self._ended = processor._update_stats_from_finished
         self._abort = processor.abort_requests
         processor._update_stats_from_finished = self._record_end
@@ -66,7 +68,8 @@ class RequestLog:
         self._add(state, str(finish_reason))
 
     def _record_aborts(self, request_ids: Iterable[str], *args: Any, **kwargs: Any) -> list[str]:
-        if self._aborting:  # `abort_requests` calls itself for child requests
+        # `abort_requests` calls itself for child requests (output_processor.py, line 610).
+        if self._aborting:
             return list(self._abort(request_ids, *args, **kwargs))
         before = dict(self._processor.request_states)
         self._aborting = True

@@ -231,6 +231,8 @@ class LiveSpeculator:
             try:
                 async with asyncio.timeout(SWAP_S):
                     if self._caches:
+                        # "keep" freezes requests; other modes abort or finish them. It returns
+                        # once the device is idle (vllm/v1/engine/core.py, lines 917 and 934).
                         await self._client.pause_generation(mode="keep", clear_cache=True)
                     reports: Sequence[Report] = await work
             finally:
@@ -290,6 +292,7 @@ class LiveSpeculator:
 
     async def _rpc(self, method: str, arguments: dict[str, Any]) -> list[Report]:
         """Calls a method on all workers and returns their answers."""
+        # `collective_rpc_async` calls one engine only (vllm/v1/engine/core_client.py, line 1391).
         answers = await self._client.engine_core.call_utility_all_async(
             "collective_rpc", method, None, (), arguments
         )

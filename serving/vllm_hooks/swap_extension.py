@@ -167,7 +167,8 @@ def replace_weights(
             yield name, tensor
 
     for module in drafter.modules():
-        # On a CPU, an MoE layer's method packs weights only if its kernel is not yet set up.
+        # On a CPU, an MoE layer's method packs weights only if its kernel is not yet set up
+        # (vllm/model_executor/layers/fused_moe/unquantized_fused_moe_method.py, lines 187 to 205).
         method: Any = getattr(module, "quant_method", None)
         if runner.device.type == "cpu" and getattr(method, "moe_kernel", None) is not None:
             method.moe_kernel = None
@@ -192,6 +193,7 @@ def load_mask(proposer: Any, mask: torch.Tensor) -> None:
     vLLM 0.32 projects them once, after startup. Their buffer has no weight loader, so they
     are on the meta device during a reload and have no values afterwards.
     """
+    # As in vllm/v1/spec_decode/llm_base_proposer.py, lines 1401 to 1411.
     proposer.model.mask_hidden.copy_(mask.view(1, -1))
     projected_H = proposer.model.combine_hidden_states(proposer.model.mask_hidden.view(-1))
     proposer.parallel_drafting_hidden_state_tensor.copy_(projected_H)
@@ -199,7 +201,8 @@ def load_mask(proposer: Any, mask: torch.Tensor) -> None:
 
 def context_copies(model: Any) -> dict[str, torch.Tensor]:
     """The weight copies that a model uses to project the target's states."""
-    # Only a drafter that projects these states separately from its own tokens has copies.
+    # Only a drafter that projects these states separately from its own tokens has copies, such as
+    # DFlash (vllm/model_executor/models/qwen3_dflash.py, line 556).
     names = ("_fused_kv_weight", "_fused_kv_bias", "_k_norm_weights")
     tensors = {name: getattr(model, name, None) for name in names}
     return {name: tensor for name, tensor in tensors.items() if tensor is not None}
