@@ -95,12 +95,7 @@ def decide(test: Arms, baseline: Arms, policy: CanaryPolicy, fair_since: float |
             return Verdict("wait", reason, "judge", figures)
     speed, replica = _speeds(now, before)
     limits = _limits(now, before, policy)
-    figures["replica"] = replica.value
-    figures["speed"] = [
-        value if math.isfinite(value) else None for value in (speed.value, speed.low, speed.high)
-    ]
-    for limit in limits:
-        figures[limit.name] = limit.ratio
+    figures.update(_ratio_figures(speed, replica, limits))
     if speed.high < 1:
         return Verdict("roll_back", f"speed: {_say(speed)}; slower", "judge", figures)
     least = 1 - policy.margin
@@ -114,6 +109,17 @@ def decide(test: Arms, baseline: Arms, policy: CanaryPolicy, fair_since: float |
     if failures > allowed:
         return Verdict("wait", f"errors: {failures} requests failed", "judge", figures)
     return Verdict("promote", f"speed: {_say(speed)}; above {least:g}", "judge", figures)
+
+
+def _ratio_figures(speed: Bounds, replica: Bounds, limits: "Sequence[Limit]") -> Figures:
+    bounds = (speed.value, speed.low, speed.high)
+    figures: Figures = {
+        "replica": replica.value,
+        "speed": [value if math.isfinite(value) else None for value in bounds],
+    }
+    for limit in limits:
+        figures[limit.name] = limit.ratio
+    return figures
 
 
 def _failures(requests: Sequence[Observation]) -> int:

@@ -47,7 +47,8 @@ LAYER_TYPES: dict[str, Compression] = {
 }
 """Media types of layers. BuildKit and buildah compress by default, also weights."""
 
-GROWTH, SPARE_BYTES = 20, 2**26
+GROWTH = 20
+SPARE_BYTES = 2**26
 """A layer may expand to GROWTH times its size plus SPARE_BYTES, so that a small file cannot fill
 memory or disk. gzip saves about a quarter of bf16 weights and nine tenths of JSON, but shrinks
 zeros a thousandfold."""
