@@ -20,10 +20,9 @@ import math
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -253,7 +252,7 @@ class Adapter:
         run.root.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_json(run.root / PLAN, plan)
         # The first round compares the trainer's drafts with the engine's (draft_parity_check.py).
-        options = {"parity": pending.n == 1}
+        options: dict[str, object] = {"parity": pending.n == 1}
         try:
             result = self._run_stage(run, recipe, ADAPT_ROUND.name, options)
         except StageFailed as error:
@@ -370,8 +369,8 @@ class Adapter:
         return base if kind_of(base).name == kind_of(serving.directory).name else None
 
     def _run_stage(
-        self, run: RunDirectory, recipe: Recipe, name: str, options: dict[str, Any]
-    ) -> dict[str, Any]:
+        self, run: RunDirectory, recipe: Recipe, name: str, options: dict[str, object]
+    ) -> Mapping[str, object]:
         with run.locked():  # no other command may use the run directory
             run.begin_attempt(recipe, self.loaded.files, sys.argv)
             results = run_stages(
@@ -420,7 +419,7 @@ def _bytes_in(folder: Path) -> int:
     return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def summary(adapter: Adapter) -> dict[str, Any]:
+def summary(adapter: Adapter) -> dict[str, object]:
     """Returns the summary that is printed as one line for scripts."""
     state = adapter.journal.read()
     acceptance = state.usable[-1].acceptance if state.usable else None

@@ -9,12 +9,10 @@ They are in a file of their own, `state_dir/adapt.prom`, because a deployment ma
 from collections import Counter
 from collections.abc import Callable
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
 from outrider.adapt.policy import newest_fall
 from outrider.adapt.state import AdaptState
 from outrider.live.endpoint_file import Endpoint
-from outrider.live.metrics import Measure, write_metrics
+from outrider.live.metrics import Measure, Values, counter, gauge, write_metrics
 
 METRICS = "adapt.prom"
 """File name in `state_dir`."""
@@ -32,42 +30,23 @@ def measures(state: AdaptState) -> list[Measure]:
     ratio = newest.ratio.value if newest and newest.ratio else None
     fall = newest_fall(state, newest.release, min_drop=0.0) if newest else None
     outcomes = Counter(ended.outcome or "lost" for ended in state.settled_rounds)
+    rounds: Values = {(outcome,): float(count) for outcome, count in outcomes.items()}
+    fall_ratio = fall.value if fall else None
+    is_running = float(state.pending_round is not None)
+    gpu_seconds = sum(seconds for _, seconds in state.spent)
     return [
-        Measure(
-            GaugeMetricFamily,
-            "window_tokens_per_step",
-            "Acceptance length, newest window",
-            values={(): length},
-        ),
-        Measure(
-            GaugeMetricFamily,
+        gauge("window_tokens_per_step", "Acceptance length, newest window", {(): length}),
+        gauge(
             "window_over_base_ratio",
             "Acceptance length over the base's, newest window",
-            values={(): ratio},
+            {(): ratio},
         ),
-        Measure(
-            GaugeMetricFamily,
+        gauge(
             "window_fall_ratio",
             "Ratio to the base, last windows over earlier ones",
-            values={(): fall.value if fall else None},
+            {(): fall_ratio},
         ),
-        Measure(
-            CounterMetricFamily,
-            "rounds",
-            "Finished training rounds",
-            labels=("outcome",),
-            values={(outcome,): count for outcome, count in outcomes.items()},
-        ),
-        Measure(
-            GaugeMetricFamily,
-            "round_running",
-            "1 while a round is under way",
-            values={(): float(state.pending_round is not None)},
-        ),
-        Measure(
-            CounterMetricFamily,
-            "adapt_gpu_seconds",
-            "GPU time of adaptation",
-            values={(): sum(seconds for _, seconds in state.spent)},
-        ),
+        counter("rounds", "Finished training rounds", rounds, labels=("outcome",)),
+        gauge("round_running", "1 while a round is under way", {(): is_running}),
+        counter("adapt_gpu_seconds", "GPU time of adaptation", {(): gpu_seconds}),
     ]

@@ -22,7 +22,7 @@ A state is immutable: each entry gives a new one.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TypedDict, cast
 
 from outrider.eval.results.parts import ClusteredEstimate
 from outrider.live.journal import Entry
@@ -72,6 +72,11 @@ class Round:
         return self.outcome == PROMOTED
 
 
+class _Cost(TypedDict, total=False):
+    gpu_seconds: float
+    """Of the step that ended; missing in events that are not steps."""
+
+
 @dataclass(frozen=True)
 class AdaptState:
     """State of adaptation after all entries of an endpoint's journal."""
@@ -89,7 +94,7 @@ class AdaptState:
         if entry.event not in _EVENTS:
             return self
         state = _EVENTS[entry.event](self, entry)
-        gpu_seconds = entry.facts.get("gpu_seconds")
+        gpu_seconds = cast(_Cost, entry.facts).get("gpu_seconds")
         if not gpu_seconds:
             return state
         return replace(state, spent=(*state.spent, (entry.at, gpu_seconds)))
@@ -139,67 +144,108 @@ class AdaptState:
         """Rounds that have ended."""
         return [training_round for training_round in self.rounds if training_round.settled]
 
-    def with_window(self, number: int, **values: Any) -> "AdaptState":
-        """Returns the state with these values of a window."""
-        return replace(
-            self, windows={**self.windows, number: replace(self.windows[number], **values)}
-        )
+    def with_window(self, window: Window) -> "AdaptState":
+        """Returns the state with this window, new or in place of the one with its number."""
+        return replace(self, windows={**self.windows, window.n: window})
 
-    def with_last_round(self, **values: Any) -> "AdaptState":
-        """Returns the state with these values of the last round."""
-        return replace(self, rounds=(*self.rounds[:-1], replace(self.rounds[-1], **values)))
+    def with_last_round(self, changed: Round) -> "AdaptState":
+        """Returns the state with another last round."""
+        return replace(self, rounds=(*self.rounds[:-1], changed))
+
+
+class _Start(TypedDict):
+    position: dict[str, int]
 
 
 def _started(state: AdaptState, entry: Entry) -> AdaptState:
-    return replace(state, position=entry.facts["position"])
+    return replace(state, position=cast(_Start, entry.facts)["position"])
+
+
+class _Window(TypedDict):
+    window: int
+    rows: int
+    position: dict[str, int]
 
 
 def _cut(state: AdaptState, entry: Entry) -> AdaptState:
-    number = entry.facts["window"]
-    window = Window(number, entry.facts["rows"], entry.at)
-    return replace(
-        state,
-        position={**(state.position or {}), **entry.facts["position"]},
-        windows={**state.windows, number: window},
+    facts = cast(_Window, entry.facts)
+    position = {**(state.position or {}), **facts["position"]}
+    return replace(state, position=position).with_window(
+        Window(facts["window"], facts["rows"], entry.at)
     )
+
+
+class _Watched(TypedDict):
+    window: int
+    release: str
+    acceptance: dict[str, float]
+    """The fields of a `ClusteredEstimate`."""
+    ratio: dict[str, float] | None
 
 
 def _watched(state: AdaptState, entry: Entry) -> AdaptState:
-    ratio = entry.facts["ratio"]
-    return state.with_window(
-        entry.facts["window"],
+    facts = cast(_Watched, entry.facts)
+    ratio = facts["ratio"]
+    watched = replace(
+        state.windows[facts["window"]],
         settled=True,
-        release=entry.facts["release"],
-        acceptance=ClusteredEstimate(**entry.facts["acceptance"]),
-        ratio=ClusteredEstimate(**ratio) if ratio else None,
+        release=facts["release"],
+        acceptance=ClusteredEstimate.model_validate(facts["acceptance"]),
+        ratio=ClusteredEstimate.model_validate(ratio) if ratio else None,
     )
+    return state.with_window(watched)
+
+
+class _RefusedWindow(TypedDict):
+    window: int
 
 
 def _refused(state: AdaptState, entry: Entry) -> AdaptState:
-    return state.with_window(entry.facts["window"], settled=True)
+    number = cast(_RefusedWindow, entry.facts)["window"]
+    return state.with_window(replace(state.windows[number], settled=True))
+
+
+class _Round(TypedDict):
+    round: int
+    newer: list[int]
+    older: list[int]
 
 
 def _round_begun(state: AdaptState, entry: Entry) -> AdaptState:
-    facts = entry.facts
+    facts = cast(_Round, entry.facts)
     begun = Round(facts["round"], newer=tuple(facts["newer"]), older=tuple(facts["older"]))
     return replace(state, rounds=(*state.rounds, begun))
 
 
 def _trained(state: AdaptState, entry: Entry) -> AdaptState:
-    return state.with_last_round(trained=True)
+    return state.with_last_round(replace(state.rounds[-1], trained=True))
+
+
+class _Gated(TypedDict):
+    ships: bool
 
 
 def _gated(state: AdaptState, entry: Entry) -> AdaptState:
-    return state.with_last_round(ships=entry.facts["ships"])
+    ships = cast(_Gated, entry.facts)["ships"]
+    return state.with_last_round(replace(state.rounds[-1], ships=ships))
+
+
+class _Deployed(TypedDict):
+    outcome: str | None
 
 
 def _deployed(state: AdaptState, entry: Entry) -> AdaptState:
-    return state.with_last_round(outcome=entry.facts["outcome"])
+    outcome = cast(_Deployed, entry.facts)["outcome"]
+    return state.with_last_round(replace(state.rounds[-1], outcome=outcome))
+
+
+class _Deleted(TypedDict):
+    windows: list[int]
 
 
 def _deleted(state: AdaptState, entry: Entry) -> AdaptState:
-    for number in entry.facts["windows"]:
-        state = state.with_window(number, deleted=True)
+    for number in cast(_Deleted, entry.facts)["windows"]:
+        state = state.with_window(replace(state.windows[number], deleted=True))
     return state
 
 

@@ -55,8 +55,8 @@ def answer(work: Any) -> None:
         command = json.loads(line)
         began = time.perf_counter()
         loss = work(command)
-        found = {"seconds": time.perf_counter() - began, "loss": loss, "peak_mb": peak_mb()}
-        print(json.dumps(found), file=out, flush=True)
+        answer = {"seconds": time.perf_counter() - began, "loss": loss, "peak_mb": peak_mb()}
+        print(json.dumps(answer), file=out, flush=True)
 
 
 def peak_mb() -> float:
@@ -137,8 +137,8 @@ def theirs(args: argparse.Namespace) -> None:
 
     plain = json.loads((args.out / "start" / "config.json").read_text())
     ends = load_file(args.out / "ends.safetensors")
-    own = ("architectures", "draft_vocab_size", "eagle_config", "norm_before_residual")
-    layer = LlamaConfig(**{key: value for key, value in plain.items() if key not in own})
+    of_the_head = ("architectures", "draft_vocab_size", "eagle_config", "norm_before_residual")
+    layer = LlamaConfig(**{key: value for key, value in plain.items() if key not in of_the_head})
     layer._attn_implementation = "eager"
     proposal = GreedyTokenProposalConfig(speculative_tokens=args.depth)
     config = Eagle3SpeculatorConfig(
@@ -163,7 +163,7 @@ def theirs(args: argparse.Namespace) -> None:
         raise SystemExit(f"the library's head has other tensors: {missing}, {unexpected}")
     model.verifier_norm = torch.nn.Identity()
     model.lm_head.weight.requires_grad_(args.their_head == "trained")
-    parameters = [each for each in model.parameters() if each.requires_grad]
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(parameters, betas=(0.9, 0.95), weight_decay=0.0)
     losses = resolve_loss_config("kl_div", "eager")
     steps = len(list((args.out / "rows").glob("*.safetensors")))
@@ -310,13 +310,12 @@ class Side:
     """A process that trains on demand."""
 
     def __init__(self, name: str, python: str, args: argparse.Namespace) -> None:
-        forwarded = [
-            *("--run", str(args.run), "--out", str(args.out), "--depth", str(args.depth)),
-            *("--target", args.target, "--states", args.states),
-            *("--sequences", str(args.sequences), "--epochs", str(args.epochs)),
-            *("--row-tokens", str(args.row_tokens), "--their-head", args.their_head),
-            *("--learning-rate", str(args.learning_rate), "--seed", str(args.seed)),
-        ]
+        shared = ("run", "out", "depth", "target", "states", "sequences", "epochs", "row_tokens")
+        shared += ("their_head", "learning_rate", "seed")
+        forwarded: list[str] = []
+        for key in shared:
+            option = "--" + key.replace("_", "-")
+            forwarded += [option, str(getattr(args, key))]
         threads = {"OMP_NUM_THREADS": str(args.threads)}
         script = Path(__file__).resolve()
         command = ["-m", "benchmarks.against_speculators"] if name == "ours" else [str(script)]
@@ -338,18 +337,18 @@ class Side:
         line = self.process.stdout.readline()
         if not line:
             raise SystemExit(f"{self.name} ended: {self.process.wait()}")
-        found: dict[str, Any] = json.loads(line)
-        return found
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
     def ask(self, **command: Any) -> None:
         """Runs one command and adds its time to the total."""
         assert self.process.stdin is not None
         print(json.dumps(command), file=self.process.stdin, flush=True)
-        found = self._read()
+        answer = self._read()
         if "step" in command:
-            self.seconds += found["seconds"]
-            self.losses.append(found["loss"])
-            self.peak_mb = found["peak_mb"]
+            self.seconds += answer["seconds"]
+            self.losses.append(answer["loss"])
+            self.peak_mb = answer["peak_mb"]
 
 
 @contextlib.contextmanager
@@ -388,8 +387,8 @@ def compare(args: argparse.Namespace) -> None:
     print("| | training tokens/s | peak memory, MB | for training | acceptance, k = 1 .. K |")
     print("|---|---|---|---|---|")
     sums = [judge(args, args.out / side.name) for side in sides]
-    for side, own in zip(sides, sums, strict=True):
-        lengths = ", ".join(f"{each:.3f}" for each in own.acceptance_length())
+    for side, replayed in zip(sides, sums, strict=True):
+        lengths = ", ".join(f"{length:.3f}" for length in replayed.acceptance_length())
         print(
             f"| {side.name} | {tokens / side.seconds:.0f} | {side.peak_mb:.0f} |"
             f" {side.peak_mb - side.loaded_mb:.0f} | {lengths} |"

@@ -100,10 +100,10 @@ def measure(run: Path, requests: int, max_tokens: int, cores: str) -> None:
     with open_engine(target, config, drafting, extension=DRAFT_EXTENSION) as engine:
         for variant, directory in speculators.items():
             engine.swap(directory)
-            serve(engine, prompts[:8], DEPTH, REGIMES["greedy"], 32)
+            serve(engine, prompts[:8], k=DEPTH, sampling=REGIMES["greedy"], max_tokens=32)
             for regime, sampling in REGIMES.items():
                 for k in range(1, DEPTH + 1):
-                    cell = serve(engine, prompts, k, sampling, max_tokens)
+                    cell = serve(engine, prompts, k=k, sampling=sampling, max_tokens=max_tokens)
                     served[variant, regime, k] = cell
                     print(variant, regime, k, f"{cell['seconds']:.0f} s", flush=True)
         rows = {}
@@ -119,7 +119,7 @@ def measure(run: Path, requests: int, max_tokens: int, cores: str) -> None:
     print("| speculator | sampling | k | engine's steps | replay's | difference", end="")
     print(" | acceptance, engine | replay [95 %] |\n|---|---|---|---|---|---|---|---|")
     for (variant, regime, k), cell in served.items():
-        wanted = [
+        responses = [
             {"sequence_id": f"{variant}-{regime}-{k}-{number}", "session": session}
             for number, session in enumerate(sessions)
         ]
@@ -128,7 +128,7 @@ def measure(run: Path, requests: int, max_tokens: int, cores: str) -> None:
             speculator=speculators[variant],
             target_dir=target.directory(),
             feature_store=store,
-            rows=wanted,
+            rows=responses,
             depth=DEPTH,
             draft_sample_method="greedy",
             sampling=REGIMES[regime],

@@ -44,9 +44,9 @@ def verdicts(
     ]
 
 
-def share_of(found: list[tuple[str, int, int]], action: str) -> float:
+def share_of(trials: list[tuple[str, int, int]], action: str) -> float:
     """Share of trials that end with `action`."""
-    return sum(each[0] == action for each in found) / len(found)
+    return sum(ending == action for ending, _, _ in trials) / len(trials)
 
 
 def shares(random: np.random.Generator, trials: int) -> dict[str, float]:
@@ -85,12 +85,12 @@ def main() -> None:
         for replica in REPLICAS:
             case = Traffic(traffic.speed, replica, traffic.failures)
             random = np.random.default_rng(7)
-            found = verdicts(random, case, options.trials, options.requests)
-            parts = (share_of(found, action) for action in ("promote", "roll_back", "wait"))
-            decided = [each[1:] for each in found if each[0] != "wait"]
+            endings = verdicts(random, case, options.trials, options.requests)
+            parts = (share_of(endings, action) for action in ("promote", "roll_back", "wait"))
+            decided = [counts for ending, *counts in endings if ending != "wait"]
             middle = np.median(decided, axis=0) if decided else [np.nan] * 2
             print(
-                f"| {name} | {replica:g} | " + " | ".join(f"{each:.1%}" for each in parts),
+                f"| {name} | {replica:g} | " + " | ".join(f"{share:.1%}" for share in parts),
                 f"| {middle[0]:.0f} | {middle[1]:.0f} |",
                 flush=True,
             )

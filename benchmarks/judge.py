@@ -130,19 +130,19 @@ def trial(random: np.random.Generator, setting: Setting) -> Trial:
         concurrency=sizes, requests=5, repeats=setting.repeats, measure="until_decided"
     )
     spread = setting.session_noise
-    own_S = np.exp(spread * random.standard_normal(setting.sessions) + spread**2 / 2)
+    ratio_S = np.exp(spread * random.standard_normal(setting.sessions) + spread**2 / 2)
     session_R = np.arange(setting.sessions).repeat(REQUESTS_A_SESSION)
     users = [""] * len(session_R)
     if setting.users:
         traffic_U, own_U = np.exp(random.standard_normal((2, setting.users)) * [[1.0], [0.1]])
         user_S = random.choice(setting.users, setting.sessions, p=traffic_U / traffic_U.sum())
-        own_S *= own_U[user_S]
+        ratio_S *= own_U[user_S]
         users = [f"u{user_S[session]}" for session in session_R]
     steps_R = TOKENS / BASE_LENGTH * np.exp(0.1 * random.standard_normal(len(session_R)))
     steps = {
         "none": steps_R * BASE_LENGTH,
         "base": steps_R,
-        "custom": steps_R / setting.length / own_S[session_R] / setting.replay_error,
+        "custom": steps_R / setting.length / ratio_S[session_R] / setting.replay_error,
     }
     names = [f"s{number}" for number in session_R]
     ids = [f"q{row}" for row in range(len(names))]
@@ -166,7 +166,7 @@ def trial(random: np.random.Generator, setting: Setting) -> Trial:
                 starts["custom"] = starts["base"]
         for size in sizes:
             count = config.block_requests(size)
-            rows = [(supply + place) % len(prompts) for place in range(count)]
+            rows = [(supply + offset) % len(prompts) for offset in range(count)]
             supply += count
             for variant in starts:
                 if size == 1:
@@ -175,10 +175,10 @@ def trial(random: np.random.Generator, setting: Setting) -> Trial:
                     noise = BLOCK_NOISE * setting.scale * random.standard_normal()
                     slow_R = np.exp(noise + 0.05 * random.standard_normal(count))
                 custom = variant == "custom"
-                lengths_R = own_S[session_R[order[rows]]] if custom else np.ones(count)
+                lengths_R = ratio_S[session_R[order[rows]]] if custom else np.ones(count)
                 factors = np.array([lengths_R, slow_R * starts[variant]])
                 engine = "none" if variant == "none" else "shared"
-                place = {
+                position = {
                     "repeat": repeat,
                     "prompts": rows,
                     "engine": variant if setting.two_engines else engine,
@@ -188,18 +188,18 @@ def trial(random: np.random.Generator, setting: Setting) -> Trial:
                     block(
                         random=random, setting=setting, variant=variant, size=size, factors=factors
                     )
-                    | place
+                    | position
                 )
         if repeat + 1 in looks.repeats:
-            found = speeds.summarise(blocks)
-            asked = demands(found, 1, config.gate)
-            outcomes = {each.outcome for each in asked}
-            lost = any(each.outcome == "failed" for each in asked if each.kind == SUPERIOR)
+            summary = speeds.summarise(blocks)
+            checks = demands(summary, 1, config.gate)
+            outcomes = {check.outcome for check in checks}
+            lost = any(check.outcome == "failed" for check in checks if check.kind == SUPERIOR)
             if lost or "undecided" not in outcomes or repeat + 1 == setting.repeats:
                 break
     accepted = acceptance is not None and acceptance.low and acceptance.high
     accepted = accepted and above(acceptance.low, acceptance.high, 1.0) == "passed"
-    row = found["1"].custom_over_base
+    row = summary["1"].custom_over_base
     shipped = bool(accepted) and outcomes == {"passed"}
     corrected = given_passed(row.value, row.low, 1.0) if shipped else row.value
     return Trial(
@@ -222,33 +222,39 @@ def table(title: str, settings: list[Setting], trials: int, seed: int) -> list[l
     print(f"\n{title} {trials} trials.\n")
     print("| speed | acceptance | | shipped | reported / true | if shipped | corrected | repeats |")
     print("|---|---|---|---|---|---|---|---|", flush=True)
-    found: list[list[Trial]] = []
+    by_setting: list[list[Trial]] = []
     with ProcessPoolExecutor() as pool:
         count = len(settings)
-        for own in pool.map(trials_of, settings, [trials] * count, [seed] * count):
-            setting = settings[len(found)]
-            shipped = [each for each in own if each.shipped]
-            found.append(own)
-            print(
-                f"| {setting.speed:g} | {setting.length:g} | {setting} |"
-                f" {len(shipped) / trials:.1%} | {bias(own, 'ratio', setting):+.1%} |"
-                f" {bias(shipped, 'ratio', setting):+.1%} |".replace("+nan%", "-"),
-                f"{bias(shipped, 'corrected', setting):+.1%} |".replace("+nan%", "-"),
-                f"{np.mean([each.repeats for each in own]):.1f} of {setting.repeats} |",
-                flush=True,
-            )
-    return found
+        results = pool.map(trials_of, settings, [trials] * count, [seed] * count)
+        for setting, simulated in zip(settings, results, strict=True):
+            by_setting.append(simulated)
+            print(table_row(setting, simulated), flush=True)
+    return by_setting
 
 
-def bias(found: list[Trial], what: str, setting: Setting) -> float:
+def table_row(setting: Setting, simulated: list[Trial]) -> str:
+    """A Markdown row; `-` for a bias without shipped trials."""
+    shipped = [trial for trial in simulated if trial.shipped]
+    biases = [bias(simulated, "ratio", setting)]
+    biases += [bias(shipped, ratio, setting) for ratio in ("ratio", "corrected")]
+    columns = " | ".join("-" if math.isnan(value) else f"{value:+.1%}" for value in biases)
+    repeats = np.mean([trial.repeats for trial in simulated])
+    share = len(shipped) / len(simulated)
+    return (
+        f"| {setting.speed:g} | {setting.length:g} | {setting} | {share:.1%}"
+        f" | {columns} | {repeats:.1f} of {setting.repeats} |"
+    )
+
+
+def bias(trials: list[Trial], what: str, setting: Setting) -> float:
     """Relative bias of the reported or corrected ratio; NaN without trials."""
-    values = [getattr(each, what) for each in found]
+    values = [getattr(trial, what) for trial in trials]
     return float(np.mean(values)) / setting.speed - 1 if values else math.nan
 
 
-def worst(found: list[list[Trial]]) -> float:
+def worst(by_setting: list[list[Trial]]) -> float:
     """The largest share of shipped trials over the settings."""
-    return max(float(np.mean([each.shipped for each in own])) for own in found)
+    return max(float(np.mean([trial.shipped for trial in trials])) for trials in by_setting)
 
 
 def judged(trials: int, seed: int = 0) -> dict[str, float]:
@@ -279,11 +285,11 @@ def judged(trials: int, seed: int = 0) -> dict[str, float]:
     slower = table("Custom is 10 % slower at 4 requests, or than none.", slow, trials, seed + 2)
     wrong = [replace(equal, length=1.1, replay_error=error) for error in (1.02, 1.04, 1.1)]
     table("Replay predicts more than is served (not in the last line).", wrong, trials, seed + 3)
-    biases = [
-        abs(bias(each, what, setting))
-        for setting, own in zip(better, faster, strict=True)
-        for what, each in (("ratio", own), ("corrected", [one for one in own if one.shipped]))
-    ]
+    biases = []
+    for setting, simulated in zip(better, faster, strict=True):
+        shipped = [trial for trial in simulated if trial.shipped]
+        biases.append(abs(bias(simulated, "ratio", setting)))
+        biases.append(abs(bias(shipped, "corrected", setting)))
     return {
         "false_ship": worst(false),
         "power_110": worst(faster[:1]),
@@ -300,10 +306,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     began = time.monotonic()
-    found = judged(options.trials, options.seed)
-    found |= shares(np.random.default_rng(options.seed), trials=200)
+    rates = judged(options.trials, options.seed)
+    rates |= shares(np.random.default_rng(options.seed), trials=200)
     print(f"\n{time.monotonic() - began:.0f} s\n")
-    print(json.dumps({name: round(share, 4) for name, share in found.items()}))
+    print(json.dumps({name: round(share, 4) for name, share in rates.items()}))
 
 
 if __name__ == "__main__":

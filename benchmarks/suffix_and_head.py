@@ -47,9 +47,9 @@ class ScoredLookup(SuffixLookup):
 
     def matches(self, token_ids_T: NDArray[np.int32], first: int, k: int) -> Iterator[Any]:
         """As suffix lookup, one anchor after another."""
-        for each in super().matches(token_ids_T, first, k):
-            self.scores.append(each.score)
-            yield each
+        for match in super().matches(token_ids_T, first, k):
+            self.scores.append(match.score)
+            yield match
 
 
 def expected(a_AK: Tensor) -> Tensor:
@@ -95,8 +95,8 @@ def main() -> None:
             rules[f"by score, factor {factor}"] = torch.where(above_N[:, None], lookup_NK, a_NK)
         better_N = expected(lookup_NK) > expected(a_NK)
         rules["best of both"] = torch.where(better_N[:, None], lookup_NK, a_NK)
-        for name, each in rules.items():
-            of_rule.setdefault(name, []).append(pad_anchors(each.double(), anchors_R))
+        for name, accepted_NK in rules.items():
+            of_rule.setdefault(name, []).append(pad_anchors(accepted_NK.double(), anchors_R))
         anchors.append(anchors_R)
     for name, batches_RAK in of_rule.items():
         chains = [replay_chain(a, n) for a, n in zip(batches_RAK, anchors, strict=True)]

@@ -78,8 +78,10 @@ def loss(args: argparse.Namespace) -> dict[str, Any]:
         value.backward()
         return value.item()
 
-    ways = {"chunked": chunked} | ({"naive": naive, "naive_kept": naive_kept} if args.naive else {})
-    found: dict[str, Any] = {
+    ways = {"chunked": chunked}
+    if args.naive:
+        ways |= {"naive": naive, "naive_kept": naive_kept}
+    result: dict[str, Any] = {
         "tokens": args.tokens,
         "depth": args.depth,
         "kind": args.kind,
@@ -95,22 +97,28 @@ def loss(args: argparse.Namespace) -> dict[str, Any]:
             value = way()
             seconds[name].append(time.process_time() - began)
             peak = (_status("VmHWM") - before) / 1e6
-            found[f"{name}_peak_gb"] = round(max(peak, found.get(f"{name}_peak_gb", 0.0)), 2)
-            found[f"{name}_loss"] = value / (args.depth * args.tokens)
+            result[f"{name}_peak_gb"] = round(max(peak, result.get(f"{name}_peak_gb", 0.0)), 2)
+            result[f"{name}_loss"] = value / (args.depth * args.tokens)
             gradients[name] = u_KNH.grad.float()
             u_KNH.grad = None
             print(f"# {repeat} {name} {seconds[name][-1]:.1f} CPU s, {peak:.2f} GB", flush=True)
-    found |= {
+    result |= {
         f"{name}_cpu_s": round(statistics.median(times), 2) for name, times in seconds.items()
     }
-    if args.naive:
-        for name in ("naive", "naive_kept"):
-            found[name] = _ratio(seconds[name], seconds["chunked"])
-            cosine = F.cosine_similarity(
-                gradients[name].flatten(), gradients["chunked"].flatten(), dim=0
-            )
-            found[name]["gradient_cosine"] = cosine.item()
-    return found
+    return result | over_chunked(seconds, gradients)
+
+
+def over_chunked(
+    seconds: dict[str, list[float]], gradients: dict[str, Tensor]
+) -> dict[str, dict[str, Any]]:
+    """The plain losses' times over the chunked one's, and the cosines of their gradients."""
+    chunked = gradients["chunked"].flatten()
+    ratios = {}
+    for name in sorted(seconds.keys() - {"chunked"}):
+        cosine = F.cosine_similarity(gradients[name].flatten(), chunked, dim=0)
+        ratio = _ratio(seconds[name], seconds["chunked"])
+        ratios[name] = ratio | {"gradient_cosine": cosine.item()}
+    return ratios
 
 
 def step(args: argparse.Namespace) -> dict[str, Any]:
@@ -244,19 +252,16 @@ class StepBench:
                     seconds[name].append(time.process_time() - began)
                     losses[name].append(value)
             tokens += count if turn else 0
-        return {
+        result = {
             "depth": self.args.depth,
             "row_tokens": self.args.row_tokens,
             "steps": self.args.repeats,
-            **{
-                f"{name}_tokens_per_cpu_s": round(tokens / sum(times))
-                for name, times in seconds.items()
-            },
-            **{
-                f"{name}_loss": round(statistics.mean(values), 5) for name, values in losses.items()
-            },
-            **_ratio(seconds[slow], seconds[fast]),
         }
+        for name, times in seconds.items():
+            result[f"{name}_tokens_per_cpu_s"] = round(tokens / sum(times))
+        for name, values in losses.items():
+            result[f"{name}_loss"] = round(statistics.mean(values), 5)
+        return result | _ratio(seconds[slow], seconds[fast])
 
     @staticmethod
     def _update(value: Tensor, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -306,8 +311,8 @@ class PlainLoop(torch.nn.Module):
         from transformers import DynamicCache
 
         pad = torch.nn.utils.rnn.pad_sequence
-        token_BT = pad([each.token_ids.long() for each in features], batch_first=True)
-        hidden_BTH = pad([each.hidden.float() for each in features], batch_first=True)
+        token_BT = pad([states.token_ids.long() for states in features], batch_first=True)
+        hidden_BTH = pad([states.hidden.float() for states in features], batch_first=True)
         rows, width = token_BT.shape
         length_B = torch.tensor([sample.length for sample in samples])
         first_B = torch.tensor([sample.first_anchor for sample in samples])

@@ -63,6 +63,7 @@ def _judged(
     good: object,
     detail: str,
     lacking: str,
+    *,
     otherwise: Literal["missing", "note"] = "missing",
 ) -> Finding:
     return Finding(what, "ok", detail) if good else Finding(what, otherwise, lacking)
@@ -116,9 +117,8 @@ def _gpus() -> list[Finding]:
 def _compilers_of_kernels() -> Finding:
     """nvcc and ninja, without which vLLM silently uses other kernels."""
     nvcc = nvcc_path()
-    missing = [
-        name for name, path in (("nvcc", nvcc), ("ninja", shutil.which("ninja"))) if path is None
-    ]
+    paths = {"nvcc": nvcc, "ninja": shutil.which("ninja")}
+    missing = [name for name, path in paths.items() if path is None]
     fixes = {
         "nvcc": "install the CUDA toolkit and set CUDA_HOME to its folder",
         "ninja": "put the environment's bin folder on PATH (. .venv/bin/activate)",
@@ -130,7 +130,7 @@ def _compilers_of_kernels() -> Finding:
         f"no {' and no '.join(missing)}: vLLM turns FlashInfer and DeepGEMM off, so engines may be"
         " slower and round otherwise than in production, above all R1 in FP8;"
         f" {'; '.join(fixes[name] for name in missing)}",
-        "note",
+        otherwise="note",
     )
 
 
@@ -150,35 +150,21 @@ def nvcc_path() -> str | None:
 def _machine(runs: Path) -> list[Finding]:
     import psutil
 
-    from outrider.eval.report.formatting import bytes_text
-
     existing = next(path for path in (runs.resolve(), *runs.resolve().parents) if path.exists())
     memory = psutil.virtual_memory().available
     disk = shutil.disk_usage(existing).free
     shared = shutil.disk_usage("/dev/shm").free
     compiler = shutil.which("g++") or shutil.which("c++")
-    memory_free, shared_free = (f"{bytes_text(size)} free" for size in (memory, shared))
-    at = f"{bytes_text(disk)} free at {existing}"
+    cores = len(os.sched_getaffinity(0))
     return [
-        Finding("processor", "ok", f"{len(os.sched_getaffinity(0))} cores"),
-        _judged(
-            "memory",
-            memory >= LEAST_MEMORY,
-            memory_free,
-            f"{memory_free}, {bytes_text(LEAST_MEMORY)} needed; end other programs",
-        ),
-        _judged(
-            "disk",
-            disk >= LEAST_DISK,
-            at,
-            f"{at}, {bytes_text(LEAST_DISK)} needed; free some, or give --runs DIR",
-        ),
-        _judged(
+        Finding("processor", "ok", f"{cores} cores"),
+        _room("memory", memory, LEAST_MEMORY, "end other programs"),
+        _room("disk", disk, LEAST_DISK, "free some, or give --runs DIR", at=f" at {existing}"),
+        _room(
             "shared memory",
-            shared >= LEAST_SHARED,
-            shared_free,
-            f"{shared_free}, {bytes_text(LEAST_SHARED)} needed; start the container with"
-            " --shm-size=16g or --ipc=host",
+            shared,
+            LEAST_SHARED,
+            "start the container with --shm-size=16g or --ipc=host",
         ),
         _judged(
             "C++ compiler",
@@ -188,6 +174,14 @@ def _machine(runs: Path) -> list[Finding]:
             " eval.engine_modes=[eager] only",
         ),
     ]
+
+
+def _room(what: str, free: float, least: float, fix: str, *, at: str = "") -> Finding:
+    """Whether `free` bytes of memory or disk are enough for a run on nano R1."""
+    from outrider.eval.report.formatting import bytes_text
+
+    detail = f"{bytes_text(free)} free{at}"
+    return _judged(what, free >= least, detail, f"{detail}, {bytes_text(least)} needed; {fix}")
 
 
 def _optional() -> list[Finding]:
@@ -213,14 +207,16 @@ def _optional() -> list[Finding]:
             "runs with training.wandb_project are logged on this disk only; set WANDB_API_KEY",
             otherwise="note",
         ),
-        *(
-            _judged(
-                f"extra {extra}",
-                importlib.util.find_spec(module),
-                f"for {use}",
-                f"needed for {use}; pip install -e '.[{extra}]' in Outrider's checkout",
-                otherwise="note",
-            )
-            for extra, (module, use) in extras.items()
-        ),
+        *(_extra(extra, module, use) for extra, (module, use) in extras.items()),
     ]
+
+
+def _extra(extra: str, module: str, use: str) -> Finding:
+    """Whether the packages of an extra, one of which is `module`, are installed."""
+    return _judged(
+        f"extra {extra}",
+        importlib.util.find_spec(module),
+        f"for {use}",
+        f"needed for {use}; pip install -e '.[{extra}]' in Outrider's checkout",
+        otherwise="note",
+    )

@@ -20,8 +20,8 @@ def export_speculator(
     Parameters
     ----------
     to
-        Destination: a directory, an fsspec URL such as s3://bucket/prefix, hf://OWNER/NAME for the
-        Hugging Face Hub, or oci:FOLDER:TAG for an OCI image layout.
+        Destination: a directory, an fsspec URL such as s3://bucket/prefix, or hf://OWNER/NAME for
+        the Hugging Face Hub.
     force
         Export even a speculator that is not better than the base.
     """

@@ -257,9 +257,9 @@ def _values(
     chosen = ""
     if len(models) > 1:
         chosen = f"\n  model: {_yaml(models[0])}  # the log also has {json.dumps(models[1:])}"
+    sources = f"{counted(sessions, 'session')} and {counted(users, 'tenant')}"
     return {
-        "seen": f"{counted(facts['exchanges'], 'exchange')} of {counted(sessions, 'session')} and"
-        f" {counted(users, 'tenant')}",
+        "seen": f"{counted(facts['exchanges'], 'exchange')} of {sources}",
         "architecture": next(iter(config["architectures"])),
         "formats": formats,
         "chosen": chosen,

@@ -17,13 +17,13 @@ import contextlib
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import Locked, holder, lock
 from outrider.live.canary import CanaryTest, fair_share
 from outrider.live.endpoint_file import Endpoint
-from outrider.live.fleet import Decided, Fleet
+from outrider.live.fleet import Clock, Decided, Fleet
 from outrider.live.journal import Journal
 from outrider.live.metrics import LiveMetrics
 from outrider.live.releases import Release, Releases, first_release
@@ -51,13 +51,10 @@ class Controller:
         endpoint: Endpoint,
         journal: Journal[State],
         say: Say = lambda text: None,
-        clock: Any = time,
+        clock: Clock = time,
         on_verdict: Callable[[Verdict], None] = lambda verdict: None,
     ) -> None:
-        """`clock` has `time()` and `sleep(seconds)`, like the module `time`.
-
-        `on_verdict` is called with each verdict of a canary test, including `wait`.
-        """
+        """`on_verdict` is called with each verdict of a canary test, including `wait`."""
         self.endpoint = endpoint
         self.journal = journal
         self.say = say

@@ -36,7 +36,7 @@ Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
 Role = Literal["stable", "canary"]
 
 
-def _address(text: str, info: ValidationInfo) -> str:
+def _address(text: str, info: ValidationInfo[Path | None]) -> str:
     """Validates an address; resolves relative socket paths against the context's `state_dir`."""
     if info.context is not None and text.startswith("unix:") and text != "unix:":
         text = f"unix:{info.context / Path(text.removeprefix('unix:')).expanduser()}"

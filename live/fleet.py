@@ -12,7 +12,7 @@ A restarted server serves the directory that its command names, which identifies
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 from outrider.common.errors import OutriderError
 from outrider.live.endpoint_file import Endpoint
@@ -34,6 +34,18 @@ PATIENCE_S = 30.0
 
 LOOK_S = 0.5
 """Seconds between two polls of the replicas."""
+
+
+class Clock(Protocol):
+    """`time()` and `sleep(seconds)`, as in the module `time`."""
+
+    def time(self) -> float:
+        """Unix time in seconds."""
+        ...
+
+    def sleep(self, seconds: float, /) -> None:
+        """Waits."""
+        ...
 
 
 class Decided(OutriderError):
@@ -58,9 +70,8 @@ class Fleet:
         journal: Journal[State],
         releases: Releases,
         say: Callable[[str], None] = lambda text: None,
-        clock: Any = time,
+        clock: Clock = time,
     ) -> None:
-        """`clock` has `time()` and `sleep(seconds)`, like the `time` module."""
         self.replicas = replicas_of(endpoint)
         self.endpoint = endpoint
         self.journal = journal
@@ -165,6 +176,8 @@ class Fleet:
             elif isinstance(failed, SwapFailed):  # and the status shows that it is not in use
                 raise failed
             else:
+                # Also after ReplicaUnreachable: a server that was killed in its swap comes back
+                # with the speculator of its start.
                 tried = True
                 failed = self._try_swap(name, status, release, watched)
                 if failed is None:

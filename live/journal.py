@@ -17,11 +17,11 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Generic, Protocol, Self, TypeVar
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import says_disk_is_full, sync
@@ -36,8 +36,8 @@ class Entry:
     at: float
     """Unix time in seconds."""
     event: str
-    facts: dict[str, Any]
-    """Other facts about the event, without customer text."""
+    facts: Mapping[str, object]
+    """Other facts about the event, without customer text; the reading states name their types."""
 
 
 class Folded(Protocol):

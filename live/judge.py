@@ -19,13 +19,13 @@ Latency or acceptance outside its limit only prevents a promotion.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
 import numpy as np
 
 from outrider.common.anytime import Bounds, ratio_of_groups
 from outrider.live.endpoint_file import CanaryPolicy
-from outrider.live.state import Verdict
+from outrider.live.state import Figures, Verdict
 from outrider.live.traffic import Observation
 from outrider.serving.admin.replica import LiveRequest
 
@@ -71,8 +71,9 @@ def decide(test: Arms, baseline: Arms, policy: CanaryPolicy, fair_since: float |
     stable, canary = test
     failures = _failures(canary)
     failure_rate = _failures(stable) / max(len(stable), 1)
+    # Stable's rate counts too: what makes both fail is not the new release's fault.
     allowed = max(policy.max_error_rate, OF_STABLE * failure_rate) * len(canary)
-    figures: dict[str, Any] = {
+    figures: Figures = {
         "stable_requests": len(stable),
         "canary_requests": len(canary),
         "failures": failures,
@@ -94,14 +95,11 @@ def decide(test: Arms, baseline: Arms, policy: CanaryPolicy, fair_since: float |
             return Verdict("wait", reason, "judge", figures)
     speed, replica = _speeds(now, before)
     limits = _limits(now, before, policy)
-    figures["replica"] = replica.value
-    figures["speed"] = [
-        value if math.isfinite(value) else None for value in (speed.value, speed.low, speed.high)
-    ]
-    figures |= {limit.name: limit.ratio for limit in limits}
+    figures.update(_ratio_figures(speed, replica, limits))
     if speed.high < 1:
         return Verdict("roll_back", f"speed: {_say(speed)}; slower", "judge", figures)
     least = 1 - policy.margin
+    # The lower bound is 0 while it is unknown (common/anytime.py), which is never enough.
     if not speed.low > least:
         return Verdict("wait", f"speed: {_say(speed)}; not yet above {least:g}", "judge", figures)
     for limit in limits:
@@ -111,6 +109,17 @@ def decide(test: Arms, baseline: Arms, policy: CanaryPolicy, fair_since: float |
     if failures > allowed:
         return Verdict("wait", f"errors: {failures} requests failed", "judge", figures)
     return Verdict("promote", f"speed: {_say(speed)}; above {least:g}", "judge", figures)
+
+
+def _ratio_figures(speed: Bounds, replica: Bounds, limits: "Sequence[Limit]") -> Figures:
+    bounds = (speed.value, speed.low, speed.high)
+    figures: Figures = {
+        "replica": replica.value,
+        "speed": [value if math.isfinite(value) else None for value in bounds],
+    }
+    for limit in limits:
+        figures[limit.name] = limit.ratio
+    return figures
 
 
 def _failures(requests: Sequence[Observation]) -> int:
@@ -146,11 +155,14 @@ def _sessions(requests: Requests) -> tuple[list[float], list[float]]:
     return list(tokens.values()), list(seconds.values())
 
 
+LimitName = Literal["acceptance", "ttft", "latency_p99"]
+
+
 @dataclass(frozen=True)
 class Limit:
     """A fixed limit of the policy."""
 
-    name: str
+    name: LimitName
     ratio: float | None
     """Canary / stable, divided by the same ratio in the baseline; None if unknown."""
     demand: str
@@ -178,7 +190,7 @@ def _limits(test: ComparedArms, baseline: ComparedArms, policy: CanaryPolicy) ->
     ]
 
 
-def _upper_limit(name: str, ratio: float | None, key: str, most: float) -> Limit:
+def _upper_limit(name: LimitName, ratio: float | None, key: str, most: float) -> Limit:
     holds = ratio is None or ratio <= most
     return Limit(name=name, ratio=ratio, demand=f"{key} = {most:g}", holds=holds)
 
@@ -187,6 +199,7 @@ def _ratios(stable: Requests, canary: Requests) -> tuple[float | None, float | N
     """Canary / stable ratios of acceptance, median TTFT and 99th-percentile latency."""
     stable_length, stable_ttft, stable_tail = _figures(stable)
     canary_length, canary_ttft, canary_tail = _figures(canary)
+    # Below 200 requests, fewer than two lie above the 99th percentile.
     tail = None
     if min(len(stable), len(canary)) >= LEAST_TAIL_REQUESTS:
         tail = _ratio(canary_tail, stable_tail)

@@ -20,10 +20,9 @@ import itertools
 import json
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
@@ -154,7 +153,7 @@ def replica_command(
     return [*command, *LIVE_FLAGS], inherited | variables | live
 
 
-def read_prompts(log: str) -> list[dict[str, Any]]:
+def read_prompts(log: str) -> list[dict[str, object]]:
     """Reads chats from JSON lines with `request.messages`, or from shipped traffic.
 
     The newest come first, because the speculator was trained on older ones.
@@ -178,7 +177,7 @@ def read_prompts(log: str) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def load(
-    endpoint: Endpoint, bodies: Sequence[dict[str, Any]], users: int = 4
+    endpoint: Endpoint, bodies: Sequence[Mapping[str, object]], users: int = 4
 ) -> Iterator[list[str]]:
     """Sends requests from one thread per user until the context ends.
 
@@ -204,7 +203,7 @@ def load(
             ended.set()
 
 
-def _request(endpoint: Endpoint, body: dict[str, Any], session: str) -> str:
+def _request(endpoint: Endpoint, body: Mapping[str, object], session: str) -> str:
     """Sends a request; returns the error, or an empty string on success."""
     headers = {
         "Content-Type": "application/json",

@@ -7,11 +7,12 @@ section, and the objects from templates/kserve.yaml.j2 and templates/argo.yaml.j
 """
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.live.endpoint_file import Endpoint
+from outrider.live.releases import BundleManifest, ManifestTarget
 from outrider.live.templates import render
 from outrider.serving.bundle.bundle_digest import MANIFEST, bundle_digest, serve_digest
 from outrider.serving.bundle.bundle_places import local_bundle, pinned
@@ -35,7 +36,7 @@ def write_manifest(kind: ManifestKind, bundle: str | Path, endpoint: Endpoint) -
     source = pinned(bundle)
     with local_bundle(source) as directory:
         digest = bundle_digest(directory)
-        manifest = read_json(directory / MANIFEST)
+        manifest: BundleManifest = read_json(directory / MANIFEST)
         flags = read_serve_flags(directory, SPECULATOR)
     cluster = endpoint.cluster
     target = manifest["target"]
@@ -47,21 +48,25 @@ def write_manifest(kind: ManifestKind, bundle: str | Path, endpoint: Endpoint) -
             " pvc://CLAIM/PATH)"
         )
     name = hub_id(target["model"])
-    values = {
-        "name": endpoint.name.replace("_", "-").strip("-"),
+    model = cluster.model or _hub_source(target, name)
+    image = cluster.image or f"vllm/vllm-openai:v{manifest['vllm'].partition('+')[0]}"
+    object_name = endpoint.name.replace("_", "-").strip("-")  # a DNS label
+    canary_replicas = max(1, len(endpoint.canary))
+    values: dict[str, object] = {
+        "name": object_name,
         "endpoint": endpoint.name,
         "cluster": cluster,
         "policy": endpoint.policy,
         "release": digest[:12],
         "digest": digest,
         "serve_digest": serve_digest(manifest),
-        "image": cluster.image or f"vllm/vllm-openai:v{manifest['vllm'].partition('+')[0]}",
+        "image": image,
         "gpus": flags.gpus,
-        "model": _mounted("model", cluster.model or _hub_source(target, name), MODEL),
+        "model": _mounted("model", model, MODEL),
         "model_name": name or Path(target["model"]).name,
         "speculator": _mounted("speculator", speculator, SPECULATOR),
         "stable_replicas": len(endpoint.stable),
-        "canary_replicas": max(1, len(endpoint.canary)),
+        "canary_replicas": canary_replicas,
     }
     if kind == "argo":
         for share in endpoint.policy.shares:
@@ -86,6 +91,7 @@ def _mounted(name: str, source: str, path: str) -> dict[str, str]:
     """A model's volume: `source` read-only at `path` in the container."""
     scheme, _, rest = source.partition("://")
     claim, _, folder = rest.partition("/")
+    # An image has its files below /models; what the initializer downloads is at the volume's root.
     folder = {"pvc": folder.strip("/"), "oci": "models"}.get(scheme, "")
     return {"name": name, "source": source, "path": path, "scheme": scheme, "rest": rest,
             "claim": claim, "folder": folder}  # fmt: skip
@@ -96,7 +102,7 @@ def _additional(flags: ServeFlags) -> dict[str, str]:
 
 
 def _stable(
-    stable: str | None, flags: ServeFlags, manifest: dict[str, Any]
+    stable: str | None, flags: ServeFlags, manifest: BundleManifest
 ) -> tuple[str | None, ServeFlags]:
     """Address of the stable group's bundle, if any, and its flags.
 
@@ -124,7 +130,7 @@ def _stable(
     return None, flags.replacing(drafting.settings())
 
 
-def _hub_source(target: dict[str, Any], name: str | None) -> str:
+def _hub_source(target: ManifestTarget, name: str | None) -> str:
     """The target's address on the hub, at the evaluated revision."""
     if name is None:
         raise OutriderError(

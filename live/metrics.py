@@ -27,6 +27,10 @@ METRICS = "metrics.prom"
 """File name in `state_dir`."""
 
 
+Values = Mapping[tuple[str, ...], float | None]
+"""Values by those of a metric's labels; unknown values are None."""
+
+
 @dataclass(frozen=True)
 class Measure:
     """A metric and its values, without the prefix `outrider_` and the label `endpoint`."""
@@ -35,67 +39,56 @@ class Measure:
     name: str
     """Without the suffix `_total` of counters."""
     text: str
-    values: Mapping[tuple[str, ...], float | None]
-    """Values by those of the labels; unknown values are None."""
+    values: Values
     labels: tuple[str, ...] = ()
+
+
+def gauge(name: str, text: str, values: Values, labels: tuple[str, ...] = ()) -> Measure:
+    """A value that may rise and fall."""
+    return Measure(GaugeMetricFamily, name=name, text=text, values=values, labels=labels)
+
+
+def counter(name: str, text: str, values: Values, labels: tuple[str, ...] = ()) -> Measure:
+    """A value that only rises."""
+    return Measure(CounterMetricFamily, name=name, text=text, values=values, labels=labels)
 
 
 def measures(state: State, verdict: Verdict) -> list[Measure]:
     """All metrics of deployments; `verdict` is the canary's latest."""
     phase = PHASES[state.open.verdict.action] if state.open is not None else "idle"
+    share = (state.share or 0) / 100
+    served: Values = {(replica, release): 1.0 for replica, release in state.served.items()}
+    outcomes: Values = {(outcome,): float(count) for outcome, count in state.counts.items()}
+    decision = VERDICTS[verdict.action]
     return [
-        Measure(
-            GaugeMetricFamily,
-            "controller_state",
-            "1 for the phase",
-            labels=("state",),
-            values={(phase,): 1},
-        ),
-        Measure(
-            GaugeMetricFamily,
+        gauge("controller_state", "1 for the phase", {(phase,): 1}, labels=("state",)),
+        gauge(
             "replica_serving",
             "1 for the release that a replica got",
+            served,
             labels=("replica", "version"),
-            values={(replica, release): 1 for replica, release in state.served.items()},
         ),
-        Measure(
-            GaugeMetricFamily,
-            "canary_share_ratio",
-            "Share of the canary, 0 to 1",
-            values={(): (state.share or 0) / 100},
-        ),
-        Measure(
-            CounterMetricFamily,
-            "deployments",
-            "Finished deployments",
-            labels=("outcome",),
-            values={(outcome,): count for outcome, count in state.counts.items()},
-        ),
-        Measure(
-            GaugeMetricFamily,
+        gauge("canary_share_ratio", "Share of the canary, 0 to 1", {(): share}),
+        counter("deployments", "Finished deployments", outcomes, labels=("outcome",)),
+        gauge(
             "canary_verdict",
             "Latest decision: 1 promote, 0 wait, -1 roll back",
-            values={(): VERDICTS[verdict.action]},
+            {(): decision},
         ),
-        Measure(
-            GaugeMetricFamily,
-            "canary_ratio",
-            "Canary / stable",
-            labels=("measure", "bound"),
-            values=_ratios(verdict),
-        ),
+        gauge("canary_ratio", "Canary / stable", _ratios(verdict), labels=("measure", "bound")),
     ]
 
 
 def _ratios(verdict: Verdict) -> dict[tuple[str, ...], float | None]:
     """The judge's canary / stable ratios, by measure and bound."""
     ratios: dict[tuple[str, ...], float | None] = {}
-    for name in ("acceptance", "ttft", "latency_p99", "replica"):
-        ratios[name, "value"] = verdict.figures.get(name)
+    figures = verdict.figures
+    ratios["acceptance", "value"] = figures.get("acceptance")
+    ratios["ttft", "value"] = figures.get("ttft")
+    ratios["latency_p99", "value"] = figures.get("latency_p99")
+    ratios["replica", "value"] = figures.get("replica")
     # Missing until both roles have enough sessions.
-    for bound, value in zip(
-        ("value", "lower", "upper"), verdict.figures.get("speed", ()), strict=False
-    ):
+    for bound, value in zip(("value", "lower", "upper"), figures.get("speed", []), strict=False):
         ratios["speed", bound] = value
     return ratios
 

@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import publish, read_json, write_json
@@ -41,6 +41,50 @@ WATCH_LEVEL = 0.01
 """Largest probability that a replica's watch reverts a speculator that performs as predicted."""
 
 
+class AcceptanceEvidence(TypedDict, total=False):
+    """Acceptance lengths of the evaluation, and their ratio."""
+
+    base: float | None
+    custom: float | None
+    ratio: float | None
+    ratio_ci95: tuple[float, float] | None
+
+
+class Evidence(TypedDict, total=False):
+    """The evidence in bundle.json, as far as a deployment reads it."""
+
+    k: dict[str, int | None]
+    acceptance_length: AcceptanceEvidence | None
+
+
+class ManifestTarget(TypedDict):
+    """`target.model` and `target.revision` of the recipe."""
+
+    model: str
+    revision: str | None
+
+
+class BundleManifest(TypedDict):
+    """bundle.json, as far as a deployment reads it."""
+
+    method: str
+    num_speculative_tokens: int
+    draft_sample_method: str
+    target: ManifestTarget
+    vllm: str
+    serve: dict[str, object]
+    evidence: Evidence | None
+
+
+class _Facts(TypedDict):
+    """release.json; `serve_digest` is missing in releases of older versions."""
+
+    digest: str
+    serve_digest: NotRequired[str]
+    source: str
+    added_at: float
+
+
 @dataclasses.dataclass(frozen=True)
 class Release:
     """A bundle that an endpoint keeps."""
@@ -55,7 +99,7 @@ class Release:
     """Unix time in seconds."""
     directory: Path
     """The directory that replicas load."""
-    manifest: dict[str, Any]
+    manifest: BundleManifest
     """Content of bundle.json."""
 
     @property
@@ -99,7 +143,7 @@ class Releases:
                 if digest_of(copy) != digest:
                     raise OutriderError(f"{bundle}: changed while it was being copied; try again")
                 source = without_credentials(source or str(bundle))
-                facts = {
+                facts: _Facts = {
                     "digest": digest,
                     "serve_digest": serve_digest(read_manifest(copy)),
                     "source": source,
@@ -115,14 +159,12 @@ class Releases:
         if not folder.is_dir():
             names = ", ".join(release.name for release in self.all()) or "none"
             raise OutriderError(f"{folder}: no such release; kept are: {names}")
-        facts = read_json(folder / _FACTS)
-        manifest = read_json(folder / "bundle" / MANIFEST)
+        facts: _Facts = read_json(folder / _FACTS)
+        manifest: BundleManifest = read_json(folder / "bundle" / MANIFEST)
         return Release(
             name=name,
             digest=facts["digest"],
-            serve_digest=facts.get(
-                "serve_digest", serve_digest(manifest)
-            ),  # absent before Outrider had it
+            serve_digest=facts.get("serve_digest", serve_digest(manifest)),
             added_at=facts["added_at"],
             directory=folder / "bundle",
             manifest=manifest,

@@ -14,7 +14,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypedDict, cast
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import publish
@@ -47,6 +47,25 @@ most are ended first, then new ones are refused."""
 
 class RouterUnavailable(OutriderError):
     """The router's admin interface does not answer."""
+
+
+class _RuntimeEntry(TypedDict, total=False):
+    final_value: str
+
+
+class _Runtime(TypedDict):
+    """Answer of Envoy's `/runtime?format=json`, as far as it is read."""
+
+    entries: dict[str, _RuntimeEntry]
+
+
+class _Pool(TypedDict):
+    """A cluster of Envoy, as templates/envoy.yaml.j2 reads it."""
+
+    role: str
+    name: str
+    type: str
+    replicas: list[dict[str, object]]
 
 
 class Router:
@@ -96,16 +115,18 @@ class Router:
     def set_canary_share(self, percent: float) -> None:
         """Routes `percent` of sessions, and of requests without a session, to the canary."""
         canary = round(percent * WHOLE / 100)
+        # In one call, so that the weights always sum to WHOLE.
         query = f"{RUNTIME_KEY}.canary={canary}&{RUNTIME_KEY}.stable={WHOLE - canary}"
         self._call("POST", f"/runtime_modify?{query}")
 
     def share(self) -> float:
         """Percentage of requests that the canary currently gets."""
-        entries = self._call("GET", "/runtime?format=json")["entries"]
-        weight = entries.get(f"{RUNTIME_KEY}.canary", {}).get("final_value")
-        return int(weight or 0) * 100 / WHOLE  # Envoy has no value before the first call
+        runtime = cast(_Runtime, self._call("GET", "/runtime?format=json"))
+        entry = runtime["entries"].get(f"{RUNTIME_KEY}.canary", {})
+        # Envoy has no value before the first call.
+        return int(entry.get("final_value") or 0) * 100 / WHOLE
 
-    def _call(self, method: str, path: str) -> Any:
+    def _call(self, method: str, path: str) -> object:
         try:
             status, answer = self._admin.call(method, path, timeout_s=10.0)
         except (OSError, http.client.HTTPException) as error:
@@ -126,7 +147,7 @@ def envoy_config(endpoint: Endpoint) -> str:
     for role, name in POOLS.items():
         replicas = [replica for replica in endpoint.replicas if replica.role == role]
         if replicas:
-            pools.append({"role": role, "name": name, **_pool(replicas)})
+            pools.append(_pool(role, name, replicas))
     return render(
         "envoy.yaml.j2",
         admin=_address(endpoint.envoy_admin),
@@ -144,9 +165,12 @@ def envoy_config(endpoint: Endpoint) -> str:
     )
 
 
-def _pool(replicas: Sequence[EndpointReplica]) -> dict[str, Any]:
+def _pool(role: str, name: str, replicas: Sequence[EndpointReplica]) -> _Pool:
+    # Envoy resolves host names in STRICT_DNS clusters only; STATIC takes addresses and sockets.
     has_host_names = any(Address.parse(replica.data).host for replica in replicas)
     return {
+        "role": role,
+        "name": name,
         "type": "STRICT_DNS" if has_host_names else "STATIC",
         "replicas": [
             {"address": _address(replica.data), "hostname": replica.name} for replica in replicas
@@ -154,7 +178,7 @@ def _pool(replicas: Sequence[EndpointReplica]) -> dict[str, Any]:
     }
 
 
-def _address(text: str) -> dict[str, Any]:
+def _address(text: str) -> dict[str, object]:
     address = Address.parse(text)
     if address.path is not None:
         return {"pipe": {"path": address.path, "mode": 0o600}}

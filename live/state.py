@@ -22,15 +22,32 @@ that the controller holds does not change when it appends.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal, TypedDict, cast
 
 from outrider.live.endpoint_file import Endpoint
 from outrider.live.journal import Entry, read_journal
 
 Mode = Literal["canary", "in_place", "rollback"]
 
-PROMOTED = "promoted"
+Outcome = Literal["promoted", "rolled_back"]
+
+PROMOTED: Outcome = "promoted"
 """Outcome of a deployment that leaves the new release in use."""
+
+
+class Figures(TypedDict, total=False):
+    """The judge's figures (judge.py); an unknown ratio is None."""
+
+    stable_requests: int
+    canary_requests: int
+    failures: int
+    replica: float
+    """Canary / stable speed before the swap. The other ratios are divided by those before it."""
+    speed: list[float | None]
+    """Value, low, high."""
+    acceptance: float | None
+    ttft: float | None
+    latency_p99: float | None
 
 
 @dataclass(frozen=True)
@@ -42,8 +59,8 @@ class Verdict:
     """One line, without customer text."""
     by: str = "controller"
     """Who decided: judge, watch, operator or controller."""
-    figures: Mapping[str, Any] = field(default_factory=dict)
-    """The judge's figures (judge.py)."""
+    figures: Figures = field(default_factory=Figures)
+    """The judge's figures; empty if it did not decide."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +80,7 @@ class Deployment:
     """An operator's request, made in another process."""
     verdict: Verdict = Verdict("wait", "")
     ended_at: float | None = None
-    outcome: Literal["promoted", "rolled_back"] | None = None
+    outcome: Outcome | None = None
     behind: tuple[str, ...] = ()
     """Replicas that did not get `goal`: unreachable, broken, or refusing the swap."""
 
@@ -105,13 +122,14 @@ class State:
 
     def add(self, entry: Entry) -> "State":
         """Returns the state after `entry`; events of adaptation change nothing."""
+        # Any change of load or speculator, so that a baseline never mixes two states.
         state = self
         if entry.event in _UNSETTLING:
             state = replace(state, steady_since=entry.at)
         if entry.event in _STATE_EVENTS:
             return _STATE_EVENTS[entry.event](state, entry)
         if entry.event in _DEPLOYMENT_EVENTS and state.open is not None:
-            return replace(state, open=_DEPLOYMENT_EVENTS[entry.event](state.open, entry.facts))
+            return replace(state, open=_DEPLOYMENT_EVENTS[entry.event](state.open, entry))
         return state
 
     @property
@@ -136,41 +154,71 @@ def read_state(endpoint: Endpoint) -> State:
     return state
 
 
+class _Adopt(TypedDict):
+    release: str
+    directory: str
+
+
 def _adopted(state: State, entry: Entry) -> State:
-    release = entry.facts["release"]
-    started_with = {**state.started_with, entry.facts["directory"]: release}
-    return replace(state, started_with=started_with, serving=state.serving or release)
+    facts = cast(_Adopt, entry.facts)
+    started_with = {**state.started_with, facts["directory"]: facts["release"]}
+    return replace(state, started_with=started_with, serving=state.serving or facts["release"])
+
+
+class _Begin(TypedDict):
+    new: str
+    old: str
+    mode: Mode
 
 
 def _begun(state: State, entry: Entry) -> State:
+    facts = cast(_Begin, entry.facts)
     deployment = Deployment(
         id=entry.n,
-        new=entry.facts["new"],
-        old=entry.facts["old"],
-        mode=entry.facts["mode"],
+        new=facts["new"],
+        old=facts["old"],
+        mode=facts["mode"],
         began_at=entry.at,
     )
     return replace(state, open=deployment)
 
 
+class _Share(TypedDict):
+    percent: float
+
+
 def _share_set(state: State, entry: Entry) -> State:
-    return replace(state, share=entry.facts["percent"])
+    return replace(state, share=cast(_Share, entry.facts)["percent"])
+
+
+class _Swap(TypedDict):
+    """Facts of `swap` and `swapped`."""
+
+    replica: str
+    release: str
 
 
 def _swapped(state: State, entry: Entry) -> State:
-    served = {**state.served, entry.facts["replica"]: entry.facts["release"]}
-    return replace(state, served=served)
+    facts = cast(_Swap, entry.facts)
+    return replace(state, served={**state.served, facts["replica"]: facts["release"]})
+
+
+class _End(TypedDict):
+    outcome: Outcome
+    serving: str
+    behind: list[str]
 
 
 def _ended(state: State, entry: Entry) -> State:
     if state.open is None:
         return state
+    facts = cast(_End, entry.facts)
     # `behind` names replicas for the status; the next `recover` reads what each one serves.
     ended = replace(
         state.open,
         ended_at=entry.at,
-        outcome=entry.facts["outcome"],
-        behind=tuple(entry.facts["behind"]),
+        outcome=facts["outcome"],
+        behind=tuple(facts["behind"]),
     )
     counts = dict(state.counts)
     before = state.before
@@ -181,7 +229,7 @@ def _ended(state: State, entry: Entry) -> State:
         counts["rolled_back"] += 1
     return replace(
         state,
-        serving=entry.facts["serving"],
+        serving=facts["serving"],
         before=before,
         counts=counts,
         open=None,
@@ -189,21 +237,36 @@ def _ended(state: State, entry: Entry) -> State:
     )
 
 
-def _swap_begun(deployment: Deployment, facts: Mapping[str, Any]) -> Deployment:
+def _swap_begun(deployment: Deployment, entry: Entry) -> Deployment:
+    facts = cast(_Swap, entry.facts)
     if facts["release"] != deployment.new:  # a replica that goes back
         return deployment
     return replace(deployment, swapped=(*deployment.swapped, facts["replica"]))
 
 
-def _requested(deployment: Deployment, facts: Mapping[str, Any]) -> Deployment:
+class _Request(TypedDict):
+    deployment: int
+    action: Literal["promote", "roll_back"]
+    by: str
+
+
+def _requested(deployment: Deployment, entry: Entry) -> Deployment:
+    facts = cast(_Request, entry.facts)
     # The requesting process read the journal before it wrote, so the deployment may be another one.
     if facts["deployment"] != deployment.id:
         return deployment
     return replace(deployment, request=Verdict(facts["action"], "by request", facts["by"]))
 
 
-def _decided(deployment: Deployment, facts: Mapping[str, Any]) -> Deployment:
-    return replace(deployment, verdict=Verdict(**facts))
+class _Verdict(TypedDict):
+    action: Literal["wait", "promote", "roll_back"]
+    reason: str
+    by: str
+    figures: Figures
+
+
+def _decided(deployment: Deployment, entry: Entry) -> Deployment:
+    return replace(deployment, verdict=Verdict(**cast(_Verdict, entry.facts)))
 
 
 _UNSETTLING = {"share", "swap", "swapped", "reverted"}
@@ -217,7 +280,7 @@ _STATE_EVENTS: dict[str, Callable[[State, Entry], State]] = {
     "end": _ended,
 }
 
-_DEPLOYMENT_EVENTS: dict[str, Callable[[Deployment, Mapping[str, Any]], Deployment]] = {
+_DEPLOYMENT_EVENTS: dict[str, Callable[[Deployment, Entry], Deployment]] = {
     "swap": _swap_begun,
     "request": _requested,
     "verdict": _decided,

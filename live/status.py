@@ -9,7 +9,7 @@ It is read-only and needs no lock, so it works during a deployment.
 import dataclasses
 import datetime
 from collections.abc import Mapping
-from typing import Any
+from typing import Literal, TypedDict, cast
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import holder
@@ -17,11 +17,82 @@ from outrider.live.endpoint_file import Endpoint
 from outrider.live.fleet import replicas_of, served_by
 from outrider.live.releases import Releases
 from outrider.live.router import Router, RouterUnavailable
-from outrider.live.state import Deployment, State, read_state
+from outrider.live.state import Deployment, Figures, State, read_state
 from outrider.serving.admin.replica import Replica
 
 
-def endpoint_status(endpoint: Endpoint) -> dict[str, Any]:
+class SilentReplica(TypedDict):
+    """A replica that does not answer."""
+
+    answers: Literal[False]
+    release: None
+    error: str
+
+
+class AnsweringReplica(TypedDict):
+    """A replica's release, and the fields of its `ReplicaStatus`."""
+
+    answers: Literal[True]
+    release: str | None
+    version: str | None
+    digest: str
+    k: int
+    kind: str
+    directory: str
+    watching: bool
+    reverted: str | None
+    reverted_because: str | None
+    broken: str | None
+
+
+ReplicaReport = SilentReplica | AnsweringReplica
+
+
+class VerdictReport(TypedDict):
+    """The fields of `Verdict`."""
+
+    action: str
+    reason: str
+    by: str
+    figures: Figures
+
+
+class DeploymentReport(TypedDict):
+    """The fields of `Deployment`."""
+
+    id: int
+    new: str
+    old: str
+    mode: str
+    began_at: float
+    swapped: list[str]
+    request: VerdictReport | None
+    verdict: VerdictReport
+    ended_at: float | None
+    outcome: str | None
+    behind: list[str]
+
+
+class EndpointStatus(TypedDict):
+    """What the endpoint serves and what is being deployed."""
+
+    endpoint: str
+    serving: str | None
+    previous: str | None
+    everywhere: bool
+    deployment: DeploymentReport | None
+    controller: int | None
+    """Process id."""
+    replicas: dict[str, ReplicaReport]
+    canary_percent: float | None
+    last: DeploymentReport | None
+    promoted: int
+    rolled_back: int
+    releases: list[str]
+    problems: list[str]
+
+
+def endpoint_status(endpoint: Endpoint) -> EndpointStatus:
     """Returns the status as JSON-serializable values."""
     state = read_state(endpoint)
     releases = Releases(endpoint.releases)
@@ -53,7 +124,7 @@ def endpoint_status(endpoint: Endpoint) -> dict[str, Any]:
     }
 
 
-def status_lines(status: Mapping[str, Any]) -> list[str]:
+def status_lines(status: EndpointStatus) -> list[str]:
     """Formats the status as readable lines."""
     answers = any(replica["answers"] for replica in status["replicas"].values())
     if status["serving"] is None and status["canary_percent"] is None and not answers:
@@ -76,7 +147,7 @@ def status_lines(status: Mapping[str, Any]) -> list[str]:
     share = status["canary_percent"]
     lines.append("router: " + ("no answer" if share is None else f"{share:g} % to the canary"))
     last = status["last"]
-    if last is not None:
+    if last is not None and last["outcome"] is not None and last["ended_at"] is not None:
         lines.append(
             f"last: {last['new']} {last['outcome'].replace('_', ' ')} at"
             f" {_time(last['ended_at'])} by the {last['verdict']['by']}:"
@@ -85,8 +156,8 @@ def status_lines(status: Mapping[str, Any]) -> list[str]:
     return lines + [f"problem: {problem}" for problem in status["problems"]]
 
 
-def _in_words(replica: Mapping[str, Any]) -> str:
-    if not replica["answers"]:
+def _in_words(replica: ReplicaReport) -> str:
+    if replica["answers"] is False:
         return "no answer"
     words = f"release {replica['release']}, {replica['kind']}, {replica['k']} drafts per step"
     if replica["watching"]:
@@ -104,27 +175,27 @@ def _canary_share(endpoint: Endpoint) -> float | None:
         return None
 
 
-def _deployment(deployment: Deployment | None) -> dict[str, Any] | None:
-    return None if deployment is None else dataclasses.asdict(deployment)
+def _deployment(deployment: Deployment | None) -> DeploymentReport | None:
+    if deployment is None:
+        return None
+    return cast(DeploymentReport, dataclasses.asdict(deployment))
 
 
-def _replica(replica: Replica, state: State, releases: Releases) -> dict[str, Any]:
+def _replica(replica: Replica, state: State, releases: Releases) -> ReplicaReport:
     try:
         status = replica.status()
     except OutriderError as error:
         return {"answers": False, "release": None, "error": str(error)}
-    return {
-        "answers": True,
-        "release": served_by(status, state, releases),
-        **dataclasses.asdict(status),
-    }
+    release = served_by(status, state, releases)
+    report = {"answers": True, "release": release, **dataclasses.asdict(status)}
+    return cast(AnsweringReplica, report)
 
 
-def _replica_problems(state: State, replicas: Mapping[str, dict[str, Any]]) -> list[str]:
+def _replica_problems(state: State, replicas: Mapping[str, ReplicaReport]) -> list[str]:
     problems = []
     for name, replica in replicas.items():
         release = replica["release"]
-        if not replica["answers"]:
+        if replica["answers"] is False:
             problems.append(f"{name}: no answer")
         elif replica["broken"]:
             problems.append(

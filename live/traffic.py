@@ -18,7 +18,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from outrider.common.errors import OutriderError
 from outrider.live.endpoint_file import Endpoint, Role
@@ -49,6 +49,23 @@ class Observation:
     or ended early. Such a request counts only toward the failure rate."""
 
 
+class LogRow(TypedDict):
+    """A line of the router's log (templates/envoy.yaml.j2); null stands for an empty value."""
+
+    started_at: str
+    """Unix time in seconds."""
+    cluster: str | None
+    """Role that the router selected."""
+    host: str | None
+    """Name of the replica that answered."""
+    status: int | None
+    flags: str | None
+    """Envoy's response flags, comma-separated."""
+    duration_ms: float
+    request_id: str | None
+    session: NotRequired[str | None]
+
+
 class Traffic:
     """Finished requests: at first the baseline's, then the test's."""
 
@@ -66,7 +83,7 @@ class Traffic:
         self._testing = False
         self._lost: set[str] = set()  # replicas that restarted during the test
         self._finished: list[LiveRequest] = []
-        self._routed: list[dict[str, Any]] = []
+        self._routed: list[LogRow] = []
 
     def collect(self) -> tuple[list[Observation], list[Observation]]:
         """Reads new requests; returns all stable and all canary observations so far."""
@@ -113,7 +130,7 @@ class Traffic:
         ]
 
 
-def read_log(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
+def read_log(path: Path, offset: int) -> tuple[list[LogRow], int]:
     """Returns the log's complete lines from byte `offset`, and the next offset.
 
     templates/envoy.yaml.j2 defines the fields. An offset past the end (a rotated log) counts as 0.
@@ -127,7 +144,7 @@ def read_log(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
     except FileNotFoundError:
         return [], 0
     complete = data[: data.rfind(b"\n") + 1]
-    rows = []
+    rows: list[LogRow] = []
     for line in complete.splitlines():
         with contextlib.suppress(ValueError):  # incomplete, from an Envoy that was killed
             rows.append(json.loads(line))
@@ -135,7 +152,7 @@ def read_log(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
 
 
 def observations(
-    routed: Sequence[Mapping[str, Any]], finished: Sequence[LiveRequest], roles: Mapping[str, Role]
+    routed: Sequence[LogRow], finished: Sequence[LiveRequest], roles: Mapping[str, Role]
 ) -> tuple[list[Observation], list[Observation]]:
     """Joins router log and replica counts; returns stable and canary observations.
 
@@ -157,7 +174,7 @@ def observations(
     return arms["stable"], arms["canary"]
 
 
-def _observation(row: Mapping[str, Any], live: LiveRequest | None, moved: bool) -> Observation:
+def _observation(row: LogRow, live: LiveRequest | None, moved: bool) -> Observation:
     """A row of the router's log; `moved`: whether the other role answered it."""
     started_at = float(row["started_at"])
     request_id = row["request_id"] or f"at {started_at}"

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -139,8 +139,9 @@ def _discard_speeds(run: "RunDirectory", stage: str) -> None:
 def export_run(loaded: "LoadedRecipe", run: "RunDirectory", to: str, force: bool) -> "Results":
     """Updates the bundle and copies it to a directory or an address."""
     from outrider.data.formats.sources import answering
-    from outrider.serving.bundle.bundle_places import put_bundle
+    from outrider.serving.bundle.bundle_places import check_destination, put_bundle
 
+    check_destination(to)
     with attempt(loaded, run) as go:
         results = go(["export"], {"force": force})
     with answering(f"export to {to}"):
@@ -165,7 +166,7 @@ def _named_speculator(name: str, recipe: "Recipe") -> "Options":
     return {"speculator": str(directory.resolve()), "weights": path_digest(directory)}
 
 
-def print_json(value: dict[str, Any]) -> None:
+def print_json(value: Mapping[str, object]) -> None:
     """Prints one line of JSON to stdout."""
     print(json.dumps(value, ensure_ascii=False), flush=True)
 

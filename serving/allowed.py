@@ -195,32 +195,38 @@ def _operations(value: object) -> bool:
 
 
 def _one_of(*values: object) -> Callable[[object], bool]:
-    return lambda value: any(type(value) is type(each) and value == each for each in values)
+    # The types too: in Python, 1 == True == 1.0.
+    allowed = {(type(value), value) for value in values}
+    return lambda value: isinstance(value, (str, int)) and (type(value), value) in allowed
 
 
 def _object(**keys: Callable[[object], bool]) -> Callable[[object], bool]:
     """Objects with some of these keys."""
-    return lambda value: (
-        isinstance(value, dict)
-        and all(key in keys and keys[key](inner) for key, inner in value.items())
-    )
+
+    def allows(value: object) -> bool:
+        if not isinstance(value, dict) or not value.keys() <= keys.keys():
+            return False
+        return all(keys[key](inner) for key, inner in value.items())
+
+    return allows
+
+
+def _by_name(value: object, allows: Callable[[object], bool]) -> bool:
+    """Objects with plain keys, each with an allowed value."""
+    if not isinstance(value, dict):
+        return False
+    if not all(isinstance(key, str) and _KEY.fullmatch(key) for key in value):
+        return False
+    return all(map(allows, value.values()))
 
 
 def _flags_by_name(value: object) -> bool:
-    return isinstance(value, dict) and all(
-        isinstance(key, str) and _KEY.fullmatch(key) and _flag(inner)
-        for key, inner in value.items()
-    )
+    return _by_name(value, _flag)
 
 
 def _rope(value: object) -> bool:
     """RoPE parameters: scalars by name, such as `rope_type: yarn`."""
-    return isinstance(value, dict) and all(
-        isinstance(key, str)
-        and _KEY.fullmatch(key)
-        and any(allows(inner) for allows in (_flag, _number, _word))
-        for key, inner in value.items()
-    )
+    return _by_name(value, lambda inner: _flag(inner) or _number(inner) or _word(inner))
 
 
 REASONING_PARSERS = (
@@ -232,6 +238,10 @@ REASONING_PARSERS = (
     "seed_oss", "step3", "step3p5",
 )  # fmt: skip
 """vLLM 0.32's reasoning parsers (vllm/reasoning/__init__.py)."""
+
+TOKENIZER_MODES = ("auto", "hf", "mistral", "deepseek_v32", "deepseek_v4")
+OPTIMIZATION_LEVELS = (0, 1, 2, 3, "0", "1", "2", "3")
+CUDAGRAPH_MODES = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
 
 _BY_TYPE: dict[Callable[[object], bool], tuple[str, ...]] = {
     _flag: (
@@ -269,26 +279,32 @@ _BY_TYPE: dict[Callable[[object], bool], tuple[str, ...]] = {
     _integers: ("cudagraph_capture_sizes",),
 }  # fmt: skip
 
-OF_BUNDLES: dict[str, Callable[[object], bool]] = {
-    name: allows for allows, names in _BY_TYPE.items() for name in names
-} | {
+_BY_CHOICE: dict[str, Callable[[object], bool]] = {
     "distributed_executor_backend": _one_of("mp", "ray", "uni", "external_launcher"),
     # Other values are a path or a hub repository.
     "generation_config": _one_of("auto", "vllm"),
     "model_impl": _one_of("auto", "vllm", "transformers"),
-    "optimization_level": _one_of(0, 1, 2, 3, "0", "1", "2", "3"),
-    "tokenizer_mode": _one_of("auto", "hf", "mistral", "deepseek_v32", "deepseek_v4"),
+    "optimization_level": _one_of(*OPTIMIZATION_LEVELS),
+    "tokenizer_mode": _one_of(*TOKENIZER_MODES),
+}
+
+_COMPILATION = _object(
+    mode=_one_of(0, 1, 2, 3),
+    cudagraph_mode=_one_of(*CUDAGRAPH_MODES),
+    cudagraph_capture_sizes=_integers,
+    compile_sizes=_integers,
+    custom_ops=_operations,
+    pass_config=_flags_by_name,
+)
+_STRUCTURED_OUTPUTS = _object(
+    backend=_word,
+    disable_any_whitespace=_flag,
+    enable_in_reasoning=_flag,
+    reasoning_parser=_one_of(*REASONING_PARSERS),
+)
+_BY_KEY: dict[str, Callable[[object], bool]] = {
     "attention_config": _object(backend=_word, flash_attn_version=_integer),
-    "compilation_config": _object(
-        mode=_one_of(0, 1, 2, 3),
-        cudagraph_mode=_one_of(
-            "NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"
-        ),
-        cudagraph_capture_sizes=_integers,
-        compile_sizes=_integers,
-        custom_ops=_operations,
-        pass_config=_flags_by_name,
-    ),
+    "compilation_config": _COMPILATION,
     "eplb_config": _object(
         window_size=_integer,
         step_interval=_integer,
@@ -309,14 +325,13 @@ OF_BUNDLES: dict[str, Callable[[object], bool]] = {
         repetition_penalty=_number,
         max_new_tokens=_integer,
     ),
-    "structured_outputs_config": _object(
-        backend=_word,
-        disable_any_whitespace=_flag,
-        enable_in_reasoning=_flag,
-        reasoning_parser=_one_of(*REASONING_PARSERS),
-    ),
+    "structured_outputs_config": _STRUCTURED_OUTPUTS,
 }
+
+OF_BUNDLES: dict[str, Callable[[object], bool]] = {**_BY_CHOICE, **_BY_KEY}
 """Arguments of vLLM 0.32 that a bundle may set, each with the check of its value."""
+for _allows, _names in _BY_TYPE.items():
+    OF_BUNDLES |= dict.fromkeys(_names, _allows)
 
 _VALUE_OF_BUNDLES = re.compile(r"[A-Za-z0-9_.,:|+\[\]-]{0,200}")
 """Values of a bundle's variables: no path, no space, nothing that a shell or Kubernetes expands."""

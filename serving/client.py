@@ -38,21 +38,22 @@ class SpeculationCounters:
     def __sub__(self, earlier: "SpeculationCounters") -> "SpeculationCounters":
         return self._combined(earlier, operator.sub)
 
-    def __add__(self, other: "SpeculationCounters") -> "SpeculationCounters":
-        return self._combined(other, operator.add)
+    def __add__(self, more: "SpeculationCounters") -> "SpeculationCounters":
+        return self._combined(more, operator.add)
 
     def _combined(
-        self, other: "SpeculationCounters", combine: Callable[[int, int], int]
+        self, right: "SpeculationCounters", combine: Callable[[int, int], int]
     ) -> "SpeculationCounters":
+        # Servers with different k have different numbers of positions.
         positions = itertools.zip_longest(
-            self.accepted_per_position, other.accepted_per_position, fillvalue=0
+            self.accepted_per_position, right.accepted_per_position, fillvalue=0
         )
         return SpeculationCounters(
-            drafts=combine(self.drafts, other.drafts),
-            draft_tokens=combine(self.draft_tokens, other.draft_tokens),
-            accepted_tokens=combine(self.accepted_tokens, other.accepted_tokens),
+            drafts=combine(self.drafts, right.drafts),
+            draft_tokens=combine(self.draft_tokens, right.draft_tokens),
+            accepted_tokens=combine(self.accepted_tokens, right.accepted_tokens),
             accepted_per_position=tuple(itertools.starmap(combine, positions)),
-            generation_tokens=combine(self.generation_tokens, other.generation_tokens),
+            generation_tokens=combine(self.generation_tokens, right.generation_tokens),
         )
 
     @classmethod
@@ -63,14 +64,22 @@ class SpeculationCounters:
         updates it together with the engine's counters (`Scheduler.update_from_output`).
         """
         if metrics is None:
-            return cls(0, 0, 0, (), tokens)
+            return cls(
+                drafts=0,
+                draft_tokens=0,
+                accepted_tokens=0,
+                accepted_per_position=(),
+                generation_tokens=tokens,
+            )
         histogram = metrics["acceptance_histogram"]  # steps by number of accepted drafts
         return cls(
-            metrics["num_spec_steps"],
-            metrics["num_draft_tokens"],
-            metrics["num_accepted_draft_tokens"],
-            tuple(sum(histogram[position:]) for position in range(1, len(histogram))),
-            tokens,
+            drafts=metrics["num_spec_steps"],
+            draft_tokens=metrics["num_draft_tokens"],
+            accepted_tokens=metrics["num_accepted_draft_tokens"],
+            accepted_per_position=tuple(
+                sum(histogram[position:]) for position in range(1, len(histogram))
+            ),
+            generation_tokens=tokens,
         )
 
     @property
@@ -119,6 +128,7 @@ def complete(
     model: str,
     prompts: Sequence[Sequence[int]],
     sampling: Sampling,
+    *,
     max_tokens: int,
     concurrency: int = 8,
 ) -> list[Completion]:

@@ -241,6 +241,7 @@ class Engine:
         The engine starts computing only once it has all rows. Otherwise its first batches would
         depend on how fast rows arrive, and bf16 results depend on the batch.
         """
+        # Level 0 stops scheduling, but requests are accepted (vllm/entrypoints/llm.py, line 843).
         self.llm.sleep(level=0)
         try:
             self.llm.enqueue(_prompts(rows), sampling, use_tqdm=False)

@@ -6,7 +6,10 @@ a process to themselves. So a child process imports it once and reads one block 
     with LoadGenerator(TargetConfig(), log_path=Path("load.log")) as load:
         block = load.run_block(server.url, prompts, 4, Sampling(), max_tokens=256)
         print(block.output_tokens / block.seconds)
-        timed = load.run_block(server.url, prompts, None, Sampling(), 256, [0.0, 0.3, 1.1, 1.2])
+        arrivals = [0.0, 0.3, 1.1, 1.2]
+        timed = load.run_block(
+            server.url, prompts, None, Sampling(), max_tokens=256, arrivals=arrivals
+        )
 """
 
 import argparse
@@ -121,6 +124,7 @@ class LoadGenerator:
         prompts: Sequence[str],
         concurrency: int | None,
         sampling: Sampling,
+        *,
         max_tokens: int,
         arrivals: Sequence[float] | None = None,
     ) -> BlockResult:
@@ -204,10 +208,15 @@ def _sent_at(serve: ModuleType, arrivals: list[float]) -> Callable[..., list[Any
         requests = load(arguments, tokenizer)
         for request, arrival in zip(requests, arrivals, strict=True):
             request.timestamp = arrival
+        # vllm/benchmarks/serve.py, line 501, then sends each request at its timestamp.
         arguments.self_timed = True
         return requests
 
     return samples
+
+
+_FROM_RESULT = ("completed", "duration", "output_lens", "ttfts", "itls", "start_times", "errors")
+"""Entries of vLLM's result that a block is made from."""
 
 
 def _child() -> None:
@@ -229,8 +238,8 @@ def _child() -> None:
         if block["arrivals"] is not None:
             serve.get_samples = _sent_at(serve, block["arrivals"])
         result = asyncio.run(serve.main_async(parser.parse_args(block["words"])))
-        kept = ("completed", "duration", "output_lens", "ttfts", "itls", "start_times", "errors")
-        print(json.dumps({name: result[name] for name in kept}), file=answers, flush=True)
+        answer = {name: result[name] for name in _FROM_RESULT}
+        print(json.dumps(answer), file=answers, flush=True)
 
 
 if __name__ == "__main__":

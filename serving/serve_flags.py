@@ -13,8 +13,9 @@ import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -64,7 +65,8 @@ class _Settings(BaseModel):
     draft_sample_method: Literal["greedy", "probabilistic"]
 
 
-class ServeFlags(NamedTuple):
+@dataclass(frozen=True)
+class ServeFlags:
     """Arguments and environment of a bundle's server."""
 
     arguments: dict[str, Any]
@@ -89,7 +91,7 @@ class ServeFlags(NamedTuple):
 
     def replacing(self, speculative: dict[str, Any] | None) -> "ServeFlags":
         """Returns these flags with another `speculative_config`; None removes speculation."""
-        return self._replace(arguments=self.arguments | {"speculative_config": speculative})
+        return replace(self, arguments=self.arguments | {"speculative_config": speculative})
 
 
 def serving_of(target: TargetConfig, engine: EngineConfig) -> dict[str, Any]:
@@ -102,8 +104,8 @@ def serving_of(target: TargetConfig, engine: EngineConfig) -> dict[str, Any]:
 def exported_environment(engine: EngineConfig) -> dict[str, str]:
     """Returns the engine's environment variables that also apply on other machines."""
     of_this_machine = ("HF_HUB_OFFLINE", "LD_PRELOAD", "VLLM_LOGGING_STREAM", *HOOKED)
-    found = engine_environment(engine)
-    return {name: value for name, value in found.items() if name not in of_this_machine}
+    variables = engine_environment(engine)
+    return {name: value for name, value in variables.items() if name not in of_this_machine}
 
 
 _REFUSED = "refused; if the bundle is yours, start the servers with its serve.sh"
@@ -171,14 +173,14 @@ def without_quotes(flags: Sequence[Sequence[str]]) -> str:
 
 def _leaves(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     """Returns dotted keys with their unquoted values."""
-    found: list[tuple[str, str]] = []
+    leaves: list[tuple[str, str]] = []
     for key, inner in value.items():
         if isinstance(inner, dict):
-            found += _leaves(inner, f"{prefix}{key}.")
-        elif isinstance(inner, list) and inner and all(isinstance(each, str) for each in inner):
-            found.append((f"{prefix}{key}+", ",".join(inner)))
+            leaves += _leaves(inner, f"{prefix}{key}.")
+        elif isinstance(inner, list) and inner and all(isinstance(item, str) for item in inner):
+            leaves.append((f"{prefix}{key}+", ",".join(inner)))
         elif isinstance(inner, str):
-            found.append((f"{prefix}{key}", inner))
+            leaves.append((f"{prefix}{key}", inner))
         else:
-            found.append((f"{prefix}{key}", json.dumps(inner, separators=(",", ":"))))
-    return found
+            leaves.append((f"{prefix}{key}", json.dumps(inner, separators=(",", ":"))))
+    return leaves

@@ -155,6 +155,7 @@ def root_error(log: str) -> str:
     # Each line begins with process, time and source; lines of several processes interleave.
     before = lines[start].partition("Traceback")[0]
     process = before.partition(")")[0]
-    own = [each[len(before) :] for each in lines[start:] if each.startswith(process)]
-    last = next((n for n, text in enumerate(own) if n and not text.startswith(" ")), len(own))
-    return "\n".join(own[: last + 1])
+    texts = [line[len(before) :] for line in lines[start:] if line.startswith(process)]
+    # A traceback ends with its first line that is not indented: the error's type and message.
+    last = next((n for n, text in enumerate(texts) if n and not text.startswith(" ")), len(texts))
+    return "\n".join(texts[: last + 1])

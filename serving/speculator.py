@@ -73,14 +73,14 @@ class Speculator:
         """Whether it drafts in every step and supports draft parity and live swaps."""
         return isinstance(self.family, TrainableKind)
 
-    def swaps_with(self, other: "Speculator") -> bool:
+    def swaps_with(self, replacement: "Speculator") -> bool:
         """True if one engine can serve both in turn, by swapping the drafter's weights."""
         kind = self.family
-        ours = self.directory
-        theirs = other.directory
-        if other.kind != self.kind or not isinstance(kind, TrainableKind):
+        if replacement.kind != self.kind or not isinstance(kind, TrainableKind):
             return False
-        return ours is not None and theirs is not None and kind.swappable(ours, theirs)
+        if self.directory is None or replacement.directory is None:
+            return False
+        return kind.swappable(self.directory, replacement.directory)
 
     def features(self, target_dir: Path) -> FeatureSpec:
         """The target states that the drafts are computed from; none without weights."""
@@ -108,8 +108,8 @@ class Speculator:
         drafts = int(counters["drafts"])
         if self.trainable:
             return drafts
-        others = counters["generation_tokens"] - responses - counters["accepted_tokens"]
-        return max(drafts, int(others))
+        target_tokens = counters["generation_tokens"] - counters["accepted_tokens"]
+        return max(drafts, int(target_tokens - responses))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -218,6 +218,8 @@ def _candidates(top_k_M: Tensor, vocabulary: int, least: int = CANDIDATES) -> in
 
 def _among_top_k(values_MK: Tensor, top_k_M: Tensor, vocabulary: int) -> Tensor:
     """Mask [M, K] of candidates that top_k keeps, including ties, as in vLLM."""
+    # vLLM drops what is less than the k-th largest logit, so its equals stay
+    # (vllm/v1/sample/ops/topk_topp_sampler.py, line 501).
     last_M = top_k_M.clamp(max=values_MK.shape[-1]) - 1
     least_M = values_MK.gather(-1, last_M[:, None])[:, 0]
     return values_MK >= torch.where(top_k_M < vocabulary, least_M, -math.inf)[:, None]

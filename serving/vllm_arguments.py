@@ -64,7 +64,8 @@ def engine_environment(engine: EngineConfig) -> dict[str, str]:
     if runs_on_cpu():
         environment |= {
             "VLLM_MLA_DISABLE": "1",
-            # Use every core; the default reserves one for the scheduler.
+            # Use every core; by default vLLM reserves one per worker for its scheduler
+            # (vllm/utils/ompmultiprocessing.py, line 46).
             "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
             "VLLM_CPU_OMP_THREADS_BIND": "auto",
             # vLLM 0.32 cannot load its ahead-of-time compiled code on a CPU, so each start compiles
@@ -170,4 +171,5 @@ def start_limit_s(directory: Path) -> float:
 
 def start_environment(directory: Path) -> dict[str, str]:
     """Returns variables that set vLLM's limit (default 600 s) to `start_limit_s`."""
+    # vllm/envs.py, line 811
     return {"VLLM_ENGINE_READY_TIMEOUT_S": str(round(start_limit_s(directory)))}

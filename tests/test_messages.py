@@ -18,9 +18,6 @@ OF_OTHERS = {
     "--shm-size": "Docker",
     "--ipc": "Docker",
     "--no-deps": "pip",
-    "--copy": "skopeo",
-    "--all": "skopeo",
-    "--preserve-digests": "skopeo",
     "--object-store-memory": "Ray",
 }
 """Options of other programs than vLLM in messages, and the program."""

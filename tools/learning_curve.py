@@ -42,18 +42,16 @@ def acceptance(
     depth = recipe.speculator.depth
     target = recipe.target.training_directory()
     method = recipe.speculator.draft_sample_method
-    found = length_at(
-        replay(
-            speculator=speculator,
-            target_dir=target,
-            feature_store=store,
-            rows=list(rows),
-            depth=depth,
-            draft_sample_method=method,
-        ),
-        depth,
+    sums = replay(
+        speculator=speculator,
+        target_dir=target,
+        feature_store=store,
+        rows=list(rows),
+        depth=depth,
+        draft_sample_method=method,
     )
-    return {end: getattr(found, end) for end in ("value", "low", "high")}
+    length = length_at(sums, depth)
+    return {"value": length.value, "low": length.low, "high": length.high}
 
 
 def measure(root: Path, name: str, counts: list[int], overrides: list[str], points: Path) -> None:
@@ -66,11 +64,11 @@ def measure(root: Path, name: str, counts: list[int], overrides: list[str], poin
         curve = curves.setdefault(name, {})
         if str(count) in curve:
             continue
-        place = run.of_kind(f"curve_{count}")
+        curve_run = run.of_kind(f"curve_{count}")
         # Another curve's training on as many responses would be resumed.
-        shutil.rmtree(place.trained, ignore_errors=True)
-        train_on(place, recipe, {**parts, "train": parts["train"][:count]})
-        curve[str(count)] = acceptance(run, recipe, place.speculator, parts["heldout"])
+        shutil.rmtree(curve_run.trained, ignore_errors=True)
+        train_on(curve_run, recipe, {**parts, "train": parts["train"][:count]})
+        curve[str(count)] = acceptance(run, recipe, curve_run.speculator, parts["heldout"])
         print(name, count, curve[str(count)], flush=True)
         write_json(points, curves)
 
@@ -79,11 +77,11 @@ def plot(points: Path, out: Path) -> None:
     """Draws the curves of `points`, named `TARGET, START`, as SVG; a column per target."""
     import vl_convert
 
-    rows = [
-        dict(zip(("target", "start"), name.split(", "), strict=True), responses=int(count), **point)
-        for name, curve in read_json(points).items()
-        for count, point in curve.items()
-    ]
+    rows = []
+    for name, curve in read_json(points).items():
+        target, start = name.split(", ")
+        for count, point in curve.items():
+            rows.append({"target": target, "start": start, "responses": int(count), **point})
     encoding = {
         "x": {
             "field": "responses",
@@ -132,11 +130,17 @@ def main() -> None:
     measured.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE")
     drawn = commands.add_parser("plot")
     drawn.add_argument("out", type=Path)
-    given = parser.parse_args()
-    if given.command == "measure":
-        measure(given.run, given.name, given.responses, given.set, given.points)
+    args = parser.parse_args()
+    if args.command == "measure":
+        measure(
+            args.run,
+            args.name,
+            counts=args.responses,
+            overrides=args.set,
+            points=args.points,
+        )
     else:
-        plot(given.points, given.out)
+        plot(args.points, args.out)
 
 
 if __name__ == "__main__":

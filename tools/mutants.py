@@ -79,11 +79,11 @@ def mutations(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 def sampled(root: Path, count: int, seed: int) -> list[tuple[str, int, str, str]]:
     """Draws `count` mutants: module, line, description, mutated source."""
-    found = []
+    mutants = []
     for module in TESTS:
         tree = ast.parse((root / module).read_text(encoding="utf-8"))
-        found += [(module, line, what, ast.unparse(tree)) for line, what in mutations(tree)]
-    return sorted(random.Random(seed).sample(found, count))
+        mutants += [(module, line, what, ast.unparse(tree)) for line, what in mutations(tree)]
+    return sorted(random.Random(seed).sample(mutants, count))
 
 
 def passes(root: Path, tests: list[str]) -> bool:
@@ -104,10 +104,10 @@ def passes(root: Path, tests: list[str]) -> bool:
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--count", type=int, default=100)
-    arguments.add_argument("--seed", type=int, default=0)
-    given = arguments.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
     sys.dont_write_bytecode = True
     import torch  # noqa: F401  # once for all forks
     import transformers  # noqa: F401
@@ -124,7 +124,7 @@ def main() -> None:
         every = sorted({test for tests in TESTS.values() for test in tests})
         if not passes(root, every):
             sys.exit("the tests fail without a mutant")
-        mutants = sampled(root, given.count, given.seed)
+        mutants = sampled(root, args.count, args.seed)
         survivors = 0
         for module, line, what, source in mutants:
             original = root / f"{module}.original"
@@ -134,7 +134,7 @@ def main() -> None:
                 survivors += 1
                 print(f"survived: {module}:{line}: {what}", flush=True)
             shutil.move(original, root / module)
-    print(f"{given.count - survivors} of {given.count} mutants killed (seed {given.seed})")
+    print(f"{args.count - survivors} of {args.count} mutants killed (seed {args.seed})")
 
 
 if __name__ == "__main__":

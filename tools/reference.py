@@ -260,8 +260,8 @@ def _report_key(name: str, value: typing.Any) -> str:
 
 def log_formats() -> str:
     """The page of log formats and reject reasons."""
-    others = {"OpenAI fields": openai, "Sampling": sampling, "Rejects": Reject}
-    sections = {**{f"`{name}`": module for name, module in FORMATS.items()}, **others}
+    shared = {"OpenAI fields": openai, "Sampling": sampling, "Rejects": Reject}
+    sections = {**{f"`{name}`": module for name, module in FORMATS.items()}, **shared}
     pages = (f"## {name}\n\n{inspect.getdoc(source)}\n" for name, source in sections.items())
     return "\n".join([FORMATS_HEAD, *pages])
 
@@ -303,7 +303,7 @@ def _write_section(prefix: str, section: Section, parts: list[str]) -> None:
     docs = field_docs(section)
     fields = section.model_fields
     inner = {name: _section_of(field.annotation) for name, field in fields.items()}
-    named = {name: _section_in(field.annotation, dict, 1) for name, field in fields.items()}
+    by_name = {name: _section_in(field.annotation, dict, 1) for name, field in fields.items()}
     listed = {name: _section_in(field.annotation, list, 0) for name, field in fields.items()}
     plain = [
         name
@@ -320,7 +320,7 @@ def _write_section(prefix: str, section: Section, parts: list[str]) -> None:
     for name, child in inner.items():
         if child:
             _write_section(f"{prefix}.{name}" if prefix else name, child, parts)
-    for name, child in named.items():
+    for name, child in by_name.items():
         if child:
             _write_section(f"{prefix}.{name}.NAME", child, parts)
     for name, child in listed.items():

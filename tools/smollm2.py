@@ -94,15 +94,14 @@ def facts(rng: random.Random) -> str:
         return f"{title} at {invented.word(rng)} for {rng.randint(2, 9)} years"
 
     degree = rng.choice(["Bachelor", "Master", "Doctorate"])
-    return "\n".join(
-        [
-            f"Name: {rng.choice(resumes.FIRST_NAMES)} {invented.word(rng)}",
-            f"City: {rng.choice(resumes.CITIES)}",
-            f"Work: {post()}, {post()}",
-            f"Skills: {', '.join(rng.sample(resumes.SKILLS, 3))}",
-            f"Degree: {degree} in {rng.choice(resumes.AREAS)}, {invented.word(rng)} University",
-        ]
-    )
+    name = f"{rng.choice(resumes.FIRST_NAMES)} {invented.word(rng)}"
+    city = rng.choice(resumes.CITIES)
+    work = f"{post()}, {post()}"
+    skills = ", ".join(rng.sample(resumes.SKILLS, 3))
+    area = rng.choice(resumes.AREAS)
+    lines = [f"Name: {name}", f"City: {city}", f"Work: {work}", f"Skills: {skills}"]
+    lines.append(f"Degree: {degree} in {area}, {invented.word(rng)} University")
+    return "\n".join(lines)
 
 
 def prompts_for(task: str, count: int) -> list[str]:
@@ -128,9 +127,9 @@ def long_tasks(count: int) -> list[str]:
     prompts = []
     for index in range(count):
         people = [f"{rng.choice(resumes.FIRST_NAMES)} {invented.word(rng)}" for _ in range(4)]
-        places = [invented.word(rng) for _ in range(6)]
-        named = f"People: {', '.join(people)}\nPlaces: {', '.join(places)}"
-        prompts.append(f"{LONG_TASKS[index % len(LONG_TASKS)]}\n\n{named}")
+        towns = [invented.word(rng) for _ in range(6)]
+        names = f"People: {', '.join(people)}\nPlaces: {', '.join(towns)}"
+        prompts.append(f"{LONG_TASKS[index % len(LONG_TASKS)]}\n\n{names}")
     return prompts
 
 
@@ -193,38 +192,38 @@ def main() -> None:
     recorder.add_argument("log", type=Path)
     recorder.add_argument("--exchanges", type=int, default=2000)
     recorder.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
-    other = recorder.add_mutually_exclusive_group()
-    other.add_argument("--general", type=Path, metavar="CORPUS", help="public prompts instead")
-    other.add_argument("--extract", action="store_true", help="records as JSON instead")
-    other.add_argument("--long", action="store_true", help="tasks with long answers instead")
+    prompts_of = recorder.add_mutually_exclusive_group()
+    prompts_of.add_argument("--general", type=Path, metavar="CORPUS", help="public prompts instead")
+    prompts_of.add_argument("--extract", action="store_true", help="records as JSON instead")
+    prompts_of.add_argument("--long", action="store_true", help="tasks with long answers instead")
     shipper = commands.add_parser("ship")
     shipper.add_argument("run", type=Path)
     shipper.add_argument("--out", type=Path, default=SHIPPED / "smollm2" / "eagle3")
-    given = parser.parse_args()
-    if given.command == "build":
-        build(given.target)
-    elif given.command == "ship":
-        ship(given.run, given.out)
+    args = parser.parse_args()
+    if args.command == "build":
+        build(args.target)
+    elif args.command == "ship":
+        ship(args.run, args.out)
     else:
-        task = EXTRACTION if given.extract else TASK
+        task = EXTRACTION if args.extract else TASK
         workload = SHORT
-        prompts = prompts_for(task, given.exchanges)
-        if given.general:
-            prompts = general(given.general, given.exchanges)
-        elif given.long:
-            prompts = long_tasks(given.exchanges)
+        prompts = prompts_for(task, args.exchanges)
+        if args.general:
+            prompts = general(args.general, args.exchanges)
+        elif args.long:
+            prompts = long_tasks(args.exchanges)
             workload = LONG
         engine = EngineConfig(
             mode="compiled",
-            dtype=given.dtype,
+            dtype=args.dtype,
             max_model_len=workload.max_tokens + 512,
             max_num_seqs=workload.concurrency,
             kv_cache_gb=4.0,
         )
-        target = TargetConfig(model=str(given.target))
-        given.log.parent.mkdir(parents=True, exist_ok=True)
-        with Server(target, engine, log_path=given.log.with_suffix(".server.log")) as server:
-            record(server, given.log, prompts, workload)
+        target = TargetConfig(model=str(args.target))
+        args.log.parent.mkdir(parents=True, exist_ok=True)
+        with Server(target, engine, log_path=args.log.with_suffix(".server.log")) as server:
+            record(server, args.log, prompts, workload)
 
 
 if __name__ == "__main__":

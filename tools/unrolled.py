@@ -9,6 +9,7 @@ from outrider.speculators.unroll import Chain, Slots, unroll_anchors, valid_BT
 def unroll(
     chain: Chain,
     ends: TargetEnds,
+    *,
     token_ids_BT: Tensor,
     inputs_BTX: Tensor,
     sequence_BT: Tensor,

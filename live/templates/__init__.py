@@ -2,12 +2,11 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 
-def render(name: str, /, **values: Any) -> str:
+def render(name: str, /, **values: object) -> str:
     """Renders the template `name`; the `yaml` filter writes single-line values."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),

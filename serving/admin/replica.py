@@ -196,7 +196,7 @@ class Replica:
         self, method: str, path: str, body: Any = None, timeout_s: float = 60
     ) -> tuple[int, Any]:
         try:
-            return self.admin.call(method, path, body, self._token, timeout_s)
+            return self.admin.call(method, path, body, api_key=self._token, timeout_s=timeout_s)
         except (OSError, http.client.HTTPException) as error:
             raise ReplicaUnreachable(
                 f"{self.admin}: no answer ({error!r}); start the replica, or correct its address"

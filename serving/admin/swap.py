@@ -1,7 +1,7 @@
 """Checks a new speculator and has a running engine's workers load it.
 
     current = in_service(Path(directory_at_start))
-    new = checked(directory, current, target_dir, root, digest, k)
+    new = checked(directory, current, target_dir, root=root, digest=digest, k=k)
     await swap(rpc, new, swap_id)       # a live server (vllm_hooks/live_speculator.py)
     swap_directory(rpc, directory, directory_at_start, target_dir)   # a server on this machine
 
@@ -78,6 +78,7 @@ def checked(
     directory: Path,
     current: Candidate,
     target_dir: Path | None,
+    *,
     root: Path | None = None,
     digest: str = "",
     k: int | None = None,
@@ -208,10 +209,10 @@ def _check_form(new: Candidate, current: Candidate) -> None:
     if wrong:
         name = min(wrong)
         number, shape = new.forms[name]
-        own_number, own_shape = current.forms[name]
+        engine_number, engine_shape = current.forms[name]
         raise OutriderError(
-            f"{source}: {name} is {number} {list(shape)}, in the engine {own_number}"
-            f" {list(own_shape)} ({len(wrong)} such tensors); export again for this target"
+            f"{source}: {name} is {number} {list(shape)}, in the engine {engine_number}"
+            f" {list(engine_shape)} ({len(wrong)} such tensors); export again for this target"
         )
 
 
@@ -228,13 +229,13 @@ def _check_finite(directory: Path, states: str, names: frozenset[str]) -> None:
 
 def _check_manifest(manifest: dict[str, Any], new: Candidate, k: int | None) -> None:
     """Checks that the bundle's kind and number of drafts match the engine's."""
-    for key, found, own in (
-        ("method", manifest.get("method"), new.kind.name),
-        ("num_speculative_tokens", manifest.get("num_speculative_tokens"), k),
-    ):
-        if None not in (found, own) and found != own:
+    in_engine = {"method": new.kind.name, "num_speculative_tokens": k}
+    for key, value in in_engine.items():
+        listed = manifest.get(key)
+        # A trusted directory has no manifest, and callers of a trusted one do not give k.
+        if listed is not None and value is not None and listed != value:
             raise OutriderError(
-                f"{new.directory / MANIFEST}: {key} = {found}, but the engine drafts with {own}:"
+                f"{new.directory / MANIFEST}: {key} = {listed}, but the engine drafts with {value}:"
                 " start a server with the bundle's serve.sh, or export again"
             )
 
@@ -260,8 +261,11 @@ def release_files(directory: Path, root: Path, digest: str) -> tuple[FileStates,
             f"{directory / MANIFEST}: files: lists no config.json: {manifest.get('method')} has no"
             " weights to load; start a server with the bundle's serve.sh"
         )
-    if (found := bundle_digest(directory)) != digest:
-        raise OutriderError(f"{directory / MANIFEST}: its files have digest {found}, not {digest}")
+    actual_digest = bundle_digest(directory)
+    if actual_digest != digest:
+        raise OutriderError(
+            f"{directory / MANIFEST}: its files have digest {actual_digest}, not {digest}"
+        )
     if INDEX in states:
         _check_index(directory / INDEX, states)
     return states, manifest
@@ -270,26 +274,28 @@ def release_files(directory: Path, root: Path, digest: str) -> tuple[FileStates,
 def _check_index(path: Path, states: FileStates) -> None:
     """Checks that the index names only files of the release."""
     try:
-        named = set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values())
+        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        shards = set(weight_map.values())
     except (ValueError, KeyError, TypeError, AttributeError):
         raise OutriderError(f"{path}: no weight_map; export again") from None
-    if unknown := sorted(map(str, named - states.keys())):
+    if unknown := sorted(map(str, shards - states.keys())):
         raise OutriderError(f"{path}: {unknown[0]!r} is not a file of the release")
 
 
 def check_unchanged(directory: Path, states: FileStates) -> None:
     """Raises an `OutriderError` if a file has changed since `states` was recorded."""
-    found = file_states(directory)
+    current_states = file_states(directory)
     for name, state in sorted(states.items()):
-        if found.get(name) != state:
+        if current_states.get(name) != state:
             raise OutriderError(f"{directory / name}: changed since it was checked")
 
 
 def file_states(directory: Path) -> FileStates:
     """Returns the inode, size and timestamps of each file that engines read."""
     paths = [*directory.glob("*.safetensors"), directory / "config.json", directory / INDEX]
-    found = {path.name: path.stat() for path in paths if path.is_file()}
+    status = {path.name: path.stat() for path in paths if path.is_file()}
+    # st_ctime_ns too: a writer can set the modification time back, but not the change time.
     return {
-        name: [each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns]
-        for name, each in found.items()
+        name: [stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
+        for name, stat in status.items()
     }

@@ -50,6 +50,7 @@ def export_bundle(
     drafting: Drafting,
     target: TargetConfig,
     engine: EngineConfig,
+    *,
     evidence: dict[str, Any],
     out_dir: str | Path,
     other_formats: bool = True,
@@ -82,7 +83,11 @@ def export_bundle(
             # A format may name its target; embedded targets have no public name, only a path.
             name = target.directory() if target.model in EMBEDDED_TARGETS else target.model
             trainable.write_other_formats(
-                directory, target.directory(), str(name), drafting.k, stage
+                directory,
+                target_dir=target.directory(),
+                target=str(name),
+                drafts=drafting.k,
+                out_dir=stage,
             )
         if profile is not None:
             write_json(stage / PROFILE, profile)
@@ -104,6 +109,7 @@ def verify_bundle(
     location: str | Path,
     target: TargetConfig,
     engine: EngineConfig,
+    *,
     prompts: Sequence[Sequence[int]],
     sampling: Sampling,
     max_tokens: int,
@@ -158,6 +164,7 @@ def verify_bundle(
 def speculation_profile(
     method: str,
     target: TargetConfig,
+    *,
     marginal: Sequence[float],
     intervals: Sequence[tuple[float, float] | None],
     lengths: Mapping[int, float],
@@ -177,8 +184,11 @@ def speculation_profile(
     """
     one_block = KINDS[method].one_block
     k = len(marginal)
+    # Share of steps that accept at least 0, 1, ..., k drafts, and none that accept more.
     reached = [1.0, *marginal, 0.0]
     pairs = [*itertools.pairwise(reached)]
+    conditional = [share / before if before else 0.0 for before, share in pairs[:k]]
+    histogram = {length: before - share for length, (before, share) in enumerate(pairs, start=1)}
     # Profiles are published, so the model's name replaces a local path.
     name = Path(target.model).name if Path(target.model).is_dir() else target.model
     return {
@@ -192,7 +202,7 @@ def speculation_profile(
         "block_size": k if one_block else None,
         "verification_method": "longest_prefix",
         # Probability that the draft is accepted if all before it were, by position.
-        "conditional_accept_rates": [own / before if before else 0.0 for before, own in pairs[:k]],
+        "conditional_accept_rates": conditional,
         # Share of steps that accept all drafts up to each position.
         "marginal_accept_rates": list(marginal),
         "intervals": list(intervals),
@@ -200,9 +210,7 @@ def speculation_profile(
         "accept_length_model": "measured_per_k" if one_block else "chain_analytic",
         "accept_length_by_k": dict(lengths),
         # Acceptance length -> share of steps.
-        "acceptance_length_histogram": {
-            length: before - own for length, (before, own) in enumerate(pairs, start=1)
-        },
+        "acceptance_length_histogram": histogram,
         "measurement_conditions": conditions,
     }
 
@@ -253,6 +261,11 @@ def serve_script(target: TargetConfig, engine: EngineConfig, drafting: Drafting)
         "from outrider.serving.config import TargetConfig; "
         f'print(TargetConfig(model="{target.model}").directory())'
     )
+    # shlex quotes the placeholder: this ends the quotes, lets the shell expand, and opens them.
+    here_in_quotes = "'\"$here\"'"
+    flags = [shlex.join(flag).replace(str(_HERE), here_in_quotes) for flag in flags_of(arguments)]
+    variables = [(name, shlex.quote(value)) for name, value in sorted(environment.items())]
+    command = '"$python" -P -m outrider.serving.vllm_command' if runs_on_cpu() else "vllm"
     templates = jinja2.Environment(
         trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
     )
@@ -260,8 +273,8 @@ def serve_script(target: TargetConfig, engine: EngineConfig, drafting: Drafting)
         embedded=embedded,
         find_target=shlex.quote(find_target),
         model=shlex.quote(target.model),
-        environment=[(name, shlex.quote(value)) for name, value in sorted(environment.items())],
+        environment=variables,
         preloads="LD_PRELOAD" in engine_environment(engine),
-        command='"$python" -P -m outrider.serving.vllm_command' if runs_on_cpu() else "vllm",
-        flags=[shlex.join(flag).replace(str(_HERE), "'\"$here\"'") for flag in flags_of(arguments)],
+        command=command,
+        flags=flags,
     )

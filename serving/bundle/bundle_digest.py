@@ -11,7 +11,7 @@ Bundles are untrusted: every reader and every download checks the list.
 import os
 import re
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ def bundle_digest(directory: Path, digest_of: Callable[[Path], str] = file_diges
     return value_digest(sorted([name, digest] for name, digest in files.items()))
 
 
-def serve_digest(manifest: dict[str, Any]) -> str:
+def serve_digest(manifest: Mapping[str, object]) -> str:
     """Returns the SHA-256 of bundle.json's `serve` entry, which `bundle_digest` does not cover."""
     return value_digest(manifest.get("serve"))
 
@@ -96,11 +96,14 @@ def check_files(directory: Path) -> dict[str, str]:
     """
     manifest = read_manifest(directory)
     for name, size in manifest["sizes"].items():
-        if (found := _size(directory, name)) != size:
-            raise _changed(directory / name, f"{found} bytes, not {size}")
+        actual_size = _size(directory, name)
+        if actual_size != size:
+            raise _changed(directory / name, f"{actual_size} bytes, not {size}")
     for folder, folders, names in os.walk(directory):
         inside = Path(folder).relative_to(directory)
-        for name in names + [each for each in folders if (Path(folder) / each).is_symlink()]:
+        # os.walk lists a link to a folder among the folders and does not enter it.
+        links = [name for name in folders if (Path(folder) / name).is_symlink()]
+        for name in names + links:
             path = (inside / name).as_posix()
             known = path in manifest["files"] or path == MANIFEST
             if not known and path.split("/")[0] not in OF_THE_HUB:

@@ -1,9 +1,9 @@
-"""Writes and reads bundles at local, fsspec, Hugging Face and OCI addresses.
+"""Writes and reads bundles at local, fsspec and Hugging Face addresses; reads OCI layouts.
 
 put_bundle(stage, "s3://bucket/resume")                # fsspec: bundle.json is written last
 put_bundle(stage, "hf://acme/resume-speculator")       # one commit, with a model card
-put_bundle(stage, "oci:images/resume:march")           # an OCI image layout
 with local_bundle("hf://acme/resume-speculator@main") as directory: ...
+with local_bundle("oci:images/resume:march") as directory: ...
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from outrider.serving.bundle.bundle_digest import (
     read_manifest,
 )
 from outrider.serving.bundle.model_card import model_card
-from outrider.serving.bundle.oci_layout import read_oci_layout, write_oci_layout
+from outrider.serving.bundle.oci_layout import read_oci_layout
 
 HUB, OCI = "hf://", "oci:"
 
@@ -37,19 +37,27 @@ _ADDRESS = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?/?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
+def check_destination(to: str | Path) -> None:
+    """Raises an `OutriderError` for an address that bundles are not written to."""
+    if str(to).startswith(OCI):
+        raise OutriderError(
+            f"{to}: images are read, not written; export to a folder with `outrider export RUN --to"
+            " image/bundle` and build it with the lines FROM scratch and COPY bundle /models"
+        )
+
+
 def put_bundle(stage: Path, to: str | Path) -> None:
     """Copies a finished bundle to a directory or address, replacing existing content.
 
     Readers see the old or the new bundle. Only at an fsspec URL do they see none during the copy,
     because bundle.json is removed first and written last.
     """
-    place = str(to)
-    if place.startswith(HUB):
-        _upload_to_hub(stage, place)
-    elif place.startswith(OCI):
-        write_oci_layout(stage, place)
-    elif "://" in place:
-        _upload(stage, place)
+    check_destination(to)
+    address = str(to)
+    if address.startswith(HUB):
+        _upload_to_hub(stage, address)
+    elif "://" in address:
+        _upload(stage, address)
     else:
         with publish(Path(to)) as temporary:
             shutil.copytree(stage, temporary)
@@ -57,13 +65,13 @@ def put_bundle(stage: Path, to: str | Path) -> None:
 
 def pinned(location: str | Path) -> str:
     """Returns the location; a hub address is pinned to its current commit."""
-    place = str(location)
-    if not place.startswith(HUB):
-        return place
-    repository, revision = _repository(place)
+    address = str(location)
+    if not address.startswith(HUB):
+        return address
+    repository, revision = _repository(address)
     if revision is not None and _COMMIT.fullmatch(revision):
-        return place
-    commit, _ = _commit_and_sizes(place)
+        return address
+    commit, _ = _commit_and_sizes(address)
     return f"hf://{repository}@{commit}"
 
 
@@ -74,22 +82,22 @@ def local_bundle(location: str | Path) -> Iterator[Path]:
     It has exactly the files that bundle.json lists (`check_files`). If the list names a file
     outside the bundle, no listed file is written. A file is read only up to its listed size.
     """
-    place = str(location)
-    if place.startswith(("file://", "local://")):
-        place = place.partition("://")[2]
-    if "://" not in place and not place.startswith(OCI):
-        directory = Path(place).resolve()
+    address = str(location)
+    if address.startswith(("file://", "local://")):
+        address = address.partition("://")[2]
+    if "://" not in address and not address.startswith(OCI):
+        directory = Path(address).resolve()
         check_files(directory)
         yield directory
         return
     with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
         directory = Path(folder)
-        if place.startswith(HUB):
-            _download_from_hub(place, directory)
-        elif place.startswith(OCI):
-            read_oci_layout(place, directory)
+        if address.startswith(HUB):
+            _download_from_hub(address, directory)
+        elif address.startswith(OCI):
+            read_oci_layout(address, directory)
         else:
-            _download(place, directory)
+            _download(address, directory)
         check_files(directory)
         yield directory
 
@@ -102,9 +110,9 @@ def _upload(stage: Path, url: str) -> None:
             filesystem.rm(f"{root}/{MANIFEST}")
         files = sorted(files_of(stage), key=lambda file: file.name == MANIFEST)
         for file in files:
-            place = f"{root}/{file.relative_to(stage).as_posix()}"
-            filesystem.makedirs(place.rpartition("/")[0], exist_ok=True)
-            filesystem.put_file(str(file), place)
+            remote_path = f"{root}/{file.relative_to(stage).as_posix()}"
+            filesystem.makedirs(remote_path.rpartition("/")[0], exist_ok=True)
+            filesystem.put_file(str(file), remote_path)
     except OSError as error:
         raise OutriderError(
             f"{without_credentials(url)}: the bundle could not be written"
@@ -116,9 +124,9 @@ def _download(url: str, directory: Path) -> None:
     filesystem, root = fsspec.core.url_to_fs(url)
 
     def fetch(name: str, limit: int) -> None:
-        place = directory / name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with filesystem.open(f"{root}/{name}", "rb") as source, place.open("xb") as out:
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with filesystem.open(f"{root}/{name}", "rb") as source, path.open("xb") as out:
             left = limit
             while piece := source.read(min(_PIECE, left + 1)):
                 if (left := left - len(piece)) < 0:
@@ -138,10 +146,10 @@ def _download(url: str, directory: Path) -> None:
 
 def _repository(address: str) -> tuple[str, str | None]:
     """Splits `hf://OWNER/NAME[@REVISION]` into repository and branch, tag or commit."""
-    found = _ADDRESS.fullmatch(address)
-    if not found:
+    match = _ADDRESS.fullmatch(address)
+    if match is None:
         raise OutriderError(f"{address}: write hf://OWNER/NAME or hf://OWNER/NAME@REVISION")
-    return found[1], found[2]
+    return match[1], match[2]
 
 
 def _upload_to_hub(stage: Path, address: str) -> None:
@@ -193,7 +201,7 @@ def _commit_and_sizes(address: str) -> tuple[str, dict[str, int | None]]:
     api = huggingface_hub.HfApi()
     with _answering(address):
         info = api.model_info(repository, revision=revision, files_metadata=True)
-    return str(info.sha), {each.rfilename: each.size for each in info.siblings or ()}
+    return str(info.sha), {file.rfilename: file.size for file in info.siblings or ()}
 
 
 @contextlib.contextmanager

@@ -86,19 +86,27 @@ def model_card(bundle: Path, repository: str) -> str:
         groups.insert(1, ("--revision", revision))
     variables = sorted(flags.environment.items())
     template = jinja2.Environment(undefined=jinja2.StrictUndefined).from_string(_CARD)
+    front_matter = metadata.to_yaml().strip()
+    figures = {name: evidence.get(name) for name in _FROM_EVIDENCE}
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in variables]
+    command = " \\\n  ".join(map(shlex.join, groups))
     return template.render(
-        metadata=metadata.to_yaml().strip(),
+        metadata=front_matter,
         name=repository.partition("/")[2],
         kind=kind_named(manifest["method"]),
         served=served,
         trained="config.json" in manifest["files"],
         manifest=manifest,
-        evidence={name: evidence.get(name) for name in _FROM_EVIDENCE},
+        evidence=figures,
         measured=_measured(evidence),
-        number=lambda value, digits: "" if value is None else f"{value:.{digits}f}",
-        exports=[f"export {name}={shlex.quote(value)}" for name, value in variables],
-        command=" \\\n  ".join(map(shlex.join, groups)),
+        number=_number,
+        exports=exports,
+        command=command,
     )
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
 
 
 _FROM_EVIDENCE = ("k", "verdict", "reason", "recipe_sha256", "report_sha256")

@@ -87,8 +87,8 @@ class AdminRoute:
         async def authenticated(
             request: Request, call_next: Callable[[Request], Awaitable[Response]]
         ) -> Response:
-            given = request.headers.get("Authorization", "").encode()
-            if not hmac.compare_digest(given, expected):
+            authorization = request.headers.get("Authorization", "").encode()
+            if not hmac.compare_digest(authorization, expected):
                 return _error(
                     HTTPStatus.UNAUTHORIZED,
                     f"the token differs from that in this server's {TOKEN_FILE}; it must be the"
@@ -113,11 +113,11 @@ class AdminRoute:
         """GET: returns finished requests from index `after` on."""
         return await self._answer(LiveSpeculator.finished, after)
 
-    async def _answer(self, work: Callable[..., Awaitable[Any]], *given: Any) -> JSONResponse:
+    async def _answer(self, work: Callable[..., Awaitable[Any]], *arguments: Any) -> JSONResponse:
         if self._live is None:
             return _error(HTTPStatus.SERVICE_UNAVAILABLE, self._refusal)
         try:
-            answer = dataclasses.asdict(await work(self._live, *given))
+            answer = dataclasses.asdict(await work(self._live, *arguments))
         except Exception as error:  # engine errors too: their message names the worker's log
             refused = isinstance(error, OutriderError) and not isinstance(error, SpeculatorBroken)
             status = HTTPStatus.CONFLICT if refused else HTTPStatus.INTERNAL_SERVER_ERROR

@@ -215,6 +215,7 @@ class CaptureExtension(SwapExtension):
 
     def _capture_execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         result = self._capture_wrapped(scheduler_output, *args, **kwargs)
+        # What the step computed, until `sample_tokens` takes it (gpu_model_runner.py, line 4267).
         state = self.model_runner.execute_model_state
         # The runner's state is None if nothing was scheduled. On pipeline stages before the last,
         # V1's is always None, and V2's has no hidden states.
@@ -318,6 +319,7 @@ def read_states(
 
 def external_id(request_id: str) -> str:
     """The id that `LLM.generate` returned; inside the engine it is "<that id>-<hash>"."""
+    # vllm/v1/engine/input_processor.py, line 371
     return request_id.rpartition("-")[0] or request_id
 
 

@@ -88,20 +88,17 @@ class Recorder:
             logprobs_BK = torch.stack(logprobs, dim=1)
         else:  # a parallel drafter samples all depths at once, ordered by request
             logprobs_BK = torch.cat(logprobs).view(-1, depths)
-        for request_id, anchor, token, row, logprobs_K in zip(
-            request_ids,
-            anchors.tolist(),
-            next_tokens.tolist(),
-            drafts_BK[:, :depths].tolist(),
-            logprobs_BK.tolist(),
-            strict=True,
+        columns = (anchors, next_tokens, drafts_BK[:, :depths], logprobs_BK)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        for request_id, (anchor, token, drafts_K, logprobs_K) in zip(
+            request_ids, rows, strict=True
         ):
             self._records.append(
                 {
                     "request_id": external_id(request_id),
                     "anchor": anchor,
                     "next_token": token,
-                    "drafts": row,
+                    "drafts": drafts_K,
                     "logprobs": logprobs_K,
                 }
             )
@@ -144,6 +141,7 @@ class V2Recorder(Recorder):
 
         A request that sampled nothing is still in prefill; its prompt contains the next token.
         """
+        # vllm/v1/worker/gpu/spec_decode/target_dependent_ar/speculator.py, lines 697 to 712
         batch = arguments["input_batch"]
         slots_B = batch.idx_mapping[: batch.num_reqs].long()
         ends_B = batch.query_start_loc[1 : batch.num_reqs + 1]

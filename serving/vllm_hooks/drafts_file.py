@@ -75,6 +75,8 @@ def following(schedule: Callable[..., Any], path: str) -> Callable[..., Any]:
 
     def scheduled(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal read
+        # Entry n is the number of drafts for n scheduled requests. The scheduler reads the table in
+        # each step (vllm/v1/core/sched/scheduler.py, line 1487); None without a schedule.
         lookup = scheduler.dynamic_sd_lookup
         if lookup is not None and file.exists():
             status = file.stat()

@@ -34,8 +34,12 @@ class RequestLog:
         """
         self._finished: deque[LiveRequest] = deque(maxlen=KEPT)
         self._swaps: deque[_Swap] = deque(maxlen=64)
-        self._next, self._aborting = 0, False
-        self._processor, self._listener = processor, listener
+        self._next = 0
+        self._aborting = False
+        self._processor = processor
+        self._listener = listener
+        # The first is called for each finished request, the second for aborted ones
+        # (vllm/v1/engine/output_processor.py, lines 823 and 552).
         self._ended = processor._update_stats_from_finished
         self._abort = processor.abort_requests
         processor._update_stats_from_finished = self._record_end
@@ -59,17 +63,18 @@ class RequestLog:
                 return None, True
         return version, False
 
-    def _record_end(self, state: Any, finish_reason: Any, *more: Any, **named: Any) -> None:
-        self._ended(state, finish_reason, *more, **named)
+    def _record_end(self, state: Any, finish_reason: Any, *args: Any, **kwargs: Any) -> None:
+        self._ended(state, finish_reason, *args, **kwargs)
         self._add(state, str(finish_reason))
 
-    def _record_aborts(self, request_ids: Iterable[str], *more: Any, **named: Any) -> list[str]:
-        if self._aborting:  # `abort_requests` calls itself for child requests
-            return list(self._abort(request_ids, *more, **named))
+    def _record_aborts(self, request_ids: Iterable[str], *args: Any, **kwargs: Any) -> list[str]:
+        # `abort_requests` calls itself for child requests (output_processor.py, line 610).
+        if self._aborting:
+            return list(self._abort(request_ids, *args, **kwargs))
         before = dict(self._processor.request_states)
         self._aborting = True
         try:
-            aborted = list(self._abort(request_ids, *more, **named))
+            aborted = list(self._abort(request_ids, *args, **kwargs))
         finally:
             self._aborting = False
         for request_id, state in before.items():
@@ -78,24 +83,31 @@ class RequestLog:
         return aborted
 
     def _add(self, state: Any, finish_reason: str) -> None:
+        from vllm.v1.metrics.stats import RequestStateStats
+
         now = time.time()
-        stats = state.stats
         counts = state.spec_decode_metrics
-        arrived = stats.arrival_time if stats is not None else now
-        began, last = (stats.first_token_ts, stats.last_token_ts) if stats is not None else (0, 0)
+        histogram = counts.histogram if counts is not None else []
+        accepted = sum(tokens * steps for tokens, steps in enumerate(histogram))
+        stats = state.stats
+        if stats is None:  # --disable-log-stats (vllm/v1/engine/output_processor.py, line 189)
+            stats = RequestStateStats(arrival_time=now)
+        # The arrival is wall-clock time; the times of tokens and swaps are of the monotonic clock
+        # (vllm/v1/metrics/stats.py, lines 265 and 268).
+        arrived = stats.arrival_time
+        decode_s = stats.last_token_ts - stats.first_token_ts if stats.first_token_ts else 0.0
         ended = time.monotonic()
         version, mixed = self.version(ended - (now - arrived), ended)
-        histogram = counts.histogram if counts is not None else []
         request = LiveRequest(
             index=self._next,
             request_id=state.external_req_id,
             version=version,
             finished_at=now,
-            completion_tokens=stats.num_generation_tokens if stats is not None else 0,
+            completion_tokens=stats.num_generation_tokens,
             drafts=sum(histogram),
-            accepted=sum(tokens * steps for tokens, steps in enumerate(histogram)),
-            ttft_s=stats.first_token_latency if stats is not None else 0.0,
-            decode_s=max(0.0, last - began) if began else 0.0,
+            accepted=accepted,
+            ttft_s=stats.first_token_latency,
+            decode_s=max(0.0, decode_s),
             e2e_s=now - arrived,
             failed=finish_reason == "error",
             aborted=finish_reason == "abort",

@@ -163,7 +163,7 @@ class LiveSpeculator:
                     " started again; run one controller for each endpoint"
                 )
             began = time.monotonic()
-            new, others = await self._checked(order)
+            new, differing_arguments = await self._checked(order)
             read = time.monotonic()
             swap_id = uuid.uuid4().hex
             await self._still(f"load {order.version}", swap(self._rpc, new, swap_id))
@@ -176,13 +176,13 @@ class LiveSpeculator:
             if order.watch is not None:
                 self._watching = _Watching(order.watch, order.version, swap_id, before)
             logger.info("speculator %s in use after %.3f s", order.version, stall_s)
-            if others:
+            if differing_arguments:
                 logger.warning(
                     "release %s was measured with other values of %s than in this server's command",
                     order.version,
-                    ", ".join(others),
+                    ", ".join(differing_arguments),
                 )
-        return SwapResult(read - began, stall_s, others)
+        return SwapResult(read - began, stall_s, differing_arguments)
 
     async def _checked(self, order: SwapOrder) -> tuple[Candidate, list[str]]:
         """Reads and checks the release in `order` while the engine keeps answering.
@@ -231,6 +231,8 @@ class LiveSpeculator:
             try:
                 async with asyncio.timeout(SWAP_S):
                     if self._caches:
+                        # "keep" freezes requests; other modes abort or finish them. It returns
+                        # once the device is idle (vllm/v1/engine/core.py, lines 917 and 934).
                         await self._client.pause_generation(mode="keep", clear_cache=True)
                     reports: Sequence[Report] = await work
             finally:
@@ -290,6 +292,7 @@ class LiveSpeculator:
 
     async def _rpc(self, method: str, arguments: dict[str, Any]) -> list[Report]:
         """Calls a method on all workers and returns their answers."""
+        # `collective_rpc_async` calls one engine only (vllm/v1/engine/core_client.py, line 1391).
         answers = await self._client.engine_core.call_utility_all_async(
             "collective_rpc", method, None, (), arguments
         )

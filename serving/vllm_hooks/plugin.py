@@ -75,9 +75,12 @@ def _correct_cpu_engine() -> None:
 
     # The CPU worker usually registers its kernels after the plugins have run. So replace the
     # implementation that it will register, and the kernel itself if it is already registered.
+    # vLLM's makes int64 copies of its arguments (vllm/utils/cpu_triton_utils.py, lines 399 to 401),
+    # so what it writes to a float output is lost.
     cpu_triton_utils._expand_kernel_impl = expand
     if getattr(rejection_sampler.expand_kernel, "func", None) is not expand:
         register_kernels({"vllm.v1.sample.rejection_sampler.expand_kernel": expand})
+    # vllm/_custom_ops.py, line 3726
     _custom_ops.CPUDNNLGEMMHandler.__del__ = release  # type: ignore[method-assign]
 
 

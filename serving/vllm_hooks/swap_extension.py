@@ -79,7 +79,9 @@ class SwapExtension:
             self._swap_load(new)
         except Exception as error:
             return self.speculator_report(self._swap_restored(error))
-        self._swap_current, self._swap_previous, self._swap_broken = new, old, None
+        self._swap_current = new
+        self._swap_previous = old
+        self._swap_broken = None
         return self.speculator_report()
 
     def speculator_take_back(self, swap_id: str) -> Report:
@@ -92,7 +94,9 @@ class SwapExtension:
         except Exception as error:
             self._swap_broken = f"not taken back: {self._swap_restored(error)}"
             return self.speculator_report(self._swap_broken)
-        self._swap_current, self._swap_previous, self._swap_broken = previous, None, None
+        self._swap_current = previous
+        self._swap_previous = None
+        self._swap_broken = None
         return self.speculator_report()
 
     def _swap_in_use(self) -> Loaded:
@@ -163,7 +167,8 @@ def replace_weights(
             yield name, tensor
 
     for module in drafter.modules():
-        # On a CPU, an MoE layer's method packs weights only if its kernel is not yet set up.
+        # On a CPU, an MoE layer's method packs weights only if its kernel is not yet set up
+        # (vllm/model_executor/layers/fused_moe/unquantized_fused_moe_method.py, lines 187 to 205).
         method: Any = getattr(module, "quant_method", None)
         if runner.device.type == "cpu" and getattr(method, "moe_kernel", None) is not None:
             method.moe_kernel = None
@@ -188,6 +193,7 @@ def load_mask(proposer: Any, mask: torch.Tensor) -> None:
     vLLM 0.32 projects them once, after startup. Their buffer has no weight loader, so they
     are on the meta device during a reload and have no values afterwards.
     """
+    # As in vllm/v1/spec_decode/llm_base_proposer.py, lines 1401 to 1411.
     proposer.model.mask_hidden.copy_(mask.view(1, -1))
     projected_H = proposer.model.combine_hidden_states(proposer.model.mask_hidden.view(-1))
     proposer.parallel_drafting_hidden_state_tensor.copy_(projected_H)
@@ -195,10 +201,11 @@ def load_mask(proposer: Any, mask: torch.Tensor) -> None:
 
 def context_copies(model: Any) -> dict[str, torch.Tensor]:
     """The weight copies that a model uses to project the target's states."""
-    # Only a drafter that projects these states separately from its own tokens has copies.
+    # Only a drafter that projects these states separately from its own tokens has copies, such as
+    # DFlash (vllm/model_executor/models/qwen3_dflash.py, line 556).
     names = ("_fused_kv_weight", "_fused_kv_bias", "_k_norm_weights")
-    found = {name: getattr(model, name, None) for name in names}
-    return {name: tensor for name, tensor in found.items() if tensor is not None}
+    tensors = {name: getattr(model, name, None) for name in names}
+    return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 
 @torch.no_grad()
@@ -228,11 +235,11 @@ def load(drafter: Any, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
     from vllm.model_executor.models.utils import AutoWeightsLoader
 
     original = AutoWeightsLoader.load_weights
-    found = list[set[str]]()
+    names_per_call = list[set[str]]()
 
     def recording(self: Any, *args: Any, **kwargs: Any) -> set[str]:
         names: set[str] = original(self, *args, **kwargs)
-        found.append(names)
+        names_per_call.append(names)
         return names
 
     setattr(AutoWeightsLoader, "load_weights", recording)  # noqa: B010 (mypy rejects assignment)
@@ -241,7 +248,7 @@ def load(drafter: Any, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
     finally:
         setattr(AutoWeightsLoader, "load_weights", original)  # noqa: B010
     if loaded is None:
-        loaded = found[-1] if found else set()
+        loaded = names_per_call[-1] if names_per_call else set()
     return loaded
 
 

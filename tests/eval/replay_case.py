@@ -32,11 +32,11 @@ def states_of(speculator, ends, tokens, hidden):
         return unroll(
             speculator,
             ends,
-            tokens[None],
-            hidden[None],
-            sequence,
-            torch.arange(len(tokens))[None],
-            DEPTH,
+            token_ids_BT=tokens[None],
+            inputs_BTX=hidden[None],
+            sequence_BT=sequence,
+            position_BT=torch.arange(len(tokens))[None],
+            depth=DEPTH,
         )
 
 

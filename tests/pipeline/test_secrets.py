@@ -14,7 +14,7 @@ from outrider.live.manifests import write_manifest
 from outrider.live.releases import Releases
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stages.export import _write
-from outrider.serving.bundle.bundle_places import local_bundle, put_bundle
+from outrider.serving.bundle.bundle_places import local_bundle
 from outrider.serving.bundle.model_card import model_card
 from outrider.serving.serve_flags import bundle_command
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp
@@ -111,13 +111,12 @@ def test_a_run_and_its_bundle_have_no_secret(
     stub: Any = SimpleNamespace(speculator=tmp_path / "speculator")
     folder = str(made / "bundle")
     _write(stub, recipe, kind="mtp", evidence=evidence, profile=None, to=folder)
-    put_bundle(made / "bundle", f"oci:{made}/image:march")
     (made / "README.md").write_text(model_card(made / "bundle", "acme/resume"))
     cluster = {"model": "pvc://models/r1", "speculator": "pvc://models/resume", "stable": "own"}
     for kind in ("kserve", "argo"):
         endpoint = cluster_endpoint(tmp_path, **cluster)
         (made / f"{kind}.yaml").write_text(write_manifest(kind, made / "bundle", endpoint))
-    with local_bundle(f"oci:{made}/image:march") as directory:
+    with local_bundle(made / "bundle") as directory:
         Releases(made / "releases").add(directory, "https://user:geheim@host/bundle")
     files = assert_none(made, str(bundle_command(made / "bundle")))
     assert {"serve.sh", "bundle.json", "README.md", "argo.yaml", "release.json"} <= files

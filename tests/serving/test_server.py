@@ -2,6 +2,7 @@
 
 import json
 import socket
+from typing import Any
 
 import pytest
 import torch
@@ -141,9 +142,22 @@ def test_a_bundle_is_served_as_it_was_evaluated(server, target, prompts, k, shor
     )
     assert json.loads((out / "bundle.json").read_text()) == manifest
     length = counters.acceptance_length
-    check = (target, ENGINE, few, greedy, TOKENS, length, 0.01, tmp_path / "bundle.log")
-    assert verify_bundle(out, *check)["drafts"] == counters.drafts
+
+    def verify() -> dict[str, Any]:
+        return verify_bundle(
+            out,
+            target,
+            ENGINE,
+            prompts=few,
+            sampling=greedy,
+            max_tokens=TOKENS,
+            expected=length,
+            tolerance=0.01,
+            log_path=tmp_path / "bundle.log",
+        )
+
+    assert verify()["drafts"] == counters.drafts
     with (out / "model.safetensors").open("ab") as weights:
         weights.write(b"x")
     with pytest.raises(OutriderError, match=r"model\.safetensors: changed"):
-        verify_bundle(out, *check)
+        verify()

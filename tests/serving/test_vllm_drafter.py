@@ -40,9 +40,16 @@ def test_vllm_s_glm_layer_drafts_what_the_unroll_drafts(tmp_path: Path) -> None:
     out = tmp_path / "states"
     embedding_VH = ends.embedding_VH.float()
     forked(draft, target, directory, token_T.tolist(), embedding_VH, hidden_TH, DEPTH, out)
-    row = token_T[None], hidden_TH[None], torch.zeros(1, TOKENS, dtype=torch.long)
     with torch.no_grad():
-        states = unroll(speculator, ends, *row, torch.arange(TOKENS)[None], DEPTH)
+        states = unroll(
+            speculator,
+            ends,
+            token_ids_BT=token_T[None],
+            inputs_BTX=hidden_TH[None],
+            sequence_BT=torch.zeros(1, TOKENS, dtype=torch.long),
+            position_BT=torch.arange(TOKENS)[None],
+            depth=DEPTH,
+        )
     found = load_file(out)
     assert len(found) == sum(TOKENS - 2 - s for s in range(DEPTH))
     for name, u_H in found.items():

@@ -103,7 +103,15 @@ def test_anchors_alone_give_the_same_states(each_target: Path) -> None:
     speculator = load_mtp(each_target)
     ends = load_target_ends(each_target)
     token_BT, hidden_BTH, sequence_BT, position_BT = packed_row()
-    everywhere = unroll(speculator, ends, token_BT, hidden_BTH, sequence_BT, position_BT, DEPTH)
+    everywhere = unroll(
+        speculator,
+        ends,
+        token_ids_BT=token_BT,
+        inputs_BTX=hidden_BTH,
+        sequence_BT=sequence_BT,
+        position_BT=position_BT,
+        depth=DEPTH,
+    )
     anchor_BT = valid_BT(sequence_BT, 0) & (torch.arange(sequence_BT.shape[1]) % 3 == 1)
     row = token_BT, hidden_BTH, sequence_BT, position_BT
     anchors_N, states = unroll_anchors(speculator, ends, Slots(*row, anchor_BT), DEPTH)

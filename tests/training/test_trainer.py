@@ -148,11 +148,11 @@ def test_the_first_step_is_the_naive_loss_of_its_rows(
         states = unroll(
             speculator,
             ends,
-            features.token_ids[None].long(),
-            hidden_TH[None],
-            sequence_BT,
-            position_BT,
-            depth,
+            token_ids_BT=features.token_ids[None].long(),
+            inputs_BTX=hidden_TH[None],
+            sequence_BT=sequence_BT,
+            position_BT=position_BT,
+            depth=depth,
         )
         p_TV = target_distribution(
             ends.logits(hidden_TH), torch.full((length,), 0.6), torch.full((length,), 0.95)

@@ -13,6 +13,7 @@ bias, without an auxiliary loss. A run resumes from the checkpoint in --work-dir
 import argparse
 import itertools
 import json
+import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -224,13 +225,15 @@ def main() -> None:
         recent.append(trainer.update(batch))
         tokens += sum(len(ids) for ids, _ in batch)
         if trainer.step % 20 == 0 and trainer.rank == 0:
-            drafts = [mtp for _, mtp in recent if mtp is not None]
+            target_losses = [loss for loss, _ in recent]
+            mtp_losses = [loss for _, loss in recent if loss is not None]
+            seconds = time.monotonic() - started
             line = {
                 "step": trainer.step,
-                "target_loss": round(sum(loss for loss, _ in recent) / len(recent), 4),
-                "mtp_loss": round(sum(drafts) / len(drafts), 4) if drafts else None,
-                "tokens_per_s": round(tokens * trainer.world / (time.monotonic() - started)),
-                "seconds": round(time.monotonic() - started),
+                "target_loss": round(statistics.mean(target_losses), 4),
+                "mtp_loss": round(statistics.mean(mtp_losses), 4) if mtp_losses else None,
+                "tokens_per_s": round(tokens * trainer.world / seconds),
+                "seconds": round(seconds),
             }
             print(json.dumps(line), flush=True)
             with (args.work_dir / "metrics.jsonl").open("a") as file:

@@ -82,7 +82,13 @@ class Meter:
             sums.top1 += int((logits.argmax(-1) == said).sum())
             position = torch.arange(len(token_ids))[None]
             (state_1TH,) = unroll(
-                self.mtp, self.ends, ids_1T, hidden_1TH, torch.zeros_like(ids_1T), position, depth=1
+                self.mtp,
+                self.ends,
+                token_ids_BT=ids_1T,
+                inputs_BTX=hidden_1TH,
+                sequence_BT=torch.zeros_like(ids_1T),
+                position_BT=position,
+                depth=1,
             )
             draft = self.ends.logits(state_1TH[0, start - 1 : -2]).argmax(-1)
             sums.drafts += len(draft)
@@ -175,7 +181,7 @@ def heads_section(target_dir: Path) -> list[str]:
     for name in WORKLOADS:
         rows = exact_rows(logged_rows(name, target_dir))
         states = ComputedStates(target_dir, rows, sorted(layers))
-        found = (
+        lengths = (
             replay(
                 speculator=directory,
                 target_dir=target_dir,
@@ -185,7 +191,7 @@ def heads_section(target_dir: Path) -> list[str]:
             ).acceptance_length()[-1]
             for directory in drafters.values()
         )
-        lines.append(f"| {name} | {' | '.join(f'{length:.2f}' for length in found)} |")
+        lines.append(f"| {name} | {' | '.join(f'{length:.2f}' for length in lengths)} |")
     exchanges = heads.ENDPOINT.exchanges
     epochs = heads.SETTINGS["training.scratch_epochs"]
     return [

@@ -61,7 +61,9 @@ def record_endpoint(corpus_dir: Path, work_dir: Path, seed: int) -> Path:
     if not log.is_file():
         workload = dataclasses.replace(ENDPOINT, seed=seed)
         with recording_server(work_dir / "server.log") as server:
-            record("general_train", workload, corpus_dir, server, work_dir)
+            record(
+                "general_train", workload, corpus_dir=corpus_dir, server=server, out_dir=work_dir
+            )
     return log
 
 

@@ -44,7 +44,7 @@ def _endless(
 
 def problems(corpus_dir: Path, part: Part) -> list[tuple[str, list[tuple[str, str]]]]:
     """The part's usable problems: (question, [(expression, result)]); the last is the answer."""
-    found = []
+    usable_problems = []
     for row in corpus_rows(corpus_dir, "gsm8k_train.jsonl.gz"):
         question = re.sub(r"(?<=\d),(?=\d{3})", "", " ".join(row["question"].split()))
         steps = CALCULATION.findall(row["answer"])
@@ -57,8 +57,8 @@ def problems(corpus_dir: Path, part: Part) -> list[tuple[str, list[tuple[str, st
             and len(steps) == row["answer"].count("<<")
         )
         if usable and len(question) <= LONGEST_QUESTION and part_of(question) == part:
-            found.append((question, steps))
-    return found
+            usable_problems.append((question, steps))
+    return usable_problems
 
 
 def renumbered(
@@ -88,7 +88,7 @@ def renumbered(
 
 
 def _replaced(text: str, values: dict[str, str]) -> str:
-    return NUMBER.sub(lambda found: values.get(found.group(), found.group()), text)
+    return NUMBER.sub(lambda match: values.get(match.group(), match.group()), text)
 
 
 def _like(number: str, rng: random.Random) -> int:

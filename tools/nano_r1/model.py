@@ -123,13 +123,16 @@ class NanoR1(nn.Module):
 
     def _layer(self, layer: DecoderLayer, x_NH: Tensor, lengths: list[int]) -> Tensor:
         q, k, v = layer.project(x_NH, positions(lengths))
+        sequences = zip(
+            q[None].split(lengths, 2),
+            k[None].split(lengths, 2),
+            v[None].split(lengths, 2),
+            strict=True,
+        )
+        scale = self.mtp.softmax_scale
         attended = [
-            F.scaled_dot_product_attention(
-                *(each[None] for each in sequence), is_causal=True, scale=self.mtp.softmax_scale
-            )[0]
-            for sequence in zip(
-                q.split(lengths, 1), k.split(lengths, 1), v.split(lengths, 1), strict=True
-            )
+            F.scaled_dot_product_attention(*sequence, is_causal=True, scale=scale)[0]
+            for sequence in sequences
         ]
         return layer.finish(x_NH, torch.cat(attended, 1))
 
@@ -170,20 +173,18 @@ def save_target(model: NanoR1, tokenizer: PreTrainedTokenizerFast, out_dir: Path
 
 def layer_tensors(layers: nn.ModuleList) -> dict[str, Tensor]:
     """Views of the layers' tensors under the checkpoint's names."""
-    return {
-        f"model.layers.{index}.{name}": view
-        for index, layer in enumerate(layers)
-        for suffix, tensor in layer.state_dict().items()
-        for name, view in experts_apart(suffix, tensor).items()
-    }
+    tensors: dict[str, Tensor] = {}
+    for index, layer in enumerate(layers):
+        for suffix, tensor in layer.state_dict().items():
+            for name, view in experts_apart(suffix, tensor).items():
+                tensors[f"model.layers.{index}.{name}"] = view
+    return tensors
 
 
 def stored(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copies in the checkpoint's precision: bf16, and float32 for the routing bias."""
-    return {
-        name: tensor.detach()
-        .to(torch.float32 if name.endswith(KEPT_IN_FLOAT32) else torch.bfloat16)
-        .contiguous()
-        .clone()
-        for name, tensor in tensors.items()
-    }
+    copies: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        dtype = torch.float32 if name.endswith(KEPT_IN_FLOAT32) else torch.bfloat16
+        copies[name] = tensor.detach().to(dtype).contiguous().clone()
+    return copies

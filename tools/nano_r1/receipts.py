@@ -154,12 +154,7 @@ def receipt(form: Form, rng: random.Random) -> Conversation:
         second = invented.word(rng).upper()
         company = f"{first} {rng.choice(['', second + ' '])}{rng.choice(FIRM_ENDINGS)}"
     if rng.random() < INVENTED_SHARE:
-        address = [
-            f"NO. {rng.randint(1, 99)}, JALAN {invented.word(rng).upper()} "
-            f"{rng.randint(1, 9)}/{rng.randint(1, 9)},",
-            f"TAMAN {invented.word(rng).upper()},",
-            f"{rng.randint(10000, 99999)} {rng.choice(TOWNS)}",
-        ][rng.choice([0, 0, 1]) :]
+        address = new_address(rng)[rng.choice([0, 0, 1]) :]
     date = new_date(form.date, rng)
     date_line = f"{form.date_label}{date}" + rng.choice(
         ["", f" {rng.randint(8, 21):02}:{rng.randint(0, 59):02}"]
@@ -194,11 +189,21 @@ def receipt(form: Form, rng: random.Random) -> Conversation:
     )
 
 
+def new_address(rng: random.Random) -> list[str]:
+    """Three lines: street, quarter, town."""
+    number = rng.randint(1, 99)
+    street = invented.word(rng).upper()
+    section = f"{rng.randint(1, 9)}/{rng.randint(1, 9)}"
+    quarter = invented.word(rng).upper()
+    town = f"{rng.randint(10000, 99999)} {rng.choice(TOWNS)}"
+    return [f"NO. {number}, JALAN {street} {section},", f"TAMAN {quarter},", town]
+
+
 def new_date(date: str, rng: random.Random) -> str:
     """Another date in the format of `date`."""
-    found = DATE.fullmatch(date)
-    assert found is not None, date
-    first, mark, second, year = found.groups()
+    match = DATE.fullmatch(date)
+    assert match is not None, date
+    first, mark, second, year = match.groups()
     day = rng.randint(1, 28)
     month = rng.randint(1, 12)
     wide = len(first) == 2

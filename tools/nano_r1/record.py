@@ -156,7 +156,7 @@ def main() -> None:
     log = args.out / f".server_{args.cores}.log"
     with recording_server(log, args.cores) as server:
         for name in args.workloads or WORKLOADS:
-            record(name, WORKLOADS[name], args.corpus, server, args.out)
+            record(name, WORKLOADS[name], corpus_dir=args.corpus, server=server, out_dir=args.out)
     log.unlink()
 
 

@@ -158,11 +158,12 @@ def screening(rng: random.Random, part: Part) -> Conversation:
         "qualifications:",
         *(f"{number}. {check.wording}" for number, check in enumerate(checks, 1)),
     ]
+    candidate = resume(rng, name, city=city, degree=degree, skills=skills)
     messages = [
         {"role": "system", "content": SYSTEM},
         {
             "role": "user",
-            "content": "\n".join([*posting, "", *resume(rng, name, city, degree, skills)]),
+            "content": "\n".join([*posting, "", *candidate]),
         },
     ]
     met = sum(check.met for check in checks)
@@ -218,9 +219,9 @@ def requirements(rng: random.Random, skills: dict[str, int], degree: str, city: 
         demanded = rng.choice(DEGREES[: rank + 1] if met else DEGREES[rank + 1 :])
         checks.append(check_degree(f"{demanded} degree or higher", demanded, degree))
     if rng.random() < 0.6:
-        others = [other for other in CITIES if other != city]
-        place = city if rng.random() < MET_PROBABILITY else rng.choice(others)
-        checks.append(check_location(f"Located in {place}", place, city))
+        elsewhere = [name for name in CITIES if name != city]
+        needed_city = city if rng.random() < MET_PROBABILITY else rng.choice(elsewhere)
+        checks.append(check_location(f"Located in {needed_city}", needed_city, city))
     return checks
 
 

@@ -46,13 +46,13 @@ def load_nano_r1() -> NanoR1:
     """Nano R1 in float32, with its checkpoint's weights."""
     model = NanoR1()
     checkpoint = load_file(NANO_R1 / "target" / "model.safetensors")
-    named = {
+    parameters = {
         "model.embed_tokens.weight": model.embed_tokens.weight,
         "model.norm.weight": model.norm.weight,
         "lm_head.weight": model.lm_head.weight,
     } | layer_tensors(model.layers)
     with torch.no_grad():
-        for name, tensor in named.items():
+        for name, tensor in parameters.items():
             tensor.copy_(checkpoint[name])
     return model.requires_grad_(False)
 

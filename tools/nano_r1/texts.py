@@ -52,11 +52,11 @@ def mixture(
     streams = {
         work: conversations(corpus_dir, seed, None, part) for work, conversations in WORKS.items()
     }
-    given = dict.fromkeys(SHARES, 0.0)
-    while tokens is None or sum(given.values()) < tokens:
-        work = min(SHARES, key=lambda work: given[work] / SHARES[work])
+    tokens_of = dict.fromkeys(SHARES, 0.0)
+    while tokens is None or sum(tokens_of.values()) < tokens:
+        work = min(SHARES, key=lambda work: tokens_of[work] / SHARES[work])
         conversation = next(streams[work])
-        given[work] += estimated_tokens(conversation)
+        tokens_of[work] += estimated_tokens(conversation)
         yield conversation
 
 

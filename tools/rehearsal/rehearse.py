@@ -80,13 +80,13 @@ def rehearsal(recipe: str, overrides: Sequence[str], console: Console) -> Loaded
 
 
 def rehearse(
-    loaded: LoadedRecipe, run: RunDirectory, wanted: Sequence[str], console: Console
+    loaded: LoadedRecipe, run: RunDirectory, stages: Sequence[str], console: Console
 ) -> dict[str, Any]:
     """Runs the stages, compares memory and disk, and writes rehearsal.json."""
     began = time.monotonic()
     os.environ.update(RETURN_FREED_MEMORY)
     with attempt(loaded, run) as go:
-        go(list(wanted), {"force": True})
+        go(list(stages), {"force": True})
     trained = run.result_of("split")["train"]
     # One sequence fills a row of the rehearsal.
     length, anchors = (
@@ -100,10 +100,11 @@ def rehearse(
         cells = bytes_text(row["predicted"]), bytes_text(row["measured"]), f"{row['off']:+.1%}"
         table.add_row(name, *cells, "yes" if row["holds"] else "NO")
     console.print(table)
+    seconds = time.monotonic() - began
     result = {
         "recipe": loaded.recipe.name,
         "run_dir": str(run.root),
-        "seconds": round(time.monotonic() - began),
+        "seconds": round(seconds),
         "verdict": run.result_of("evaluate").get("verdict"),
         "compared": rows,
         "holds": all(row["holds"] for row in rows.values()),
@@ -278,17 +279,17 @@ def main() -> int:
     parser.add_argument("recipe")
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--runs", type=Path, default=Path("runs"))
-    given = parser.parse_args()
+    args = parser.parse_args()
     console = Console(stderr=True)
     try:
-        loaded = rehearsal(given.recipe, given.overrides, console)
-        run = RunDirectory.of(loaded.recipe, given.runs)
-        found = rehearse(loaded, run, list(STAGES), console)
+        loaded = rehearsal(args.recipe, args.overrides, console)
+        run = RunDirectory.of(loaded.recipe, args.runs)
+        result = rehearse(loaded, run, list(STAGES), console)
     except OutriderError as error:
         console.print(str(error), markup=False, highlight=False, soft_wrap=True)
         return error.exit_code
-    print_json(found)
-    return 0 if found["holds"] else 1
+    print_json(result)
+    return 0 if result["holds"] else 1
 
 
 if __name__ == "__main__":

@@ -102,7 +102,7 @@ def shapes(config: Mapping[str, Any]) -> "dict[str, torch.Size]":
 
     layers = config["num_hidden_layers"]
     ends = torch.Size([config["vocab_size"], config["hidden_size"]])
-    found = {
+    shapes_by_name = {
         "model.embed_tokens.weight": ends,
         "lm_head.weight": ends,
         "model.norm.weight": ends[1:],
@@ -111,7 +111,7 @@ def shapes(config: Mapping[str, Any]) -> "dict[str, torch.Size]":
         for index in range(layers):
             for suffix, tensor in DecoderLayer(config, index).state_dict().items():
                 for name, view in experts_apart(suffix, tensor).items():
-                    found[f"model.layers.{index}.{name}"] = view.shape
+                    shapes_by_name[f"model.layers.{index}.{name}"] = view.shape
         for suffix, view in checkpoint_names(MTPSpeculator(config).state_dict()).items():
-            found[f"model.layers.{layers}.{suffix}"] = view.shape
-    return found
+            shapes_by_name[f"model.layers.{layers}.{suffix}"] = view.shape
+    return shapes_by_name

@@ -44,7 +44,13 @@ def test_checkpoint_computes_what_was_trained(tmp_path):
         for ids, hidden, state in zip(ids_N.split(lengths), theirs, first, strict=True):
             position = torch.arange(len(ids))[None]
             (u,) = unroll(
-                mtp, ends, ids[None], hidden[None], torch.zeros_like(position), position, depth=1
+                mtp,
+                ends,
+                token_ids_BT=ids[None],
+                inputs_BTX=hidden[None],
+                sequence_BT=torch.zeros_like(position),
+                position_BT=position,
+                depth=1,
             )
             torch.testing.assert_close(state[:-2], u[0, :-2], rtol=1e-3, atol=1e-3)
 
