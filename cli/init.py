@@ -177,9 +177,9 @@ def write_recipe(
 
 def _with_speculator(recipe: "Recipe") -> tuple["Recipe", Mapping[str, Any]]:
     """Returns the recipe with kind, base and lengths, and the target's config.json."""
-    from outrider.pipeline.kinds import with_kinds
     from outrider.pipeline.plan.training_cost import target_config
     from outrider.pipeline.preflight import local_target
+    from outrider.pipeline.recipe.for_target import resolve_for_target
     from outrider.speculators.base import kind_and_base
     from outrider.speculators.checkpoints.architectures import architecture_of
 
@@ -195,7 +195,8 @@ def _with_speculator(recipe: "Recipe") -> tuple["Recipe", Mapping[str, Any]]:
         kind, base = kind_and_base(directory)
         speculator = recipe.speculator.of_kinds([kind]).model_copy(update={"base": base})
         recipe = recipe.model_copy(update={"speculator": speculator})
-        return with_kinds(recipe, directory, quiet=True), config
+        resolved, _ = resolve_for_target(recipe, directory)
+        return resolved, config
 
 
 def _found(recipe: "Recipe") -> dict[str, Any]:

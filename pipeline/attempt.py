@@ -64,11 +64,14 @@ def open_run(
     check_paths(loaded.recipe)
 
     # These import scipy, which takes seconds.
-    from outrider.pipeline.kinds import with_kinds
     from outrider.pipeline.preflight import check
+    from outrider.pipeline.recipe.for_target import resolve_for_target
     from outrider.pipeline.run_dir import RunDirectory
 
-    loaded = dataclasses.replace(loaded, recipe=with_kinds(loaded.recipe))
+    resolved, notes = resolve_for_target(loaded.recipe)
+    for note in notes:
+        print(note, file=sys.stderr)
+    loaded = dataclasses.replace(loaded, recipe=resolved)
     check(loaded.recipe, dry_run)
     if (root := Path(recipe).expanduser()) == loaded.files[0].parent:
         return loaded, RunDirectory(root.resolve())
