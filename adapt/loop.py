@@ -43,8 +43,7 @@ from outrider.live.state import PROMOTED, read_state
 from outrider.pipeline.recipe.load import LoadedRecipe
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
-from outrider.pipeline.run_stages import StageFailed, run_stages
-from outrider.pipeline.stage_process import INTERRUPTED
+from outrider.pipeline.runner import INTERRUPTED, StageFailed, run_stages
 from outrider.pipeline.stages.adapt import ADAPT_ROUND, ADAPT_WINDOW, PLAN
 from outrider.speculators.base import base_of
 from outrider.speculators.kinds import kind_of

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from outrider.cli.options import AsJson, EndpointName, Flag
+from outrider.cli.printing import print_json
 from outrider.common.errors import OutriderError, UsageError
-from outrider.pipeline.attempt import print_json
 
 if TYPE_CHECKING:
     from outrider.live.endpoint_file import Endpoint

@@ -44,7 +44,7 @@ def doctor(*, runs: Runs = Path("runs"), as_json: AsJson = False) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from outrider.pipeline.attempt import print_json
+    from outrider.cli.printing import print_json
 
     findings = [*_packages(), *_gpus(), *_machine(runs), *_optional()]
     if as_json:

@@ -3,8 +3,8 @@
 import sys
 
 from outrider.cli.options import AsJson, Overrides, RecipeName
+from outrider.cli.printing import print_json
 from outrider.common.errors import OutriderError, UsageError
-from outrider.pipeline.attempt import print_json
 
 
 def inspect_traffic(

@@ -1,20 +1,17 @@
-"""A stage of a run: its inputs, its work and its record.
+"""A stage of a run: its inputs, its work and its record. runner.py runs it.
 
     stage_of("capture", recipe).reasons(run, recipe, {})    # why it must run; empty: it is done
-    stage_of("capture", recipe).perform(run, recipe, {})    # in its own process: stage_process.py
 
 A stage is skipped when its artifact exists and its inputs are unchanged: its part of the recipe,
 the artifacts of the stages it needs, the target, the log, and the version of its code.
 """
 
 import dataclasses
-import datetime
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from outrider.common.fingerprint import Kept, path_digest, resume_or_clear
+from outrider.common.fingerprint import Kept
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.retention import deletion_of
 from outrider.pipeline.run_dir import RunDirectory
@@ -70,34 +67,20 @@ class Stage:
     def reasons(self, run: RunDirectory, recipe: Recipe, options: Options) -> list[str]:
         """Why it must run; empty if it is done."""
         if not run.stage_record(self.name).is_file():
-            return ["resumes where it stopped" if self._started(run).is_file() else "not done yet"]
+            resumes = self.started_file(run).is_file()
+            return ["resumes where it stopped" if resumes else "not done yet"]
         artifact = self.artifact(run)
         deleted = deletion_of(run, artifact)
         if deleted and recipe.privacy.retention == "keep":
             return [f"retention deleted {artifact.name} after the export ({deleted})"]
         if not deleted and not artifact.exists():
             return [f"{artifact.name} is missing"]
-        return self._kept(run, recipe, options).changes() or []
+        return self.record(run, recipe, options).changes() or []
 
-    def perform(self, run: RunDirectory, recipe: Recipe, options: Options) -> None:
-        """Does the work and publishes the record last."""
-        record = self._kept(run, recipe, options)
-        resume_or_clear(self._started(run), record.inputs, self.unfinished(run))
-        record.path.unlink(missing_ok=True)
-        begin = datetime.datetime.now().astimezone()
-        clock = time.monotonic()
-        result = self.work(run, recipe, options)
-        record.put(
-            result,
-            stage=self.name,
-            artifact=path_digest(self.identity(run)),
-            started=begin.isoformat(timespec="seconds"),
-            seconds=round(time.monotonic() - clock, 1),
-        )
-        self._started(run).unlink()
-
-    def _kept(self, run: RunDirectory, recipe: Recipe, options: Options) -> Kept:
+    def record(self, run: RunDirectory, recipe: Recipe, options: Options) -> Kept:
+        """Its record for these inputs."""
         return Kept(run.stage_record(self.name), self.inputs(run, recipe, options))
 
-    def _started(self, run: RunDirectory) -> Path:
+    def started_file(self, run: RunDirectory) -> Path:
+        """The inputs of the work in progress; the file is removed when the work is done."""
         return run.root / "stages" / f"{self.name}.started.json"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.common.files import link_or_copy, publish, read_json, write_json
+from outrider.common.fingerprint import path_digest
 from outrider.eval.results.sections import KindSpeed
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
@@ -21,9 +22,10 @@ from outrider.pipeline.stages.sources import (
     served_base_of,
     target_and_base_digests,
 )
+from outrider.serving.bundle.bundle_digest import MANIFEST, bundle_digest
 from outrider.serving.speculator import Speculator
 from outrider.speculators.checkpoints.safetensors_headers import tensor_headers
-from outrider.speculators.kinds import kind_named
+from outrider.speculators.kinds import check_speculator, kind_named
 
 if TYPE_CHECKING:
     from outrider.eval.context import EvaluationContext
@@ -187,3 +189,23 @@ EVALUATE_OTHER = dataclasses.replace(
     options=("speculator", "weights"),
 )
 """`outrider eval --speculator DIR|ngram|suffix|none`: one that this run did not train."""
+
+
+def discard_speeds(run: RunDirectory, stage: str) -> None:
+    """Deletes measured speeds, so that the stage measures them again; keeps the rest."""
+    out = run.evaluation if stage == EVALUATE.name else run.other_evaluation
+    for name in ("speed_*.json", "rates_*.json"):
+        for path in (out / "steps").glob(name):
+            path.unlink()
+    run.stage_record(stage).unlink(missing_ok=True)
+
+
+def resolve_speculator(name: str, recipe: Recipe) -> Options:
+    """Checks `--speculator` against the target, before anything runs; returns its options."""
+    directory = Speculator.named(name).directory
+    if directory is None:
+        return {"speculator": Speculator.named(name).kind, "weights": None}
+    if (directory / MANIFEST).exists():
+        bundle_digest(directory)  # raises if a file differs from the manifest
+    check_speculator(directory, recipe.target.training_directory())
+    return {"speculator": str(directory.resolve()), "weights": path_digest(directory)}

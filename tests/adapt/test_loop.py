@@ -24,7 +24,7 @@ from outrider.live.endpoint_file import Endpoint
 from outrider.live.journal import Journal, read_journal
 from outrider.live.state import read_state
 from outrider.pipeline.recipe.load import load_recipe
-from outrider.pipeline.run_stages import StageFailed
+from outrider.pipeline.runner import StageFailed
 from outrider.speculators.kinds import KINDS
 from tests.cli.commands import assert_one_message, json_line, run
 from tests.live.world import Killed, killed_around

@@ -18,6 +18,7 @@ from outrider.pipeline.recipe.for_target import resolve_for_target
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
+from outrider.pipeline.runner import perform
 from outrider.pipeline.stages.capture import CAPTURE
 from outrider.pipeline.stages.registry import STAGES, stage_names, stages_of
 from outrider.pipeline.stages.train import train_of
@@ -199,11 +200,11 @@ def test_kinds_are_trained_in_turn_and_a_finished_one_not_again(
     ]
     recipe = recipe_of(target, BOTH, *words)
     mtp, eagle3 = map(train_of, ("mtp", "eagle3"))
-    mtp.perform(run, recipe, {})
+    perform(mtp, run, recipe, {})
     with pytest.raises(OutriderError, match="without a message"):
-        eagle3.perform(run, recipe, {})
+        perform(eagle3, run, recipe, {})
     assert not mtp.reasons(run, recipe, {}) and eagle3.reasons(run, recipe, {})
-    eagle3.perform(run, recipe, {})
+    perform(eagle3, run, recipe, {})
     assert trained == compared == ["mtp", "eagle3", "eagle3"]
     for kind in ("mtp", "eagle3"):
         own = run.of_kind(kind)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+import outrider
 from outrider.common.errors import OutriderError
 from outrider.pipeline import preflight
-from outrider.pipeline.attempt import open_run
 from outrider.pipeline.preflight import check, check_target
 from outrider.pipeline.recipe.for_target import resolve_for_target, with_target_defaults
 from outrider.pipeline.recipe.load import load_recipe
@@ -50,9 +50,10 @@ def test_the_target_s_width_and_positions_decide_rate_and_lengths(name: str, val
 def test_a_template_run_resolves_them_before_anything_runs(tmp_path: Path) -> None:
     target = write_tiny_target(tmp_path / "target")
     words = (f"traffic.path={LOG}", f"target.model={target}", "name=mine")
-    loaded, run = open_run("template", words, tmp_path / "runs", dry_run=True)
-    assert decided(loaded.recipe)[1:] == (512, 512)  # the target's positions
-    assert loaded.recipe == resolve_for_target(loaded.recipe)[0] and run.root.name == "mine"
+    run = outrider.open("template", *words, runs=tmp_path / "runs", dry_run=True)
+    assert decided(run.recipe)[1:] == (512, 512)  # the target's positions
+    assert run.recipe == resolve_for_target(run.recipe)[0]
+    assert run.directory.root.name == "mine"
 
 
 def test_more_positions_than_the_target_has_are_refused() -> None:
@@ -129,7 +130,7 @@ def test_a_template_names_what_it_needs(
     name: str, given: str, message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(OutriderError, match=message):
-        open_run(name, (given, "serving.engine.max_model_len=512"), tmp_path, dry_run=True)
+        outrider.open(name, given, "serving.engine.max_model_len=512", runs=tmp_path, dry_run=True)
 
 
 def test_fp8_blocks_pass_and_other_quantizations_do_not(tmp_path: Path) -> None:
