@@ -52,7 +52,7 @@ def inspect_recipe(
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
     # The tree ends the workers and removes the folder, even if this process is killed.
     with (
-        tempfile.TemporaryDirectory(prefix="inspect-traffic-") as scratch,
+        tempfile.TemporaryDirectory(prefix="outrider-inspect-") as scratch,
         ProcessTree(Path(scratch)) as tree,
         changed_environment(tree.environment),
     ):
