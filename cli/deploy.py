@@ -62,44 +62,74 @@ def deploy_speculator(
     """
     from outrider.live.endpoint_file import load_endpoint
 
-    actions = {"--status": status, "--rollback": rollback, "--promote": promote}
-    actions |= {"--recover": recover, "--manifest": manifest is not None, "--local": local}
+    action = _chosen_action(
+        bundle,
+        {
+            "--status": status,
+            "--rollback": rollback,
+            "--promote": promote,
+            "--recover": recover,
+            "--manifest": manifest is not None,
+            "--local": local,
+        },
+    )
+    if load is not None and not local:
+        raise UsageError("--load needs --local; a live endpoint receives its own requests")
+    live = load_endpoint(endpoint)
+    if bundle is not None:
+        bundle = _bundle_of(bundle)
+    match action:
+        case "--status":
+            return _status(live, as_json)
+        case "--recover":
+            return _recover(live)
+        case "--rollback":
+            return _end(live, "roll_back")
+        case "--promote":
+            return _end(live, "promote")
+        case "--local":
+            return _local(live, bundle, in_place, load)
+    assert bundle is not None  # `_chosen_action` requires one for what is left
+    if manifest is not None:
+        return _print_manifest(live, bundle, manifest)
+    return _deploy(live, bundle, in_place)
+
+
+def _chosen_action(bundle: str | None, actions: dict[str, bool]) -> str | None:
+    """The one action that is set, None for a deployment; checks that it goes with `bundle`."""
     chosen = [name for name, is_set in actions.items() if is_set]
     if len(chosen) > 1:
         raise UsageError(f"{' and '.join(chosen)}: give one of them")
-    if bundle is None and (not chosen or manifest is not None):
+    action = chosen[0] if chosen else None
+    if bundle is None and action in (None, "--manifest"):
         raise UsageError(
             "no bundle: give a run directory or an exported bundle, or one of --status,"
             " --rollback, --promote, --recover"
         )
-    if bundle is not None and chosen not in ([], ["--manifest"], ["--local"]):
-        raise UsageError(f"{chosen[0]} takes no bundle")
-    if load is not None and not local:
-        raise UsageError("--load needs --local; a live endpoint receives its own requests")
-    live = load_endpoint(endpoint)
-    if status:
-        return _status(live, as_json)
-    if bundle is not None:
-        bundle = _bundle_of(bundle)
-    if manifest is not None:
-        from outrider.live.manifests import write_manifest
+    if bundle is not None and action not in (None, "--manifest", "--local"):
+        raise UsageError(f"{action} takes no bundle")
+    return action
 
-        print(write_manifest(manifest, bundle or "", live), end="")
-        return 0
-    if recover:
-        from outrider.live.controller import controlled
 
-        with controlled(live, _say) as controller:
-            controller.recover()
-        return _status(live, as_json=True)
-    if rollback or promote:
-        from outrider.live.controller import end_deployment
+def _recover(endpoint: "Endpoint") -> int:
+    from outrider.live.controller import controlled
 
-        ending: Literal["promote", "roll_back"] = "promote" if promote else "roll_back"
-        return _ended(live, end_deployment(live, ending, say=_say), ending)
-    if local:
-        return _local(live, bundle, in_place, load)
-    return _deploy(live, bundle or "", in_place)
+    with controlled(endpoint, _say) as controller:
+        controller.recover()
+    return _status(endpoint, as_json=True)
+
+
+def _end(endpoint: "Endpoint", ending: Literal["promote", "roll_back"]) -> int:
+    from outrider.live.controller import end_deployment
+
+    return _ended(endpoint, end_deployment(endpoint, ending, say=_say), ending)
+
+
+def _print_manifest(endpoint: "Endpoint", bundle: str, manifest: Literal["kserve", "argo"]) -> int:
+    from outrider.live.manifests import write_manifest
+
+    print(write_manifest(manifest, bundle, endpoint), end="")
+    return 0
 
 
 def _bundle_of(location: str) -> str:

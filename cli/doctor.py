@@ -130,7 +130,7 @@ def _compilers_of_kernels() -> Finding:
         f"no {' and no '.join(missing)}: vLLM turns FlashInfer and DeepGEMM off, so engines may be"
         " slower and round otherwise than in production, above all R1 in FP8;"
         f" {'; '.join(fixes[name] for name in missing)}",
-        "note",
+        otherwise="note",
     )
 
 
@@ -152,15 +152,17 @@ def _machine(runs: Path) -> list[Finding]:
 
     from outrider.eval.report.formatting import bytes_text
 
+    # `runs` does not exist before the first run; its file system is that of the nearest parent.
     existing = next(path for path in (runs.resolve(), *runs.resolve().parents) if path.exists())
-    memory = psutil.virtual_memory().available
     disk = shutil.disk_usage(existing).free
+    disk_free = f"{bytes_text(disk)} free at {existing}"
+    memory = psutil.virtual_memory().available
+    memory_free = f"{bytes_text(memory)} free"
     shared = shutil.disk_usage("/dev/shm").free
-    compiler = shutil.which("g++") or shutil.which("c++")
-    memory_free, shared_free = (f"{bytes_text(size)} free" for size in (memory, shared))
-    at = f"{bytes_text(disk)} free at {existing}"
-    return [
-        Finding("processor", "ok", f"{len(os.sched_getaffinity(0))} cores"),
+    shared_free = f"{bytes_text(shared)} free"
+    cores = len(os.sched_getaffinity(0))
+    findings = [
+        Finding("processor", "ok", f"{cores} cores"),
         _judged(
             "memory",
             memory >= LEAST_MEMORY,
@@ -170,24 +172,29 @@ def _machine(runs: Path) -> list[Finding]:
         _judged(
             "disk",
             disk >= LEAST_DISK,
-            at,
-            f"{at}, {bytes_text(LEAST_DISK)} needed; free some, or give --runs DIR",
-        ),
-        _judged(
-            "shared memory",
-            shared >= LEAST_SHARED,
-            shared_free,
-            f"{shared_free}, {bytes_text(LEAST_SHARED)} needed; start the container with"
-            " --shm-size=16g or --ipc=host",
-        ),
-        _judged(
-            "C++ compiler",
-            compiler,
-            str(compiler),
-            "none: engines cannot compile; apt install g++ python3-dev, or measure"
-            " eval.engine_modes=[eager] only",
+            disk_free,
+            f"{disk_free}, {bytes_text(LEAST_DISK)} needed; free some, or give --runs DIR",
         ),
     ]
+    # NCCL and vLLM's worker processes exchange data there; Docker's default is 64 MB.
+    lacking = (
+        f"{shared_free}, {bytes_text(LEAST_SHARED)} needed; start the container with"
+        " --shm-size=16g or --ipc=host"
+    )
+    findings.append(_judged("shared memory", shared >= LEAST_SHARED, shared_free, lacking))
+    return [*findings, _compiler()]
+
+
+def _compiler() -> Finding:
+    """The C++ compiler, which torch.compile needs."""
+    compiler = shutil.which("g++") or shutil.which("c++")
+    return _judged(
+        "C++ compiler",
+        compiler,
+        str(compiler),
+        "none: engines cannot compile; apt install g++ python3-dev, or measure"
+        " eval.engine_modes=[eager] only",
+    )
 
 
 def _optional() -> list[Finding]:

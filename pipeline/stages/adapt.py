@@ -63,7 +63,7 @@ def _window(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, An
 def _round(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
     from outrider.data.features.feature_store import join_stores
     from outrider.data.sequences import load_sequences
-    from outrider.data.split.rounds import choose_sequences, training_parts
+    from outrider.data.split.rounds import training_parts
     from outrider.pipeline.draft_parity_check import check_warm_start
 
     if recipe.training.streams:
@@ -74,19 +74,7 @@ def _round(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any
     plan = read_json(run.root / PLAN)
     older = _windows(plan["older"])
     newer = _windows(plan["newer"])
-    everything = load_sequences([window.sequences for window in older + newer])
-    owners = {
-        row["sequence_id"]: row["tenant"] or row["user"]
-        for row in everything.select_columns(["sequence_id", "tenant", "user"])
-    }
-    chosen = choose_sequences(
-        [name for window in newer for name in usable_ids(window)],
-        [name for window in older for name in usable_ids(window)],
-        most=ROUND_WINDOWS * recipe.adapt.window,
-        older_share=OLDER_SHARE,
-        seed=plan["number"],
-        owners=owners,
-    )
+    chosen = _choose(older, newer, most=ROUND_WINDOWS * recipe.adapt.window, seed=plan["number"])
     table = load_sequences([window.sequences for window in older + newer], chosen)
     with publish(run.sequences) as folder:
         folder.mkdir(mode=0o700)
@@ -102,16 +90,46 @@ def _round(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any
     return {"sequences": {name: len(ids) for name, ids in parts.items()}, "training": trained}
 
 
+def _choose(
+    older: list[RunDirectory], newer: list[RunDirectory], most: int, seed: int
+) -> list[str]:
+    """Ids of a round's sequences, at most `most`, spread over tenants or users."""
+    from outrider.data.sequences import load_sequences
+    from outrider.data.split.rounds import choose_sequences
+
+    everything = load_sequences([window.sequences for window in older + newer])
+    owners = {
+        row["sequence_id"]: row["tenant"] or row["user"]
+        for row in everything.select_columns(["sequence_id", "tenant", "user"])
+    }
+    return choose_sequences(
+        [name for window in newer for name in usable_ids(window)],
+        [name for window in older for name in usable_ids(window)],
+        most=most,
+        older_share=OLDER_SHARE,
+        seed=seed,
+        owners=owners,
+    )
+
+
 def _windows(directories: Sequence[str]) -> list[RunDirectory]:
     return [RunDirectory(Path(directory)) for directory in directories]
+
+
+def _window_settings(recipe: Recipe) -> dict[str, Any]:
+    return INGEST.settings(recipe) | CAPTURE.settings(recipe)
+
+
+def _window_sources(recipe: Recipe) -> dict[str, str]:
+    return target_and_base_digests(recipe) | traffic_digests(recipe)
 
 
 ADAPT_WINDOW = Stage(
     name="adapt_window",
     version=2,
     needs=(),
-    settings=lambda recipe: INGEST.settings(recipe) | CAPTURE.settings(recipe),
-    sources=lambda recipe: target_and_base_digests(recipe) | traffic_digests(recipe),
+    settings=_window_settings,
+    sources=_window_sources,
     work=_window,
     artifact=lambda run: run.features / "manifest.json",
     identity=lambda run: run.features / "quarantine.json",

@@ -46,17 +46,25 @@ def features_of(recipe: Recipe) -> FeatureSpec:
     return stored_features(recipe.speculator, config)
 
 
+def _settings(recipe: Recipe) -> dict[str, Any]:
+    reads = {"kind": recipe.speculator.kinds, "streams": list(features_of(recipe).names)}
+    settings = {
+        "target": section(recipe.target),
+        "capture": section(recipe.capture),
+        "speculator": reads,
+        "serving": {"engine": section(recipe.serving.engine, SPEED_ONLY)},
+    }
+    # Only where it is set, so that stores of earlier runs, whose records lack the key, stay valid.
+    if recipe.training.streams:
+        settings["training"] = {"features": "streamed"}
+    return settings
+
+
 CAPTURE = Stage(
     name="capture",
     version=3,
     needs=("ingest", "split"),
-    settings=lambda recipe: {
-        "target": section(recipe.target),
-        "capture": section(recipe.capture),
-        "speculator": {"kind": recipe.speculator.kinds, "streams": list(features_of(recipe).names)},
-        "serving": {"engine": section(recipe.serving.engine, SPEED_ONLY)},
-        **({"training": {"features": "streamed"}} if recipe.training.streams else {}),
-    },
+    settings=_settings,
     sources=target_digest,
     work=_work,
     reads=lambda run: (run.sequences,),

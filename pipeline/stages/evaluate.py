@@ -49,6 +49,19 @@ def _evaluate(
     return evaluate(dataclasses.replace(context, kinds=kinds))
 
 
+def _evaluate_own(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
+    """Evaluates the run's trained speculator."""
+    speculator = str(run.speculator)
+    return _evaluate(run, recipe, speculator=speculator, out=run.evaluation, report=run.root)
+
+
+def _evaluate_other(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
+    """Evaluates the speculator of `--speculator`."""
+    out = run.other_evaluation
+    speculator = str(options["speculator"])
+    return _evaluate(run, recipe, speculator=speculator, out=out, report=out)
+
+
 def _choose_kind(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
     """Ranks trained kinds and lookup by exact replay and timed steps."""
     from outrider.eval.choose_kind import choose_kind
@@ -140,21 +153,23 @@ def evaluation_context(
     )
 
 
-EVALUATE = Stage(
-    name="evaluate",
-    version=5,
-    needs=("split", "capture", "train"),
-    settings=lambda recipe: {
+def _settings(recipe: Recipe) -> dict[str, Any]:
+    return {
         "serving": section(recipe.serving, {"ignored_flags"}),
         "eval": section(recipe.eval),
         "speculator": section(recipe.speculator),
         "report": section(recipe.report),
         "export": {"k_per_batch_size": recipe.export.k_per_batch_size},
-    },
+    }
+
+
+EVALUATE = Stage(
+    name="evaluate",
+    version=5,
+    needs=("split", "capture", "train"),
+    settings=_settings,
     sources=target_and_base_digests,
-    work=lambda run, recipe, options: _evaluate(
-        run, recipe, speculator=str(run.speculator), out=run.evaluation, report=run.root
-    ),
+    work=_evaluate_own,
     reads=lambda run: (run.sequences, run.features / "manifest.json"),
     artifact=lambda run: run.root / "report.json",
     identity=lambda run: run.root / "report.json",
@@ -177,13 +192,7 @@ EVALUATE_OTHER = dataclasses.replace(
     EVALUATE,
     name="evaluate_other",
     needs=("split", "capture"),
-    work=lambda run, recipe, options: _evaluate(
-        run,
-        recipe,
-        speculator=str(options["speculator"]),
-        out=run.other_evaluation,
-        report=run.other_evaluation,
-    ),
+    work=_evaluate_other,
     artifact=lambda run: run.other_evaluation / "report.json",
     identity=lambda run: run.other_evaluation / "report.json",
     options=("speculator", "weights"),

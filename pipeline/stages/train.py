@@ -4,9 +4,9 @@ With several kinds, `train_of` builds a stage for each; all read the same captur
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
@@ -16,6 +16,8 @@ from outrider.pipeline.stages.sources import parts_in_use, section, target_and_b
 
 if TYPE_CHECKING:
     from outrider.data.streamed import Streamed
+
+Paths = TypeVar("Paths", Path, tuple[Path, ...])
 
 
 def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
@@ -88,14 +90,19 @@ def _streamed(run: RunDirectory, recipe: Recipe, train: list[str]) -> "Streamed"
     )
 
 
+def _settings(recipe: Recipe) -> dict[str, Any]:
+    return {
+        "speculator": section(recipe.speculator),
+        # How strictly parity is checked does not change the trained weights.
+        "training": section(recipe.training, {"parity"}),
+    }
+
+
 TRAIN = Stage(
     name="train",
     version=2,
     needs=("split", "capture"),
-    settings=lambda recipe: {
-        "speculator": section(recipe.speculator),
-        "training": section(recipe.training, {"parity"}),
-    },
+    settings=_settings,
     sources=target_and_base_digests,
     work=_work,
     reads=lambda run: (run.sequences, run.features / "manifest.json"),
@@ -109,15 +116,22 @@ TRAIN = Stage(
 def train_of(kind: str) -> Stage:
     """The training stage of a kind in a run of several kinds."""
 
+    def settings(recipe: Recipe) -> dict[str, Any]:
+        return TRAIN.settings(recipe.of_kinds([kind]))
+
     def work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
         return _work(run.of_kind(kind), recipe.of_kinds([kind]), options)
+
+    def of_kind(paths: Callable[[RunDirectory], Paths]) -> Callable[[RunDirectory], Paths]:
+        """The same paths in the kind's part of the run directory."""
+        return lambda run: paths(run.of_kind(kind))
 
     return dataclasses.replace(
         TRAIN,
         name=f"train_{kind}",
-        settings=lambda recipe: TRAIN.settings(recipe.of_kinds([kind])),
+        settings=settings,
         work=work,
-        artifact=lambda run: TRAIN.artifact(run.of_kind(kind)),
-        identity=lambda run: TRAIN.identity(run.of_kind(kind)),
-        unfinished=lambda run: TRAIN.unfinished(run.of_kind(kind)),
+        artifact=of_kind(TRAIN.artifact),
+        identity=of_kind(TRAIN.identity),
+        unfinished=of_kind(TRAIN.unfinished),
     )
