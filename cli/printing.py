@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import outrider
-    from outrider.pipeline.stage import Results
+    from outrider.pipeline.runner import Results
 
 SUMMARY_KEYS = (
     "kind",

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from outrider.pipeline.recipe.load import LoadedRecipe
     from outrider.pipeline.recipe.recipe import Recipe
     from outrider.pipeline.run_dir import RunDirectory
-    from outrider.pipeline.stage import Options, Results
+    from outrider.pipeline.runner import Results
+    from outrider.pipeline.stage import Options
 
 __all__ = [
     "OutriderError",
@@ -243,7 +244,7 @@ class Run:
         from outrider.pipeline.stages.registry import stage_names
 
         names = stage_names(stages, self.recipe)
-        options = {"force": force}
+        options: Options = {"force": force}
         with self.attempt():
             results = self.run_stages([name for name in names if name != "export"], options)
             verdict = self.directory.result_of("evaluate").get("verdict", SHIP)

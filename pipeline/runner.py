@@ -25,6 +25,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -36,8 +37,11 @@ from outrider.common.process_tree import TERMINAL_DESCRIPTOR, run_supervised
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.retention import deletion_of, retain
 from outrider.pipeline.run_dir import RunDirectory
-from outrider.pipeline.stage import Options, Results, Stage
+from outrider.pipeline.stage import Options, Stage
 from outrider.pipeline.stages.registry import stage_of
+
+Results = dict[str, dict[str, Any]]
+"""Results of stages by name, as their records hold them."""
 
 INTERRUPTED = 75
 """Exit status of a stage that a signal stopped: EX_TEMPFAIL of sysexits.h, try again."""

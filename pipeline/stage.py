@@ -7,20 +7,33 @@ the artifacts of the stages it needs, the target, the log, and the version of it
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from outrider.common.fingerprint import Kept
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.retention import deletion_of
 from outrider.pipeline.run_dir import RunDirectory
 
-Options = dict[str, Any]
-"""Command-line options that are not in the recipe, such as `force` for export."""
+Settings = dict[str, object]
+"""Part of a recipe, as JSON values by section."""
 
-Results = dict[str, dict[str, Any]]
-"""Results of stages by name."""
+Result = Mapping[str, object]
+"""What a stage's record holds about its work, as JSON values."""
+
+
+class Options(TypedDict, total=False):
+    """Command-line options that are not in the recipe, as JSON values."""
+
+    force: bool
+    """Export a speculator that is not better than the base."""
+    speculator: str
+    """The speculator to evaluate: a directory or a kind without weights."""
+    weights: str | None
+    """Digest of that directory; None if there is none."""
+    parity: bool
+    """Compare trainer and engine before a training round."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,11 +44,11 @@ class Stage:
     version: int
     needs: tuple[str, ...]
     """Stages whose output it reads."""
-    settings: Callable[[Recipe], dict[str, Any]]
+    settings: Callable[[Recipe], Settings]
     """The part of the recipe that its result depends on."""
     sources: Callable[[Recipe], dict[str, str]]
     """Digests of its inputs outside the run directory."""
-    work: Callable[[RunDirectory, Recipe, Options], dict[str, Any]]
+    work: Callable[[RunDirectory, Recipe, Options], Result]
     """Does the work and returns the result that the record holds."""
     artifact: Callable[[RunDirectory], Path]
     """The file or directory that must exist when it is done."""
@@ -51,7 +64,7 @@ class Stage:
     """Whether its errors may quote customer text."""
     starts_engines: bool = False
 
-    def inputs(self, run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
+    def inputs(self, run: RunDirectory, recipe: Recipe, options: Options) -> Settings:
         """Everything that the result depends on, as digests and values."""
         records = {name: run.read_record(name) or {} for name in self.needs}
         return {
@@ -61,7 +74,7 @@ class Stage:
             "output of": {
                 name: record.get("artifact", "absent") for name, record in records.items()
             },
-            "option": {name: options.get(name) for name in self.options},
+            "option": {name: dict(options).get(name) for name in self.options},
         }
 
     def reasons(self, run: RunDirectory, recipe: Recipe, options: Options) -> list[str]:

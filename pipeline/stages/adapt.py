@@ -6,13 +6,12 @@ once, because a round joins the tables and stores of its windows.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import publish, read_json, write_json
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
-from outrider.pipeline.stage import Options, Stage
+from outrider.pipeline.stage import Options, Result, Settings, Stage
 from outrider.pipeline.stages.capture import CAPTURE
 from outrider.pipeline.stages.ingest import INGEST
 from outrider.pipeline.stages.sources import (
@@ -38,7 +37,7 @@ def usable_ids(window: RunDirectory) -> list[str]:
     return parts_in_use(window)["train"]
 
 
-def _window(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
+def _window(run: RunDirectory, recipe: Recipe, options: Options) -> Result:
     from outrider.data.ingest.ingest import ingest
     from outrider.data.sequences import load_sequences
     from outrider.data.split.slices import name_slices, write_slices
@@ -60,7 +59,7 @@ def _window(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, An
     return {**counts, "sequences": len(usable_ids(run)), "on_policy": captured["on_policy"]}
 
 
-def _round(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
+def _round(run: RunDirectory, recipe: Recipe, options: Options) -> Result:
     from outrider.data.features.feature_store import join_stores
     from outrider.data.sequences import load_sequences
     from outrider.data.split.rounds import training_parts
@@ -116,7 +115,7 @@ def _windows(directories: Sequence[str]) -> list[RunDirectory]:
     return [RunDirectory(Path(directory)) for directory in directories]
 
 
-def _window_settings(recipe: Recipe) -> dict[str, Any]:
+def _window_settings(recipe: Recipe) -> Settings:
     return INGEST.settings(recipe) | CAPTURE.settings(recipe)
 
 

@@ -8,18 +8,19 @@ import dataclasses
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from outrider.common.files import link_or_copy, publish, read_json, write_json
 from outrider.common.fingerprint import path_digest
 from outrider.eval.results.sections import KindSpeed
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
-from outrider.pipeline.stage import Options, Stage
+from outrider.pipeline.stage import Options, Result, Settings, Stage
 from outrider.pipeline.stages.sources import (
     parts_in_use,
     section,
     served_base_of,
+    sessions_of_split,
     target_and_base_digests,
 )
 from outrider.serving.bundle.bundle_digest import MANIFEST, bundle_digest
@@ -39,7 +40,7 @@ def _evaluate(
     out: Path,
     report: Path,
     kinds: Sequence[KindSpeed] = (),
-) -> dict[str, Any]:
+) -> Result:
     """Evaluates a speculator; `kinds` are the kinds that it was chosen from."""
     from outrider.eval.evaluate import evaluate
 
@@ -49,20 +50,20 @@ def _evaluate(
     return evaluate(dataclasses.replace(context, kinds=kinds))
 
 
-def _evaluate_own(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
+def _evaluate_own(run: RunDirectory, recipe: Recipe, options: Options) -> Result:
     """Evaluates the run's trained speculator."""
     speculator = str(run.speculator)
     return _evaluate(run, recipe, speculator=speculator, out=run.evaluation, report=run.root)
 
 
-def _evaluate_other(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
+def _evaluate_other(run: RunDirectory, recipe: Recipe, options: Options) -> Result:
     """Evaluates the speculator of `--speculator`."""
     out = run.other_evaluation
     speculator = str(options["speculator"])
     return _evaluate(run, recipe, speculator=speculator, out=out, report=out)
 
 
-def _choose_kind(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
+def _choose_kind(run: RunDirectory, recipe: Recipe, options: Options) -> Result:
     """Ranks trained kinds and lookup by exact replay and timed steps."""
     from outrider.eval.choose_kind import choose_kind
 
@@ -94,7 +95,7 @@ def _choose_kind(run: RunDirectory, recipe: Recipe, options: Options) -> dict[st
     }
 
 
-def _evaluate_kinds(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
+def _evaluate_kinds(run: RunDirectory, recipe: Recipe, options: Options) -> Result:
     """Evaluates the kind that choose_kind selected."""
     kinds = [KindSpeed.model_validate(speed) for speed in read_json(run.kind_choice)]
     chosen = publish_chosen(run, kinds[0].kind)
@@ -126,13 +127,12 @@ def evaluation_context(
     from outrider.data.split.slices import load_slices
     from outrider.eval.context import EvaluationContext, EvaluationData, EvaluationFolders
 
-    parts = parts_in_use(run)
     data = EvaluationData(
         sequences=run.tables,
-        parts=parts,
+        parts=parts_in_use(run),
         features=run.features,
         slices=load_slices(run.split),
-        sessions=parts.get("sessions", {}),
+        sessions=sessions_of_split(run),
     )
     base = served_base_of(run, recipe)
     return EvaluationContext(
@@ -153,7 +153,7 @@ def evaluation_context(
     )
 
 
-def _settings(recipe: Recipe) -> dict[str, Any]:
+def _settings(recipe: Recipe) -> Settings:
     return {
         "serving": section(recipe.serving, {"ignored_flags"}),
         "eval": section(recipe.eval),

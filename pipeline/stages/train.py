@@ -6,11 +6,11 @@ With several kinds, `train_of` builds a stage for each; all read the same captur
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
-from outrider.pipeline.stage import Options, Stage
+from outrider.pipeline.stage import Options, Result, Settings, Stage
 from outrider.pipeline.stages.capture import features_of
 from outrider.pipeline.stages.sources import parts_in_use, section, target_and_base_digests
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Paths = TypeVar("Paths", Path, tuple[Path, ...])
 
 
-def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
+def _work(run: RunDirectory, recipe: Recipe, options: Options) -> Result:
     from outrider.pipeline.draft_parity_check import check_warm_start
 
     parts = parts_in_use(run)
@@ -42,7 +42,7 @@ def train_on(
     recipe: Recipe,
     parts: Mapping[str, list[str]],
     stream_dir: Path | None = None,
-) -> dict[str, Any]:
+) -> Result:
     """Trains on parts of the run's sequences and publishes the speculator.
 
     `stream_dir`: directory of a stream of states; None: the run's feature store.
@@ -90,7 +90,7 @@ def _streamed(run: RunDirectory, recipe: Recipe, train: list[str]) -> "Streamed"
     )
 
 
-def _settings(recipe: Recipe) -> dict[str, Any]:
+def _settings(recipe: Recipe) -> Settings:
     return {
         "speculator": section(recipe.speculator),
         # How strictly parity is checked does not change the trained weights.
@@ -116,10 +116,10 @@ TRAIN = Stage(
 def train_of(kind: str) -> Stage:
     """The training stage of a kind in a run of several kinds."""
 
-    def settings(recipe: Recipe) -> dict[str, Any]:
+    def settings(recipe: Recipe) -> Settings:
         return TRAIN.settings(recipe.of_kinds([kind]))
 
-    def work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
+    def work(run: RunDirectory, recipe: Recipe, options: Options) -> Result:
         return _work(run.of_kind(kind), recipe.of_kinds([kind]), options)
 
     def of_kind(paths: Callable[[RunDirectory], Paths]) -> Callable[[RunDirectory], Paths]:
