@@ -168,6 +168,7 @@ def _local(endpoint: "Endpoint", bundle: str | None, in_place: bool, load: str |
         if bundle is not None:
             return _deploy(endpoint, bundle, in_place)
         _say(f"serving on {endpoint.router.listen}; Ctrl-C stops everything")
+        # Nothing sets it: a signal raises `Interrupted` here.
         threading.Event().wait()
     return 0
 
@@ -199,6 +200,7 @@ def _ended(endpoint: "Endpoint", ended: "Deployment", ending: str = "promote") -
             "seconds": None if ended.ended_at is None else ended.ended_at - ended.began_at,
         }
     )
+    # A replica that does not answer may still serve the old release.
     if ended.behind:
         return 1
     return 0 if ended.went_back == (ending == "roll_back") else 3

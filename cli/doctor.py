@@ -90,9 +90,11 @@ def _gpus() -> list[Finding]:
     visible = gpus()
     if not visible:
         return [Finding("GPU", "note", "none: the embedded target runs on the CPU, R1 does not")]
+    # Equal GPUs are named once.
     names = ", ".join(dict.fromkeys(f"{gpu.name} ({gpu.mebibytes:,} MiB)" for gpu in visible))
     driver = visible[0].driver
     driver_release = int(driver.partition(".")[0] or 0)
+    # Without vLLM, `runs_on_cpu` is False too.
     built_for_gpus = importlib.util.find_spec("vllm") and not runs_on_cpu()
     return [
         Finding("GPU", "ok", f"{len(visible)} x {names}"),

@@ -66,6 +66,7 @@ def evaluate_speculator(
     run = outrider.open(recipe, *overrides, runs=runs, serve_command=from_serve_command)
     if server is not None:
         return _server(run, server)
+    # The stage whose verdict is printed and decides the exit status.
     judged = "evaluate" if speculator is None else "evaluate_other"
     return print_summary(run, run.evaluate(speculator, again), judged)
 

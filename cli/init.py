@@ -175,6 +175,7 @@ def write_recipe(
     # Aligns the comments in one column.
     text = re.sub(r"^( *[\w: ]+\S*)  # ", lambda row: f"{row[1]:<34}  # ", text, flags=re.MULTILINE)
     path.write_text(text, encoding="utf-8")
+    # A recipe that does not load is a fault of the template above: fail here, not at the first run.
     load_recipe(str(path))
     return path, facts
 
@@ -202,6 +203,7 @@ def _with_speculator(recipe: "Recipe") -> tuple["Recipe", Mapping[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="config-") as scratch:
         if directory is None:
             directory = Path(scratch)
+            # The functions below read a directory; a hub model may have none here.
             (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
         kind, base = kind_and_base(directory)
         speculator = recipe.speculator.of_kinds([kind]).model_copy(update={"base": base})
@@ -219,6 +221,7 @@ def _facts(recipe: "Recipe") -> dict[str, Any]:
     if len(models) > 1:
         traffic = recipe.traffic.model_copy(update={"model": models[0]})
         one, _ = inspect_recipe(recipe.model_copy(update={"traffic": traffic}), FIRST, 0)
+        # The comment in the recipe lists the other models too.
         facts = {**one, "models": facts["models"]}
     if facts["problems"]:
         examples = facts["reject_examples"].items()

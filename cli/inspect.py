@@ -35,6 +35,7 @@ def inspect_traffic(
         raise UsageError(
             "--samples prints customer text, which --json never contains; give one of them"
         )
+    # Without a recipe, the first override is in its place.
     if recipe is not None and "=" in recipe:
         overrides = (recipe, *overrides)
         recipe = None

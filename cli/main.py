@@ -64,6 +64,7 @@ UNEXPECTED = (
 
 def _run(name: str, *verb: str) -> None:
     """Runs `verb` (default: the command line's) and exits with its status."""
+    # --quiet is no parameter of the verbs: it works at any position of any of them.
     words = [*verb, *(word for word in sys.argv[1:] if word != "--quiet")]
     if not verb and words and words[0] in VERBS:
         name = f"{name} {words[0]}"
@@ -98,6 +99,7 @@ def _outcome(name: str, words: list[str], quiet: bool) -> tuple[int, str]:
 def _mistake(error: Exception, status: int, name: str, words: list[str]) -> str:
     """The message for a user's mistake, without the secrets that the command line may contain."""
     message = str(error)
+    # Messages quote the command line, which may hold a URL with a password.
     for word in words:
         message = message.replace(word, redacted(word))
     if "Unknown option" in message:
@@ -119,6 +121,7 @@ def command_app() -> App:
         version=_versions,
         help=HELP,
         help_format="markdown",
+        # By default cyclopts ends the process with what the verb returns.
         result_action="return_value",
     )
     for order, (verb, function) in enumerate(VERBS.items()):

@@ -59,9 +59,11 @@ def train_speculator(
     rows, cost = run.plan(stages, force, gpu_bytes)
     if not as_json:
         _print_tables(run, rows, cost)
+    # Scripts read the object; a person has read the tables.
     if as_json or not sys.stdout.isatty():
         about = {"recipe": run.recipe.name, "run_dir": str(run.directory.root)}
         print_json(about | {"dry_run": rows, "price": cost})
+    # Without config.json there is no estimate.
     return int("missing" in cost)
 
 

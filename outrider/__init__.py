@@ -247,6 +247,7 @@ class Run:
         options: Options = {"force": force}
         with self.attempt():
             results = self.run_stages([name for name in names if name != "export"], options)
+            # Without an evaluation in this run, the export stage names what it needs.
             verdict = self.directory.result_of("evaluate").get("verdict", SHIP)
             if "export" in names and (force or verdict == SHIP):
                 results |= self.run_stages(["export"], options)
@@ -288,6 +289,7 @@ class Run:
 
         with self.attempt():
             results = self.run_stages(["export"], {"force": force})
+        # After the attempt: the run directory is not locked during an upload.
         with answering(f"export to {to}"):
             put_bundle(self.directory.bundle, to)
         return results

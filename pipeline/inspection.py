@@ -80,6 +80,7 @@ def inspect_recipe(
 
 def _predicted(log: dict[str, Any], recipe: Recipe, target: Path) -> dict[str, Any]:
     """Cost of capturing the split, or the whole log if unsplit."""
+    # Without a split (too few sessions), the whole log is priced.
     everything = log["prompt_tokens"] + log["completion_tokens"]
     tokens = log["split"]["tokens"] if log["split"] else everything
     config = read_json(target / "config.json")

@@ -117,6 +117,7 @@ def _git() -> str | None:
     if not shutil.which("git"):
         return None
     describe = ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    # A wheel has no checkout: git then fails and the answer is empty.
     here = ["git", "-C", str(Path(__file__).resolve().parent), *describe]
     answer = subprocess.run(here, capture_output=True, text=True, check=False)
     return answer.stdout.strip() or None

@@ -136,9 +136,11 @@ def _require_inputs(stage: Stage, run: RunDirectory, reasons: str) -> None:
 
 def run_stage(stage: Stage, run: RunDirectory, options: Options) -> None:
     """Runs a stage; raises `StageFailed` with the stage's message, if any."""
+    # This module: both ends of the protocol (arguments, exit status, failed.json) are in one file.
     module = "outrider.pipeline.runner"
     log = run.attempt() / f"{stage.name}.log"
     argv = [sys.executable, "-m", module, stage.name, str(run.root), json.dumps(options)]
+    # A hash seed is read when Python starts, so it cannot be set in the stage's process.
     status = run_supervised(argv, log, os.environ | STAGE_ENVIRONMENT)
     failure = run.attempt() / f"{stage.name}.failed.json"
     if status and failure.is_file():
@@ -176,6 +178,7 @@ def main(stage: Stage, run: RunDirectory, options: Options) -> int:
     try:
         _show_progress_on_the_terminal(stage.starts_engines)
         recipe = run.read_resolved()
+        # Known only once the recipe is read; until then, text-handling stages withhold messages.
         quoting = quoting or recipe.report.samples
         perform(stage, run, recipe, options)
     except OutriderError as error:
@@ -199,6 +202,7 @@ def perform(stage: Stage, run: RunDirectory, recipe: Recipe, options: Options) -
     record = stage.record(run, recipe, options)
     started = stage.started_file(run)
     resume_or_clear(started, record.inputs, stage.unfinished(run))
+    # Without a record the stage is not done, whatever stops it from here on.
     record.path.unlink(missing_ok=True)
     begin = datetime.datetime.now().astimezone()
     clock = time.monotonic()

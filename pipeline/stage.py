@@ -41,6 +41,7 @@ class Stage:
     """One stage; increment `version` when a code change alters its outputs."""
 
     name: str
+    # Not a digest of the code: most changes of code do not change results.
     version: int
     needs: tuple[str, ...]
     """Stages whose output it reads."""
@@ -66,6 +67,7 @@ class Stage:
 
     def inputs(self, run: RunDirectory, recipe: Recipe, options: Options) -> Settings:
         """Everything that the result depends on, as digests and values."""
+        # A stage depends on what those before it wrote: equal output keeps it done.
         records = {name: run.read_record(name) or {} for name in self.needs}
         return {
             "code": {self.name: f"version {self.version}"},
@@ -82,6 +84,7 @@ class Stage:
         if not run.stage_record(self.name).is_file():
             resumes = self.started_file(run).is_file()
             return ["resumes where it stopped" if resumes else "not done yet"]
+        # A record alone does not show that its output is still there.
         artifact = self.artifact(run)
         deleted = deletion_of(run, artifact)
         if deleted and recipe.privacy.retention == "keep":

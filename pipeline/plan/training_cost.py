@@ -220,6 +220,7 @@ def _judged(plan: MemoryPlan, recipe: Recipe, gpu_bytes: int | None) -> Iterator
             "short_by_bytes": max(missing, 0),
             "cheapest_layout": _cheapest(here, memory, recipe.training.rows_per_step),
         }
+        # Main memory is shown first where there is no GPU; if it suffices, no GPU is assumed.
         if missing <= 0 or not memory.shared:
             return
 
@@ -227,6 +228,7 @@ def _judged(plan: MemoryPlan, recipe: Recipe, gpu_bytes: int | None) -> Iterator
 def _cheapest(plan: MemoryPlan, memory: Memory, rows_per_step: int) -> dict[str, Any] | None:
     """Returns the layout with the fewest processes, then the lowest ZeRO stage."""
     most = len(os.sched_getaffinity(0)) if memory.shared else MOST_PROCESSES
+    # A process takes the same number of rows of every step.
     for processes in range(1, most + 1):
         if rows_per_step % processes:
             continue

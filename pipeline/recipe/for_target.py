@@ -67,6 +67,8 @@ def resolve_for_target(recipe: Recipe, target_dir: Path | None = None) -> tuple[
 def _resolve(recipe: Recipe, target_dir: Path) -> tuple[Recipe, list[str]]:
     """The five steps, in order: each reads what those before it have filled in."""
     target = Target(target_dir, _checked_config(recipe, target_dir))
+    # The engine's attention is settled before the layer type of heads, which share its KV cache,
+    # and the layer type before the kinds, since a kind with another cache cannot be served.
     recipe = with_target_defaults(recipe, target.config)
     recipe, attention_notes = _with_attention(recipe, target.config)
     recipe = _with_layer_type(recipe, target.config)
@@ -104,6 +106,7 @@ def _with_attention(
             f"serving.engine.environment: VLLM_MLA_DISABLE = 0: {why} Leave the variable out"
         )
     note = f"VLLM_MLA_DISABLE = 1: plain attention for {recipe.target.model}. {why}"
+    # vLLM would choose MLA by config.json and fail when it selects a prefill backend.
     environment = engine.environment | {"VLLM_MLA_DISABLE": "1"}
     engine = engine.model_copy(update={"environment": environment})
     serving = recipe.serving.model_copy(update={"engine": engine})
@@ -205,6 +208,7 @@ def with_target_defaults(recipe: Recipe, target_config: Mapping[str, Any]) -> Re
             f" {positions:.0f} positions (max_position_embeddings in its config.json); set at most"
             " that, or raise it in serving.engine.extra_arguments.hf_overrides"
         )
+    # One digit: the rule is not more precise, and recipes are written with one.
     one_digit = float(f"{1e-3 * 192 / target_config['hidden_size']:.0e}")
     training = _filled(recipe.training, learning_rate=one_digit, row_tokens=engine.max_model_len)
     serving = recipe.serving.model_copy(update={"engine": engine})
@@ -215,6 +219,7 @@ def _positions(target_config: Mapping[str, Any], engine: EngineConfig) -> float:
     """Number of positions as vLLM derives it, with the engine's `hf_overrides`."""
     overrides = engine.extra_arguments.get("hf_overrides") or {}
     config = dict(target_config)
+    # An override replaces the whole embedding, under either name that transformers has had for it.
     if {"rope_parameters", "rope_scaling"} & overrides.keys():
         for key in ("rope_parameters", "rope_scaling"):
             config.pop(key, None)

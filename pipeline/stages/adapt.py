@@ -54,6 +54,7 @@ def _window(run: RunDirectory, recipe: Recipe, options: Options) -> Result:
     write_slices(name_slices(table), run.split)
     # The whole window is captured; a round splits it later.
     write_json(run.split / "parts.json", {"train": table["sequence_id"][:]})
+    # The stage's work, not the stage: a window is one stage with one record.
     captured = CAPTURE.work(run, recipe, options)
     counts = {name: summary[name] for name in ("rows", "exchanges", "rejects")}
     return {**counts, "sequences": len(usable_ids(run)), "on_policy": captured["on_policy"]}
@@ -74,6 +75,7 @@ def _round(run: RunDirectory, recipe: Recipe, options: Options) -> Result:
     older = _windows(plan["older"])
     newer = _windows(plan["newer"])
     chosen = _choose(older, newer, most=ROUND_WINDOWS * recipe.adapt.window, seed=plan["number"])
+    # The round gets a table and a store like those of a run, so that the trainer reads both alike.
     table = load_sequences([window.sequences for window in older + newer], chosen)
     with publish(run.sequences) as folder:
         folder.mkdir(mode=0o700)

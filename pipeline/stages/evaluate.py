@@ -87,6 +87,7 @@ def _choose_kind(run: RunDirectory, recipe: Recipe, options: Options) -> Result:
             "parameters": sum(header.floats for header in headers),
             "training_minutes": record["seconds"] / 60,
         }
+    # The first of the ranked kinds is the one that EVALUATE_KINDS publishes.
     kinds = choose_kind(contexts, facts)
     write_json(run.kind_choice, [speed.model_dump(mode="json") for speed in kinds])
     return {
@@ -113,6 +114,7 @@ def publish_chosen(run: RunDirectory, kind: str) -> str:
         shutil.rmtree(run.speculator, ignore_errors=True)
         run.metrics.unlink(missing_ok=True)
         return kind
+    # Hard links where the file system allows it: no second copy of the weights.
     with publish(run.speculator) as temporary:
         shutil.copytree(kind_run.speculator, temporary, copy_function=link_or_copy)
     with publish(run.metrics) as temporary:

@@ -24,6 +24,7 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> Result:
     """Publishes the bundle once vLLM has reproduced the evaluated acceptance length."""
     results = Report.read(run.root / "report.json")
     verdict = results.verdict
+    # Also checked here: an export alone (`--stages export`, `outrider export`) comes past it.
     if verdict.verdict != SHIP and not options.get("force"):
         raise OutriderError(
             f"not exported, the verdict is `{verdict.verdict}`: {verdict.reason}; to export"
@@ -43,6 +44,7 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> Result:
             results=results,
             tolerance=recipe.export.tolerance,
         )
+    # Moved only after vLLM has served it, so that run.bundle is always a verified one.
     with publish(run.bundle) as temporary:
         shutil.move(unverified, temporary)
     return {"bundle": str(run.bundle), "verification": verification}
@@ -111,6 +113,7 @@ def _evidence(run: RunDirectory, recipe: Recipe, results: Report) -> dict[str, o
 def _profile(run: RunDirectory, recipe: Recipe, results: Report) -> dict[str, object]:
     """Acceptance by position from exact replay, else from vLLM's counters."""
     replay = results.replay
+    # Replay has intervals and every K; the counters are for kinds that cannot be replayed.
     counted = results.counted.custom
     lengths = dict(enumerate(replay.by_k["custom"], start=1)) if replay else {}
     traffic = run.traffic / "summary.json"

@@ -55,6 +55,7 @@ def log_digest(source: str) -> str:
         return _remote_digest(source)
     if Path(source).exists():
         return path_digest(Path(source))
+    # A pattern: new or missing files change the digest, too.
     files = sorted(Path("/").glob(source.lstrip("/")))
     return value_digest({str(file): path_digest(file) for file in files}) if files else ABSENT
 

@@ -24,6 +24,7 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> Result:
     from outrider.pipeline.draft_parity_check import check_warm_start
 
     parts = parts_in_use(run)
+    # Before hours of training: a mismatch would improve a model that is not served.
     check_warm_start(run, recipe, parts["validation"])
     if not recipe.training.streams:
         return train_on(run, recipe, parts)
