@@ -42,8 +42,8 @@ from outrider.live.state import PROMOTED, read_state
 from outrider.pipeline.recipe.load import LoadedRecipe
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
-from outrider.pipeline.run_stages import StageFailed, run_stages
-from outrider.pipeline.stage_process import INTERRUPTED
+from outrider.pipeline.runner import INTERRUPTED, StageFailed, run_stages
+from outrider.pipeline.stage import Options
 from outrider.pipeline.stages.adapt import ADAPT_ROUND, ADAPT_WINDOW, PLAN
 from outrider.speculators.base import base_of
 from outrider.speculators.kinds import kind_of
@@ -252,7 +252,7 @@ class Adapter:
         run.root.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_json(run.root / PLAN, plan)
         # The first round compares the trainer's drafts with the engine's (draft_parity_check.py).
-        options: dict[str, object] = {"parity": pending.n == 1}
+        options: Options = {"parity": pending.n == 1}
         try:
             result = self._run_stage(run, recipe, ADAPT_ROUND.name, options)
         except StageFailed as error:
@@ -369,7 +369,7 @@ class Adapter:
         return base if kind_of(base).name == kind_of(serving.directory).name else None
 
     def _run_stage(
-        self, run: RunDirectory, recipe: Recipe, name: str, options: dict[str, object]
+        self, run: RunDirectory, recipe: Recipe, name: str, options: Options
     ) -> Mapping[str, object]:
         with run.locked():  # no other command may use the run directory
             run.begin_attempt(recipe, self.loaded.files, sys.argv)

@@ -1,11 +1,11 @@
 """`outrider adapt`: keeps a live endpoint's speculator fitted to its traffic."""
 
-from pathlib import Path
 from typing import Annotated
 
+import outrider
 from outrider.cli.options import EndpointName, Flag, Overrides, RecipeName
+from outrider.cli.printing import print_json
 from outrider.common.errors import UsageError
-from outrider.pipeline.attempt import open_run, print_json
 
 
 def adapt_speculator(
@@ -32,7 +32,7 @@ def adapt_speculator(
 
     if rounds is not None and rounds < 1:
         raise UsageError(f"--rounds {rounds}: give 1 or more, or leave it out")
-    loaded, _ = open_run(recipe, overrides, Path("runs"))
+    loaded = outrider.open(recipe, *overrides).loaded
     live = load_endpoint(endpoint)
     # Imports torch, so it comes after the checks, which do not need torch.
     from outrider.adapt.loop import adapting, summary

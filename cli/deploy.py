@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from outrider.cli.options import AsJson, EndpointName, Flag
+from outrider.cli.printing import print_json
 from outrider.common.errors import OutriderError, UsageError
-from outrider.pipeline.attempt import print_json
 
 if TYPE_CHECKING:
     from outrider.live.endpoint_file import Endpoint
@@ -62,27 +62,25 @@ def deploy_speculator(
     """
     from outrider.live.endpoint_file import load_endpoint
 
-    actions = {
-        "--status": status,
-        "--rollback": rollback,
-        "--promote": promote,
-        "--recover": recover,
-        "--manifest": manifest is not None,
-        "--local": local,
-    }
-    chosen = [name for name, is_set in actions.items() if is_set]
-    if len(chosen) > 1:
-        raise UsageError(f"{' and '.join(chosen)}: give one of them")
-    action = chosen[0] if chosen else "deploy"
-    _check_operands(action, bundle, load)
+    action = _chosen_action(
+        bundle,
+        {
+            "--status": status,
+            "--rollback": rollback,
+            "--promote": promote,
+            "--recover": recover,
+            "--manifest": manifest is not None,
+            "--local": local,
+        },
+    )
+    if load is not None and not local:
+        raise UsageError("--load needs --local; a live endpoint receives its own requests")
     live = load_endpoint(endpoint)
     if bundle is not None:
         bundle = _bundle_of(bundle)
     match action:
         case "--status":
             return _status(live, as_json)
-        case "--manifest":
-            return _manifest(live, bundle or "", manifest or "kserve")
         case "--recover":
             return _recover(live)
         case "--rollback":
@@ -91,40 +89,26 @@ def deploy_speculator(
             return _end(live, "promote")
         case "--local":
             return _local(live, bundle, in_place, load)
-    return _deploy(live, bundle or "", in_place)
+    assert bundle is not None  # `_chosen_action` requires one for what is left
+    if manifest is not None:
+        return _print_manifest(live, bundle, manifest)
+    return _deploy(live, bundle, in_place)
 
 
-def _check_operands(action: str, bundle: str | None, load: str | None) -> None:
-    """Raises a `UsageError` if a bundle is missing or not taken, or --load has no replicas."""
-    if bundle is None and action in ("deploy", "--manifest"):
+def _chosen_action(bundle: str | None, actions: dict[str, bool]) -> str | None:
+    """The one action that is set, None for a deployment; checks that it goes with `bundle`."""
+    chosen = [name for name, is_set in actions.items() if is_set]
+    if len(chosen) > 1:
+        raise UsageError(f"{' and '.join(chosen)}: give one of them")
+    action = chosen[0] if chosen else None
+    if bundle is None and action in (None, "--manifest"):
         raise UsageError(
             "no bundle: give a run directory or an exported bundle, or one of --status,"
             " --rollback, --promote, --recover"
         )
-    if bundle is not None and action not in ("deploy", "--manifest", "--local"):
+    if bundle is not None and action not in (None, "--manifest", "--local"):
         raise UsageError(f"{action} takes no bundle")
-    if load is not None and action != "--local":
-        raise UsageError("--load needs --local; a live endpoint receives its own requests")
-
-
-def _bundle_of(location: str) -> str:
-    """Returns a run directory's bundle; any other location is returned unchanged."""
-    root = Path(location).expanduser()
-    if not (root / "recipe.resolved.yaml").is_file():
-        return location
-    if not (root / "bundle" / "bundle.json").is_file():
-        raise OutriderError(
-            f"{location}: this run has no bundle; `outrider export {location} --to DIR` writes it"
-            " if the verdict is `ship`"
-        )
-    return str(root / "bundle")
-
-
-def _manifest(endpoint: "Endpoint", bundle: str, kind: Literal["kserve", "argo"]) -> int:
-    from outrider.live.manifests import write_manifest
-
-    print(write_manifest(kind, bundle, endpoint), end="")
-    return 0
+    return action
 
 
 def _recover(endpoint: "Endpoint") -> int:
@@ -139,6 +123,26 @@ def _end(endpoint: "Endpoint", ending: Literal["promote", "roll_back"]) -> int:
     from outrider.live.controller import end_deployment
 
     return _ended(endpoint, end_deployment(endpoint, ending, say=_say), ending)
+
+
+def _print_manifest(endpoint: "Endpoint", bundle: str, manifest: Literal["kserve", "argo"]) -> int:
+    from outrider.live.manifests import write_manifest
+
+    print(write_manifest(manifest, bundle, endpoint), end="")
+    return 0
+
+
+def _bundle_of(location: str) -> str:
+    """Returns a run directory's bundle; any other location is returned unchanged."""
+    root = Path(location).expanduser()
+    if not (root / "recipe.resolved.yaml").is_file():
+        return location
+    if not (root / "bundle" / "bundle.json").is_file():
+        raise OutriderError(
+            f"{location}: this run has no bundle; `outrider export {location} --to DIR` writes it"
+            " if the verdict is `ship`"
+        )
+    return str(root / "bundle")
 
 
 def _deploy(endpoint: "Endpoint", bundle: str, in_place: bool) -> int:
@@ -164,6 +168,7 @@ def _local(endpoint: "Endpoint", bundle: str | None, in_place: bool, load: str |
         if bundle is not None:
             return _deploy(endpoint, bundle, in_place)
         _say(f"serving on {endpoint.router.listen}; Ctrl-C stops everything")
+        # Nothing sets it: a signal raises `Interrupted` here.
         threading.Event().wait()
     return 0
 
@@ -195,6 +200,7 @@ def _ended(endpoint: "Endpoint", ended: "Deployment", ending: str = "promote") -
             "seconds": None if ended.ended_at is None else ended.ended_at - ended.began_at,
         }
     )
+    # A replica that does not answer may still serve the old release.
     if ended.behind:
         return 1
     return 0 if ended.went_back == (ending == "roll_back") else 3

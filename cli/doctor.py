@@ -44,7 +44,7 @@ def doctor(*, runs: Runs = Path("runs"), as_json: AsJson = False) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from outrider.pipeline.attempt import print_json
+    from outrider.cli.printing import print_json
 
     findings = [*_packages(), *_gpus(), *_machine(runs), *_optional()]
     if as_json:
@@ -91,9 +91,11 @@ def _gpus() -> list[Finding]:
     visible = gpus()
     if not visible:
         return [Finding("GPU", "note", "none: the embedded target runs on the CPU, R1 does not")]
+    # Equal GPUs are named once.
     names = ", ".join(dict.fromkeys(f"{gpu.name} ({gpu.mebibytes:,} MiB)" for gpu in visible))
     driver = visible[0].driver
     driver_release = int(driver.partition(".")[0] or 0)
+    # Without vLLM, `runs_on_cpu` is False too.
     built_for_gpus = importlib.util.find_spec("vllm") and not runs_on_cpu()
     return [
         Finding("GPU", "ok", f"{len(visible)} x {names}"),
@@ -150,30 +152,51 @@ def nvcc_path() -> str | None:
 def _machine(runs: Path) -> list[Finding]:
     import psutil
 
+    from outrider.eval.report.formatting import bytes_text
+
+    # `runs` does not exist before the first run; its file system is that of the nearest parent.
     existing = next(path for path in (runs.resolve(), *runs.resolve().parents) if path.exists())
-    memory = psutil.virtual_memory().available
     disk = shutil.disk_usage(existing).free
+    disk_free = f"{bytes_text(disk)} free at {existing}"
+    memory = psutil.virtual_memory().available
+    memory_free = f"{bytes_text(memory)} free"
     shared = shutil.disk_usage("/dev/shm").free
-    compiler = shutil.which("g++") or shutil.which("c++")
+    shared_free = f"{bytes_text(shared)} free"
     cores = len(os.sched_getaffinity(0))
-    return [
+    findings = [
         Finding("processor", "ok", f"{cores} cores"),
-        _room("memory", memory, LEAST_MEMORY, "end other programs"),
-        _room("disk", disk, LEAST_DISK, "free some, or give --runs DIR", at=f" at {existing}"),
-        _room(
-            "shared memory",
-            shared,
-            LEAST_SHARED,
-            "start the container with --shm-size=16g or --ipc=host",
+        _judged(
+            "memory",
+            memory >= LEAST_MEMORY,
+            memory_free,
+            f"{memory_free}, {bytes_text(LEAST_MEMORY)} needed; end other programs",
         ),
         _judged(
-            "C++ compiler",
-            compiler,
-            str(compiler),
-            "none: engines cannot compile; apt install g++ python3-dev, or measure"
-            " eval.engine_modes=[eager] only",
+            "disk",
+            disk >= LEAST_DISK,
+            disk_free,
+            f"{disk_free}, {bytes_text(LEAST_DISK)} needed; free some, or give --runs DIR",
         ),
     ]
+    # NCCL and vLLM's worker processes exchange data there; Docker's default is 64 MB.
+    lacking = (
+        f"{shared_free}, {bytes_text(LEAST_SHARED)} needed; start the container with"
+        " --shm-size=16g or --ipc=host"
+    )
+    findings.append(_judged("shared memory", shared >= LEAST_SHARED, shared_free, lacking))
+    return [*findings, _compiler()]
+
+
+def _compiler() -> Finding:
+    """The C++ compiler, which torch.compile needs."""
+    compiler = shutil.which("g++") or shutil.which("c++")
+    return _judged(
+        "C++ compiler",
+        compiler,
+        str(compiler),
+        "none: engines cannot compile; apt install g++ python3-dev, or measure"
+        " eval.engine_modes=[eager] only",
+    )
 
 
 def _room(what: str, free: float, least: float, fix: str, *, at: str = "") -> Finding:

@@ -6,17 +6,14 @@ outrider eval --compare RUN_A RUN_B --html page.html
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
 
+import outrider
 from outrider.cli.options import Flag, FromServeCommand, Overrides, RecipeName, Runs
+from outrider.cli.printing import print_json, print_summary
 from outrider.common.errors import UsageError
-from outrider.pipeline.attempt import attempt, evaluate_run, open_run, print_json, print_summary
-
-if TYPE_CHECKING:
-    from outrider.pipeline.recipe.load import LoadedRecipe
-    from outrider.pipeline.run_dir import RunDirectory
 
 
 def evaluate_speculator(
@@ -66,50 +63,22 @@ def evaluate_speculator(
         raise UsageError("--again: --server measures everything again anyway; leave it out")
     if server is not None and not server.startswith(("http://", "https://")):
         raise UsageError(f"--server {server}: give its address, such as http://{server}")
-    loaded, run = open_run(recipe, overrides, runs, serve_command=from_serve_command)
+    run = outrider.open(recipe, *overrides, runs=runs, serve_command=from_serve_command)
     if server is not None:
-        return _server(loaded, run, server)
+        return _server(run, server)
+    # The stage whose verdict is printed and decides the exit status.
     judged = "evaluate" if speculator is None else "evaluate_other"
-    return print_summary(loaded, run, evaluate_run(loaded, run, speculator, again), judged)
+    return print_summary(run, run.evaluate(speculator, again), judged)
 
 
-def _server(loaded: "LoadedRecipe", run: "RunDirectory", url: str) -> int:
+def _server(run: outrider.Run, url: str) -> int:
     from rich.console import Console
 
-    from outrider.common.process_tree import stopped_by_signal
-    from outrider.pipeline.stages.sources import has_quarantine, parts_in_use
+    from outrider.eval.bench.endpoint import print_endpoint
 
-    with attempt(loaded, run) as go:
-        go(["ingest", "split"], {})
-        # Slow to import, so imported only after the stages have run.
-        from outrider.data.sequences import load_sequences
-        from outrider.eval.bench.endpoint import measure_endpoint, print_endpoint
-        from outrider.eval.bench.prompts import customers_sampling, evaluation_prompts
-
-        recipe = loaded.recipe
-        console = Console(stderr=True, highlight=False)
-        if not has_quarantine(run):
-            console.print(
-                f"[yellow]warning[/] {run.features}: nothing is captured yet, so off-policy "
-                "held-out sequences are measured too; run `outrider train RECIPE --stages capture` "
-                "first to leave them out",
-                soft_wrap=True,
-            )
-        # The same prompts and sampling as in the timed blocks of the run's evaluation.
-        heldout = load_sequences(run.sequences, parts_in_use(run)["heldout"])
-        _, prompts = evaluation_prompts(heldout, recipe.eval, recipe.serving)
-        with stopped_by_signal():
-            results = measure_endpoint(
-                url=url,
-                target=recipe.target,
-                prompts=[prompt.text for prompt in prompts],
-                sampling=customers_sampling(heldout),
-                settings=recipe.eval,
-                log_dir=run.attempt(),
-                say=console.print,
-            )
-    print_endpoint(results, console)
-    print_json({"recipe": recipe.name, **results})
+    results = run.measure_server(url)
+    print_endpoint(results, Console(stderr=True, highlight=False))
+    print_json({"recipe": run.recipe.name, **results})
     return 0
 
 

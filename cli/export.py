@@ -4,8 +4,9 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+import outrider
 from outrider.cli.options import Flag, Overrides, RecipeName, Runs
-from outrider.pipeline.attempt import export_run, open_run, print_summary
+from outrider.cli.printing import print_summary
 
 
 def export_speculator(
@@ -25,7 +26,7 @@ def export_speculator(
     force
         Export even a speculator that is not better than the base.
     """
-    loaded, run = open_run(recipe, overrides, runs)
-    results = export_run(loaded, run, to, force)
+    run = outrider.open(recipe, *overrides, runs=runs)
+    results = run.export(to, force)
     print(f"bundle copied to {to}", file=sys.stderr)
-    return print_summary(loaded, run, results, bundle=to)
+    return print_summary(run, results, bundle=to)

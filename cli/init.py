@@ -126,8 +126,7 @@ def write_recipe(
     from outrider.pipeline.paths import check_paths
     from outrider.pipeline.recipe.load import load_overrides, load_recipe
 
-    name = re.sub(r"[^A-Za-z0-9_-]+", "_", Path(logs).name.partition(".")[0]).strip("_-")
-    path = to or Path(f"{name or 'mine'}.yaml")
+    path = to or _default_path(logs)
     if path.exists():
         raise OutriderError(f"{path}: exists already; name another file with --to")
     if not path.parent.is_dir():
@@ -139,7 +138,7 @@ def write_recipe(
     recipe, config = _with_speculator(recipe)
     template = _template(config)
     shipped = load_recipe(template).recipe
-    facts = _found(recipe)
+    facts = _facts(recipe)
     if facts["wrong_target"] and not force:
         raise OutriderError(
             f"{target}: {facts['wrong_target']}. Nothing was written; --force writes the recipe"
@@ -151,8 +150,13 @@ def write_recipe(
     facts["speculator"] = f"speculator.kind = {kind}: {reason}"
     if base is not None:
         facts["speculator"] += f"; speculator.base = {base}: {base_reason}"
-    values = _values(recipe, config, facts, shipped)
-    near = path.resolve().parent == Path.cwd()
+    # In the current directory, paths stay as they were typed; elsewhere they are absolute.
+    if path.resolve().parent == Path.cwd():
+        model = target
+        log_path: str | list[str] = logs
+    else:
+        model = recipe.target.model
+        log_path = recipe.traffic.path
     text = RECIPE.format(
         file=path,
         first=FIRST,
@@ -164,22 +168,30 @@ def write_recipe(
         reason=reason,
         base=base or "null",
         base_reason=base_reason,
-        model=_yaml(target if near else recipe.target.model),
-        path=_yaml(logs if near else recipe.traffic.path),
-        **values,
+        model=_yaml(model),
+        path=_yaml(log_path),
+        **_values(recipe, config, facts, shipped),
     )
     # Aligns the comments in one column.
     text = re.sub(r"^( *[\w: ]+\S*)  # ", lambda row: f"{row[1]:<34}  # ", text, flags=re.MULTILINE)
     path.write_text(text, encoding="utf-8")
+    # A recipe that does not load is a fault of the template above: fail here, not at the first run.
     load_recipe(str(path))
     return path, facts
 
 
+def _default_path(logs: str) -> Path:
+    """A file in the current directory with the log's name."""
+    stem = Path(logs).name.partition(".")[0]
+    name = re.sub(r"[^A-Za-z0-9_-]+", "_", stem).strip("_-")
+    return Path(f"{name or 'mine'}.yaml")
+
+
 def _with_speculator(recipe: "Recipe") -> tuple["Recipe", Mapping[str, Any]]:
     """Returns the recipe with kind, base and lengths, and the target's config.json."""
-    from outrider.pipeline.kinds import with_kinds
     from outrider.pipeline.plan.training_cost import target_config
     from outrider.pipeline.preflight import local_target
+    from outrider.pipeline.recipe.for_target import resolve_for_target
     from outrider.speculators.base import kind_and_base
     from outrider.speculators.checkpoints.architectures import architecture_of
 
@@ -191,14 +203,16 @@ def _with_speculator(recipe: "Recipe") -> tuple["Recipe", Mapping[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="config-") as scratch:
         if directory is None:
             directory = Path(scratch)
+            # The functions below read a directory; a hub model may have none here.
             (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
         kind, base = kind_and_base(directory)
         speculator = recipe.speculator.of_kinds([kind]).model_copy(update={"base": base})
         recipe = recipe.model_copy(update={"speculator": speculator})
-        return with_kinds(recipe, directory, quiet=True), config
+        resolved, _ = resolve_for_target(recipe, directory)
+        return resolved, config
 
 
-def _found(recipe: "Recipe") -> dict[str, Any]:
+def _facts(recipe: "Recipe") -> dict[str, Any]:
     """Inspects the log's first rows, keeping only the most frequent model's."""
     from outrider.pipeline.inspection import inspect_recipe
 
@@ -207,6 +221,7 @@ def _found(recipe: "Recipe") -> dict[str, Any]:
     if len(models) > 1:
         traffic = recipe.traffic.model_copy(update={"model": models[0]})
         one, _ = inspect_recipe(recipe.model_copy(update={"traffic": traffic}), FIRST, 0)
+        # The comment in the recipe lists the other models too.
         facts = {**one, "models": facts["models"]}
     if facts["problems"]:
         examples = facts["reject_examples"].items()
@@ -249,18 +264,17 @@ def _values(
         if positions < engine.max_model_len:
             limit = f"    max_model_len: {positions}  # the target's number of positions\n"
         positions = min(positions, engine.max_model_len)
-    # Rounded up to a multiple of 64 tokens.
-    nine, most = (64 * (facts["lengths"]["completion"][p] // 64 + 1) for p in ("p90", "p99"))
-    sessions = facts["sessions"]["distinct"]
-    users = len(facts["tenants"])
-    longest = positions // 2
+    lengths = facts["lengths"]["completion"]
+    longest = positions // 2  # leaves room for the prompt
+    exchanges = counted(facts["exchanges"], "exchange")
+    sessions = counted(facts["sessions"]["distinct"], "session")
+    tenants = counted(len(facts["tenants"]), "tenant")
     chosen = ""
     if len(models) > 1:
         chosen = f"\n  model: {_yaml(models[0])}  # the log also has {json.dumps(models[1:])}"
-    sources = f"{counted(sessions, 'session')} and {counted(users, 'tenant')}"
     return {
-        "seen": f"{counted(facts['exchanges'], 'exchange')} of {sources}",
-        "architecture": next(iter(config["architectures"])),
+        "seen": f"{exchanges} of {sessions} and {tenants}",
+        "architecture": config["architectures"][0],
         "formats": formats,
         "chosen": chosen,
         "depth": template.speculator.depth,
@@ -268,9 +282,14 @@ def _values(
         "tensor_parallel": ranks or engine.tensor_parallel,
         "limit": limit,
         "concurrency": template.eval.concurrency,
-        "max_tokens": min(nine, 2048, longest),
-        "verified": min(most, 8192, longest),
+        "max_tokens": min(_rounded_up(lengths["p90"]), 2048, longest),
+        "verified": min(_rounded_up(lengths["p99"]), 8192, longest),
     }
+
+
+def _rounded_up(tokens: int) -> int:
+    """The next multiple of 64 above `tokens`."""
+    return 64 * (tokens // 64 + 1)
 
 
 def _yaml(value: Any) -> str:

@@ -3,8 +3,8 @@
 import sys
 
 from outrider.cli.options import AsJson, Overrides, RecipeName
+from outrider.cli.printing import print_json
 from outrider.common.errors import OutriderError, UsageError
-from outrider.pipeline.attempt import print_json
 
 
 def inspect_traffic(
@@ -35,6 +35,7 @@ def inspect_traffic(
         raise UsageError(
             "--samples prints customer text, which --json never contains; give one of them"
         )
+    # Without a recipe, the first override is in its place.
     if recipe is not None and "=" in recipe:
         overrides = (recipe, *overrides)
         recipe = None

@@ -1,4 +1,4 @@
-"""The command `outrider` and its verbs, with six console scripts as aliases.
+"""The command `outrider` and its verbs, with three console scripts as aliases.
 
     outrider train resume_screening          # train-speculator --recipe resume_screening
 
@@ -55,49 +55,63 @@ First run: outrider init LOGS --target MODEL, then outrider train RECIPE
 Every verb takes --help, and --quiet: nothing on stderr but errors."""
 
 
+UNEXPECTED = (
+    "an error in Outrider or in a library, not in what you gave it; report it where you got"
+    " Outrider, with the traceback above and the output of `outrider --version`. Logs of a"
+    " run's stages are in its folder logs/"
+)
+
+
 def _run(name: str, *verb: str) -> None:
     """Runs `verb` (default: the command line's) and exits with its status."""
+    # --quiet is no parameter of the verbs: it works at any position of any of them.
     words = [*verb, *(word for word in sys.argv[1:] if word != "--quiet")]
     if not verb and words and words[0] in VERBS:
         name = f"{name} {words[0]}"
-    status, message = 0, ""
-    try:
-        with contextlib.ExitStack() as stack:
-            if "--quiet" in sys.argv[1:]:
-                nowhere = stack.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
-                stack.enter_context(contextlib.redirect_stderr(nowhere))
-            status = command_app()(words, exit_on_error=False, print_error=False)
-    except (CycloptsError, OutriderError) as error:
-        message = str(error)
-        for word in words:
-            message = message.replace(word, redacted(word))
-        if "Unknown option" in message:
-            message += " Keys of a recipe: section.key=value"
-        if "--recipe requires" in message:
-            message = (
-                "no recipe: give the path of a YAML file, a run directory, or one of"
-                f" {', '.join(shipped_recipes())}; `outrider init LOGS --target MODEL` writes one"
-            )
-        status = error.exit_code if isinstance(error, OutriderError) else UsageError.exit_code
-        if status == UsageError.exit_code:
-            message += f"\n{name} --help lists the options"
-    except Interrupted as signal:
-        message = f"stopped by {signal}; rerun the command to resume"
-        status = signal.exit_code
-    except KeyboardInterrupt:
-        status = 130
-    except Exception:
-        traceback.print_exc()
-        message = (
-            "an error in Outrider or in a library, not in what you gave it; report it where you got"
-            " Outrider, with the traceback above and the output of `outrider --version`. Logs of a"
-            " run's stages are in its folder logs/"
-        )
-        status = 1
+    status, message = _outcome(name, words, quiet="--quiet" in sys.argv[1:])
     if message:
         console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
         console.print(f"{name}: {message}")
     sys.exit(status)
+
+
+def _outcome(name: str, words: list[str], quiet: bool) -> tuple[int, str]:
+    """Runs the command line; returns the exit status, and a message if it failed."""
+    try:
+        with contextlib.ExitStack() as stack:
+            if quiet:
+                nowhere = stack.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
+                stack.enter_context(contextlib.redirect_stderr(nowhere))
+            return command_app()(words, exit_on_error=False, print_error=False), ""
+    except OutriderError as error:
+        return error.exit_code, _mistake(error, error.exit_code, name, words)
+    except CycloptsError as error:
+        return UsageError.exit_code, _mistake(error, UsageError.exit_code, name, words)
+    except Interrupted as signal:
+        return signal.exit_code, f"stopped by {signal}; rerun the command to resume"
+    except KeyboardInterrupt:
+        return 130, ""  # as shells report it: 128 + SIGINT
+    except Exception:
+        traceback.print_exc()
+        return 1, UNEXPECTED
+
+
+def _mistake(error: Exception, status: int, name: str, words: list[str]) -> str:
+    """The message for a user's mistake, without the secrets that the command line may contain."""
+    message = str(error)
+    # Messages quote the command line, which may hold a URL with a password.
+    for word in words:
+        message = message.replace(word, redacted(word))
+    if "Unknown option" in message:
+        message += " Keys of a recipe: section.key=value"
+    if "--recipe requires" in message:
+        message = (
+            "no recipe: give the path of a YAML file, a run directory, or one of"
+            f" {', '.join(shipped_recipes())}; `outrider init LOGS --target MODEL` writes one"
+        )
+    if status == UsageError.exit_code:
+        message += f"\n{name} --help lists the options"
+    return message
 
 
 def command_app() -> App:
@@ -107,6 +121,7 @@ def command_app() -> App:
         version=_versions,
         help=HELP,
         help_format="markdown",
+        # By default cyclopts ends the process with what the verb returns.
         result_action="return_value",
     )
     for order, (verb, function) in enumerate(VERBS.items()):
@@ -123,9 +138,6 @@ def _versions() -> str:
 
 
 main = functools.partial(_run, "outrider")
-inspect_traffic = functools.partial(_run, "inspect-traffic", "inspect")
 train_speculator = functools.partial(_run, "train-speculator", "train")
 evaluate_speculator = functools.partial(_run, "evaluate-speculator", "eval")
 export_speculator = functools.partial(_run, "export-speculator", "export")
-deploy_speculator = functools.partial(_run, "deploy-speculator", "deploy")
-adapt_speculator = functools.partial(_run, "adapt-speculator", "adapt")

@@ -30,5 +30,6 @@ FromServeCommand = Annotated[
         "`target.*`, `serving.engine.*` and eval.current_k. Overrides take precedence.",
     ),
 ]
+# `negative=""`: without it, cyclopts adds --no-json, and --no-force for `Flag`.
 AsJson = Annotated[bool, Parameter(name="--json", negative="", show_default=False)]
 Flag = Parameter(negative="", show_default=False)

@@ -1,12 +1,14 @@
 """`outrider train`: from traffic to an evaluated and exported speculator."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import outrider
 from outrider.cli.options import AsJson, Flag, FromServeCommand, Overrides, RecipeName, Runs
+from outrider.cli.printing import print_json, print_summary
 from outrider.common.errors import UsageError
-from outrider.pipeline.attempt import open_run, print_json, print_summary, train_run
 
 
 def train_speculator(
@@ -43,44 +45,35 @@ def train_speculator(
     force
         Export even a speculator that is not better than the base.
     """
-    from outrider.pipeline.stages.registry import stage_names
-
     for option, is_set in (("--json", as_json), ("--gpu-memory", gpu_memory is not None)):
         if is_set and not dry_run:
             raise UsageError(f"{option} needs --dry-run; a run ends with JSON on stdout anyway")
     if gpu_memory is not None and gpu_memory <= 0:
         raise UsageError(f"--gpu-memory {gpu_memory:g}: give one GPU's memory in GB, such as 80")
-    loaded, run = open_run(
-        recipe=recipe,
-        overrides=overrides,
-        runs=runs,
-        dry_run=dry_run,
-        serve_command=from_serve_command,
+    run = outrider.open(
+        recipe, *overrides, runs=runs, dry_run=dry_run, serve_command=from_serve_command
     )
-    names = stage_names(stages, loaded.recipe)
     if not dry_run:
-        return print_summary(loaded, run, train_run(loaded, run, names, force))
+        return print_summary(run, run.train(stages, force))
+    gpu_bytes = None if gpu_memory is None else int(gpu_memory * 1e9)
+    rows, cost = run.plan(stages, force, gpu_bytes)
+    if not as_json:
+        _print_tables(run, rows, cost)
+    # Scripts read the object; a person has read the tables.
+    if as_json or not sys.stdout.isatty():
+        about = {"recipe": run.recipe.name, "run_dir": str(run.directory.root)}
+        print_json(about | {"dry_run": rows, "price": cost})
+    # Without config.json there is no estimate.
+    return int("missing" in cost)
 
+
+def _print_tables(
+    run: outrider.Run, rows: Mapping[str, dict[str, str]], cost: dict[str, Any]
+) -> None:
     from rich.console import Console
 
-    from outrider.pipeline.plan.plan import plan, print_plan
-    from outrider.pipeline.plan.training_cost import price
+    from outrider.pipeline.plan.plan import print_plan
 
-    with run.locked():
-        run.write_resolved(loaded.recipe)
-        priced = price(run, loaded.recipe, None if gpu_memory is None else int(gpu_memory * 1e9))
-        rows = plan(
-            run=run,
-            recipe=loaded.recipe,
-            names=names,
-            options={"force": force},
-            priced=priced,
-        )
-    if not as_json:
-        console = Console(stderr=True)
-        print_plan(rows, priced, console)
-        console.print(f"every key with its value: {run.resolved_recipe}", soft_wrap=True)
-    if as_json or not sys.stdout.isatty():
-        about = {"recipe": loaded.recipe.name, "run_dir": str(run.root)}
-        print_json(about | {"dry_run": rows, "price": priced})
-    return int("missing" in priced)
+    console = Console(stderr=True)
+    print_plan(rows, cost, console)
+    console.print(f"every key with its value: {run.directory.resolved_recipe}", soft_wrap=True)

@@ -11,28 +11,41 @@
 
 Each function does the work of its command, in the same run directory, and raises `OutriderError`
 with the same message. A recipe is a path, a shipped name or a run directory; overrides are strings
-such as "training.epochs=3". Stages that are done and unchanged are skipped.
+such as "training.epochs=3". Stages that are done and unchanged are skipped. The commands themselves
+call `open` and the methods of the `Run` that it returns.
 
-This module defines only these functions; the folders of the repository are its subpackages.
+The folders of the repository are subpackages of this module. It imports them inside its functions,
+to keep `--help` fast.
 """
 
+import contextlib
+import dataclasses
 import importlib.metadata
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.common.errors import OutriderError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from outrider.eval.results.report import Report
+    from outrider.pipeline.recipe.load import LoadedRecipe
+    from outrider.pipeline.recipe.recipe import Recipe
     from outrider.pipeline.run_dir import RunDirectory
+    from outrider.pipeline.runner import Results
+    from outrider.pipeline.stage import Options
 
 __all__ = [
     "OutriderError",
+    "Run",
     "__version__",
     "evaluate",
     "export",
     "init",
     "inspect",
+    "open",
     "plan",
     "train",
 ]
@@ -73,11 +86,10 @@ def inspect(recipe: Name, *overrides: str, first: int | None = None) -> dict[str
 
 def plan(recipe: Name, *overrides: str, runs: Name = RUNS) -> dict[str, Any]:
     """Estimates parameters, memory and disk (bytes), and seconds by stage, from config.json."""
-    from outrider.pipeline.attempt import open_run
     from outrider.pipeline.plan.training_cost import price
 
-    loaded, run = open_run(str(recipe), overrides, Path(runs), dry_run=True)
-    return price(run, loaded.recipe)
+    run = open(recipe, *overrides, runs=runs, dry_run=True)
+    return price(run.directory, run.recipe)
 
 
 def train(
@@ -88,12 +100,9 @@ def train(
     `stages` are comma-separated names; None runs all. `force` exports even a speculator that is
     not better than the base.
     """
-    from outrider.pipeline.attempt import open_run, train_run
-    from outrider.pipeline.stages.registry import stage_names
-
-    loaded, run = open_run(str(recipe), overrides, Path(runs))
-    train_run(loaded, run, stage_names(stages, loaded.recipe), force)
-    return run
+    run = open(recipe, *overrides, runs=runs)
+    run.train(stages, force)
+    return run.directory
 
 
 def evaluate(
@@ -104,11 +113,11 @@ def evaluate(
     `speculator` is a directory, a lookup such as "ngram", or "none"; by default the trained one.
     """
     from outrider.eval.results.report import Report
-    from outrider.pipeline.attempt import evaluate_run, open_run
 
-    loaded, run = open_run(str(recipe), overrides, Path(runs))
-    evaluate_run(loaded, run, None if speculator is None else str(speculator))
-    folder = run.root if speculator is None else run.other_evaluation
+    run = open(recipe, *overrides, runs=runs)
+    run.evaluate(None if speculator is None else str(speculator))
+    directory = run.directory
+    folder = directory.root if speculator is None else directory.other_evaluation
     return Report.read(folder / "report.json")
 
 
@@ -116,11 +125,172 @@ def export(
     recipe: "Name | RunDirectory", to: Name, *overrides: str, runs: Name = RUNS, force: bool = False
 ) -> str:
     """Writes the verified bundle to the directory or address `to`; returns `to`."""
-    from outrider.pipeline.attempt import export_run, open_run
     from outrider.pipeline.run_dir import RunDirectory
 
     # Not by its attribute `root`, which a Path has too.
     name = recipe.root if isinstance(recipe, RunDirectory) else recipe
-    loaded, run = open_run(str(name), overrides, Path(runs))
-    export_run(loaded, run, str(to), force)
+    open(name, *overrides, runs=runs).export(str(to), force)
     return str(to)
+
+
+def open(
+    recipe: Name,
+    *overrides: str,
+    runs: Name = RUNS,
+    dry_run: bool = False,
+    serve_command: str | None = None,
+) -> "Run":
+    """Checks a recipe and its target; returns the `Run`.
+
+    Values from `serve_command`, a `vllm serve` command or a file with one, replace the recipe's
+    engine settings. A `dry_run` needs only the target's config.json.
+    """
+    from outrider.pipeline.paths import check_paths
+
+    loaded = _load(str(recipe), overrides, serve_command)
+    check_paths(loaded.recipe)
+
+    # These import scipy, which takes seconds; a mistyped path is reported before.
+    from outrider.pipeline.preflight import check
+    from outrider.pipeline.recipe.for_target import resolve_for_target
+    from outrider.pipeline.run_dir import RunDirectory
+
+    resolved, notes = resolve_for_target(loaded.recipe)
+    _print_notes(notes)
+    check(resolved, dry_run)
+    loaded = dataclasses.replace(loaded, recipe=resolved)
+    root = Path(recipe).expanduser()
+    if root == loaded.files[0].parent:
+        return Run(loaded, RunDirectory(root.resolve()))
+    return Run(loaded, RunDirectory.of(resolved, Path(runs)))
+
+
+def _load(recipe: str, overrides: "Sequence[str]", serve_command: str | None) -> "LoadedRecipe":
+    """Loads a recipe with the values of a serve command, if any; prints what it leaves out."""
+    from outrider.pipeline.recipe.load import load_recipe
+
+    if serve_command is None:
+        return load_recipe(recipe, list(overrides))
+    from outrider.serving.engine import in_process
+    from outrider.serving.serve_command import check_known, read_serve_command
+
+    command = read_serve_command(serve_command)
+    loaded = load_recipe(recipe, list(overrides), command)
+    _, differences = in_process(loaded.recipe.serving.engine)
+    notes = [*command.notes, *(f"capture: {line}" for line in differences)]
+    _print_notes([f"serve command: {note}" for note in notes])
+    check_known(command, loaded.recipe.serving.ignored_flags)
+    return loaded
+
+
+def _print_notes(notes: "Sequence[str]") -> None:
+    for note in notes:
+        print(note, file=sys.stderr)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A checked recipe and its run directory; the methods are the commands' work."""
+
+    loaded: "LoadedRecipe"
+    directory: "RunDirectory"
+
+    @property
+    def recipe(self) -> "Recipe":
+        """The recipe with the values that the target determines."""
+        return self.loaded.recipe
+
+    def attempt(self) -> contextlib.AbstractContextManager[None]:
+        """Locks the run directory and starts logs for one more attempt."""
+        from outrider.pipeline.runner import attempt
+
+        return attempt(self.directory, self.recipe, self.loaded.files)
+
+    def run_stages(self, names: "Sequence[str]", options: "Options") -> "Results":
+        """Within `attempt`: brings stages up to date; returns their results by name."""
+        from rich.console import Console
+
+        from outrider.pipeline.runner import run_stages
+
+        console = Console(stderr=True)
+        return run_stages(
+            run=self.directory, recipe=self.recipe, names=names, options=options, console=console
+        )
+
+    def plan(
+        self, stages: str | None = None, force: bool = False, gpu_bytes: int | None = None
+    ) -> tuple[dict[str, dict[str, str]], dict[str, Any]]:
+        """Returns what each stage would do, and the cost; writes the resolved recipe."""
+        from outrider.pipeline.plan.plan import plan
+        from outrider.pipeline.plan.training_cost import price
+        from outrider.pipeline.stages.registry import stage_names
+
+        names = stage_names(stages, self.recipe)
+        with self.directory.locked():
+            self.directory.write_resolved(self.recipe)
+            cost = price(self.directory, self.recipe, gpu_bytes)
+            rows = plan(
+                run=self.directory,
+                recipe=self.recipe,
+                names=names,
+                options={"force": force},
+                priced=cost,
+            )
+        return rows, cost
+
+    def train(self, stages: str | None = None, force: bool = False) -> "Results":
+        """Runs the requested stages; `force` exports regardless of the verdict."""
+        from outrider.eval.config import SHIP
+        from outrider.pipeline.stages.registry import stage_names
+
+        names = stage_names(stages, self.recipe)
+        options: Options = {"force": force}
+        with self.attempt():
+            results = self.run_stages([name for name in names if name != "export"], options)
+            # Without an evaluation in this run, the export stage names what it needs.
+            verdict = self.directory.result_of("evaluate").get("verdict", SHIP)
+            if "export" in names and (force or verdict == SHIP):
+                results |= self.run_stages(["export"], options)
+        return results
+
+    def evaluate(self, speculator: str | None = None, again: bool = False) -> "Results":
+        """Evaluates the run's speculator, or another: a directory, a lookup or `none`.
+
+        `again` discards the speeds that an earlier evaluation measured.
+        """
+        from outrider.pipeline.stages.evaluate import discard_speeds, resolve_speculator
+        from outrider.pipeline.stages.registry import stages_of
+
+        stages = ["ingest", "split", "capture", "evaluate_other"]
+        options: Options = {}
+        if speculator is None:
+            evaluations = ("choose_kind", "evaluate")
+            stages = [name for name in stages_of(self.recipe) if name in evaluations]
+        else:
+            options = resolve_speculator(speculator, self.recipe)
+        with self.attempt():
+            if again:
+                discard_speeds(self.directory, stages[-1])
+            return self.run_stages(stages, options)
+
+    def measure_server(self, url: str) -> dict[str, Any]:
+        """Measures a running vLLM server on the held-out traffic; gives no verdict."""
+        with self.attempt():
+            self.run_stages(["ingest", "split"], {})
+            # Slow to import, so imported only after the stages have run.
+            from outrider.pipeline.running_server import measure_server
+
+            return measure_server(self.directory, self.recipe, url)
+
+    def export(self, to: str, force: bool = False) -> "Results":
+        """Updates the bundle and copies it to a directory or an address."""
+        from outrider.data.formats.sources import answering
+        from outrider.serving.bundle.bundle_places import check_destination, put_bundle
+
+        check_destination(to)
+        with self.attempt():
+            results = self.run_stages(["export"], {"force": force})
+        # After the attempt: the run directory is not locked during an upload.
+        with answering(f"export to {to}"):
+            put_bundle(self.directory.bundle, to)
+        return results

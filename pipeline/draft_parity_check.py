@@ -46,6 +46,7 @@ def check_warm_start(run: RunDirectory, recipe: Recipe, sequence_ids: Sequence[s
         )
 
     limits = {"min_agreement", "max_difference"}
+    # Limits judge the sums; they do not change what is measured, so a new limit measures nothing.
     asked = {key: value for key, value in parity._asdict().items() if key not in limits}
     sums = Kept(run.training / FILE, asked).run(measured)
     say = Console(stderr=True, highlight=False, soft_wrap=True).print
@@ -69,6 +70,7 @@ def _prompts(
     from outrider.data.sequences import load_sequences
 
     room = recipe.serving.engine.max_model_len - parity.max_tokens - recipe.speculator.depth - 1
+    # Sorted first: the draw must not depend on the order of the split.
     order = sorted(sequence_ids)
     random.Random(SEED).shuffle(order)
     rows = (row for row in load_sequences(run.sequences, order) if row["completion_start"] <= room)

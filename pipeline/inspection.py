@@ -8,6 +8,7 @@ uncompressed log.
 """
 
 import os
+import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -28,11 +29,11 @@ from outrider.data.ingest.traffic_profile import QUANTILES
 from outrider.data.sequences import load_sequences
 from outrider.data.split.split import PARTS
 from outrider.eval.report.formatting import duration
-from outrider.pipeline.kinds import with_kinds
 from outrider.pipeline.paths import check_traffic
 from outrider.pipeline.plan.hours import rates_of
 from outrider.pipeline.plan.training_cost import features_cost
 from outrider.pipeline.preflight import local_target
+from outrider.pipeline.recipe.for_target import resolve_for_target
 from outrider.pipeline.recipe.recipe import Recipe
 
 COUNTS = 1, 30, 60, 125, 250, 500, 1050, 2100, 4008
@@ -51,7 +52,7 @@ def inspect_recipe(
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
     # The tree ends the workers and removes the folder, even if this process is killed.
     with (
-        tempfile.TemporaryDirectory(prefix="inspect-traffic-") as scratch,
+        tempfile.TemporaryDirectory(prefix="outrider-inspect-") as scratch,
         ProcessTree(Path(scratch)) as tree,
         changed_environment(tree.environment),
     ):
@@ -79,10 +80,13 @@ def inspect_recipe(
 
 def _predicted(log: dict[str, Any], recipe: Recipe, target: Path) -> dict[str, Any]:
     """Cost of capturing the split, or the whole log if unsplit."""
+    # Without a split (too few sessions), the whole log is priced.
     everything = log["prompt_tokens"] + log["completion_tokens"]
     tokens = log["split"]["tokens"] if log["split"] else everything
     config = read_json(target / "config.json")
-    recipe = with_kinds(recipe, target)
+    recipe, notes = resolve_for_target(recipe, target)
+    for note in notes:
+        print(note, file=sys.stderr)
     cost = features_cost(tokens, recipe, config)
     rates = rates_of(recipe, config)
     if rates:

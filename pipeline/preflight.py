@@ -29,6 +29,7 @@ def check(recipe: Recipe, dry_run: bool = False) -> None:
     _check_vllm()
     check_traffic(recipe)
     privacy = recipe.privacy
+    # find_spec imports nothing; presidio would import spaCy, which takes seconds.
     if privacy.mode != "off" and importlib.util.find_spec("presidio_analyzer") is None:
         raise OutriderError(NOT_INSTALLED)
     if privacy.key_file is not None and not Path(privacy.key_file).expanduser().is_file():
@@ -79,6 +80,7 @@ def local_target(recipe: Recipe) -> Path | None:
     """The target's directory if it is on this machine. Downloads nothing."""
     if directory := recipe.target.local_directory():
         return directory
+    # Slow to import, and needed for hub models only.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 

@@ -46,24 +46,28 @@ ENVIRONMENT = (
 def provenance(command_line: list[str], recipe_files: tuple[Path, ...]) -> dict[str, Any]:
     """Collects what is needed to repeat the run."""
     now = datetime.datetime.now().astimezone()
-    hardware = {
-        "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)),  # usable cores
-        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "gpus": [f"{gpu.name}, {gpu.mebibytes} MiB, {gpu.driver}" for gpu in gpus()],
-        "system": platform.platform(),
-    }
-    environment = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
-    return {
+    command: dict[str, Any] = {
         "started": now.isoformat(timespec="seconds"),
         "command_line": redacted_words(command_line),
         "directory": str(Path.cwd()),
         "recipe_files": {str(path): file_digest(path) for path in recipe_files},
-        "python": sys.version.split()[0],
-        "versions": versions(),
-        "git": _git(),
-        "hardware": hardware,
-        "environment": environment,
+    }
+    python = sys.version.split()[0]
+    software = {"python": python, "versions": versions(), "git": _git()}
+    environment = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+    return {**command, **software, "hardware": _hardware(), "environment": environment}
+
+
+def _hardware() -> dict[str, Any]:
+    # Not cpu_count(): a container may use a part of the machine's cores.
+    cores = len(os.sched_getaffinity(0))
+    memory_bytes = psutil.virtual_memory().total
+    return {
+        "processor": _processor(),
+        "cores": cores,
+        "memory_gib": round(memory_bytes / 2**30, 1),
+        "gpus": [f"{gpu.name}, {gpu.mebibytes} MiB, {gpu.driver}" for gpu in gpus()],
+        "system": platform.platform(),
     }
 
 
@@ -102,11 +106,10 @@ def gpus() -> list[Gpu]:
 
 
 def _processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
-        platform.machine(),
-    )
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()  # ARM has no such line
 
 
 def _git() -> str | None:
@@ -114,5 +117,7 @@ def _git() -> str | None:
     if not shutil.which("git"):
         return None
     describe = ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    # A wheel has no checkout: git then fails and the answer is empty.
     here = ["git", "-C", str(Path(__file__).resolve().parent), *describe]
-    return subprocess.run(here, capture_output=True, text=True, check=False).stdout.strip() or None
+    answer = subprocess.run(here, capture_output=True, text=True, check=False)
+    return answer.stdout.strip() or None

@@ -31,6 +31,7 @@ def retain(run: RunDirectory, retention: str) -> list[str]:
     for path in doomed:
         for text in _text(path):
             shutil.rmtree(text) if text.is_dir() else text.unlink()
+        # Counts in it keep a directory.
         if path.is_dir() and not any(path.iterdir()):
             path.rmdir()
     return names

@@ -143,6 +143,7 @@ class RunDirectory:
         self, recipe: Recipe, files: tuple[Path, ...], command_line: list[str]
     ) -> None:
         """Creates logs/attempt_N+1 and writes the resolved recipe and the provenance."""
+        # The number of the last attempt; attempts are never overwritten.
         number = int(self.attempt().name.removeprefix("attempt_")) + 1
         # Private, because libraries may log anything.
         (self.root / "logs" / f"attempt_{number}").mkdir(parents=True, mode=0o700)

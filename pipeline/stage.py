@@ -1,29 +1,39 @@
-"""A stage of a run: its inputs, its work and its record.
+"""A stage of a run: its inputs, its work and its record. runner.py runs it.
 
     stage_of("capture", recipe).reasons(run, recipe, {})    # why it must run; empty: it is done
-    stage_of("capture", recipe).perform(run, recipe, {})    # in its own process: stage_process.py
 
 A stage is skipped when its artifact exists and its inputs are unchanged: its part of the recipe,
 the artifacts of the stages it needs, the target, the log, and the version of its code.
 """
 
 import dataclasses
-import datetime
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
-from outrider.common.fingerprint import Kept, path_digest, resume_or_clear
+from outrider.common.fingerprint import Kept
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.retention import deletion_of
 from outrider.pipeline.run_dir import RunDirectory
 
-Options = dict[str, Any]
-"""Command-line options that are not in the recipe, such as `force` for export."""
+Settings = dict[str, object]
+"""Part of a recipe, as JSON values by section."""
 
-Results = dict[str, dict[str, Any]]
-"""Results of stages by name."""
+Result = Mapping[str, object]
+"""What a stage's record holds about its work, as JSON values."""
+
+
+class Options(TypedDict, total=False):
+    """Command-line options that are not in the recipe, as JSON values."""
+
+    force: bool
+    """Export a speculator that is not better than the base."""
+    speculator: str
+    """The speculator to evaluate: a directory or a kind without weights."""
+    weights: str | None
+    """Digest of that directory; None if there is none."""
+    parity: bool
+    """Compare trainer and engine before a training round."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,14 +41,15 @@ class Stage:
     """One stage; increment `version` when a code change alters its outputs."""
 
     name: str
+    # Not a digest of the code: most changes of code do not change results.
     version: int
     needs: tuple[str, ...]
     """Stages whose output it reads."""
-    settings: Callable[[Recipe], dict[str, Any]]
+    settings: Callable[[Recipe], Settings]
     """The part of the recipe that its result depends on."""
     sources: Callable[[Recipe], dict[str, str]]
     """Digests of its inputs outside the run directory."""
-    work: Callable[[RunDirectory, Recipe, Options], dict[str, Any]]
+    work: Callable[[RunDirectory, Recipe, Options], Result]
     """Does the work and returns the result that the record holds."""
     artifact: Callable[[RunDirectory], Path]
     """The file or directory that must exist when it is done."""
@@ -54,8 +65,9 @@ class Stage:
     """Whether its errors may quote customer text."""
     starts_engines: bool = False
 
-    def inputs(self, run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
+    def inputs(self, run: RunDirectory, recipe: Recipe, options: Options) -> Settings:
         """Everything that the result depends on, as digests and values."""
+        # A stage depends on what those before it wrote: equal output keeps it done.
         records = {name: run.read_record(name) or {} for name in self.needs}
         return {
             "code": {self.name: f"version {self.version}"},
@@ -64,40 +76,27 @@ class Stage:
             "output of": {
                 name: record.get("artifact", "absent") for name, record in records.items()
             },
-            "option": {name: options.get(name) for name in self.options},
+            "option": {name: dict(options).get(name) for name in self.options},
         }
 
     def reasons(self, run: RunDirectory, recipe: Recipe, options: Options) -> list[str]:
         """Why it must run; empty if it is done."""
         if not run.stage_record(self.name).is_file():
-            return ["resumes where it stopped" if self._started(run).is_file() else "not done yet"]
+            resumes = self.started_file(run).is_file()
+            return ["resumes where it stopped" if resumes else "not done yet"]
+        # A record alone does not show that its output is still there.
         artifact = self.artifact(run)
         deleted = deletion_of(run, artifact)
         if deleted and recipe.privacy.retention == "keep":
             return [f"retention deleted {artifact.name} after the export ({deleted})"]
         if not deleted and not artifact.exists():
             return [f"{artifact.name} is missing"]
-        return self._kept(run, recipe, options).changes() or []
+        return self.record(run, recipe, options).changes() or []
 
-    def perform(self, run: RunDirectory, recipe: Recipe, options: Options) -> None:
-        """Does the work and publishes the record last."""
-        record = self._kept(run, recipe, options)
-        resume_or_clear(self._started(run), record.inputs, self.unfinished(run))
-        record.path.unlink(missing_ok=True)
-        begin = datetime.datetime.now().astimezone()
-        clock = time.monotonic()
-        result = self.work(run, recipe, options)
-        record.put(
-            result,
-            stage=self.name,
-            artifact=path_digest(self.identity(run)),
-            started=begin.isoformat(timespec="seconds"),
-            seconds=round(time.monotonic() - clock, 1),
-        )
-        self._started(run).unlink()
-
-    def _kept(self, run: RunDirectory, recipe: Recipe, options: Options) -> Kept:
+    def record(self, run: RunDirectory, recipe: Recipe, options: Options) -> Kept:
+        """Its record for these inputs."""
         return Kept(run.stage_record(self.name), self.inputs(run, recipe, options))
 
-    def _started(self, run: RunDirectory) -> Path:
+    def started_file(self, run: RunDirectory) -> Path:
+        """The inputs of the work in progress; the file is removed when the work is done."""
         return run.root / "stages" / f"{self.name}.started.json"

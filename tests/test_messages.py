@@ -58,7 +58,7 @@ def test_messages_name_what_exists(path: Path, of_vllm: set[str]) -> None:
     options = set(re.findall(r"--[a-z][a-z-]+", COMMANDS)) | of_every_program
     options |= OF_OTHERS.keys() | of_vllm
     for text in messages(path):
-        aliases = re.findall(r"\b(?:\w+-speculator|inspect-traffic)\b", text)
+        aliases = re.findall(r"\b\w+-speculator\b", text)
         assert not aliases, text
         assert set(re.findall(r"`outrider ([a-z]+)", text)) <= verbs, text
         named = re.findall(r"(?<![\w/-])--[a-z][a-z-]+(?![\w.=]*[$\"])", text)

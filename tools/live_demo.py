@@ -18,12 +18,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import outrider
 from outrider.common.errors import OutriderError
 from outrider.live.controller import deploy_bundle
 from outrider.live.endpoint_file import Endpoint, load_endpoint
 from outrider.live.local import load, local_endpoint, read_prompts
 from outrider.live.status import endpoint_status, status_lines
-from outrider.pipeline.attempt import attempt, open_run
 
 K = 4
 """Drafts per step of all replicas."""
@@ -92,10 +92,10 @@ def demo_bundles() -> tuple[Path, Path, Path]:
     from outrider.serving.bundle.bundle import export_bundle
     from outrider.serving.speculator import Drafting, Speculator
 
-    loaded, run = open_run("resume_screening", RECIPE, Path("runs"))
-    recipe = loaded.recipe
-    with attempt(loaded, run) as perform:
-        perform(["ingest", "split", "capture", "train"], {})
+    opened = outrider.open("resume_screening", *RECIPE)
+    opened.train("ingest,split,capture,train")
+    recipe = opened.recipe
+    run = opened.directory
     folder = run.root / "live"
     shutil.rmtree(folder, ignore_errors=True)
     noise = shutil.copytree(run.speculator, folder / "noise")

@@ -8,7 +8,7 @@ docs/how-to/read-a-report.md explains how to use the figures. The counts of the 
 """
 
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, ValidationError
 
@@ -162,7 +162,7 @@ class Findings(Part):
     """Lossless checks, and replay compared with the engine"""
     samples: list[Example] | None
     """Example responses; null without report.samples"""
-    settings: dict[str, Any]
+    settings: dict[str, object]
     """The recipe's `eval` section (docs/reference)"""
 
     @property
@@ -198,7 +198,7 @@ class Findings(Part):
 
     @property
     def _lookup(self) -> DrafterKind:
-        return kind_named(self.settings.get("lookup", DEFAULT_LOOKUP))
+        return kind_named(str(self.settings.get("lookup", DEFAULT_LOOKUP)))
 
 
 class Report(Findings):
@@ -210,13 +210,13 @@ class Report(Findings):
     """The verdict"""
     kinds: list[KindSpeed] = Field(default_factory=list)
     """Kinds compared on the validation part, the chosen one first; empty if there is only one"""
-    traffic: dict[str, Any] | None = None
+    traffic: dict[str, object] | None = None
     """Counts from ingest (docs/how-to/log-formats.md); null if the run has none"""
-    privacy: dict[str, Any] | None = None
+    privacy: dict[str, object] | None = None
     """Counts of personal data (docs/how-to/privacy.md); null with privacy.mode off"""
-    on_policy: dict[str, Any] | None = None
+    on_policy: dict[str, object] | None = None
     """The capture's on-policy check (docs/explanation/traffic.md); null without a capture"""
-    provenance: dict[str, Any] = Field(default_factory=dict)
+    provenance: dict[str, object] = Field(default_factory=dict)
     """Command line, versions, commit, hardware, digests of the recipe files; empty outside a run"""
 
     @property

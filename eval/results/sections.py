@@ -1,6 +1,6 @@
 """Models of the report's sections: K, acceptance, speed, cost, lossless checks."""
 
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -152,7 +152,7 @@ class Quantiles(Part):
     """99th percentile"""
 
     @classmethod
-    def of(cls, values: NDArray[Any]) -> "Quantiles":
+    def of(cls, values: NDArray[np.float64] | NDArray[np.int64]) -> "Quantiles":
         """Computes the quantiles of the values; all zero if there are none."""
         p50, p90, p99 = np.percentile(values, [50, 90, 99]).tolist() if len(values) else [0.0] * 3
         return cls(p50=p50, p90=p90, p99=p99)

@@ -9,7 +9,7 @@ that responses reach their maximum length and that `until_decided` needs all its
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,18 +51,33 @@ def traffic_volume(run: RunDirectory, recipe: Recipe) -> Volume:
     """Returns counts from split or ingest, else log-size estimates; 0 if unknown."""
     ingested = run.result_of("ingest")
     log = ingested.get("prompt_tokens", 0) + ingested.get("completion_tokens", 0)
-    if parts := run.result_of("split"):
-        tokens = [parts[name]["tokens"] for name in ("train", "validation", "heldout")]
-        return Volume(log or sum(tokens), tokens[0], tokens[1], tokens[2], counted=True)
+    parts = run.result_of("split")
+    if parts:
+        train, validation, heldout = (
+            parts[name]["tokens"] for name in ("train", "validation", "heldout")
+        )
+        return Volume(
+            log=log or train + validation + heldout,
+            train=train,
+            validation=validation,
+            heldout=heldout,
+            counted=True,
+        )
     if ingested:
         return split_volume(recipe, log, ingested["exchanges"])
-    size = sum(
-        file.stat().st_size * (COMPRESSION_RATIO if file.suffix in (".gz", ".zst") else 1)
-        for path in map(Path, listed(recipe.traffic.path))
-        for file in [path, *path.rglob("*")]
-        if file.is_file()
-    )
+    size = _log_bytes(listed(recipe.traffic.path))
     return split_volume(recipe, size // LOG_BYTES_PER_TOKEN, None)
+
+
+def _log_bytes(paths: Sequence[str]) -> int:
+    """Approximate uncompressed size of local logs."""
+    size = 0
+    for path in map(Path, paths):
+        for file in [path, *path.rglob("*")]:
+            if file.is_file():
+                ratio = COMPRESSION_RATIO if file.suffix in (".gz", ".zst") else 1
+                size += ratio * file.stat().st_size
+    return size
 
 
 def split_volume(recipe: Recipe, tokens: int, sequences: int | None) -> Volume:
@@ -76,11 +91,16 @@ def split_volume(recipe: Recipe, tokens: int, sequences: int | None) -> Volume:
         (split.validation_fraction, split.max_validation_sequences),
         (split.heldout_fraction, split.max_heldout_sequences),
     )
-    train, validation, heldout = (
-        int(tokens * min(share, limit / sequences if sequences and limit else 1))
-        for share, limit in shares
+    part_tokens = []
+    for share, limit in shares:
+        if sequences and limit:
+            share = min(share, limit / sequences)
+        part_tokens.append(int(tokens * share))
+    train, validation, heldout = part_tokens
+    is_counted = sequences is not None
+    return Volume(
+        log=tokens, train=train, validation=validation, heldout=heldout, counted=is_counted
     )
-    return Volume(tokens, train, validation, heldout, counted=sequences is not None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,9 +173,8 @@ def rates_of(recipe: Recipe, target_config: Mapping[str, Any]) -> Rates | None:
     target = target_size(target_config)
     gpus = recipe.serving.engine.gpus
     speculator = recipe.of_kinds(recipe.speculator.kinds[:1]).speculator
-    size = drafter_size(
-        trainable_kind(speculator.only_kind), planned(speculator, target_config), target_config
-    )
+    kind = trainable_kind(speculator.only_kind)
+    size = drafter_size(kind, planned(speculator, target_config), target_config)
     training = 0.1 * H100_FLOPS * recipe.training.processes / size.step_flops(speculator.depth, 1)
     read_bytes = target.weight_bytes * target.used / target.parameters
     one_request = 0.6 * H100_BYTES_PER_S * gpus / read_bytes
@@ -184,48 +203,63 @@ def stage_seconds(
     rates = rates_of(recipe, target_config)
     if rates is None:
         return {}
-    capture_rate = rates.capture_tokens_per_s
-    # Replicas of a private cluster share this machine, so adding more does not raise the rate.
-    if recipe.cluster.address not in (None, "local"):
-        capture_rate *= recipe.cluster.capture_replicas
-    streamed = volume.train * recipe.training.streams
-    training: dict[str, dict[str, float]] = {}
-    for kind, size in checkpoint_bytes.items():
-        one = recipe.of_kinds([kind])
-        warm = warms_up(one.speculator, target_config)
-        settings = one.training.started(warm)
-        tokens = volume.train * settings.epochs
-        steps = max(tokens // (settings.rows_per_step * settings.row_tokens), 1)
-        evaluations = 2 + steps // settings.evaluate_every
-        checkpoints = 1 + steps // settings.checkpoint_every
-        # Validation has no backward pass, so it needs a third of a step's FLOPs.
-        parts = {
-            "engine start for parity": rates.engine_start_s * warm,
-            # Streamed features are captured in every epoch.
-            counted(settings.epochs, "epoch"): max(
-                tokens / rates.training_tokens_per_s, settings.epochs * streamed / capture_rate
-            ),
-            counted(evaluations, "evaluation"): evaluations
-            * volume.validation
-            / (3 * rates.training_tokens_per_s),
-            counted(checkpoints, "checkpoint"): checkpoints * size / rates.disk_bytes_per_s,
-        }
-        stage = f"train_{kind}" if len(recipe.speculator.candidates) > 1 else "train"
-        training[stage] = {part: seconds for part, seconds in parts.items() if seconds}
+    candidates = len(recipe.speculator.candidates)
+    captured = volume.captured
+    if recipe.training.streams:  # the training part is captured while it trains
+        captured -= volume.train
+    reading = volume.log / rates.ingest_tokens_per_s
     stages: dict[str, dict[str, float]] = {
-        "ingest": {"reading and tokenizing": volume.log / rates.ingest_tokens_per_s},
-        "split": {"near duplicates": volume.log / rates.ingest_tokens_per_s / 2},
+        "ingest": {"reading and tokenizing": reading},
+        "split": {"near duplicates": reading / 2},
         "capture": {
             "engine start": rates.engine_start_s,
-            "prefill": (volume.captured - streamed) / capture_rate,
+            "prefill": captured / _capture_rate(recipe, rates),
         },
-        **training,
-        "evaluate": evaluation_seconds(recipe, volume, rates),
-        "export": {"engine start": rates.engine_start_s * (recipe.export.tolerance is not None)},
     }
-    if (starts := len(recipe.speculator.candidates)) > 1:
-        stages["choose_kind"] = {f"{starts} engine starts": starts * rates.engine_start_s}
+    for kind, size in checkpoint_bytes.items():
+        stage = f"train_{kind}" if candidates > 1 else "train"
+        one = recipe.of_kinds([kind])
+        warm = warms_up(one.speculator, target_config)
+        stages[stage] = training_seconds(one, volume, rates, warm=warm, checkpoint_bytes=size)
+    stages["evaluate"] = evaluation_seconds(recipe, volume, rates)
+    is_verified = recipe.export.tolerance is not None
+    stages["export"] = {"engine start": rates.engine_start_s if is_verified else 0.0}
+    if candidates > 1:
+        starts = candidates * rates.engine_start_s
+        stages["choose_kind"] = {f"{candidates} engine starts": starts}
     return stages
+
+
+def _capture_rate(recipe: Recipe, rates: Rates) -> float:
+    """Tokens/s of all replicas of the capture together."""
+    # Replicas of a private cluster share this machine, so adding more does not raise the rate.
+    if recipe.cluster.address in (None, "local"):
+        return rates.capture_tokens_per_s
+    return rates.capture_tokens_per_s * recipe.cluster.capture_replicas
+
+
+def training_seconds(
+    recipe: Recipe, volume: Volume, rates: Rates, *, warm: bool, checkpoint_bytes: int
+) -> dict[str, float]:
+    """Returns the seconds of training the recipe's only kind by part."""
+    settings = recipe.training.started(warm)
+    tokens = volume.train * settings.epochs
+    steps = max(tokens // (settings.rows_per_step * settings.row_tokens), 1)
+    evaluations = 2 + steps // settings.evaluate_every
+    checkpoints = 1 + steps // settings.checkpoint_every
+    training = tokens / rates.training_tokens_per_s
+    if recipe.training.streams:
+        # Streamed features are captured in every epoch; the slower of the two decides.
+        training = max(training, tokens / _capture_rate(recipe, rates))
+    # Validation has no backward pass, so it needs a third of a step's FLOPs.
+    validation = volume.validation / (3 * rates.training_tokens_per_s)
+    parts = {
+        "engine start for parity": rates.engine_start_s if warm else 0.0,
+        counted(settings.epochs, "epoch"): training,
+        counted(evaluations, "evaluation"): evaluations * validation,
+        counted(checkpoints, "checkpoint"): checkpoints * checkpoint_bytes / rates.disk_bytes_per_s,
+    }
+    return {part: seconds for part, seconds in parts.items() if seconds}
 
 
 def evaluation_seconds(recipe: Recipe, volume: Volume, rates: Rates) -> dict[str, float]:
@@ -234,30 +268,50 @@ def evaluation_seconds(recipe: Recipe, volume: Volume, rates: Rates) -> dict[str
     modes = len(measured.engine_modes)
     repeats = measured.repeats
     sizes = measured.concurrency
-    variants = 3 + (measured.current_k is not None)
+    variants = _variants(recipe)
     blocks = modes * len(sizes) * repeats * variants
-    timed = sum(
-        measured.block_requests(size) * measured.max_tokens / rates.decoded_per_s(size)
-        for size in sizes
-    )
-    steps = sum(max(4, 2 * size) * STEP_TOKENS / rates.decoded_per_s(size) for size in sizes)
-    steps *= STEP_ROUNDS * recipe.speculator.depth
-    # Greedy and sampled responses of three variants, and a greedy control at half concurrency.
-    seats = recipe.serving.engine.seats
-    responses = measured.verification_requests * measured.verification_max_tokens
-    verified = 6 * responses / rates.decoded_per_s(seats)
-    verified += responses / rates.decoded_per_s(max(seats // 2, 1))
+    timed = 0.0
+    for size in sizes:
+        block_tokens = measured.block_requests(size) * measured.max_tokens
+        timed += block_tokens / rates.decoded_per_s(size)
     starts = engine_starts(recipe)
+    replayed = 2 * (volume.validation + volume.heldout)
     workloads = len(measured.rates) * max(len(measured.scenarios), 1)
     parts = {
         f"{starts} engine starts": starts * rates.engine_start_s,
-        "exact replay": 2 * (volume.validation + volume.heldout) / rates.replay_tokens_per_s,
-        "step timing": modes * (measured.k == "auto") * steps,
+        "exact replay": replayed / rates.replay_tokens_per_s,
+        "step timing": modes * _step_timing_seconds(recipe, rates),
         f"{blocks} timed blocks": modes * repeats * variants * timed,
-        f"verification of {measured.verification_requests} prompts": modes * verified,
+        f"verification of {measured.verification_requests} prompts": modes
+        * _verification_seconds(recipe, rates),
+        # Each rate and scenario is measured for the variants none, base and custom.
         "open loop": modes * workloads * 3 * measured.rate_seconds,
     }
     return {part: seconds for part, seconds in parts.items() if seconds}
+
+
+def _variants(recipe: Recipe) -> int:
+    """Variants of a timed block: none, base, custom and, if it is known, base at today's K."""
+    return 3 if recipe.eval.current_k is None else 4
+
+
+def _step_timing_seconds(recipe: Recipe, rates: Rates) -> float:
+    """Seconds of timing steps of every K in one engine mode; 0 if K is set by hand."""
+    if recipe.eval.k != "auto":
+        return 0.0
+    seconds = 0.0
+    for size in recipe.eval.concurrency:
+        seconds += max(4, 2 * size) * STEP_TOKENS / rates.decoded_per_s(size)
+    return seconds * STEP_ROUNDS * recipe.speculator.depth
+
+
+def _verification_seconds(recipe: Recipe, rates: Rates) -> float:
+    """Seconds of comparing output with and without speculation in one engine mode."""
+    seats = recipe.serving.engine.seats
+    tokens = recipe.eval.verification_requests * recipe.eval.verification_max_tokens
+    # Greedy and sampled responses of three variants, and a greedy control at half concurrency.
+    responses = 6 * tokens / rates.decoded_per_s(seats)
+    return responses + tokens / rates.decoded_per_s(max(seats // 2, 1))
 
 
 def engine_starts(recipe: Recipe) -> int:
@@ -270,12 +324,17 @@ def engine_starts(recipe: Recipe) -> int:
     Lookup starts one more server unless it is the base.
     """
     measured = recipe.eval
-    modes = len(recipe.eval.engine_modes)
-    lookup = recipe.speculator.base != recipe.eval.lookup
+    times_steps = measured.k == "auto"
     if not recipe.serving.engine.changes_drafters:
-        variants = 3 + (measured.current_k is not None)
-        timed = 2 * recipe.speculator.depth * modes * (measured.k == "auto")
-        return timed + modes * (3 + variants * measured.repeats + lookup)
-    if measured.side_by_side:
-        return (2 + lookup) * modes
-    return modes * ((measured.k == "auto") + measured.repeats + 3 + lookup)
+        starts = 3 + _variants(recipe) * measured.repeats
+        if times_steps:
+            starts += 2 * recipe.speculator.depth
+    elif measured.side_by_side:
+        starts = 2
+    else:
+        starts = 3 + measured.repeats
+        if times_steps:
+            starts += 1
+    if recipe.speculator.base != measured.lookup:
+        starts += 1
+    return len(measured.engine_modes) * starts

@@ -92,6 +92,7 @@ def print_plan(
     table.add_row("captured", f"{about}{priced['features']['text']}")
     console.print(table)
     for name, kind in kinds.items():
+        # The last device is the one that fits, or the last that was tried.
         *before, last = kind["memory"]
         for judged in before:
             lacking = bytes_text(judged["short_by_bytes"])

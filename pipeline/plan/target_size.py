@@ -36,12 +36,14 @@ class TargetSize:
 
     def engine_bytes(self, engine: EngineConfig, ranks: int) -> float:
         """Returns the minimum memory per GPU at TP degree `ranks`, with one full-length request."""
+        # Ranks beyond the number of KV heads hold copies of them.
         cache = engine.max_model_len * self.kv_bytes_per_token / min(ranks, self.kv_heads)
         return (self.weight_bytes / ranks + cache) / engine.pipeline_parallel + WORKSPACE
 
     def smallest_tensor_parallel(self, engine: EngineConfig, gpu_bytes: int) -> int | None:
         """Returns the smallest power-of-two degree that suffices; None if above 64."""
         room = engine.gpu_memory_utilization * gpu_bytes
+        # vLLM shards heads and experts evenly; 64 ranks are eight nodes.
         ranks = (2**power for power in range(7))
         return next((degree for degree in ranks if self.engine_bytes(engine, degree) <= room), None)
 
@@ -52,6 +54,7 @@ def target_size(config: Mapping[str, Any]) -> TargetSize:
 
     quantization = config.get("quantization_config")
     model_class, settings = transformers_model(config)
+    # 671 billion parameters in no memory.
     with torch.device("meta"):
         model = model_class(settings)
     counts = {name: tensor.numel() for name, tensor in model.named_parameters()}

@@ -76,6 +76,8 @@ def price(
         }
     volume = traffic_volume(run, recipe)
     rates = rates_of(recipe, config)
+    is_here = target is not None and has_weights(target)
+    about = {"model": recipe.target.model, "config": str(source), "weights_here": is_here}
     kinds = {
         name: _of_kind(
             recipe=recipe.of_kinds([name]),
@@ -87,32 +89,29 @@ def price(
         for name in recipe.speculator.kinds
     }
     checkpoints = {name: kind["checkpoint_bytes"] for name, kind in kinds.items()}
-    return {
-        "target": {
-            "model": recipe.target.model,
-            "config": str(source),
-            "weights_here": target is not None and has_weights(target),
-            **_of_target(recipe, config, gpu_bytes),
-        },
+    cost: dict[str, Any] = {
+        "target": about | _of_target(recipe, config, gpu_bytes),
         "traffic": volume._asdict(),
         "features": features_cost(volume.captured, recipe, config),
-        "rates": dataclasses.asdict(rates) if rates else None,
+        "rates": None if rates is None else dataclasses.asdict(rates),
         "stages": stage_seconds(volume, recipe, config, checkpoints),
-        **({"kinds": kinds} if len(kinds) > 1 else kinds[recipe.speculator.only_kind]),
     }
+    # One kind's keys are not nested: most recipes train one.
+    return cost | ({"kinds": kinds} if len(kinds) > 1 else kinds[recipe.speculator.only_kind])
 
 
 def _of_target(recipe: Recipe, config: dict[str, Any], gpu_bytes: int | None) -> dict[str, Any]:
     """Target size and the number of GPUs that its engine needs."""
     size = target_size(config)
     memory = memories(gpu_bytes)[0]
+    degree = None
+    if not memory.shared:
+        degree = size.smallest_tensor_parallel(recipe.serving.engine, memory.bytes)
     return {
         "parameters": size.parameters,
         "weight_bytes": size.weight_bytes,
         "kv_bytes_per_token": size.kv_bytes_per_token,
-        "smallest_tensor_parallel": None
-        if memory.shared
-        else size.smallest_tensor_parallel(recipe.serving.engine, memory.bytes),
+        "smallest_tensor_parallel": degree,
         "tensor_parallel": recipe.serving.engine.tensor_parallel,
         "gpu": None if memory.shared else memory.source,
     }
@@ -144,18 +143,21 @@ def _of_kind(
     plan = dataclasses.replace(memory_plan(recipe, config, source), sequence=sequence)
     size = plan.size
     # A head is published in bf16, even if its target is quantized.
-    published = planned(recipe.speculator, config).get("quantization_config")
+    quantization = planned(recipe.speculator, config).get("quantization_config")
+    value_bytes = FP8_BYTES if quantization else 2
+    parameters = {
+        "total": size.total,
+        "trained": plan.trained,
+        "frozen": size.frozen(plan.trained_parameters),
+        "target_ends_frozen": size.ends,
+        "parts": size.parts,
+    }
+    tokens, anchors = plan.row
     return {
-        "parameters": {
-            "total": size.total,
-            "trained": plan.trained,
-            "frozen": size.frozen(plan.trained_parameters),
-            "target_ends_frozen": size.ends,
-            "parts": size.parts,
-        },
-        "row": dict(zip(("tokens", "anchors"), plan.row, strict=True)),
+        "parameters": parameters,
+        "row": {"tokens": tokens, "anchors": anchors},
         "checkpoint_bytes": plan.checkpoint_bytes(),
-        "speculator_bytes": int(size.total * (FP8_BYTES if published else 2)),
+        "speculator_bytes": int(size.total * value_bytes),
         "memory": list(_judged(plan, recipe, gpu)),
     }
 
@@ -218,6 +220,7 @@ def _judged(plan: MemoryPlan, recipe: Recipe, gpu_bytes: int | None) -> Iterator
             "short_by_bytes": max(missing, 0),
             "cheapest_layout": _cheapest(here, memory, recipe.training.rows_per_step),
         }
+        # Main memory is shown first where there is no GPU; if it suffices, no GPU is assumed.
         if missing <= 0 or not memory.shared:
             return
 
@@ -225,7 +228,10 @@ def _judged(plan: MemoryPlan, recipe: Recipe, gpu_bytes: int | None) -> Iterator
 def _cheapest(plan: MemoryPlan, memory: Memory, rows_per_step: int) -> dict[str, Any] | None:
     """Returns the layout with the fewest processes, then the lowest ZeRO stage."""
     most = len(os.sched_getaffinity(0)) if memory.shared else MOST_PROCESSES
-    for processes in (n for n in range(1, most + 1) if rows_per_step % n == 0):
+    # A process takes the same number of rows of every step.
+    for processes in range(1, most + 1):
+        if rows_per_step % processes:
+            continue
         for stage in (1, 2, 3) if processes > 1 else (1,):  # sharding needs two processes
             tried = dataclasses.replace(plan, processes=processes, zero_stage=stage)
             if memory.missing(tried) <= 0:
@@ -237,7 +243,8 @@ def memories(gpu_bytes: int | None = None) -> list[Memory]:
     """Returns the devices to check the plan against, in order of preference."""
     if gpu_bytes is not None:
         return [Memory(gpu_bytes, "a GPU of --gpu-memory")]
-    if visible := gpus():
+    visible = gpus()
+    if visible:
         smallest = min(visible, key=lambda gpu: gpu.mebibytes)
         return [Memory(smallest.mebibytes * 2**20, f"{smallest.name}, found here")]
     return [

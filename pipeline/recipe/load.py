@@ -51,6 +51,7 @@ def load_recipe(
     A serve command's values replace the recipe's; overrides replace both.
     """
     path = find_recipe(name)
+    # A resolved recipe sets every key, so another profile would change nothing.
     if path.name == RESOLVED and any(word.startswith("effort=") for word in overrides or ()):
         raise UsageError(f"effort: {path} has a value for every key; name its recipe instead")
     values, origins, files = _read_chain(path, ())
@@ -79,6 +80,7 @@ def _checked(
             origin=f"command line, {redacted(text)}",
         )
         _resolve_paths(values, Path.cwd(), only=keys)
+    # The profile is a default: keys of the recipe and of the command line win.
     values = _merge(EFFORTS.get(str(values.get("effort", STANDARD)), {}), values)
     try:
         return LoadedRecipe(Recipe.model_validate(values), files)
@@ -161,12 +163,14 @@ def _read_chain(
     except OutriderError as error:
         raise OutriderError(f"{here}: extends: {error}") from None
     chain = (*below, path)
+    # A chain that comes back to a file would be read without end.
     if base_path.resolve() in [p.resolve() for p in chain]:
         raise OutriderError(
             f"{here}: extends: {' -> '.join(map(str, (*chain, base_path)))} never ends; "
             "break the cycle"
         )
     base_values, base_origins, base_files = _read_chain(base_path, chain)
+    # Two recipes of one name would share a run directory.
     base_values.pop("name", None)
     return _merge(base_values, values), base_origins | origins, (path, *base_files)
 
@@ -183,6 +187,7 @@ def _leaves(values: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yields a serve command's (keys, value) pairs, down to individual engine settings."""
     for section, keys in values.items():
         for key, value in keys.items():
+            # Each engine setting is set alone: the recipe keeps those that the command lacks.
             if (section, key) == ("serving", "engine"):
                 yield from (((section, key, name), setting) for name, setting in value.items())
             else:
@@ -194,6 +199,7 @@ def _set(
 ) -> None:
     section = values
     for depth, key in enumerate(keys[:-1]):
+        # Errors name where a key was set; a section that only this word creates comes from it.
         origins.setdefault(keys[: depth + 1], origin)
         child = section.setdefault(key, {})
         if not isinstance(child, dict):
@@ -255,6 +261,7 @@ def _model_directory(model: str, folder: Path) -> str:
 def _traffic_path(path: str, folder: Path) -> str:
     if "://" in path:
         return path
+    # A user's folder nano_r1/ is not hidden: shipped names win only where they exist.
     embedded = EMBEDDED_TRAFFIC / f"{path.removeprefix('nano_r1/')}.jsonl.gz"
     if path.startswith("nano_r1/") and (embedded.is_file() or not (folder / path).exists()):
         return str(embedded)

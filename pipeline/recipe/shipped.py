@@ -18,6 +18,7 @@ def shipped_recipes() -> list[str]:
     Excludes node.yaml files, which contain only what the recipes of a folder share.
     """
     names = (str(path.relative_to(SHIPPED).with_suffix("")) for path in SHIPPED.glob("**/*.yaml"))
+    # Files of Ray clusters and of live endpoints are YAML too.
     not_recipes = ("cluster/", "endpoints/")
     return sorted(n for n in names if not n.startswith(not_recipes) and not n.endswith("/node"))
 

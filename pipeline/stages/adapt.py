@@ -6,13 +6,12 @@ once, because a round joins the tables and stores of its windows.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import publish, read_json, write_json
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
-from outrider.pipeline.stage import Options, Stage
+from outrider.pipeline.stage import Options, Result, Settings, Stage
 from outrider.pipeline.stages.capture import CAPTURE
 from outrider.pipeline.stages.ingest import INGEST
 from outrider.pipeline.stages.sources import (
@@ -38,7 +37,7 @@ def usable_ids(window: RunDirectory) -> list[str]:
     return parts_in_use(window)["train"]
 
 
-def _window(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
+def _window(run: RunDirectory, recipe: Recipe, options: Options) -> Result:
     from outrider.data.ingest.ingest import ingest
     from outrider.data.sequences import load_sequences
     from outrider.data.split.slices import name_slices, write_slices
@@ -55,15 +54,16 @@ def _window(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, An
     write_slices(name_slices(table), run.split)
     # The whole window is captured; a round splits it later.
     write_json(run.split / "parts.json", {"train": table["sequence_id"][:]})
+    # The stage's work, not the stage: a window is one stage with one record.
     captured = CAPTURE.work(run, recipe, options)
     counts = {name: summary[name] for name in ("rows", "exchanges", "rejects")}
     return {**counts, "sequences": len(usable_ids(run)), "on_policy": captured["on_policy"]}
 
 
-def _round(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
+def _round(run: RunDirectory, recipe: Recipe, options: Options) -> Result:
     from outrider.data.features.feature_store import join_stores
     from outrider.data.sequences import load_sequences
-    from outrider.data.split.rounds import choose_sequences, training_parts
+    from outrider.data.split.rounds import training_parts
     from outrider.pipeline.draft_parity_check import check_warm_start
 
     if recipe.training.streams:
@@ -74,19 +74,8 @@ def _round(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any
     plan = read_json(run.root / PLAN)
     older = _windows(plan["older"])
     newer = _windows(plan["newer"])
-    everything = load_sequences([window.sequences for window in older + newer])
-    owners = {
-        row["sequence_id"]: row["tenant"] or row["user"]
-        for row in everything.select_columns(["sequence_id", "tenant", "user"])
-    }
-    chosen = choose_sequences(
-        [name for window in newer for name in usable_ids(window)],
-        [name for window in older for name in usable_ids(window)],
-        most=ROUND_WINDOWS * recipe.adapt.window,
-        older_share=OLDER_SHARE,
-        seed=plan["number"],
-        owners=owners,
-    )
+    chosen = _choose(older, newer, most=ROUND_WINDOWS * recipe.adapt.window, seed=plan["number"])
+    # The round gets a table and a store like those of a run, so that the trainer reads both alike.
     table = load_sequences([window.sequences for window in older + newer], chosen)
     with publish(run.sequences) as folder:
         folder.mkdir(mode=0o700)
@@ -102,16 +91,46 @@ def _round(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any
     return {"sequences": {name: len(ids) for name, ids in parts.items()}, "training": trained}
 
 
+def _choose(
+    older: list[RunDirectory], newer: list[RunDirectory], most: int, seed: int
+) -> list[str]:
+    """Ids of a round's sequences, at most `most`, spread over tenants or users."""
+    from outrider.data.sequences import load_sequences
+    from outrider.data.split.rounds import choose_sequences
+
+    everything = load_sequences([window.sequences for window in older + newer])
+    owners = {
+        row["sequence_id"]: row["tenant"] or row["user"]
+        for row in everything.select_columns(["sequence_id", "tenant", "user"])
+    }
+    return choose_sequences(
+        [name for window in newer for name in usable_ids(window)],
+        [name for window in older for name in usable_ids(window)],
+        most=most,
+        older_share=OLDER_SHARE,
+        seed=seed,
+        owners=owners,
+    )
+
+
 def _windows(directories: Sequence[str]) -> list[RunDirectory]:
     return [RunDirectory(Path(directory)) for directory in directories]
+
+
+def _window_settings(recipe: Recipe) -> Settings:
+    return INGEST.settings(recipe) | CAPTURE.settings(recipe)
+
+
+def _window_sources(recipe: Recipe) -> dict[str, str]:
+    return target_and_base_digests(recipe) | traffic_digests(recipe)
 
 
 ADAPT_WINDOW = Stage(
     name="adapt_window",
     version=2,
     needs=(),
-    settings=lambda recipe: INGEST.settings(recipe) | CAPTURE.settings(recipe),
-    sources=lambda recipe: target_and_base_digests(recipe) | traffic_digests(recipe),
+    settings=_window_settings,
+    sources=_window_sources,
     work=_window,
     artifact=lambda run: run.features / "manifest.json",
     identity=lambda run: run.features / "quarantine.json",

@@ -1,11 +1,9 @@
 """Capture: the target's hidden states, and which sequences are on-policy."""
 
-from typing import Any
-
 from outrider.common.files import read_json
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
-from outrider.pipeline.stage import Options, Stage
+from outrider.pipeline.stage import Options, Result, Settings, Stage
 from outrider.pipeline.stages.sources import section, target_digest
 from outrider.speculators.base import stored_features
 from outrider.speculators.features import FeatureSpec
@@ -14,7 +12,7 @@ SPEED_ONLY = {"mode", "max_num_seqs", "kv_cache_gb", "gpu_memory_utilization"}
 """Engine settings that do not change the captured states."""
 
 
-def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
+def _work(run: RunDirectory, recipe: Recipe, options: Options) -> Result:
     from outrider.data.features.capture import capture
     from outrider.data.on_policy.check import check_traffic
 
@@ -46,17 +44,25 @@ def features_of(recipe: Recipe) -> FeatureSpec:
     return stored_features(recipe.speculator, config)
 
 
+def _settings(recipe: Recipe) -> Settings:
+    reads = {"kind": recipe.speculator.kinds, "streams": list(features_of(recipe).names)}
+    settings: Settings = {
+        "target": section(recipe.target),
+        "capture": section(recipe.capture),
+        "speculator": reads,
+        "serving": {"engine": section(recipe.serving.engine, SPEED_ONLY)},
+    }
+    # Only where it is set, so that stores of earlier runs, whose records lack the key, stay valid.
+    if recipe.training.streams:
+        settings["training"] = {"features": "streamed"}
+    return settings
+
+
 CAPTURE = Stage(
     name="capture",
     version=3,
     needs=("ingest", "split"),
-    settings=lambda recipe: {
-        "target": section(recipe.target),
-        "capture": section(recipe.capture),
-        "speculator": {"kind": recipe.speculator.kinds, "streams": list(features_of(recipe).names)},
-        "serving": {"engine": section(recipe.serving.engine, SPEED_ONLY)},
-        **({"training": {"features": "streamed"}} if recipe.training.streams else {}),
-    },
+    settings=_settings,
     sources=target_digest,
     work=_work,
     reads=lambda run: (run.sequences,),

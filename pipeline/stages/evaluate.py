@@ -8,22 +8,25 @@ import dataclasses
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from outrider.common.files import link_or_copy, publish, read_json, write_json
+from outrider.common.fingerprint import path_digest
 from outrider.eval.results.sections import KindSpeed
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
-from outrider.pipeline.stage import Options, Stage
+from outrider.pipeline.stage import Options, Result, Settings, Stage
 from outrider.pipeline.stages.sources import (
     parts_in_use,
     section,
     served_base_of,
+    sessions_of_split,
     target_and_base_digests,
 )
+from outrider.serving.bundle.bundle_digest import MANIFEST, bundle_digest
 from outrider.serving.speculator import Speculator
 from outrider.speculators.checkpoints.safetensors_headers import tensor_headers
-from outrider.speculators.kinds import kind_named
+from outrider.speculators.kinds import check_speculator, kind_named
 
 if TYPE_CHECKING:
     from outrider.eval.context import EvaluationContext
@@ -37,7 +40,7 @@ def _evaluate(
     out: Path,
     report: Path,
     kinds: Sequence[KindSpeed] = (),
-) -> dict[str, Any]:
+) -> Result:
     """Evaluates a speculator; `kinds` are the kinds that it was chosen from."""
     from outrider.eval.evaluate import evaluate
 
@@ -47,7 +50,20 @@ def _evaluate(
     return evaluate(dataclasses.replace(context, kinds=kinds))
 
 
-def _choose_kind(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
+def _evaluate_own(run: RunDirectory, recipe: Recipe, options: Options) -> Result:
+    """Evaluates the run's trained speculator."""
+    speculator = str(run.speculator)
+    return _evaluate(run, recipe, speculator=speculator, out=run.evaluation, report=run.root)
+
+
+def _evaluate_other(run: RunDirectory, recipe: Recipe, options: Options) -> Result:
+    """Evaluates the speculator of `--speculator`."""
+    out = run.other_evaluation
+    speculator = str(options["speculator"])
+    return _evaluate(run, recipe, speculator=speculator, out=out, report=out)
+
+
+def _choose_kind(run: RunDirectory, recipe: Recipe, options: Options) -> Result:
     """Ranks trained kinds and lookup by exact replay and timed steps."""
     from outrider.eval.choose_kind import choose_kind
 
@@ -71,6 +87,7 @@ def _choose_kind(run: RunDirectory, recipe: Recipe, options: Options) -> dict[st
             "parameters": sum(header.floats for header in headers),
             "training_minutes": record["seconds"] / 60,
         }
+    # The first of the ranked kinds is the one that EVALUATE_KINDS publishes.
     kinds = choose_kind(contexts, facts)
     write_json(run.kind_choice, [speed.model_dump(mode="json") for speed in kinds])
     return {
@@ -79,7 +96,7 @@ def _choose_kind(run: RunDirectory, recipe: Recipe, options: Options) -> dict[st
     }
 
 
-def _evaluate_kinds(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
+def _evaluate_kinds(run: RunDirectory, recipe: Recipe, options: Options) -> Result:
     """Evaluates the kind that choose_kind selected."""
     kinds = [KindSpeed.model_validate(speed) for speed in read_json(run.kind_choice)]
     chosen = publish_chosen(run, kinds[0].kind)
@@ -97,6 +114,7 @@ def publish_chosen(run: RunDirectory, kind: str) -> str:
         shutil.rmtree(run.speculator, ignore_errors=True)
         run.metrics.unlink(missing_ok=True)
         return kind
+    # Hard links where the file system allows it: no second copy of the weights.
     with publish(run.speculator) as temporary:
         shutil.copytree(kind_run.speculator, temporary, copy_function=link_or_copy)
     with publish(run.metrics) as temporary:
@@ -111,13 +129,12 @@ def evaluation_context(
     from outrider.data.split.slices import load_slices
     from outrider.eval.context import EvaluationContext, EvaluationData, EvaluationFolders
 
-    parts = parts_in_use(run)
     data = EvaluationData(
         sequences=run.tables,
-        parts=parts,
+        parts=parts_in_use(run),
         features=run.features,
         slices=load_slices(run.split),
-        sessions=parts.get("sessions", {}),
+        sessions=sessions_of_split(run),
     )
     base = served_base_of(run, recipe)
     return EvaluationContext(
@@ -138,21 +155,23 @@ def evaluation_context(
     )
 
 
-EVALUATE = Stage(
-    name="evaluate",
-    version=5,
-    needs=("split", "capture", "train"),
-    settings=lambda recipe: {
+def _settings(recipe: Recipe) -> Settings:
+    return {
         "serving": section(recipe.serving, {"ignored_flags"}),
         "eval": section(recipe.eval),
         "speculator": section(recipe.speculator),
         "report": section(recipe.report),
         "export": {"k_per_batch_size": recipe.export.k_per_batch_size},
-    },
+    }
+
+
+EVALUATE = Stage(
+    name="evaluate",
+    version=5,
+    needs=("split", "capture", "train"),
+    settings=_settings,
     sources=target_and_base_digests,
-    work=lambda run, recipe, options: _evaluate(
-        run, recipe, speculator=str(run.speculator), out=run.evaluation, report=run.root
-    ),
+    work=_evaluate_own,
     reads=lambda run: (run.sequences, run.features / "manifest.json"),
     artifact=lambda run: run.root / "report.json",
     identity=lambda run: run.root / "report.json",
@@ -175,15 +194,29 @@ EVALUATE_OTHER = dataclasses.replace(
     EVALUATE,
     name="evaluate_other",
     needs=("split", "capture"),
-    work=lambda run, recipe, options: _evaluate(
-        run,
-        recipe,
-        speculator=str(options["speculator"]),
-        out=run.other_evaluation,
-        report=run.other_evaluation,
-    ),
+    work=_evaluate_other,
     artifact=lambda run: run.other_evaluation / "report.json",
     identity=lambda run: run.other_evaluation / "report.json",
     options=("speculator", "weights"),
 )
 """`outrider eval --speculator DIR|LOOKUP|none`: one that this run did not train."""
+
+
+def discard_speeds(run: RunDirectory, stage: str) -> None:
+    """Deletes measured speeds, so that the stage measures them again; keeps the rest."""
+    out = run.evaluation if stage == EVALUATE.name else run.other_evaluation
+    for name in ("speed_*.json", "rates_*.json"):
+        for path in (out / "steps").glob(name):
+            path.unlink()
+    run.stage_record(stage).unlink(missing_ok=True)
+
+
+def resolve_speculator(name: str, recipe: Recipe) -> Options:
+    """Checks `--speculator` against the target, before anything runs; returns its options."""
+    directory = Speculator.named(name).directory
+    if directory is None:
+        return {"speculator": Speculator.named(name).kind, "weights": None}
+    if (directory / MANIFEST).exists():
+        bundle_digest(directory)  # raises if a file differs from the manifest
+    check_speculator(directory, recipe.target.training_directory())
+    return {"speculator": str(directory.resolve()), "weights": path_digest(directory)}

@@ -2,7 +2,6 @@
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import publish, read_json
@@ -11,7 +10,7 @@ from outrider.eval.config import EXIT_CODES, SHIP
 from outrider.eval.results.report import Report
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
-from outrider.pipeline.stage import Options, Stage
+from outrider.pipeline.stage import Options, Result, Stage
 from outrider.pipeline.stages.sources import parts_in_use, section, target_digest
 from outrider.serving.bundle.bundle import export_bundle, speculation_profile, verify_bundle
 from outrider.serving.client import Sampling
@@ -21,10 +20,11 @@ from outrider.serving.vllm_hooks.version import vllm_version
 from outrider.speculators.kinds import kind_named
 
 
-def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
+def _work(run: RunDirectory, recipe: Recipe, options: Options) -> Result:
     """Publishes the bundle once vLLM has reproduced the evaluated acceptance length."""
     results = Report.read(run.root / "report.json")
     verdict = results.verdict
+    # Also checked here: an export alone (`--stages export`, `outrider export`) comes past it.
     if verdict.verdict != SHIP and not options.get("force"):
         raise OutriderError(
             f"not exported, the verdict is `{verdict.verdict}`: {verdict.reason}; to export"
@@ -34,14 +34,7 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]
     unverified = run.root / "bundle.unverified"
     evidence = _evidence(run, recipe, results)
     profile = _profile(run, recipe, results)
-    _write(
-        run,
-        recipe,
-        kind=results.speculator.kind,
-        evidence=evidence,
-        profile=profile,
-        to=str(unverified),
-    )
+    _write(run, recipe, results, evidence=evidence, profile=profile, to=str(unverified))
     verification = None
     if recipe.export.tolerance is not None:
         verification = _verify(
@@ -51,6 +44,7 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]
             results=results,
             tolerance=recipe.export.tolerance,
         )
+    # Moved only after vLLM has served it, so that run.bundle is always a verified one.
     with publish(run.bundle) as temporary:
         shutil.move(unverified, temporary)
     return {"bundle": str(run.bundle), "verification": verification}
@@ -59,21 +53,21 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]
 def _write(
     run: RunDirectory,
     recipe: Recipe,
+    results: Report,
     *,
-    kind: str,
-    evidence: dict[str, Any],
-    profile: dict[str, Any],
+    evidence: dict[str, object],
+    profile: dict[str, object],
     to: str,
 ) -> None:
     """Writes the bundle of the evaluated speculator; lookup has no weights."""
-    k = evidence["k"]["custom"]
-    schedule = _schedule(recipe, evidence)
-    drafting = Drafting(
-        Speculator.named(run.speculator if kind_named(kind).has_weights else kind),
-        max([k, *(best for _, _, best in schedule or [])]),
-        recipe.speculator.draft_sample_method,
-        schedule,
-    )
+    kind = results.speculator.kind
+    speculator = Speculator.named(run.speculator if kind_named(kind).has_weights else kind)
+    schedule = _schedule(recipe, results)
+    longest = results.choice.k.custom
+    if schedule is not None:
+        longest = max(longest, *(k for _, _, k in schedule))
+    draft_sample_method = recipe.speculator.draft_sample_method
+    drafting = Drafting(speculator, longest, draft_sample_method, schedule)
     # K was chosen in this mode.
     engine = recipe.serving.engine.model_copy(update={"mode": recipe.eval.engine_modes[0]})
     formats = recipe.export.other_formats
@@ -88,27 +82,27 @@ def _write(
     )
 
 
-def _schedule(recipe: Recipe, evidence: dict[str, Any]) -> list[tuple[int, int, int]] | None:
+def _schedule(recipe: Recipe, results: Report) -> list[tuple[int, int, int]] | None:
     """Rows of (first batch size, last batch size, k); None for a fixed k."""
     if not recipe.export.k_per_batch_size:
         return None
-    ranges = evidence["k_per_batch_size"]
-    if ranges is None:
+    schedules = results.choice.k_per_batch_size
+    if schedules is None:
         raise OutriderError(
             "export.k_per_batch_size: true, but eval.k was set by hand, so the best k for each "
             "batch size is unknown; set eval.k: auto, or export.k_per_batch_size: false"
         )
-    return [tuple(row) for row in ranges]
+    return schedules.custom
 
 
-def _evidence(run: RunDirectory, recipe: Recipe, results: Report) -> dict[str, Any]:
+def _evidence(run: RunDirectory, recipe: Recipe, results: Report) -> dict[str, object]:
     from outrider.eval.summary import summary
 
     judged = summary(results)
     keys = ("verdict", "reason", "k", "acceptance_length", "tokens_per_s", "replay_vs_engine")
     schedules = results.choice.k_per_batch_size
     return {
-        "k_per_batch_size": schedules and schedules.custom,
+        "k_per_batch_size": None if schedules is None else schedules.custom,
         "recipe": recipe.name,
         "recipe_sha256": value_digest(recipe.model_dump(mode="json")),
         "report_sha256": file_digest(run.root / "report.json"),
@@ -116,9 +110,10 @@ def _evidence(run: RunDirectory, recipe: Recipe, results: Report) -> dict[str, A
     }
 
 
-def _profile(run: RunDirectory, recipe: Recipe, results: Report) -> dict[str, Any]:
+def _profile(run: RunDirectory, recipe: Recipe, results: Report) -> dict[str, object]:
     """Acceptance by position from exact replay, else from vLLM's counters."""
     replay = results.replay
+    # Replay has intervals and every K; the counters are for kinds that cannot be replayed.
     counted = results.counted.custom
     lengths = dict(enumerate(replay.by_k["custom"], start=1)) if replay else {}
     traffic = run.traffic / "summary.json"
@@ -145,7 +140,7 @@ def _profile(run: RunDirectory, recipe: Recipe, results: Report) -> dict[str, An
 
 def _verify(
     run: RunDirectory, recipe: Recipe, bundle: Path, results: Report, tolerance: float
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Serves the bundle and compares its greedy acceptance with the evaluated one."""
     from outrider.data.sequences import load_sequences
     from outrider.eval.bench.prompts import evaluation_prompts

@@ -2,13 +2,12 @@
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 from outrider.common.files import read_json
 from outrider.common.fingerprint import path_digest
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
-from outrider.pipeline.stage import Options, Stage
+from outrider.pipeline.stage import Options, Result, Settings, Stage
 from outrider.pipeline.stages.sources import (
     general_digests,
     section,
@@ -17,7 +16,7 @@ from outrider.pipeline.stages.sources import (
 )
 
 
-def _ingest(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
+def _ingest(run: RunDirectory, recipe: Recipe, options: Options) -> Result:
     from outrider.data.ingest.ingest import ingest
     from outrider.data.split.split import PREFIX
     from outrider.pipeline.preflight import check_target
@@ -34,7 +33,7 @@ def _ingest(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, An
     return result | {"general": {name: ingested[name] for name in ("rows", "exchanges", "rejects")}}
 
 
-def _settings(recipe: Recipe) -> dict[str, Any]:
+def _settings(recipe: Recipe) -> Settings:
     # `path` and `general` are covered by the digests of the logs.
     is_off = recipe.privacy.mode == "off"
     return {
@@ -63,7 +62,7 @@ INGEST = Stage(
 )
 
 
-def _split(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
+def _split(run: RunDirectory, recipe: Recipe, options: Options) -> Result:
     from rich.console import Console
 
     from outrider.data.ingest.inspection import advise, wrong_target

@@ -29,6 +29,7 @@ OTHER_STAGES: dict[str, Stage] = {
 
 def stages_of(recipe: Recipe) -> dict[str, Stage]:
     """The stages of the recipe's run, with one training stage per kind."""
+    # One kind has no choice to make, and its files are not in a folder of a kind.
     if len(recipe.speculator.candidates) == 1:
         return STAGES
     trained = [train_of(kind) for kind in recipe.speculator.kinds]
@@ -53,6 +54,7 @@ def stage_names(text: str | None, recipe: Recipe) -> list[str]:
     if text is None:
         return list(stages)
     chosen = {name.strip() for name in text.split(",")}
+    # Users write `train`, whether there is one kind or several.
     if "train" in chosen - stages.keys():
         chosen = chosen - {"train"} | {name for name in stages if name.startswith("train_")}
     if unknown := sorted(chosen - stages.keys()):

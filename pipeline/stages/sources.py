@@ -1,7 +1,6 @@
 """Inputs that several stages share: recipe sections, target, logs, parts."""
 
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel
 
@@ -9,11 +8,12 @@ from outrider.common.files import read_json
 from outrider.common.fingerprint import ABSENT, path_digest, store_identity, value_digest
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
+from outrider.pipeline.stage import Settings
 from outrider.serving.speculator import Speculator, served_base
 from outrider.speculators.base import base_of, is_directory
 
 
-def section(values: BaseModel, leave_out: set[str] | None = None) -> dict[str, Any]:
+def section(values: BaseModel, leave_out: set[str] | None = None) -> Settings:
     """A recipe section as plain values, without the keys in `leave_out`."""
     return values.model_dump(mode="json", exclude=leave_out or set())
 
@@ -55,6 +55,7 @@ def log_digest(source: str) -> str:
         return _remote_digest(source)
     if Path(source).exists():
         return path_digest(Path(source))
+    # A pattern: new or missing files change the digest, too.
     files = sorted(Path("/").glob(source.lstrip("/")))
     return value_digest({str(file): path_digest(file) for file in files}) if files else ABSENT
 
@@ -69,13 +70,22 @@ def served_base_of(run: RunDirectory, recipe: Recipe) -> Speculator:
     return Speculator(base.kind.name, served_base(base.directory, target_dir, shared))
 
 
-def parts_in_use(run: RunDirectory) -> dict[str, Any]:
-    """The split's parts, minus quarantined sequences once a capture has run."""
-    if not has_quarantine(run):
-        return read_json(run.split / "parts.json")
+def parts_in_use(run: RunDirectory) -> dict[str, list[str]]:
+    """Ids of the split's parts, minus quarantined sequences once a capture has run."""
     from outrider.data.on_policy.check import load_parts
+    from outrider.data.split.split import GENERAL, PARTS
 
-    return load_parts(run.split, run.features)
+    if has_quarantine(run):
+        parts = load_parts(run.split, run.features)
+    else:
+        parts = read_json(run.split / "parts.json")
+    return {name: parts[name] for name in (*PARTS, GENERAL) if name in parts}
+
+
+def sessions_of_split(run: RunDirectory) -> dict[str, str]:
+    """Sessions by sequence id where the split's differ from the log's."""
+    sessions: dict[str, str] = read_json(run.split / "parts.json").get("sessions", {})
+    return sessions
 
 
 def has_quarantine(run: RunDirectory) -> bool:

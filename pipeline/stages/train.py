@@ -4,24 +4,27 @@ With several kinds, `train_of` builds a stage for each; all read the same captur
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
-from outrider.pipeline.stage import Options, Stage
+from outrider.pipeline.stage import Options, Result, Settings, Stage
 from outrider.pipeline.stages.capture import features_of
 from outrider.pipeline.stages.sources import parts_in_use, section, target_and_base_digests
 
 if TYPE_CHECKING:
     from outrider.data.streamed import Streamed
 
+Paths = TypeVar("Paths", Path, tuple[Path, ...])
 
-def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
+
+def _work(run: RunDirectory, recipe: Recipe, options: Options) -> Result:
     from outrider.pipeline.draft_parity_check import check_warm_start
 
     parts = parts_in_use(run)
+    # Before hours of training: a mismatch would improve a model that is not served.
     check_warm_start(run, recipe, parts["validation"])
     if not recipe.training.streams:
         return train_on(run, recipe, parts)
@@ -40,7 +43,7 @@ def train_on(
     recipe: Recipe,
     parts: Mapping[str, list[str]],
     stream_dir: Path | None = None,
-) -> dict[str, Any]:
+) -> Result:
     """Trains on parts of the run's sequences and publishes the speculator.
 
     `stream_dir`: directory of a stream of states; None: the run's feature store.
@@ -88,14 +91,19 @@ def _streamed(run: RunDirectory, recipe: Recipe, train: list[str]) -> "Streamed"
     )
 
 
+def _settings(recipe: Recipe) -> Settings:
+    return {
+        "speculator": section(recipe.speculator),
+        # How strictly parity is checked does not change the trained weights.
+        "training": section(recipe.training, {"parity"}),
+    }
+
+
 TRAIN = Stage(
     name="train",
     version=2,
     needs=("split", "capture"),
-    settings=lambda recipe: {
-        "speculator": section(recipe.speculator),
-        "training": section(recipe.training, {"parity"}),
-    },
+    settings=_settings,
     sources=target_and_base_digests,
     work=_work,
     reads=lambda run: (run.sequences, run.features / "manifest.json"),
@@ -109,15 +117,22 @@ TRAIN = Stage(
 def train_of(kind: str) -> Stage:
     """The training stage of a kind in a run of several kinds."""
 
-    def work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
+    def settings(recipe: Recipe) -> Settings:
+        return TRAIN.settings(recipe.of_kinds([kind]))
+
+    def work(run: RunDirectory, recipe: Recipe, options: Options) -> Result:
         return _work(run.of_kind(kind), recipe.of_kinds([kind]), options)
+
+    def of_kind(paths: Callable[[RunDirectory], Paths]) -> Callable[[RunDirectory], Paths]:
+        """The same paths in the kind's part of the run directory."""
+        return lambda run: paths(run.of_kind(kind))
 
     return dataclasses.replace(
         TRAIN,
         name=f"train_{kind}",
-        settings=lambda recipe: TRAIN.settings(recipe.of_kinds([kind])),
+        settings=settings,
         work=work,
-        artifact=lambda run: TRAIN.artifact(run.of_kind(kind)),
-        identity=lambda run: TRAIN.identity(run.of_kind(kind)),
-        unfinished=lambda run: TRAIN.unfinished(run.of_kind(kind)),
+        artifact=of_kind(TRAIN.artifact),
+        identity=of_kind(TRAIN.identity),
+        unfinished=of_kind(TRAIN.unfinished),
     )

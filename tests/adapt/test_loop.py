@@ -24,7 +24,7 @@ from outrider.live.endpoint_file import Endpoint
 from outrider.live.journal import Journal, read_journal
 from outrider.live.state import read_state
 from outrider.pipeline.recipe.load import load_recipe
-from outrider.pipeline.run_stages import StageFailed
+from outrider.pipeline.runner import StageFailed
 from outrider.speculators.kinds import KINDS
 from tests.cli.commands import assert_one_message, json_line, run
 from tests.live.world import Killed, killed_around
@@ -290,10 +290,10 @@ def test_the_command_without_new_traffic(make_world, tmp_path):
     world = make_world()
     (tmp_path / "log.jsonl").write_text("{}\n")
     words = ["--recipe", "resume_screening", "traffic.path=log.jsonl", "--endpoint", world.file()]
-    counts = json_line(run("adapt-speculator", *words, "--once", cwd=tmp_path))
+    counts = json_line(run("outrider", "adapt", *words, "--once", cwd=tmp_path))
     assert (counts["windows"], counts["rounds"], counts["serving"]) == (0, 0, BASE)
     assert_one_message(
-        run("adapt-speculator", *words, "--rounds", "0", cwd=tmp_path),
+        run("outrider", "adapt", *words, "--rounds", "0", cwd=tmp_path),
         "--rounds 0: give 1 or more",
         status=2,
     )

@@ -1,6 +1,7 @@
 """The commands as a user runs them: one message and status for a mistake, and the JSON line."""
 
 import contextlib
+import importlib
 import itertools
 import json
 import os
@@ -8,6 +9,7 @@ import pty
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -224,6 +226,17 @@ def test_the_same_from_python(workplace, nano_r1, monkeypatch):
         outrider.evaluate(recipe, runs="python")
     with pytest.raises(outrider.OutriderError, match="needs the output of"):
         outrider.export(recipe, "bundle", runs="python")
+
+
+def test_three_scripts_are_other_names_of_verbs_and_the_reference_names_each_once():
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    aliases = ["train-speculator", "evaluate-speculator", "export-speculator"]
+    assert [*scripts] == ["outrider", *aliases]
+    page = (ROOT / "docs" / "reference" / "commands.md").read_text()
+    for alias in aliases:
+        assert page.count(alias) == 1
+        module, _, function = scripts[alias].partition(":")
+        assert callable(getattr(importlib.import_module(module), function))
 
 
 def test_the_installed_package_is_typed_and_has_the_version_of_pyproject(tmp_path):

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+import outrider
 from outrider.cli.init import write_recipe
 from outrider.common.errors import OutriderError
-from outrider.pipeline.attempt import open_run
 from outrider.pipeline.plan.training_cost import price
 from outrider.pipeline.provenance import Gpu
 from tests.cli.workplace import write_workplace
@@ -49,11 +49,11 @@ def test_every_supported_target_gets_a_recipe(
     assert (written["extends"], speculator["kind"], speculator["base"]) == expected
     assert found["speculator"].startswith(f"speculator.kind = {expected[1]}: ")
     # The next command, and the same decisions on a machine with a GPU build of vLLM.
-    loaded, its_run = open_run(str(path), (), tmp_path / "runs", dry_run=True)
-    cost = price(its_run, loaded.recipe)
+    opened = outrider.open(path, runs=tmp_path / "runs", dry_run=True)
+    cost = price(opened.directory, opened.recipe)
     assert cost["parameters"]["trained"] > 0 and cost["target"]["parameters"] > 1e8
     monkeypatch.setattr("outrider.serving.vllm_arguments.runs_on_cpu", lambda: False)
-    open_run(str(path), (), tmp_path / "runs", dry_run=True)
+    outrider.open(path, runs=tmp_path / "runs", dry_run=True)
 
 
 @pytest.mark.parametrize("name", ["R1", "R1-AWQ", "Kimi-K2", "R1-Distill-Llama-70B"])

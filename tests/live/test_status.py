@@ -15,7 +15,7 @@ from tests.cli.commands import Finished, assert_one_message, json_line, run
 
 def deploy(world, *words) -> Finished:
     """The command on the world's endpoint."""
-    return run("deploy-speculator", *words, "--endpoint", world.file(), cwd=world.folder)
+    return run("outrider", "deploy", *words, "--endpoint", world.file(), cwd=world.folder)
 
 
 def answer(world, *words) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import yaml
 
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.run_dir import RunDirectory
-from outrider.pipeline.stage_process import WITHHELD
+from outrider.pipeline.runner import WITHHELD
 from tests.cli import commands
 from tests.data.logs import pair, screenings, write_log
 
@@ -181,7 +181,7 @@ BROKEN = """
 import dataclasses
 import sys
 from pathlib import Path
-import outrider.pipeline.stage_process as stage
+import outrider.pipeline.runner as stage
 from outrider.pipeline.run_dir import RunDirectory
 def work(run, recipe, options):
     try:

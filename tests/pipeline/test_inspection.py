@@ -1,4 +1,4 @@
-"""`inspect-traffic` as a user runs it: the page, the JSON object, exit statuses, a run's ingest."""
+"""`outrider inspect` as a user runs it: the page, JSON object, exit statuses, a run's ingest."""
 
 import io
 import json
@@ -94,7 +94,7 @@ def workplace(tmp_path_factory, nano_r1):
 
 
 def test_json_is_one_object_on_stdout(workplace):
-    finished = run("inspect-traffic", "traffic.path=log.jsonl", "--json", cwd=workplace)
+    finished = run("outrider", "inspect", "traffic.path=log.jsonl", "--json", cwd=workplace)
     assert finished.returncode == 0, finished.stderr
     (line,) = finished.stdout.splitlines()
     found = json.loads(line)
@@ -103,7 +103,7 @@ def test_json_is_one_object_on_stdout(workplace):
 
 
 def test_off_a_terminal_no_customer_text_is_printed(workplace):
-    finished = run("inspect-traffic", "--recipe", "mine.yaml", "--first", "20", cwd=workplace)
+    finished = run("outrider", "inspect", "--recipe", "mine.yaml", "--first", "20", cwd=workplace)
     assert finished.returncode == 0, finished.stderr
     assert "first 20 rows of each file" in finished.stdout and "20 exchanges" in finished.stdout
     assert "trained on (" not in finished.stdout and "\x1b[2J" not in finished.stdout
@@ -145,7 +145,7 @@ def test_a_killed_inspection_leaves_nothing(tmp_path):
     code = "import outrider; outrider.inspect('social_chat')"
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     with subprocess.Popen([sys.executable, "-c", code], env=environment) as process:
-        reading = wait_until(lambda: list(tmp_path.glob("inspect-traffic-*/traffic/.parts")), 300)
+        reading = wait_until(lambda: list(tmp_path.glob("outrider-inspect-*/traffic/.parts")), 300)
         process.kill()
     assert reading and process.returncode == -9
     assert wait_until(lambda: not list(tmp_path.iterdir()), 300)

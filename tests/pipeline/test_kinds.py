@@ -13,11 +13,12 @@ from outrider.common.files import read_json, write_json
 from outrider.data.features.feature_store import FeatureStore
 from outrider.data.on_policy.check import write_quarantine
 from outrider.pipeline import draft_parity_check
-from outrider.pipeline.kinds import with_kinds
 from outrider.pipeline.preflight import check
+from outrider.pipeline.recipe.for_target import resolve_for_target
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
+from outrider.pipeline.runner import perform
 from outrider.pipeline.stages.capture import CAPTURE
 from outrider.pipeline.stages.registry import STAGES, stage_names, stages_of
 from outrider.pipeline.stages.train import train_of
@@ -43,29 +44,35 @@ def recipe_of(target: Path, *words: str) -> Recipe:
     return load_recipe("resume_screening", [f"target.model={target}", positions, *words]).recipe
 
 
+def resolved(recipe: Recipe) -> Recipe:
+    return resolve_for_target(recipe)[0]
+
+
 AUTO = "speculator.kind=auto"
 
 
 def test_auto_is_every_kind_that_the_target_supports(
     target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipe = with_kinds(recipe_of(target, AUTO))
+    recipe = resolved(recipe_of(target, AUTO))
     assert set(recipe.speculator.kinds) == set(trainable_names()) - {"dspark"}
     assert recipe.speculator.candidates == (*recipe.speculator.kinds, "ngram")
-    assert with_kinds(recipe) == recipe
+    assert resolved(recipe) == recipe
     # Against lookup as the base, it is no candidate.
-    recipe = with_kinds(recipe_of(target, AUTO, "speculator.base=ngram"))
+    recipe = resolved(recipe_of(target, AUTO, "speculator.base=ngram"))
     assert recipe.speculator.candidates == recipe.speculator.kinds
-    # A conversion that dropped the layer: the kind that needs it is left out, and why is printed.
+    # A conversion that dropped the layer: a note says why the kind that needs it is left out.
     other = shutil.copytree(target, tmp_path / "other")
     config = read_json(other / "config.json") | {"num_nextn_predict_layers": 0}
     (other / "config.json").write_text(json.dumps(config))
-    recipe = with_kinds(recipe_of(other, AUTO, "speculator.base=none"))
+    recipe, notes = resolve_for_target(recipe_of(other, AUTO, "speculator.base=none"))
     assert "eagle3" in recipe.speculator.kinds and "mtp" not in recipe.speculator.kinds
-    assert "not mtp:" in capsys.readouterr().err
+    assert any("not mtp:" in note for note in notes)
+    printed = capsys.readouterr()
+    assert not printed.out and not printed.err
     # One whose layers' states vLLM does not return.
     glm = write_tiny_target(tmp_path / "glm", config=tiny_glm())
-    assert with_kinds(recipe_of(glm, AUTO)).speculator.candidates == ("mtp", "ngram")
+    assert resolved(recipe_of(glm, AUTO)).speculator.candidates == ("mtp", "ngram")
 
 
 WITH_MLA = "serving.engine.environment.VLLM_MLA_DISABLE='0'"
@@ -74,7 +81,7 @@ WITH_MLA = "serving.engine.environment.VLLM_MLA_DISABLE='0'"
 def test_a_head_has_the_attention_that_the_engine_s_cache_is_made_for(target: Path) -> None:
     """vLLM keeps one form of cache, so a head of the other form could only be trained."""
     for words, layer in (((), "llama"), ((WITH_MLA,), "mla")):
-        recipe = with_kinds(recipe_of(target, "speculator.kind=eagle3", *words))
+        recipe = resolved(recipe_of(target, "speculator.kind=eagle3", *words))
         assert recipe.speculator.head.layer_type == layer
         assert Recipe.model_validate(recipe.model_dump()) == recipe
     for kind, words, why in (
@@ -83,11 +90,11 @@ def test_a_head_has_the_attention_that_the_engine_s_cache_is_made_for(target: Pa
         ("p_eagle", (WITH_MLA,), "Llama's attention cannot be served"),
     ):
         with pytest.raises(OutriderError, match=rf"speculator\.kind = {kind}: .*{why}"):
-            with_kinds(recipe_of(target, f"speculator.kind={kind}", *words))
-    recipe = with_kinds(recipe_of(target, AUTO, WITH_MLA))
+            resolved(recipe_of(target, f"speculator.kind={kind}", *words))
+    recipe = resolved(recipe_of(target, AUTO, WITH_MLA))
     assert "p_eagle" not in recipe.speculator.kinds and "eagle3" in recipe.speculator.kinds
     mtp = recipe_of(target, WITH_MLA)
-    assert with_kinds(mtp) == mtp
+    assert resolved(mtp) == mtp
 
 
 V2 = "serving.engine.environment.VLLM_USE_V2_MODEL_RUNNER='1'"
@@ -101,19 +108,19 @@ def test_a_kind_of_model_runner_v2_is_refused_by_an_engine_with_v1(
     one = recipe_of(target, *words)
     refusal = "a DSpark head in its model runner V2"
     with pytest.raises(OutriderError, match=rf"speculator\.kind = dspark: vLLM 0.32.*{refusal}"):
-        with_kinds(one)
+        resolved(one)
     head = write_dspark_head(target, tmp_path / "head")
     with pytest.raises(OutriderError, match=rf"speculator\.base = .*head: vLLM 0.32.*{refusal}"):
         check(recipe_of(target, f"speculator.base={head}"), dry_run=True)
     drafting = Drafting(Speculator.named(head), 4)
     with pytest.raises(OutriderError, match=refusal):
         engine_arguments(one.target, one.serving.engine, drafting)
-    v2 = with_kinds(recipe_of(target, *words, V2))
+    v2 = resolved(recipe_of(target, *words, V2))
     assert v2.speculator.kinds == ("dspark",)
     arguments = engine_arguments(v2.target, v2.serving.engine, drafting)
     assert arguments["speculative_config"]["method"] == "dspark"
     monkeypatch.setattr("outrider.serving.vllm_arguments.runs_on_cpu", lambda: False)
-    assert with_kinds(one).speculator.kinds == ("dspark",)
+    assert resolved(one).speculator.kinds == ("dspark",)
 
 
 def test_one_kind_keeps_its_stages_and_inputs(target: Path) -> None:
@@ -193,11 +200,11 @@ def test_kinds_are_trained_in_turn_and_a_finished_one_not_again(
     ]
     recipe = recipe_of(target, BOTH, *words)
     mtp, eagle3 = map(train_of, ("mtp", "eagle3"))
-    mtp.perform(run, recipe, {})
+    perform(mtp, run, recipe, {})
     with pytest.raises(OutriderError, match="without a message"):
-        eagle3.perform(run, recipe, {})
+        perform(eagle3, run, recipe, {})
     assert not mtp.reasons(run, recipe, {}) and eagle3.reasons(run, recipe, {})
-    eagle3.perform(run, recipe, {})
+    perform(eagle3, run, recipe, {})
     assert trained == compared == ["mtp", "eagle3", "eagle3"]
     for kind in ("mtp", "eagle3"):
         own = run.of_kind(kind)

@@ -9,7 +9,7 @@ from outrider.eval.config import RESPONSE_STATES
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.retention import retain
 from outrider.pipeline.run_dir import RunDirectory
-from outrider.pipeline.run_stages import run_stages
+from outrider.pipeline.runner import run_stages
 from outrider.pipeline.stages.registry import STAGES
 
 TEXT = [
@@ -64,7 +64,7 @@ def started(monkeypatch):
     """The stages that a run starts, none of which does anything."""
     names = []
     monkeypatch.setattr(
-        "outrider.pipeline.run_stages.run_stage", lambda stage, *_: names.append(stage.name)
+        "outrider.pipeline.runner.run_stage", lambda stage, *_: names.append(stage.name)
     )
     return names
 

@@ -6,10 +6,10 @@ import sys
 import pytest
 
 from outrider.common.errors import OutriderError
-from outrider.pipeline import run_stages
+from outrider.pipeline import runner
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.run_dir import RunDirectory
-from outrider.pipeline.run_stages import StageFailed, run_stage
+from outrider.pipeline.runner import StageFailed, run_stage
 from outrider.pipeline.stages.registry import STAGES
 
 HOLD = """
@@ -81,9 +81,9 @@ def test_a_stage_that_crashes_is_named_with_its_log(tmp_path, monkeypatch):
     loaded = load_recipe("resume_screening", [])
     run = RunDirectory.of(loaded.recipe, tmp_path)
     run.begin_attempt(loaded.recipe, loaded.files, ["train-speculator"])
-    supervised = run_stages.run_supervised
+    supervised = runner.run_supervised
     monkeypatch.setattr(
-        run_stages,
+        runner,
         "run_supervised",
         lambda argv, log, environment: supervised([argv[0], "-c", CRASH], log, environment),
     )

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+import outrider
 from outrider.common.errors import OutriderError
-from outrider.pipeline.attempt import open_run
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.serving.allowed import ARGUMENTS, KEYS_OF_ARGUMENTS, UNSERVABLE
 from outrider.serving.config import EngineConfig, TargetConfig
@@ -282,9 +282,9 @@ def test_an_unknown_flag_is_refused_until_the_recipe_lists_it(
     words = ("traffic.path=nano_r1/social_chat",)
     command = "vllm serve nano_r1 --frobnicate 3 --max-model-len 2048"
     with pytest.raises(OutriderError, match=r"--frobnicate: unknown to vLLM 0\.32\.0, .*ignored"):
-        open_run("template", words, tmp_path, dry_run=True, serve_command=command)
+        outrider.open("template", *words, runs=tmp_path, dry_run=True, serve_command=command)
     words += ("serving.ignored_flags=[--frobnicate]",)
-    open_run("template", words, tmp_path, dry_run=True, serve_command=command)
+    outrider.open("template", *words, runs=tmp_path, dry_run=True, serve_command=command)
     printed = capsys.readouterr().err
     assert "unknown to vLLM 0.32.0: --frobnicate" in printed
     assert not any("without effect" in line and "frob" in line for line in printed.split("\n"))

@@ -17,9 +17,9 @@ import shutil
 import sys
 from pathlib import Path
 
+import outrider
 from outrider.common.files import publish
 from outrider.common.process_tree import Interrupted
-from outrider.pipeline.attempt import attempt, open_run
 from outrider.pipeline.recipe.shipped import SHIPPED
 from tools.nano_r1.record import Workload, record, recording_server
 
@@ -77,9 +77,8 @@ def train_heads(log: Path, work_dir: Path, processes: int, seed: int) -> dict[st
         "training.seed": seed,
     }
     overrides = tuple(f"{key}={value}" for key, value in words.items())
-    loaded, run = open_run("resume_screening", overrides, work_dir)
-    with attempt(loaded, run) as go:
-        go(["ingest", "split", "capture", "train"], {})
+    stages = "ingest,split,capture,train"
+    run = outrider.train("resume_screening", *overrides, runs=work_dir, stages=stages)
     return {kind: run.of_kind(kind).speculator for kind in KINDS}
 
 

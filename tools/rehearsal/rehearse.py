@@ -24,10 +24,11 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+import outrider
+from outrider.cli.printing import print_json
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
 from outrider.eval.report.formatting import bytes_text
-from outrider.pipeline.attempt import attempt, print_json
 from outrider.pipeline.plan.training_cost import memories, memory_plan, price
 from outrider.pipeline.preflight import check, local_target
 from outrider.pipeline.recipe.load import LoadedRecipe, load_recipe
@@ -85,8 +86,9 @@ def rehearse(
     """Runs the stages, compares memory and disk, and writes rehearsal.json."""
     began = time.monotonic()
     os.environ.update(RETURN_FREED_MEMORY)
-    with attempt(loaded, run) as go:
-        go(list(stages), {"force": True})
+    opened = outrider.Run(loaded, run)
+    with opened.attempt():
+        opened.run_stages(list(stages), {"force": True})
     trained = run.result_of("split")["train"]
     # One sequence fills a row of the rehearsal.
     length, anchors = (

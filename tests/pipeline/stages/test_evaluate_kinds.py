@@ -15,6 +15,7 @@ from outrider.eval.results.sections import KindSpeed
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
+from outrider.pipeline.runner import perform
 from outrider.pipeline.stages.evaluate import CHOOSE_KIND, EVALUATE_KINDS
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp
 from tests.eagle3_head import write_eagle3_head
@@ -63,7 +64,7 @@ def test_the_fastest_kind_is_published_and_evaluated(run, monkeypatch, step_s) -
     seconds = {kind: sample_steps()[kind] for kind in KINDS}
     seconds |= {"ngram": {1: dict.fromkeys(range(1, 5), step_s)}}
     monkeypatch.setattr(choose_kind_module, "_time_kinds", lambda _: StepTimes(seconds=seconds))
-    CHOOSE_KIND.perform(directory, recipe, {})
+    perform(CHOOSE_KIND, directory, recipe, {})
     choice = [KindSpeed.model_validate(each) for each in read_json(directory.kind_choice)]
     speeds = {each.kind: each.tokens_per_s(1) for each in choice}
     chosen = choice[0].kind
@@ -87,7 +88,7 @@ def test_the_fastest_kind_is_published_and_evaluated(run, monkeypatch, step_s) -
         return {"verdict": "ship", "kind": chosen}
 
     monkeypatch.setattr("outrider.eval.evaluate.evaluate", evaluated)
-    EVALUATE_KINDS.perform(directory, recipe, {})
+    perform(EVALUATE_KINDS, directory, recipe, {})
     assert directory.result_of("evaluate")["kind"] == chosen
     if chosen == "ngram":  # what an earlier choice has published is gone
         assert not directory.speculator.exists() and not directory.metrics.exists()

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.eval.config import EXIT_CODES
+from outrider.eval.results.parts import Drafters
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.stages.export import _profile, _work, _write
 from outrider.serving.admin.swap import release_files
@@ -39,11 +40,18 @@ def trained(tmp_path):
 
 def bundle(folder, *overrides, kind="mtp", ranges=None):
     """Writes the bundle of a run in `folder`; returns bundle.json."""
-    evidence = {"k": {"base": 2, "custom": 4}, "k_per_batch_size": ranges}
+    results = sample_results()
+    schedules = None if ranges is None else Drafters(base=ranges, custom=ranges)
+    choice = {"k": Drafters(base=2, custom=4), "k_per_batch_size": schedules}
+    evaluated = {
+        "speculator": results.speculator.model_copy(update={"kind": kind}),
+        "choice": results.choice.model_copy(update=choice),
+    }
+    results = results.model_copy(update=evaluated)
     recipe = load_recipe("resume_screening.yaml", list(overrides)).recipe
     out = folder / "bundle"
     run = SimpleNamespace(speculator=folder / "speculator")
-    _write(run, recipe, kind=kind, evidence=evidence, profile=None, to=str(out))
+    _write(run, recipe, results, evidence={}, profile=None, to=str(out))
     return read_json(out / "bundle.json")
 
 
@@ -78,11 +86,11 @@ def test_the_card_of_suffix_lookup_names_the_package_that_servers_need(tmp_path)
 
 
 def test_k_by_batch_size_where_the_recipe_wants_it(trained):
-    ranges = [[1, 4, 4], [5, 8, 5]]
+    ranges = [(1, 4, 4), (5, 8, 5)]
     manifest = bundle(trained, "export.k_per_batch_size=true", ranges=ranges)
     assert manifest["num_speculative_tokens"] == 5
-    assert manifest["num_speculative_tokens_per_batch_size"] == ranges
-    served = f'"num_speculative_tokens_per_batch_size": {ranges}'
+    assert manifest["num_speculative_tokens_per_batch_size"] == [[1, 4, 4], [5, 8, 5]]
+    served = '"num_speculative_tokens_per_batch_size": [[1, 4, 4], [5, 8, 5]]'
     assert served in (trained / "bundle" / "serve.sh").read_text()
 
 

@@ -1,14 +1,15 @@
-"""Fills in recipe values that depend on the target and the engine.
+"""Resolves a recipe for its target: fills in values that the target and the engine determine.
 
-    recipe = with_kinds(recipe)       # speculator.kind is a name or a list of names
+    recipe, notes = resolve_for_target(recipe)     # notes: lines that explain the choices
+    recipe.speculator.kinds                        # ("mtp", "eagle3") for speculator.kind=auto
 
-The values are the kinds, the head's attention, the lengths and the learning rate. The target's
-config.json determines which kinds are supported; the engine's KV-cache layout limits which of them
-it can serve. If a hub model is not on this machine, only its config.json is downloaded.
+The values are the lengths, the learning rate, the engine's attention, the head's layer type and the
+kinds. Values set in the recipe are kept. The target's config.json determines which kinds are
+supported; the engine's KV-cache layout limits which of them it can serve.
 """
 
+import dataclasses
 import math
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,89 +38,139 @@ WITH_ALL_POSITIONS = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deep
 (vLLM 0.32, config/model.py, _get_and_verify_max_len)."""
 
 
-def with_kinds(recipe: Recipe, target_dir: Path | None = None, quiet: bool = False) -> Recipe:
-    """Fills in values that the target determines; unless `quiet`, prints what it chose.
+def resolve_for_target(recipe: Recipe, target_dir: Path | None = None) -> tuple[Recipe, list[str]]:
+    """Returns the recipe with the values that its target determines, and notes.
 
-    `auto` skips kinds that cannot be served; naming one is an error. Values set in the recipe are
-    kept. `target_dir` contains the target's config.json; None if unknown.
+    `target_dir` contains the target's config.json; None if unknown. If a hub model is not on this
+    machine, only its config.json is downloaded. Without one, a recipe that names its kinds is
+    returned as it is: its run downloads the target later, or fails.
     """
-    if known_dir := target_dir or local_target(recipe):
-        return _replaced(recipe, known_dir, quiet)
+    known_dir = target_dir or local_target(recipe)
+    if known_dir:
+        return _resolve(recipe, known_dir)
     with tempfile.TemporaryDirectory(prefix="config-") as scratch:
         try:
             fetched = recipe.target.fetch(("config.json",), Path(scratch))
         except OutriderError as error:
             if recipe.speculator.kind != AUTO:
-                return recipe  # the run downloads the target later, or fails
+                return recipe, []
             raise OutriderError(
                 f"speculator.kind = {AUTO}: the kinds that the target supports are unknown"
                 f" ({error}); name them, such as speculator.kind={DEFAULT_KIND}"
             ) from None
         try:
-            return _replaced(recipe, fetched, quiet)
+            return _resolve(recipe, fetched)
         except OutriderError as error:  # name the model, not the temporary directory
             raise OutriderError(str(error).replace(str(fetched), recipe.target.model)) from None
 
 
-def _replaced(recipe: Recipe, target_dir: Path, quiet: bool) -> Recipe:
-    target_config = read_json(target_dir / "config.json")
+def _resolve(recipe: Recipe, target_dir: Path) -> tuple[Recipe, list[str]]:
+    """The five steps, in order: each reads what those before it have filled in."""
+    target = Target(target_dir, _checked_config(recipe, target_dir))
+    # The engine's attention is settled before the layer type of heads, which share its KV cache,
+    # and the layer type before the kinds, since a kind with another cache cannot be served.
+    recipe = with_target_defaults(recipe, target.config)
+    recipe, attention_notes = _with_attention(recipe, target.config)
+    recipe = _with_layer_type(recipe, target.config)
+    recipe, kind_notes = _with_kinds(recipe, target)
+    return recipe, [*attention_notes, *kind_notes]
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """A target's directory and the config.json in it."""
+
+    directory: Path
+    config: Mapping[str, Any]
+
+
+def _checked_config(recipe: Recipe, target_dir: Path) -> Mapping[str, Any]:
+    """Reads the target's config.json; refuses unknown architectures and missing keys."""
+    path = target_dir / "config.json"
+    target_config = read_json(path)
     architecture_of(target_config, f"{recipe.target.model}: config.json")
-    check_keys(target_config, target_dir / "config.json", "every run")
-    recipe = _with_attention(with_target_defaults(recipe, target_config), target_config, quiet)
-    mla = runs_mla(target_config, recipe.serving.engine)
-    head = recipe.speculator.head
-    if head.layer_type == "auto":
-        head = head.model_copy(update={"layer_type": "mla" if mla else "llama"})
-    speculator = recipe.speculator.model_copy(update={"head": head})
-    recipe = recipe.model_copy(update={"speculator": speculator})
-    if recipe.speculator.kind != AUTO:
-        for name in recipe.speculator.kinds:
-            base_dir = warm_directory(recipe.speculator.of_kinds([name]))
-            trainable_kind(name).check_target(target_dir, base_dir, config_only=True)
-            if why := _unserved(recipe, name, target_config, mla):
-                raise OutriderError(f"speculator.kind = {name}: {why}")
-        return recipe.of_kinds(recipe.speculator.candidates)
-    unsupported = unsupported_kinds(recipe.speculator.base, target_dir)
-    names = [name for name in trainable_names() if name not in unsupported]
-    reasons = {name: _unserved(recipe, name, target_config, mla) for name in names}
-    unsupported |= {name: why for name, why in reasons.items() if why}
-    names = [name for name in names if not reasons[name]]
-    if not names:
-        reasons_text = "; ".join(f"{name}: {why}" for name, why in unsupported.items())
-        raise OutriderError(
-            f"speculator.kind = {AUTO}: {recipe.target.model} supports no kind that trains"
-            f" ({reasons_text}); use another target.model"
-        )
-    lookup = recipe.eval.lookup
-    if recipe.speculator.base != lookup:  # as the base, it is compared with every kind anyway
-        names.append(lookup)
-    left_out = "".join(f"; not {name}: {why}" for name, why in unsupported.items())
-    if not quiet:
-        print(f"speculator.kind = {AUTO}: {', '.join(names)}{left_out}", file=sys.stderr)
-    return recipe.of_kinds(names)
+    check_keys(target_config, path, "every run")
+    return target_config
 
 
-def _with_attention(recipe: Recipe, target_config: Mapping[str, Any], quiet: bool) -> Recipe:
+def _with_attention(
+    recipe: Recipe, target_config: Mapping[str, Any]
+) -> tuple[Recipe, tuple[str, ...]]:
     """Disables MLA where no backend supports the head widths, as for nano R1."""
     engine = recipe.serving.engine
-    if not runs_mla(target_config, engine) or (why := mla_refusal(target_config)) is None:
-        return recipe
+    why = mla_refusal(target_config) if runs_mla(target_config, engine) else None
+    if why is None:
+        return recipe, ()
     if "VLLM_MLA_DISABLE" in engine.environment:
         raise OutriderError(
             f"serving.engine.environment: VLLM_MLA_DISABLE = 0: {why} Leave the variable out"
         )
-    if not quiet:
-        notice = f"VLLM_MLA_DISABLE = 1: plain attention for {recipe.target.model}. {why}"
-        print(notice, file=sys.stderr)
+    note = f"VLLM_MLA_DISABLE = 1: plain attention for {recipe.target.model}. {why}"
+    # vLLM would choose MLA by config.json and fail when it selects a prefill backend.
     environment = engine.environment | {"VLLM_MLA_DISABLE": "1"}
     engine = engine.model_copy(update={"environment": environment})
     serving = recipe.serving.model_copy(update={"engine": engine})
-    return recipe.model_copy(update={"serving": serving})
+    return recipe.model_copy(update={"serving": serving}), (note,)
 
 
-def _unserved(recipe: Recipe, name: str, target_config: Mapping[str, Any], mla: bool) -> str | None:
+def _with_layer_type(recipe: Recipe, target_config: Mapping[str, Any]) -> Recipe:
+    """Gives a new head the attention that the engine's KV cache is made for."""
+    head = recipe.speculator.head
+    if head.layer_type != "auto":
+        return recipe
+    layer_type = "mla" if runs_mla(target_config, recipe.serving.engine) else "llama"
+    head = head.model_copy(update={"layer_type": layer_type})
+    speculator = recipe.speculator.model_copy(update={"head": head})
+    return recipe.model_copy(update={"speculator": speculator})
+
+
+def _with_kinds(recipe: Recipe, target: Target) -> tuple[Recipe, tuple[str, ...]]:
+    """Checks the kinds that the recipe names, or chooses all that can be trained and served."""
+    if recipe.speculator.kind != AUTO:
+        _check_kinds(recipe, target)
+        return recipe.of_kinds(recipe.speculator.candidates), ()
+    refusals = _refused_kinds(recipe, target)
+    names = [name for name in trainable_names() if name not in refusals]
+    if not names:
+        reasons = "; ".join(f"{name}: {why}" for name, why in refusals.items())
+        raise OutriderError(
+            f"speculator.kind = {AUTO}: {recipe.target.model} supports no kind that trains"
+            f" ({reasons}); use another target.model"
+        )
+    lookup = recipe.eval.lookup
+    if recipe.speculator.base != lookup:  # as the base, it is compared with every kind anyway
+        names.append(lookup)
+    left_out = "".join(f"; not {name}: {why}" for name, why in refusals.items())
+    note = f"speculator.kind = {AUTO}: {', '.join(names)}{left_out}"
+    return recipe.of_kinds(names), (note,)
+
+
+def _check_kinds(recipe: Recipe, target: Target) -> None:
+    """Raises an `OutriderError` if a kind cannot be trained for the target, or not served."""
+    for name in recipe.speculator.kinds:
+        base_dir = warm_directory(recipe.speculator.of_kinds([name]))
+        trainable_kind(name).check_target(target.directory, base_dir, config_only=True)
+        why = _unserved(recipe, name, target.config)
+        if why:
+            raise OutriderError(f"speculator.kind = {name}: {why}")
+
+
+def _refused_kinds(recipe: Recipe, target: Target) -> dict[str, str]:
+    """The kinds that cannot be trained for the target, or not served, and why."""
+    refusals = unsupported_kinds(recipe.speculator.base, target.directory)
+    for name in trainable_names():
+        if name in refusals:
+            continue
+        why = _unserved(recipe, name, target.config)
+        if why:
+            refusals[name] = why
+    return refusals
+
+
+def _unserved(recipe: Recipe, name: str, target_config: Mapping[str, Any]) -> str | None:
     """Returns why the engine cannot serve the kind; None if it can."""
     kind = trainable_kind(name)
+    mla = runs_mla(target_config, recipe.serving.engine)
     if refusal := runner_refusal(kind, recipe.serving.engine):
         return refusal
     config = planned(recipe.speculator.of_kinds([name]), target_config)
@@ -157,6 +208,7 @@ def with_target_defaults(recipe: Recipe, target_config: Mapping[str, Any]) -> Re
             f" {positions:.0f} positions (max_position_embeddings in its config.json); set at most"
             " that, or raise it in serving.engine.extra_arguments.hf_overrides"
         )
+    # One digit: the rule is not more precise, and recipes are written with one.
     one_digit = float(f"{1e-3 * 192 / target_config['hidden_size']:.0e}")
     training = _filled(recipe.training, learning_rate=one_digit, row_tokens=engine.max_model_len)
     serving = recipe.serving.model_copy(update={"engine": engine})
@@ -167,6 +219,7 @@ def _positions(target_config: Mapping[str, Any], engine: EngineConfig) -> float:
     """Number of positions as vLLM derives it, with the engine's `hf_overrides`."""
     overrides = engine.extra_arguments.get("hf_overrides") or {}
     config = dict(target_config)
+    # An override replaces the whole embedding, under either name that transformers has had for it.
     if {"rope_parameters", "rope_scaling"} & overrides.keys():
         for key in ("rope_parameters", "rope_scaling"):
             config.pop(key, None)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+import outrider
 from outrider.common.errors import OutriderError
 from outrider.pipeline import preflight
-from outrider.pipeline.attempt import open_run
-from outrider.pipeline.kinds import with_kinds, with_target_defaults
 from outrider.pipeline.preflight import check, check_target
+from outrider.pipeline.recipe.for_target import resolve_for_target, with_target_defaults
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.recipe.shipped import EMBEDDED_TRAFFIC, SHIPPED
@@ -50,9 +50,10 @@ def test_the_target_s_width_and_positions_decide_rate_and_lengths(name: str, val
 def test_a_template_run_resolves_them_before_anything_runs(tmp_path: Path) -> None:
     target = write_tiny_target(tmp_path / "target")
     words = (f"traffic.path={LOG}", f"target.model={target}", "name=mine")
-    loaded, run = open_run("template", words, tmp_path / "runs", dry_run=True)
-    assert decided(loaded.recipe)[1:] == (512, 512)  # the target's positions
-    assert loaded.recipe == with_kinds(loaded.recipe) and run.root.name == "mine"
+    run = outrider.open("template", *words, runs=tmp_path / "runs", dry_run=True)
+    assert decided(run.recipe)[1:] == (512, 512)  # the target's positions
+    assert run.recipe == resolve_for_target(run.recipe)[0]
+    assert run.directory.root.name == "mine"
 
 
 def test_more_positions_than_the_target_has_are_refused() -> None:
@@ -62,6 +63,21 @@ def test_more_positions_than_the_target_has_are_refused() -> None:
     with pytest.raises(OutriderError, match=r"max_model_len = 999999: .* has \d+ positions"):
         with_target_defaults(recipe, nano)
     with_target_defaults(recipe, nano | {"rope_scaling": {"rope_type": "linear", "factor": 512}})
+
+
+def test_notes_name_what_was_chosen_and_nothing_is_printed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = load_recipe("resume_screening", ["speculator.kind=auto"]).recipe
+    recipe, notes = resolve_for_target(asked, NANO_R1)
+    assert notes[-1].startswith(
+        f"speculator.kind = auto: {', '.join(recipe.speculator.candidates)}"
+    )
+    assert recipe.speculator.head.layer_type == "llama"
+    # A recipe that is resolved already is returned as it is, without notes.
+    assert resolve_for_target(recipe, NANO_R1) == (recipe, [])
+    printed = capsys.readouterr()
+    assert not printed.out and not printed.err
 
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
@@ -114,7 +130,7 @@ def test_a_template_names_what_it_needs(
     name: str, given: str, message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(OutriderError, match=message):
-        open_run(name, (given, "serving.engine.max_model_len=512"), tmp_path, dry_run=True)
+        outrider.open(name, given, "serving.engine.max_model_len=512", runs=tmp_path, dry_run=True)
 
 
 def test_fp8_blocks_pass_and_other_quantizations_do_not(tmp_path: Path) -> None:
