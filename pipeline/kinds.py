@@ -21,8 +21,9 @@ from outrider.pipeline.recipe.recipe import Recipe
 from outrider.serving.attention import mixed_cache_refusal, mla_refusal
 from outrider.serving.config import EngineConfig
 from outrider.serving.vllm_arguments import runner_refusal, runs_mla
-from outrider.speculators.base import planned, unsupported_kinds, warm_directory
+from outrider.speculators.base import main_refusal, planned, unsupported_kinds, warm_directory
 from outrider.speculators.checkpoints.architectures import architecture_of, check_keys
+from outrider.speculators.checkpoints.layout import CONFIG_FILES
 from outrider.speculators.config import AUTO
 from outrider.speculators.kinds import DEFAULT_KIND, trainable_kind, trainable_names
 from outrider.speculators.layers.rope import rope_of
@@ -47,7 +48,7 @@ def with_kinds(recipe: Recipe, target_dir: Path | None = None, quiet: bool = Fal
         return _replaced(recipe, known_dir, quiet)
     with tempfile.TemporaryDirectory(prefix="config-") as scratch:
         try:
-            fetched = recipe.target.fetch(("config.json",), Path(scratch))
+            fetched = recipe.target.fetch(CONFIG_FILES, Path(scratch))
         except OutriderError as error:
             if recipe.speculator.kind != AUTO:
                 return recipe  # the run downloads the target later, or fails
@@ -85,11 +86,8 @@ def _replaced(recipe: Recipe, target_dir: Path, quiet: bool) -> Recipe:
     unsupported |= {name: why for name, why in reasons.items() if why}
     names = [name for name in names if not reasons[name]]
     if not names:
-        reasons_text = "; ".join(f"{name}: {why}" for name, why in unsupported.items())
-        raise OutriderError(
-            f"speculator.kind = {AUTO}: {recipe.target.model} supports no kind that trains"
-            f" ({reasons_text}); use another target.model"
-        )
+        why = main_refusal(unsupported, target_config)
+        raise OutriderError(f"speculator.kind = {AUTO}: no kind can be trained: {why}")
     lookup = recipe.eval.lookup
     if recipe.speculator.base != lookup:  # as the base, it is compared with every kind anyway
         names.append(lookup)

@@ -14,7 +14,7 @@ from outrider.pipeline.recipe.recipe import Recipe
 from outrider.serving.vllm_arguments import runner_refusal
 from outrider.serving.vllm_hooks.version import untried_version, vllm_version
 from outrider.speculators.base import base_of, is_directory, warm_directory
-from outrider.speculators.checkpoints.layout import INDEX, SINGLE, read_layout
+from outrider.speculators.checkpoints.layout import INDEX, SINGLE, read_layout, read_target_config
 from outrider.speculators.config import SpeculatorConfig
 from outrider.speculators.kinds import check_speculator, kind_of, trainable_kind
 from outrider.training.distributed.launch import processes_here
@@ -47,11 +47,36 @@ def check(recipe: Recipe, dry_run: bool = False) -> None:
         )
     _note_lowered_processes(recipe)
     if target := local_target(recipe):
+        _check_quantization(target, recipe)
         check_target(target, recipe.speculator, dry_run)
     if is_directory(base := recipe.speculator.base):
         served = kind_of(Path(str(base)).expanduser())
         if refusal := runner_refusal(served, recipe.serving.engine):
             raise OutriderError(f"speculator.base = {base}: {refusal}")
+
+
+QUANTIZATIONS = frozenset({
+    "auto-round", "auto_awq", "auto_gptq", "awq", "awq_marlin", "compressed-tensors",
+    "deepseek_v4_fp8", "experts_int8", "fbgemm_fp8", "fp8", "fp_quant", "gpt_oss_mxfp4", "gptq",
+    "gptq_marlin", "humming", "inc", "modelopt", "modelopt_fp4", "modelopt_mixed",
+    "modelopt_mxfp8", "moe_wna16", "mxfp4", "mxfp8", "quark", "torchao",
+})  # fmt: skip
+"""`quant_method` of checkpoints that vLLM 0.32 loads (layers/quantization/__init__.py)."""
+
+
+def _check_quantization(target: Path, recipe: Recipe) -> None:
+    """Refuses formats that vLLM lacks, unless the recipe names a plug-in's as `quantization`."""
+    section = read_target_config(target).get("quantization_config") or {}
+    method = section.get("quant_method")
+    added = recipe.serving.engine.extra_arguments.get("quantization")
+    if method in (None, "", added) or method in QUANTIZATIONS:
+        return
+    raise OutriderError(
+        f"{target / 'config.json'}: quantization_config.quant_method = {method}: vLLM 0.32 does not"
+        " load it; point target.model at a checkpoint of the same model in bf16, FP8, AWQ, GPTQ or"
+        " compressed-tensors, or, if a plug-in of vLLM loads it, set"
+        f" serving.engine.extra_arguments.quantization to {method}"
+    )
 
 
 def _note_lowered_processes(recipe: Recipe) -> None:
