@@ -41,7 +41,7 @@ def evaluate_speculator(
         `ngram` or `suffix` for vLLM's lookups, or `none`. Default: this recipe's own.
     server
         Address of a running vLLM server, http://HOST:PORT. Measures its acceptance (from /metrics)
-        and speed on the held-out traffic; gives no verdict.
+        and speed on the held-out traffic; gives no verdict. Its target may be any model.
     compare
         Evaluated run directories to compare; nothing is measured. Also shows the drift of a
         speculator that was evaluated in several of the runs.
@@ -66,7 +66,13 @@ def evaluate_speculator(
         raise UsageError("--again: --server measures everything again anyway; leave it out")
     if server is not None and not server.startswith(("http://", "https://")):
         raise UsageError(f"--server {server}: give its address, such as http://{server}")
-    loaded, run = open_run(recipe, overrides, runs, serve_command=from_serve_command)
+    loaded, run = open_run(
+        recipe=recipe,
+        overrides=overrides,
+        runs=runs,
+        serve_command=from_serve_command,
+        measures_server=server is not None,
+    )
     if server is not None:
         return _server(loaded, run, server)
     judged = "evaluate" if speculator is None else "evaluate_other"
@@ -77,16 +83,18 @@ def _server(loaded: "LoadedRecipe", run: "RunDirectory", url: str) -> int:
     from rich.console import Console
 
     from outrider.common.process_tree import stopped_by_signal
+    from outrider.pipeline.preflight import measured_only
     from outrider.pipeline.stages.sources import has_quarantine, parts_in_use
+    from outrider.serving.config import TargetConfig
 
+    recipe = loaded.recipe
     with attempt(loaded, run) as go:
-        go(["ingest", "split"], {})
+        go(["ingest", "split"], {"measured": measured_only(recipe) is not None})
         # Slow to import, so imported only after the stages have run.
         from outrider.data.sequences import load_sequences
         from outrider.eval.bench.endpoint import measure_endpoint, print_endpoint
         from outrider.eval.bench.prompts import customers_sampling, evaluation_prompts
 
-        recipe = loaded.recipe
         console = Console(stderr=True, highlight=False)
         if not has_quarantine(run):
             console.print(
@@ -101,7 +109,7 @@ def _server(loaded: "LoadedRecipe", run: "RunDirectory", url: str) -> int:
         with stopped_by_signal():
             results = measure_endpoint(
                 url=url,
-                target=recipe.target,
+                target=TargetConfig(model=str(recipe.target.training_directory())),
                 prompts=[prompt.text for prompt in prompts],
                 sampling=customers_sampling(heldout),
                 settings=recipe.eval,

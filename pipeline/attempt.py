@@ -40,11 +40,13 @@ def open_run(
     runs: Path,
     dry_run: bool = False,
     serve_command: str | None = None,
+    measures_server: bool = False,
 ) -> tuple["LoadedRecipe", "RunDirectory"]:
     """Returns the checked recipe and its run directory.
 
     `recipe` is a file, a shipped name, or a run directory, which contains its recipe.
-    Values from `serve_command` replace the recipe's engine settings.
+    Values from `serve_command` replace the recipe's engine settings. With `measures_server`, the
+    target need not be one that can be trained.
     """
     from outrider.pipeline.paths import check_paths
     from outrider.pipeline.recipe.load import load_recipe
@@ -65,11 +67,15 @@ def open_run(
 
     # These import scipy, which takes seconds.
     from outrider.pipeline.kinds import with_kinds
-    from outrider.pipeline.preflight import check
+    from outrider.pipeline.preflight import check, measured_only
     from outrider.pipeline.run_dir import RunDirectory
 
-    loaded = dataclasses.replace(loaded, recipe=with_kinds(loaded.recipe))
-    check(loaded.recipe, dry_run)
+    measured = measured_only(loaded.recipe) if measures_server else None
+    if measured is not None:
+        loaded = dataclasses.replace(loaded, recipe=measured)
+    else:
+        loaded = dataclasses.replace(loaded, recipe=with_kinds(loaded.recipe))
+        check(loaded.recipe, dry_run)
     if (root := Path(recipe).expanduser()) == loaded.files[0].parent:
         return loaded, RunDirectory(root.resolve())
     return loaded, RunDirectory.of(loaded.recipe, runs)

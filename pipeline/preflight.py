@@ -14,7 +14,9 @@ from outrider.pipeline.recipe.recipe import Recipe
 from outrider.serving.vllm_arguments import runner_refusal
 from outrider.serving.vllm_hooks.version import untried_version, vllm_version
 from outrider.speculators.base import base_of, is_directory, warm_directory
+from outrider.speculators.checkpoints.architectures import is_supported
 from outrider.speculators.checkpoints.layout import INDEX, SINGLE, read_layout, read_target_config
+from outrider.speculators.checkpoints.refusals import language_config
 from outrider.speculators.config import SpeculatorConfig
 from outrider.speculators.kinds import check_speculator, kind_of, trainable_kind
 from outrider.training.distributed.launch import processes_here
@@ -89,6 +91,23 @@ def _note_lowered_processes(recipe: Recipe) -> None:
         f" {processes} here, one process per GPU",
         file=sys.stderr,
     )
+
+
+def measured_only(recipe: Recipe) -> Recipe | None:
+    """The recipe for measuring an endpoint whose target cannot be trained; None if it can.
+
+    `serving.engine.max_model_len` becomes the number of positions, at most 32,768.
+    """
+    target = local_target(recipe) or recipe.target.training_directory()
+    config = read_json(target / "config.json")
+    if is_supported(config):
+        return None
+    engine = recipe.serving.engine
+    if "max_model_len" not in engine.model_fields_set:
+        positions = language_config(config).get("max_position_embeddings") or engine.max_model_len
+        engine = engine.model_copy(update={"max_model_len": min(positions, 32_768)})
+    serving = recipe.serving.model_copy(update={"engine": engine})
+    return recipe.model_copy(update={"serving": serving})
 
 
 def has_weights(target: Path) -> bool:

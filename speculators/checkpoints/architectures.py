@@ -106,10 +106,15 @@ OF_MLA = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 """Further keys of a target with MLA, whose config.json has `kv_lora_rank`."""
 
 
+def is_supported(config: Mapping[str, Any]) -> bool:
+    """Whether speculators are trained for such targets."""
+    return next(iter(config.get("architectures") or []), None) in ARCHITECTURES
+
+
 def architecture_of(config: Mapping[str, Any], path: object) -> Architecture:
     """The config's architecture; raises an `OutriderError` if it is unsupported."""
     name = str(next(iter(config.get("architectures") or []), None))
-    if name in ARCHITECTURES:
+    if is_supported(config):
         return ARCHITECTURES[name]
     if not config.get("architectures"):
         raise OutriderError(

@@ -124,6 +124,11 @@ def text_part(config: Mapping[str, Any]) -> str | None:
     return None
 
 
+def language_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The configuration of the language model: the innermost part of a multimodal target's."""
+    return [config, *_parts(config)][-1]
+
+
 def _reason(config: Mapping[str, Any], name: str) -> str:
     """The first reason that the keys of config.json show."""
     part = text_part(config)

@@ -70,7 +70,9 @@ def test_heads_are_trained_for_a_deepseek_in_any_quantization(
     check_target(target, SpeculatorConfig(kind="eagle3"))
     assert torch.equal(load_target_ends(target).lm_head_VH, before.lm_head_VH)
     assert kind_and_base(target) == ("eagle3", "ngram")
-    with pytest.raises(OutriderError, match="read unquantized or in DeepSeek's FP8 only .*eagle3$"):
+    with pytest.raises(
+        OutriderError, match=r"read unquantized or in DeepSeek's FP8 only .*eagle3$"
+    ):
         check_target(target, SpeculatorConfig())
 
 
