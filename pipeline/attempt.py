@@ -75,7 +75,7 @@ def open_run(
         loaded = dataclasses.replace(loaded, recipe=measured)
     else:
         loaded = dataclasses.replace(loaded, recipe=with_kinds(loaded.recipe))
-        check(loaded.recipe, dry_run)
+        check(loaded.recipe, dry_run, serves=not measures_server)
     if (root := Path(recipe).expanduser()) == loaded.files[0].parent:
         return loaded, RunDirectory(root.resolve())
     return loaded, RunDirectory.of(loaded.recipe, runs)

@@ -11,7 +11,7 @@ from outrider.eval.config import ANSWERS, EvalConfig
 from outrider.eval.lossless.task_accuracy import task_file, task_of
 from outrider.pipeline.paths import check_traffic
 from outrider.pipeline.recipe.recipe import Recipe
-from outrider.serving.vllm_arguments import runner_refusal
+from outrider.serving.vllm_arguments import pipeline_refusal, runner_refusal
 from outrider.serving.vllm_hooks.version import untried_version, vllm_version
 from outrider.speculators.base import base_of, is_directory, warm_directory
 from outrider.speculators.checkpoints.architectures import is_supported
@@ -22,11 +22,11 @@ from outrider.speculators.kinds import check_speculator, kind_of, trainable_kind
 from outrider.training.distributed.launch import processes_here
 
 
-def check(recipe: Recipe, dry_run: bool = False) -> None:
+def check(recipe: Recipe, dry_run: bool = False, serves: bool = True) -> None:
     """Checks vLLM's version, logs, privacy, the evaluation's task and a local target.
 
     A dry run needs only the target's config.json and, if there is one, its weight index. It runs
-    no code of the recipe.
+    no code of the recipe. `serves` is false if only a running endpoint is measured.
     """
     _check_vllm()
     check_traffic(recipe)
@@ -40,6 +40,8 @@ def check(recipe: Recipe, dry_run: bool = False) -> None:
             " leave out privacy.key_file to generate a key for the run"
         )
     _check_task(recipe.eval, dry_run)
+    if serves and (refusal := pipeline_refusal(recipe.serving.engine)):
+        raise OutriderError(refusal)
     if not recipe.serving.engine.changes_drafters:
         print(
             "serving.engine: with data parallelism or EPLB, each speculator and each number of"

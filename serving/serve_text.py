@@ -117,24 +117,29 @@ def _of_words(words: list[str]) -> Command | None:
 
 def _after_server(words: list[str], index: int) -> list[str] | None:
     """The words after the server's name, if it is at `index`."""
+    if _names_server(words, index):
+        return words[index + 1 + (not words[index].endswith(SERVERS)) :]
+    return words[index + 1 :] if _is_image_of_server(words, index) else None
+
+
+def _names_server(words: list[str], index: int) -> bool:
     word = words[index]
-    following = words[index + 1 : index + 2]
-    if following == ["serve"] and (Path(word).name == "vllm" or word == CLI):
-        return words[index + 2 :]
-    if word.endswith(SERVERS):
-        return words[index + 1 :]
-    before = words[:index]
-    in_container = any(Path(each).name in CONTAINERS for each in before) and "run" in before
-    rest = words[index + 1 :]
-    names_server = any(
-        "vllm serve" in each or _after_server(rest, place) is not None
-        for place, each in enumerate(rest)
-    )
-    is_bare = not re.search("[/:]", word)
+    is_cli = Path(word).name == "vllm" or word == CLI
+    return word.endswith(SERVERS) or (is_cli and words[index + 1 : index + 2] == ["serve"])
+
+
+def _is_image_of_server(words: list[str], index: int) -> bool:
+    """Whether `index` is the image of a `docker run` that names no other command."""
+    before, rest = words[:index], words[index + 1 :]
+    if "run" not in before or not CONTAINERS & {Path(word).name for word in before}:
+        return False
+    is_bare = not re.search("[/:]", words[index])
     is_value = is_bare and words[index - 1].startswith("-")  # such as --name vllm
-    if in_container and IMAGE.fullmatch(word) and not is_value and not names_server:
-        return rest
-    return None
+    if is_value or not IMAGE.fullmatch(words[index]):
+        return False
+    return not any(
+        "vllm serve" in word or _names_server(rest, place) for place, word in enumerate(rest)
+    )
 
 
 def _until_end(words: list[str]) -> list[str]:
@@ -187,8 +192,16 @@ def _of_manifest(text: str) -> Iterator[list[str]]:
             words += ["docker", "run", str(container["image"])]
         for key in ("entrypoint", "command", "args"):
             value = container.get(key) or []
-            words += shell_words(value) if isinstance(value, str) else map(str, value)
+            words += _one_command(value) if isinstance(value, str) else map(str, value)
         yield words
+
+
+def _one_command(text: str) -> list[str]:
+    """Words of a Compose command, which may have several lines; none if it cannot be split."""
+    try:
+        return [word for word in shell_words(text) if word != END]
+    except ValueError:
+        return []
 
 
 def _containers(value: Any) -> Iterator[Mapping[str, Any]]:

@@ -110,6 +110,33 @@ def test_capture_names_each_setting_that_it_cannot_have() -> None:
 
 
 @pytest.mark.parametrize(
+    ("flags", "ranks", "words"),
+    [
+        ("-tp 4 -pp 2", 8, "4 x pipeline_parallel 2"),
+        ("-tp 2 -pp 2 -dp 4", 16, "2 x pipeline_parallel 2 x data_parallel 4"),
+        ("-dp 8", 8, "1 x data_parallel 8"),
+    ],
+)
+def test_capture_folds_stages_and_replicas_into_tensor_parallelism(
+    flags: str, ranks: int, words: str
+) -> None:
+    values = read_serve_command(f"vllm serve x/y {flags}").values["serving"]["engine"]
+    engine, changes = in_process(EngineConfig(**values))
+    assert (engine.tensor_parallel, engine.gpus) == (ranks, ranks)
+    assert f"tensor_parallel {ranks} instead of {words}: " in " ".join(changes)
+
+
+def test_a_drafter_on_pipeline_stages_is_refused_in_preflight(tmp_path: Path) -> None:
+    """Not where only a running endpoint is measured."""
+    words = ("traffic.path=nano_r1/social_chat",)
+    command = "vllm serve nano_r1 -tp 4 -pp 2 --max-model-len 2048"
+    fix = r"serving\.engine\.pipeline_parallel=1 serving\.engine\.tensor_parallel=8$"
+    with pytest.raises(OutriderError, match=f"pipeline_parallel = 2: .*{fix}"):
+        open_run("template", words, tmp_path, dry_run=True, serve_command=command)
+    open_run("template", words, tmp_path, serve_command=command, measures_server=True)
+
+
+@pytest.mark.parametrize(
     ("command", "message"),
     [
         ("vllm bench --model x", "no `vllm serve`"),
@@ -348,14 +375,14 @@ def test_how_the_endpoint_samples_drafts_is_kept_and_other_keys_are_named() -> N
         assert base == ("suffix" if method == "suffix" else "ngram")
 
 
-def sample(action: argparse.Action) -> list[str]:
+def sample(parser: argparse.ArgumentParser, action: argparse.Action) -> list[str]:
     """Words of a flag with a value of its type."""
     flag = max(action.option_strings, key=len)
     if action.nargs == 0:
         return [flag]
     for value in [*map(str, action.choices or ()), "1", "0.5", "word", '{"1": 1}', "[1]", '["a"]']:
         try:
-            parser_of_vllm().parse_args([flag, value])
+            parser.parse_args([flag, value])
         except (SystemExit, ValueError, TypeError):
             continue
         return [flag, value]
@@ -368,10 +395,11 @@ def test_every_flag_of_vllm_s_parser_is_kept_named_or_refused(
     """With a value of its type, each ends in exactly one class."""
     plain = read_serve_command("vllm serve x/y")
     counts: Counter[str] = Counter()
-    for action in parser_of_vllm()._actions:
+    parser = parser_of_vllm()
+    for action in parser._actions:
         if not action.option_strings or action.dest in ("help", "config"):
             continue
-        words = sample(action)
+        words = sample(parser, action)
         flag = "--" + action.dest.replace("_", "-")
         if action.dest == "speculative_config":
             words[1] = '{"method": "mtp", "num_speculative_tokens": 1}'

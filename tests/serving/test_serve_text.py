@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.common.errors import OutriderError
@@ -76,6 +76,7 @@ value = st.text(
 ).filter(lambda text: text.strip() == text and not text.startswith("-") and "vllm" not in text)
 
 
+@settings(max_examples=100, deadline=None)
 @given(st.lists(value, max_size=4), st.sampled_from(sorted(forms(WORDS, VARIABLES))))
 def test_any_values_come_back_from_any_form(values: list[str], form: str) -> None:
     words = ["org/model"]
