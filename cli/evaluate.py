@@ -38,7 +38,7 @@ def evaluate_speculator(
         a lookup (a value of `eval.lookup`), or `none`. Default: this recipe's own.
     server
         Address of a running vLLM server, http://HOST:PORT. Measures its acceptance (from /metrics)
-        and speed on the held-out traffic; gives no verdict.
+        and speed on the held-out traffic; gives no verdict. Its target may be any model.
     compare
         Evaluated run directories to compare; nothing is measured. Also shows the drift of a
         speculator that was evaluated in several of the runs.
@@ -63,7 +63,13 @@ def evaluate_speculator(
         raise UsageError("--again: --server measures everything again anyway; leave it out")
     if server is not None and not server.startswith(("http://", "https://")):
         raise UsageError(f"--server {server}: give its address, such as http://{server}")
-    run = outrider.open(recipe, *overrides, runs=runs, serve_command=from_serve_command)
+    run = outrider.open(
+        recipe,
+        *overrides,
+        runs=runs,
+        serve_command=from_serve_command,
+        measures_server=server is not None,
+    )
     if server is not None:
         return _server(run, server)
     # The stage whose verdict is printed and decides the exit status.

@@ -139,11 +139,13 @@ def open(
     runs: Name = RUNS,
     dry_run: bool = False,
     serve_command: str | None = None,
+    measures_server: bool = False,
 ) -> "Run":
     """Checks a recipe and its target; returns the `Run`.
 
     Values from `serve_command`, a `vllm serve` command or a file with one, replace the recipe's
-    engine settings. A `dry_run` needs only the target's config.json.
+    engine settings. A `dry_run` needs only the target's config.json. With `measures_server`, the
+    target need not be one that can be trained.
     """
     from outrider.pipeline.paths import check_paths
 
@@ -151,13 +153,15 @@ def open(
     check_paths(loaded.recipe)
 
     # These import scipy, which takes seconds; a mistyped path is reported before.
-    from outrider.pipeline.preflight import check
+    from outrider.pipeline.preflight import check, measured_only
     from outrider.pipeline.recipe.for_target import resolve_for_target
     from outrider.pipeline.run_dir import RunDirectory
 
-    resolved, notes = resolve_for_target(loaded.recipe)
-    _print_notes(notes)
-    check(resolved, dry_run)
+    resolved = measured_only(loaded.recipe) if measures_server else None
+    if resolved is None:
+        resolved, notes = resolve_for_target(loaded.recipe)
+        _print_notes(notes)
+        check(resolved, dry_run, serves=not measures_server)
     loaded = dataclasses.replace(loaded, recipe=resolved)
     root = Path(recipe).expanduser()
     if root == loaded.files[0].parent:
@@ -275,8 +279,12 @@ class Run:
 
     def measure_server(self, url: str) -> dict[str, Any]:
         """Measures a running vLLM server on the held-out traffic; gives no verdict."""
+        from outrider.pipeline.preflight import measured_only
+
         with self.attempt():
-            self.run_stages(["ingest", "split"], {})
+            self.run_stages(
+                ["ingest", "split"], {"measured": measured_only(self.recipe) is not None}
+            )
             # Slow to import, so imported only after the stages have run.
             from outrider.pipeline.running_server import measure_server
 

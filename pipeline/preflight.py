@@ -11,20 +11,22 @@ from outrider.eval.config import ANSWERS, EvalConfig
 from outrider.eval.lossless.task_accuracy import task_file, task_of
 from outrider.pipeline.paths import check_traffic
 from outrider.pipeline.recipe.recipe import Recipe
-from outrider.serving.vllm_arguments import runner_refusal
+from outrider.serving.vllm_arguments import pipeline_refusal, runner_refusal
 from outrider.serving.vllm_hooks.version import untried_version, vllm_version
 from outrider.speculators.base import base_of, is_directory, warm_directory
-from outrider.speculators.checkpoints.layout import INDEX, SINGLE, read_layout
+from outrider.speculators.checkpoints.architectures import is_supported
+from outrider.speculators.checkpoints.layout import INDEX, SINGLE, read_layout, read_target_config
+from outrider.speculators.checkpoints.refusals import language_config
 from outrider.speculators.config import SpeculatorConfig
 from outrider.speculators.kinds import check_speculator, kind_of, trainable_kind
 from outrider.training.distributed.launch import processes_here
 
 
-def check(recipe: Recipe, dry_run: bool = False) -> None:
+def check(recipe: Recipe, dry_run: bool = False, serves: bool = True) -> None:
     """Checks vLLM's version, logs, privacy, the evaluation's task and a local target.
 
     A dry run needs only the target's config.json and, if there is one, its weight index. It runs
-    no code of the recipe.
+    no code of the recipe. `serves` is false if only a running endpoint is measured.
     """
     _check_vllm()
     check_traffic(recipe)
@@ -39,6 +41,8 @@ def check(recipe: Recipe, dry_run: bool = False) -> None:
             " leave out privacy.key_file to generate a key for the run"
         )
     _check_task(recipe.eval, dry_run)
+    if serves and (refusal := pipeline_refusal(recipe.serving.engine)):
+        raise OutriderError(refusal)
     if not recipe.serving.engine.changes_drafters:
         print(
             "serving.engine: with data parallelism or EPLB, each speculator and each number of"
@@ -48,11 +52,36 @@ def check(recipe: Recipe, dry_run: bool = False) -> None:
         )
     _note_lowered_processes(recipe)
     if target := local_target(recipe):
+        _check_quantization(target, recipe)
         check_target(target, recipe.speculator, dry_run)
     if is_directory(base := recipe.speculator.base):
         served = kind_of(Path(str(base)).expanduser())
         if refusal := runner_refusal(served, recipe.serving.engine):
             raise OutriderError(f"speculator.base = {base}: {refusal}")
+
+
+QUANTIZATIONS = frozenset({
+    "auto-round", "auto_awq", "auto_gptq", "awq", "awq_marlin", "compressed-tensors",
+    "deepseek_v4_fp8", "experts_int8", "fbgemm_fp8", "fp8", "fp_quant", "gpt_oss_mxfp4", "gptq",
+    "gptq_marlin", "humming", "inc", "modelopt", "modelopt_fp4", "modelopt_mixed",
+    "modelopt_mxfp8", "moe_wna16", "mxfp4", "mxfp8", "quark", "torchao",
+})  # fmt: skip
+"""`quant_method` of checkpoints that vLLM 0.32 loads (layers/quantization/__init__.py)."""
+
+
+def _check_quantization(target: Path, recipe: Recipe) -> None:
+    """Refuses formats that vLLM lacks, unless the recipe names a plug-in's as `quantization`."""
+    section = read_target_config(target).get("quantization_config") or {}
+    method = section.get("quant_method")
+    added = recipe.serving.engine.extra_arguments.get("quantization")
+    if method in (None, "", added) or method in QUANTIZATIONS:
+        return
+    raise OutriderError(
+        f"{target / 'config.json'}: quantization_config.quant_method = {method}: vLLM 0.32 does not"
+        " load it; point target.model at a checkpoint of the same model in bf16, FP8, AWQ, GPTQ or"
+        " compressed-tensors, or, if a plug-in of vLLM loads it, set"
+        f" serving.engine.extra_arguments.quantization to {method}"
+    )
 
 
 def _note_lowered_processes(recipe: Recipe) -> None:
@@ -65,6 +94,23 @@ def _note_lowered_processes(recipe: Recipe) -> None:
         f" {processes} here, one process per GPU",
         file=sys.stderr,
     )
+
+
+def measured_only(recipe: Recipe) -> Recipe | None:
+    """The recipe for measuring an endpoint whose target cannot be trained; None if it can.
+
+    `serving.engine.max_model_len` becomes the number of positions, at most 32,768.
+    """
+    target = local_target(recipe) or recipe.target.training_directory()
+    config = read_json(target / "config.json")
+    if is_supported(config):
+        return None
+    engine = recipe.serving.engine
+    if "max_model_len" not in engine.model_fields_set:
+        positions = language_config(config).get("max_position_embeddings") or engine.max_model_len
+        engine = engine.model_copy(update={"max_model_len": min(positions, 32_768)})
+    serving = recipe.serving.model_copy(update={"engine": engine})
+    return recipe.model_copy(update={"serving": serving})
 
 
 def has_weights(target: Path) -> bool:

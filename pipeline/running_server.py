@@ -14,6 +14,7 @@ from outrider.eval.bench.prompts import customers_sampling, evaluation_prompts
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stages.sources import has_quarantine, parts_in_use
+from outrider.serving.config import TargetConfig
 
 
 def measure_server(run: RunDirectory, recipe: Recipe, url: str) -> dict[str, Any]:
@@ -32,7 +33,7 @@ def measure_server(run: RunDirectory, recipe: Recipe, url: str) -> dict[str, Any
     with stopped_by_signal():
         return measure_endpoint(
             url=url,
-            target=recipe.target,
+            target=TargetConfig(model=str(recipe.target.training_directory())),
             prompts=[prompt.text for prompt in prompts],
             sampling=customers_sampling(heldout),
             settings=recipe.eval,

@@ -34,6 +34,8 @@ class Options(TypedDict, total=False):
     """Digest of that directory; None if there is none."""
     parity: bool
     """Compare trainer and engine before a training round."""
+    measured: bool
+    """Only measure a running endpoint; its target need not be one that can be trained."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,12 +10,14 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from outrider.common.errors import OutriderError
+from outrider.common.files import read_json
 from outrider.serving.allowed import (
     KEYS_OF_ARGUMENTS,
     UNSERVABLE,
     why_not_argument,
     why_not_variable,
 )
+from outrider.speculators.checkpoints.architectures import is_supported
 from outrider.speculators.checkpoints.layout import INDEX, read_layout
 from outrider.speculators.kinds import target_tensors
 
@@ -52,6 +54,8 @@ class TargetConfig(BaseModel):
         if local := self.local_directory():
             return local
         small = _download(self.model, self.revision, allow_patterns=list(SMALL_FILES))
+        if not is_supported(read_json(small / "config.json")):
+            return small  # only measured: nothing of it is trained
         if (small / INDEX).is_file():
             layout = read_layout(small)
             shards = layout.files(target_tensors(layout))

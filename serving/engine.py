@@ -71,12 +71,16 @@ def in_process(engine: EngineConfig) -> tuple[EngineConfig, list[str]]:
     if engine.mode != "eager":
         update["mode"] = "eager"
         changes.append("mode eager: it starts in a fraction of the time and prefills as fast")
-    if engine.data_parallel > 1:
-        ranks = engine.tensor_parallel * engine.data_parallel
-        update |= {"tensor_parallel": ranks, "data_parallel": 1}
+    if engine.data_parallel > 1 or engine.pipeline_parallel > 1:
+        stages, replicas = engine.pipeline_parallel, engine.data_parallel
+        ranks = engine.tensor_parallel * stages * replicas
+        update |= {"tensor_parallel": ranks, "pipeline_parallel": 1, "data_parallel": 1}
+        folded = {"pipeline_parallel": stages, "data_parallel": replicas}
+        factors = "".join(f" x {name} {size}" for name, size in folded.items() if size > 1)
         changes.append(
-            f"tensor_parallel {ranks} instead of {engine.tensor_parallel} x data_parallel"
-            f" {engine.data_parallel}: vLLM runs data-parallel engines in servers only"
+            f"tensor_parallel {ranks} instead of {engine.tensor_parallel}{factors}: vLLM runs"
+            " data-parallel engines in servers only, and a pipeline stage has the states of its own"
+            " layers only"
         )
     refused = CONTRADICTS.keys() & arguments.keys()
     changes += [f"without {name}: {why}" for name, why in CONTRADICTS.items() if name in refused]

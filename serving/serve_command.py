@@ -15,14 +15,14 @@ vLLM does not know is unknown, and a run refuses it.
 import argparse
 import json
 import re
-import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+import yaml
+
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
-from outrider.common.redaction import redacted
 from outrider.serving.allowed import (
     ARGUMENTS,
     KEYS_OF_ARGUMENTS,
@@ -30,6 +30,8 @@ from outrider.serving.allowed import (
     why_not_argument,
     why_not_variable,
 )
+from outrider.serving.serve_text import find_command
+from outrider.serving.speculative_settings import read_speculation
 from outrider.serving.vllm_flags import (
     CHANGES_TEXT,
     KNOWN,
@@ -72,37 +74,70 @@ def read_serve_command(text: str) -> ServeCommand:
         OutriderError: if it is not a `vllm serve` command or has an unsupported flag.
     """
     source, text = _read(text)
-    variables, words = _command(source, text)
+    variables, words = find_command(source, text)
     given, unknown = _arguments(source, words)
     if "model" not in given:
         raise OutriderError(f"{source}: no model; give `vllm serve MODEL ...`")
-    notes: list[str] = []
-    speculative = dict(given.pop("speculative_config", None) or {})
-    if read_from_head := _target_of_head(given["model"]):
-        given["model"], of_head = read_from_head
-        speculative = of_head | speculative
-    for name in SPECULATIVE.keys() & given.keys():
-        speculative[SPECULATIVE[name]] = given.pop(name)
-    given = DEFAULTS_OF_VLLM | given
-    target: dict[str, Any] = {}
-    engine: dict[str, Any] = {}
-    extra: dict[str, Any] = {}
-    left_out: list[str] = []
+    given, speculative = _with_speculation(source, given)
     for name, value in given.items():
         _check_servable(source, name, value)
+    target, engine, left_out = _sorted_arguments(source, DEFAULTS_OF_VLLM | given)
+    environment = {k: v for k, v in variables.items() if why_not_variable(k, v) is None}
+    if environment:
+        engine["environment"] = environment
+    harmless_variables = [name for name in variables if name not in environment]
+    notes = _notes(given, left_out, harmless_variables, unknown)
+    values: dict[str, Any] = {"target": target, "serving": {"engine": engine}}
+    if speculative:
+        found, description = read_speculation(source, speculative, target["model"])
+        values |= found
+        notes.append(f"speculative_config, the endpoint's current speculator: {description}")
+    return ServeCommand(values, notes, unknown)
+
+
+def _with_speculation(source: str, given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The other arguments, and `speculative_config` with the keys that flags of their own set.
+
+    If the model is a head in the speculators format, its target is the model.
+    """
+    others = dict(given)
+    section = others.pop("speculative_config", None) or {}
+    if not isinstance(section, dict):
+        raise OutriderError(f"{source}: --speculative-config: not a JSON object; write it as one")
+    speculative = dict(section)
+    if read_from_head := _target_of_head(others["model"]):
+        others["model"], of_head = read_from_head
+        speculative = of_head | speculative
+    for name in SPECULATIVE.keys() & others.keys():
+        speculative[SPECULATIVE[name]] = others.pop(name)
+    return others, speculative
+
+
+def _sorted_arguments(
+    source: str, given: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+    """Values of `target` and of `serving.engine`, and names of arguments that are left out."""
+    target: dict[str, Any] = {}
+    engine: dict[str, Any] = {"extra_arguments": {}}
+    left_out: list[str] = []
+    for name, value in given.items():
         key = KEYS_OF_ARGUMENTS.get(name)
         if key is not None and key.startswith("target."):
             target[key.removeprefix("target.")] = value
         elif key is not None:
             engine |= _engine_value(source, key.removeprefix("serving.engine."), value)
         elif name in ARGUMENTS:
-            extra[name] = value
+            engine["extra_arguments"][name] = value
         else:
             left_out.append(name)
-    engine["extra_arguments"] = extra
-    environment = {k: v for k, v in variables.items() if why_not_variable(k, v) is None}
-    if environment:
-        engine["environment"] = environment
+    return target, engine, left_out
+
+
+def _notes(
+    given: dict[str, Any], left_out: list[str], variables: list[str], unknown: list[str]
+) -> list[str]:
+    """Lines about what the recipe keeps and what the command has that is left out."""
+    notes = []
     # Without a flag, vLLM derives these values from the model and the GPU.
     derived = ("max_model_len", "max_num_seqs", "max_num_batched_tokens")
     if kept := [name for name in derived if name not in given]:
@@ -114,16 +149,10 @@ def read_serve_command(text: str) -> ServeCommand:
         )
     if unknown:
         notes.append(f"unknown to vLLM {WRITTEN_FOR}: {', '.join(unknown)}")
-    harmless = [_flag(name) for name in left_out if name not in CHANGES_TEXT]
-    harmless += [name for name in variables if name not in environment]
+    harmless = [_flag(name) for name in left_out if name not in CHANGES_TEXT] + variables
     if harmless:
         notes.append(f"left out, without effect on what the engine computes: {', '.join(harmless)}")
-    values: dict[str, Any] = {"target": target, "serving": {"engine": engine}}
-    if speculative:
-        notes.append(
-            f"speculative_config, the endpoint's current speculator: {_today(speculative, values)}"
-        )
-    return ServeCommand(values, notes, unknown)
+    return notes
 
 
 def check_known(command: ServeCommand, ignored: Sequence[str]) -> None:
@@ -176,36 +205,6 @@ def _read(text: str) -> tuple[str, str]:
     return "--from-serve-command", text
 
 
-def _command(source: str, text: str) -> tuple[dict[str, str], list[str]]:
-    """Returns the leading environment variables and the words after `vllm serve`."""
-    try:
-        words = shlex.split(re.sub(r"\\\r?\n", " ", text), comments=True)
-    except ValueError as error:
-        raise OutriderError(f"{source}: not a shell command ({error})") from None
-    environment = {}
-    for index, word in enumerate(words):
-        if Path(word).name == "vllm" and words[index + 1 : index + 2] == ["serve"]:
-            rest = words[index + 2 :]
-            break
-        if word.endswith("vllm.entrypoints.openai.api_server"):
-            rest = words[index + 1 :]
-            break
-        name, equals, value = word.partition("=")
-        if equals and re.fullmatch(r"[A-Z_][A-Z0-9_]*", name):
-            environment[name] = value
-    else:
-        raise OutriderError(
-            f"{source}: no `vllm serve`; give the command that the endpoint runs, or an existing"
-            " file that contains it"
-        )
-    for word in rest:
-        if re.search(r"\$[({A-Za-z_@*]", word) and word not in ("$@", "$*"):
-            raise OutriderError(
-                f"{source}: {redacted(word)}: a shell variable; replace it by its value"
-            )
-    return environment, [word for word in rest if word not in ("$@", "$*")]
-
-
 def _arguments(source: str, words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     """Returns the given arguments, keyed by vLLM's names, and the unknown flags.
 
@@ -239,7 +238,15 @@ def _arguments(source: str, words: Sequence[str]) -> tuple[dict[str, Any], list[
         action.default = argparse.SUPPRESS
         if action.nargs != 0:
             action.type = _json_or(action.type or str)
-    given = vars(parser.parse_args(list(words)))
+    try:
+        given = vars(parser.parse_args(list(words)))
+    except (OSError, AttributeError, AssertionError, ValueError, yaml.YAMLError) as error:
+        # vLLM raises these for the file of --config; its other errors come through `error`.
+        raise OutriderError(
+            f"{source}: vLLM {WRITTEN_FOR} cannot read the command or the file of --config"
+            f" ({type(error).__name__}); give a YAML file of flags that exists here, or write its"
+            " flags in the command"
+        ) from None
     if "model_tag" in given:
         given["model"] = given.pop("model_tag")
     return given, unknown
@@ -265,30 +272,6 @@ def _engine_value(source: str, key: str, value: Any) -> dict[str, Any]:
     if key == "max_model_len" and value == -1:
         raise OutriderError(f"{source}: --max-model-len auto: give the number of tokens")
     return {key: value}
-
-
-def _today(speculative: dict[str, Any], values: dict[str, Any]) -> str:
-    """Adds the current speculator to `values`; returns its description."""
-    method = speculative.get("method")
-    k = speculative.get("num_speculative_tokens")
-    model = speculative.get("model")
-    if model == "[ngram]":  # of releases before 0.8
-        method, model = "ngram", None
-    words = f"{method or 'its own speculator'}, {k} drafts per step"
-    if isinstance(k, str) and k.isdigit():
-        k = int(k)
-    if isinstance(k, int):
-        values["eval"] = {"current_k": k}
-    if model and model != values["target"]["model"]:
-        words += f", {model}"
-        if Path(model).expanduser().is_dir():
-            values["speculator"] = {"base": model}
-        else:
-            words += " (no directory here: name a copy of it with speculator.base)"
-    unread = sorted(speculative.keys() - {"method", "model", "num_speculative_tokens"})
-    if unread:
-        words += f"; left out, although the measured base may differ: {', '.join(unread)}"
-    return words
 
 
 def _flag(name: str) -> str:

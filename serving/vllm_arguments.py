@@ -52,6 +52,22 @@ def runner_refusal(kind: DrafterKind, engine: EngineConfig) -> str | None:
     )
 
 
+def pipeline_refusal(engine: EngineConfig) -> str | None:
+    """Why the engine cannot serve a drafter with weights over its pipeline stages; None if it can.
+
+    vLLM 0.32 gives a drafter on the last stage no embedding, and a speculator's directory has none.
+    """
+    if engine.pipeline_parallel == 1:
+        return None
+    ranks = engine.tensor_parallel * engine.pipeline_parallel
+    return (
+        f"serving.engine.pipeline_parallel = {engine.pipeline_parallel}: vLLM 0.32 gives a"
+        " drafter on the last pipeline stage no embedding, and a speculator's directory has"
+        " none; serve with as many GPUs in tensor parallelism:"
+        f" serving.engine.pipeline_parallel=1 serving.engine.tensor_parallel={ranks}"
+    )
+
+
 def engine_environment(engine: EngineConfig) -> dict[str, str]:
     """Environment variables of every vLLM process, in servers and in-process engines."""
     environment = HOOKED | {
@@ -118,12 +134,8 @@ def engine_arguments(
         arguments["kv_cache_memory_bytes"] = round(kv_cache_gb * 2**30)
     if drafting is None:
         return arguments
-    if drafting.speculator.directory is not None and engine.pipeline_parallel > 1:
-        raise OutriderError(
-            f"serving.engine.pipeline_parallel = {engine.pipeline_parallel}: vLLM 0.32 gives a"
-            " drafter on the last pipeline stage no embedding, and a speculator's directory has"
-            " none; serve with tensor_parallel or data_parallel"
-        )
+    if drafting.speculator.directory is not None and (refusal := pipeline_refusal(engine)):
+        raise OutriderError(refusal)
     if refusal := runner_refusal(drafting.speculator.family, engine):
         raise OutriderError(refusal)
     if settings := drafting.settings():

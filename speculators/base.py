@@ -80,6 +80,12 @@ def unsupported_kinds(base: str | None, target_dir: Path) -> dict[str, str]:
     return refusals
 
 
+def main_refusal(refusals: Mapping[str, str], target_config: Mapping[str, Any]) -> str:
+    """The refusal that names the shortest way: that of the target's own kind, else of a head."""
+    names = [kind.name for kind in native_kinds(target_config)]
+    return next(refusals[name] for name in [*names, SCRATCH_KIND, *refusals] if name in refusals)
+
+
 def kind_and_base(target_dir: Path) -> tuple[str, str | None]:
     """`speculator.kind` and `speculator.base` for a new recipe, from files alone.
 

@@ -192,7 +192,10 @@ PUBLISHED: dict[str, tuple[dict[str, Any], tuple[str, str, str | None] | str]] =
         _glm(92, 160, 5120, 12288, 96) | {"num_nextn_predict_layers": 0},
         "does not return the states",
     ),
-    "V3.2": (R1 | {"architectures": ["DeepseekV32ForCausalLM"]}, "sparse attention"),
+    "V3.2": (
+        R1 | {"architectures": ["DeepseekV32ForCausalLM"], "index_topk": 2048},
+        "sparse attention",
+    ),
     "gpt-oss": (LLAMA_8B | {"architectures": ["GptOssForCausalLM"]}, "not a supported target"),
     # Odd values that vLLM accepts.
     "no-end": (LLAMA_8B | {"eos_token_id": [], "pad_token_id": -1}, DENSE),

@@ -51,7 +51,7 @@ from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import Engine, LoggedRow, in_process, open_engine
 from outrider.serving.token_scores import COLUMNS
 from outrider.speculators.checkpoints.target_ends import load_target_ends
-from outrider.speculators.features import FINAL_NORM, FeatureSpec, SequenceStates, layer_index
+from outrider.speculators.features import FeatureSpec, SequenceStates, layer_index
 
 SUMMARY = "summary.json"
 SCORES_VERSION = 3
@@ -106,7 +106,7 @@ def capture(
     target_dir = target.directory()
     target_config = read_json(target_dir / "config.json")
     spec = features.stored(target_config["hidden_size"])
-    _check_streams(spec, target_config, engine)
+    _check_streams(spec, target_config)
     table, lost_ends = fit(load_sequences(sequences_dir, ids_of(parts)), engine.max_model_len)
     target_files = [target_dir / "config.json", *sorted(target_dir.glob("*.safetensors"))]
     source: Source = {
@@ -348,10 +348,8 @@ class _ProgressLines:
             )
 
 
-def _check_streams(
-    spec: FeatureSpec, target_config: Mapping[str, int], engine: EngineConfig
-) -> None:
-    """Raises an `OutriderError` if the target or engine lacks a stream."""
+def _check_streams(spec: FeatureSpec, target_config: Mapping[str, int]) -> None:
+    """Raises an `OutriderError` if the target lacks a stream."""
     hidden_size = target_config["hidden_size"]
     layers = target_config["num_hidden_layers"]
     for stream in spec.auxiliary:
@@ -361,13 +359,6 @@ def _check_streams(
                 f" has layer_1 to layer_{layers} ({hidden_size} values each); choose a speculator"
                 " that was made for this target"
             )
-    if spec.auxiliary and engine.pipeline_parallel > 1:
-        raise OutriderError(
-            f"serving.engine.pipeline_parallel = {engine.pipeline_parallel}: the speculator reads"
-            f" {', '.join(spec.names[1:])} of the target, but in vLLM 0.32 the last pipeline stage"
-            " has only its own layers; use tensor_parallel, or train a kind that reads only"
-            f" {FINAL_NORM}"
-        )
 
 
 def _check_disk(plan: CapturePlan) -> None:

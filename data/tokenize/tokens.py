@@ -18,7 +18,8 @@ from outrider.common.files import read_json
 from outrider.data.exchange import Exchange, Reject
 from outrider.data.tokenize.chat_template import render
 from outrider.data.tokenize.emitted_text import END_THINK, THINK, endings, opening_of, readings
-from outrider.speculators.checkpoints.architectures import transformers_model
+from outrider.speculators.checkpoints.architectures import is_supported, transformers_model
+from outrider.speculators.checkpoints.refusals import language_config
 
 OPENED = f"{THINK}\n"
 """End of a prompt from R1's template; the response begins with reasoning."""
@@ -61,12 +62,15 @@ class TokenSequence:
 
 def load_tokenizer(target_dir: Path) -> Any:
     """The target's tokenizer; never runs code of the checkpoint."""
-    from transformers import CONFIG_MAPPING, AutoTokenizer  # takes seconds
+    from transformers import CONFIG_MAPPING, AutoTokenizer, PreTrainedConfig  # takes seconds
 
     config = read_json(Path(target_dir) / "config.json")
     settings = None
     if config.get("model_type") and config["model_type"] not in CONFIG_MAPPING:
-        _, settings = transformers_model(config)  # otherwise read with the checkpoint's code
+        # Otherwise read with the checkpoint's code.
+        settings = PreTrainedConfig()
+        if is_supported(config):
+            _, settings = transformers_model(config)
     try:
         return AutoTokenizer.from_pretrained(target_dir, config=settings, trust_remote_code=False)
     except (KeyError, OSError, ValueError) as error:  # KeyError: of the configuration
@@ -99,10 +103,11 @@ class SequenceBuilder:
         """What the template writes between a question and its answer."""
         self._encoder.no_truncation()
         self._encoder.no_padding()
-        self.vocabulary = config["vocab_size"]
+        language = language_config(config)
+        self.vocabulary = language.get("vocab_size") or len(self.tokenizer)
         # One position is left for the token that the engine must generate when it replays a
         # sequence.
-        self.longest = config.get("max_position_embeddings", math.inf) - 1
+        self.longest = (language.get("max_position_embeddings") or math.inf) - 1
         generation = target_dir / "generation_config.json"
         defaults = read_json(generation) if generation.exists() else {}
         # Requests without these are sampled with the target's defaults, as in vLLM.

@@ -170,7 +170,7 @@ def rates_of(recipe: Recipe, target_config: Mapping[str, Any]) -> Rates | None:
         return R1_ON_8_H200
     if "architectures" not in target_config:
         return None
-    target = target_size(target_config)
+    target = target_size(target_config, recipe.serving.engine.extra_arguments.get("quantization"))
     gpus = recipe.serving.engine.gpus
     speculator = recipe.of_kinds(recipe.speculator.kinds[:1]).speculator
     kind = trainable_kind(speculator.only_kind)

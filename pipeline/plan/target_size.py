@@ -9,10 +9,14 @@ Parameters are counted in the transformers model on the meta device, without an 
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from outrider.pipeline.plan.weight_bits import UNQUANTIZED, WeightBits
 from outrider.serving.config import EngineConfig
 from outrider.speculators.checkpoints.architectures import transformers_model
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FP8_BYTES = 1 + 4 / 128**2
 """Bytes per FP8 weight, including block scales."""
@@ -48,23 +52,25 @@ class TargetSize:
         return next((degree for degree in ranks if self.engine_bytes(engine, degree) <= room), None)
 
 
-def target_size(config: Mapping[str, Any]) -> TargetSize:
-    """Returns the size of the target that `config` describes."""
+def target_size(config: Mapping[str, Any], online: str | None = None) -> TargetSize:
+    """Returns the size of the target that `config` describes.
+
+    `online` is vLLM's `--quantization`, which quantizes unquantized weights at load.
+    """
     import torch
 
-    quantization = config.get("quantization_config")
     model_class, settings = transformers_model(config)
     # 671 billion parameters in no memory.
     with torch.device("meta"):
         model = model_class(settings)
-    counts = {name: tensor.numel() for name, tensor in model.named_parameters()}
+    tensors = dict(model.named_parameters())
+    counts = {name: tensor.numel() for name, tensor in tensors.items()}
     total = sum(counts.values())
     experts = sum(count for name, count in counts.items() if ".experts." in name)
     routed = config.get("n_routed_experts") or config.get("num_experts") or 1
     used = total - experts * (1 - config.get("num_experts_per_tok", 1) / routed)
-    # Quantized checkpoints keep embedding, head, norms and routers in bf16.
-    quantized = sum(count for name, count in counts.items() if "_proj" in name)
-    value_bytes = FP8_BYTES if quantization else 2
+    bits = WeightBits.of(config, online)
+    weight_bits = sum(counts[name] * _bits(bits, name, tensors[name]) for name in tensors)
     heads = config["num_attention_heads"]
     layers = config["num_hidden_layers"]
     kv_heads = config.get("num_key_value_heads") or heads
@@ -76,7 +82,19 @@ def target_size(config: Mapping[str, Any]) -> TargetSize:
     return TargetSize(
         parameters=total,
         used=used,
-        weight_bytes=int(2 * (total - quantized) + value_bytes * quantized),
+        weight_bytes=int(weight_bits / 8),
         kv_bytes_per_token=2 * layers * values,
         kv_heads=kv_heads,
     )
+
+
+def _bits(bits: WeightBits, name: str, tensor: "Tensor") -> float:
+    """Bits per weight of a parameter: linear layers and the head may be quantized.
+
+    vLLM keeps embedding, norms, biases and routers unquantized.
+    """
+    module = name.removesuffix(".weight")
+    linear = "_proj" in module or module == "lm_head"
+    if tensor.ndim < 2 or not linear:
+        return UNQUANTIZED
+    return bits(module, tensor.shape[-1])

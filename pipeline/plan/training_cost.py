@@ -29,6 +29,7 @@ from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.recipe.shipped import SHIPPED
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.speculators.base import planned, stored_features, warms_up
+from outrider.speculators.checkpoints.layout import CONFIG_FILES, read_target_config
 from outrider.speculators.kinds import trainable_kind
 from outrider.speculators.size import drafter_size
 from outrider.training.memory import MemoryPlan
@@ -102,7 +103,7 @@ def price(
 
 def _of_target(recipe: Recipe, config: dict[str, Any], gpu_bytes: int | None) -> dict[str, Any]:
     """Target size and the number of GPUs that its engine needs."""
-    size = target_size(config)
+    size = target_size(config, recipe.serving.engine.extra_arguments.get("quantization"))
     memory = memories(gpu_bytes)[0]
     degree = None
     if not memory.shared:
@@ -188,11 +189,11 @@ def target_config(recipe: Recipe, target: Path | None) -> tuple[dict[str, Any] |
     If a hub model is not on this machine, only its config.json is downloaded. R1's is shipped too.
     """
     if target is not None:
-        return read_json(target / "config.json"), target / "config.json"
+        return read_target_config(target), target / "config.json"
     with tempfile.TemporaryDirectory(prefix="config-") as scratch:
         try:
-            fetched = recipe.target.fetch(("config.json",), Path(scratch))
-            return read_json(fetched / "config.json"), f"{recipe.target.model}/config.json"
+            fetched = recipe.target.fetch(CONFIG_FILES, Path(scratch))
+            return read_target_config(fetched), f"{recipe.target.model}/config.json"
         except OutriderError as error:
             if recipe.target.model == "deepseek-ai/DeepSeek-R1":
                 return read_json(SHIPPED / "r1" / "config.json"), "the shipped config.json"

@@ -22,8 +22,9 @@ from outrider.pipeline.recipe.recipe import Recipe
 from outrider.serving.attention import mixed_cache_refusal, mla_refusal
 from outrider.serving.config import EngineConfig
 from outrider.serving.vllm_arguments import runner_refusal, runs_mla
-from outrider.speculators.base import planned, unsupported_kinds, warm_directory
+from outrider.speculators.base import main_refusal, planned, unsupported_kinds, warm_directory
 from outrider.speculators.checkpoints.architectures import architecture_of, check_keys
+from outrider.speculators.checkpoints.layout import CONFIG_FILES
 from outrider.speculators.config import AUTO
 from outrider.speculators.kinds import DEFAULT_KIND, trainable_kind, trainable_names
 from outrider.speculators.layers.rope import rope_of
@@ -50,7 +51,7 @@ def resolve_for_target(recipe: Recipe, target_dir: Path | None = None) -> tuple[
         return _resolve(recipe, known_dir)
     with tempfile.TemporaryDirectory(prefix="config-") as scratch:
         try:
-            fetched = recipe.target.fetch(("config.json",), Path(scratch))
+            fetched = recipe.target.fetch(CONFIG_FILES, Path(scratch))
         except OutriderError as error:
             if recipe.speculator.kind != AUTO:
                 return recipe, []
@@ -132,11 +133,8 @@ def _with_kinds(recipe: Recipe, target: Target) -> tuple[Recipe, tuple[str, ...]
     refusals = _refused_kinds(recipe, target)
     names = [name for name in trainable_names() if name not in refusals]
     if not names:
-        reasons = "; ".join(f"{name}: {why}" for name, why in refusals.items())
-        raise OutriderError(
-            f"speculator.kind = {AUTO}: {recipe.target.model} supports no kind that trains"
-            f" ({reasons}); use another target.model"
-        )
+        why = main_refusal(refusals, target.config)
+        raise OutriderError(f"speculator.kind = {AUTO}: no kind can be trained: {why}")
     lookup = recipe.eval.lookup
     if recipe.speculator.base != lookup:  # as the base, it is compared with every kind anyway
         names.append(lookup)

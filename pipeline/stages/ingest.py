@@ -22,8 +22,9 @@ def _ingest(run: RunDirectory, recipe: Recipe, options: Options) -> Result:
     from outrider.pipeline.preflight import check_target
 
     target_dir = recipe.target.training_directory()
-    # The preflight cannot check a hub model, which is downloaded only now.
-    check_target(target_dir, recipe.speculator)
+    if not options.get("measured"):
+        # The preflight cannot check a hub model, which is downloaded only now.
+        check_target(target_dir, recipe.speculator)
     result = ingest(target_dir, recipe.traffic, run.traffic, privacy=recipe.privacy)
     if recipe.traffic.general is None:
         shutil.rmtree(run.general, ignore_errors=True)

@@ -6,8 +6,8 @@
 A decoder is supported if vLLM 0.32 serves it and its embedding, final RMSNorm and head are stored
 under the names below. Biases, query and key norms, grouped queries and scaled rotary embeddings
 matter only if the target's own layer is trained, since vLLM computes the rest. A new architecture
-takes one entry in `ARCHITECTURES` and, if its own layer is trained, its attention in layers/ and in
-`ATTENTIONS` (layers/decoder_layer.py).
+takes one entry in `ARCHITECTURES`, one in `EXAMPLES` and `CLASSES` (refusals.py) and, if its own
+layer is trained, its attention in layers/ and in `ATTENTIONS` (layers/decoder_layer.py).
 """
 
 import copy
@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from outrider.common.errors import OutriderError
+from outrider.speculators.checkpoints.refusals import refusal
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -104,23 +105,29 @@ OF_EVERY_TARGET = (
 OF_MLA = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 """Further keys of a target with MLA, whose config.json has `kv_lora_rank`."""
 
-SPARSE = ("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM")
-"""Architectures with an indexer for sparse attention."""
+
+def is_supported(config: Mapping[str, Any]) -> bool:
+    """Whether speculators are trained for such targets."""
+    return next(iter(config.get("architectures") or []), None) in ARCHITECTURES
 
 
 def architecture_of(config: Mapping[str, Any], path: object) -> Architecture:
     """The config's architecture; raises an `OutriderError` if it is unsupported."""
     name = str(next(iter(config.get("architectures") or []), None))
-    if name in ARCHITECTURES:
+    if is_supported(config):
         return ARCHITECTURES[name]
-    why = f"supported targets are {', '.join(ARCHITECTURES)}"
+    if not config.get("architectures"):
+        raise OutriderError(
+            f"{path}: no architectures, so the target is unknown; copy the model's original"
+            " config.json"
+        )
     verifier = ((config.get("speculators_config") or {}).get("verifier") or {}).get("name_or_path")
     if verifier:
         why = f"it is a speculator; set target.model to its target, {verifier}, and speculator.base"
         why += " to its directory"
-    if name in SPARSE:
-        why = f"its sparse attention (the indexer) is neither captured nor trained here; {why}"
-    raise OutriderError(f"{path}: architectures = {name}: not a supported target; {why}")
+    else:
+        why = refusal(config, name)
+    raise OutriderError(f"{path}: architectures = {name}: not a supported target: {why}")
 
 
 def check_keys(

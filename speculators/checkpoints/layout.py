@@ -30,6 +30,10 @@ DEFAULTS_OF_FP8 = {"fmt": "e4m3", "activation_scheme": "dynamic", "scale_fmt": N
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 
+CONFIG_FILES = ("config.json", "hf_quant_config.json")
+"""Files that `read_target_config` reads; the second is optional."""
+
+
 @dataclasses.dataclass(frozen=True)
 class CheckpointLayout:
     """Names and files of a checkpoint's tensors, and its config.json."""
@@ -70,27 +74,41 @@ class CheckpointLayout:
 def read_layout(directory: Path) -> CheckpointLayout:
     """Reads config.json and the tensor names; shards may be absent."""
     directory = Path(directory)
-    config = read_json(directory / "config.json")
+    config = read_target_config(directory)
     architecture_of(config, directory / "config.json")
     return CheckpointLayout(directory, config, weight_map(directory), _blocks(config))
 
 
-def fp8_blocks(config: dict[str, Any], path: Path) -> tuple[int, int] | None:
+def read_target_config(directory: Path) -> dict[str, Any]:
+    """config.json, with the quantization of hf_quant_config.json if it names none.
+
+    Model-Optimizer before 0.31 wrote the second file; vLLM 0.32 reads it (transformers_utils/
+    config.py, get_config).
+    """
+    config = read_json(directory / CONFIG_FILES[0])
+    path = directory / CONFIG_FILES[1]
+    if config.get("quantization_config") is None and path.is_file():
+        section = read_json(path).get("quantization") or {}
+        config["quantization_config"] = {"quant_method": "modelopt", **section}
+    return config
+
+
+def fp8_blocks(config: dict[str, Any], path: Path, otherwise: str = "") -> tuple[int, int] | None:
     """Rows and columns of an FP8 block; None without `quantization_config`.
 
     DeepSeek uses (128, 128). Formats other than e4m3 blocks with dynamic activation scales are
-    refused, since their tensors would be misread.
+    refused, since their tensors would be misread; `otherwise` ends the error's advice.
     """
     quantization = config.get("quantization_config")
     blocks = _blocks(config)
     if not quantization or blocks is not None:
         return blocks
-    names = ("quant_method", *DEFAULTS_OF_FP8, "weight_block_size")
-    judged = {name: quantization.get(name) for name in names}
+    keys = ("quant_method", *DEFAULTS_OF_FP8, "weight_block_size")
+    judged = {key: quantization[key] for key in keys if quantization.get(key) is not None}
     raise OutriderError(
-        f"{path}: quantization_config has {judged}: training reads unquantized weights and"
+        f"{path}: quantization_config has {judged}: the MTP layer is read unquantized or in"
         " DeepSeek's FP8 only (quant_method fp8, fmt e4m3, weight_block_size [128, 128]); point"
-        " target.model at such a checkpoint of the same model"
+        f" target.model at such a checkpoint of the same model{otherwise}"
     )
 
 

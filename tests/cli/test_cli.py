@@ -286,7 +286,7 @@ def test_init_prints_nothing_before_its_result(workplace, nano_r1):
             for name in ("./missing", "../m", "/m", "~/m", "~m", "owner/", "a b/c")
         ),
         ("log.jsonl", "log.jsonl", ["'log.jsonl': a file, not a directory"]),
-        ("log.jsonl", "gpt2", ["GPT2LMHeadModel: not a supported target; supported"]),
+        ("log.jsonl", "gpt2", ["GPT2LMHeadModel: not a supported target: its hidden"]),
     ],
 )
 def test_what_cannot_be_trained_on_is_known_at_once(workplace, nano_r1, logs, target, parts):

@@ -1,7 +1,9 @@
 """A `vllm serve` command becomes the recipe's engine, and the recipe's engine that command."""
 
+import argparse
 import json
 import shlex
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,9 @@ from outrider.serving.allowed import ARGUMENTS, KEYS_OF_ARGUMENTS, UNSERVABLE
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import CONTRADICTS, in_process
 from outrider.serving.serve_command import read_serve_command
+from outrider.serving.speculative_settings import HARMLESS as HARMLESS_KEYS
+from outrider.serving.speculative_settings import NAMED, READ
+from outrider.serving.speculative_settings import REFUSED as REFUSED_KEYS
 from outrider.serving.vllm_arguments import engine_arguments
 from outrider.serving.vllm_flags import (
     CHANGES_TEXT,
@@ -102,6 +107,33 @@ def test_capture_names_each_setting_that_it_cannot_have() -> None:
     assert in_process(EngineConfig(extra_arguments=both))[0] == cached
     plain, changes = in_process(EngineConfig())
     assert not plain.prefix_caching and EngineConfig().prefix_caching and not changes
+
+
+@pytest.mark.parametrize(
+    ("flags", "ranks", "words"),
+    [
+        ("-tp 4 -pp 2", 8, "4 x pipeline_parallel 2"),
+        ("-tp 2 -pp 2 -dp 4", 16, "2 x pipeline_parallel 2 x data_parallel 4"),
+        ("-dp 8", 8, "1 x data_parallel 8"),
+    ],
+)
+def test_capture_folds_stages_and_replicas_into_tensor_parallelism(
+    flags: str, ranks: int, words: str
+) -> None:
+    values = read_serve_command(f"vllm serve x/y {flags}").values["serving"]["engine"]
+    engine, changes = in_process(EngineConfig(**values))
+    assert (engine.tensor_parallel, engine.gpus) == (ranks, ranks)
+    assert f"tensor_parallel {ranks} instead of {words}: " in " ".join(changes)
+
+
+def test_a_drafter_on_pipeline_stages_is_refused_in_preflight(tmp_path: Path) -> None:
+    """Not where only a running endpoint is measured."""
+    words = ("traffic.path=nano_r1/social_chat",)
+    command = "vllm serve nano_r1 -tp 4 -pp 2 --max-model-len 2048"
+    fix = r"serving\.engine\.pipeline_parallel=1 serving\.engine\.tensor_parallel=8$"
+    with pytest.raises(OutriderError, match=f"pipeline_parallel = 2: .*{fix}"):
+        outrider.open("template", *words, runs=tmp_path, dry_run=True, serve_command=command)
+    outrider.open("template", *words, runs=tmp_path, serve_command=command, measures_server=True)
 
 
 @pytest.mark.parametrize(
@@ -241,9 +273,10 @@ def test_the_command_s_speculation_in_vllm_s_short_form() -> None:
         """ --speculative-config '{"prompt_lookup_max": 6}'"""
     )
     assert found.values["eval"] == {"current_k": 4}
+    assert found.values["speculator"] == {"base": "ngram"}
     assert found.notes[-1].endswith(
-        "ngram, 4 drafts per step; left out, although the measured base"
-        " may differ: prompt_lookup_max"
+        "ngram, 4 drafts per step; the measured base has prompt_lookup_min=2 prompt_lookup_max=4;"
+        " left out, although the measured base may differ: prompt_lookup_max"
     )
 
 
@@ -295,3 +328,127 @@ def test_every_argument_of_the_allow_list_is_vllm_s() -> None:
 
     fields = EngineArgs.__dataclass_fields__.keys()
     assert fields >= ARGUMENTS | UNSERVABLE.keys() | KEYS_OF_ARGUMENTS.keys() | CONTRADICTS.keys()
+
+
+def test_each_key_of_speculative_config_is_on_one_list() -> None:
+    from vllm.config.speculative import SpeculativeConfig
+
+    lists = (READ, REFUSED_KEYS, HARMLESS_KEYS, NAMED)
+    keys = set(SpeculativeConfig.__dataclass_fields__)
+    assert {key: sum(key in each for each in lists) for key in keys} == dict.fromkeys(keys, 1)
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        (
+            {"method": "mtp", "num_speculativ_tokens": 1},
+            r"\.num_speculativ_tokens: vLLM .* no such",
+        ),
+        ({"rejection_sample_method": "synthetic"}, r"\.rejection_sample_method: accepts drafts"),
+        ({"synthetic_acceptance_length": 2.5}, r"\.synthetic_acceptance_length: accepts drafts"),
+        ({"acceptance_method": "typical_acceptance_sampler"}, r"\.acceptance_method: accepts"),
+    ],
+)
+def test_keys_of_speculative_config_that_cannot_be_kept_are_errors(
+    section: dict[str, Any], message: str
+) -> None:
+    words = ["vllm", "serve", "x/y", "--speculative-config", json.dumps(section)]
+    with pytest.raises(OutriderError, match=message):
+        read_serve_command(shlex.join(words))
+
+
+def test_how_the_endpoint_samples_drafts_is_kept_and_other_keys_are_named() -> None:
+    section = {"method": "mtp", "num_speculative_tokens": 2, "draft_sample_method": "probabilistic"}
+    section |= {"rejection_sample_method": "block", "enforce_eager": True, "max_model_len": 2048}
+    words = ["vllm", "serve", "x/y", "--speculative-config", json.dumps(section)]
+    found = read_serve_command(shlex.join(words))
+    assert found.values["speculator"] == {"draft_sample_method": "probabilistic"}
+    assert found.notes[-1].endswith(
+        "may differ: max_model_len, rejection_sample_method; left out, without effect on"
+        " acceptance: enforce_eager"
+    )
+    for method in ("suffix", "ngram_gpu", "[ngram]"):
+        section = {"method": method, "num_speculative_tokens": 3}
+        words = ["vllm", "serve", "x/y", "--speculative-config", json.dumps(section)]
+        base = read_serve_command(shlex.join(words)).values["speculator"]["base"]
+        assert base == ("suffix" if method == "suffix" else "ngram")
+
+
+def sample(parser: argparse.ArgumentParser, action: argparse.Action) -> list[str]:
+    """Words of a flag with a value of its type."""
+    flag = max(action.option_strings, key=len)
+    if action.nargs == 0:
+        return [flag]
+    for value in [*map(str, action.choices or ()), "1", "0.5", "word", '{"1": 1}', "[1]", '["a"]']:
+        try:
+            parser.parse_args([flag, value])
+        except (SystemExit, ValueError, TypeError):
+            continue
+        return [flag, value]
+    raise AssertionError(f"no value for {flag}")
+
+
+def test_every_flag_of_vllm_s_parser_is_kept_named_or_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """With a value of its type, each ends in exactly one class."""
+    plain = read_serve_command("vllm serve x/y")
+    counts: Counter[str] = Counter()
+    parser = parser_of_vllm()
+    for action in parser._actions:
+        if not action.option_strings or action.dest in ("help", "config"):
+            continue
+        words = sample(parser, action)
+        flag = "--" + action.dest.replace("_", "-")
+        if action.dest == "speculative_config":
+            words[1] = '{"method": "mtp", "num_speculative_tokens": 1}'
+        try:
+            found = read_serve_command(shlex.join(["vllm", "serve", "x/y", *words]))
+        except OutriderError as error:
+            assert flag in str(error), words
+            counts["refused"] += 1
+            continue
+        notes = [note for note in found.notes if note not in plain.notes]
+        named = sum(f"{flag}," in f"{note}," for note in notes)
+        named += any("speculative_config" in note for note in notes)
+        kept = action.dest in found.values["serving"]["engine"]["extra_arguments"]
+        kept = kept or action.dest in KEYS_OF_ARGUMENTS
+        assert kept + named == 1 and not found.unknown, words
+        counts["kept" if kept else "named"] += 1
+    assert counts["kept"] > 80 and counts["named"] > 100 and counts["refused"] > 15
+
+
+def test_a_config_file_is_read_as_vllm_reads_it(tmp_path: Path) -> None:
+    """Flags of the command line take precedence over those of the file."""
+    file = tmp_path / "serve.yaml"
+    file.write_text(
+        "model: org/model\ntensor-parallel-size: 4\nkv-cache-dtype: fp8\nenable-eplb: true\n"
+        "speculative-config:\n  method: mtp\n  num_speculative_tokens: 2\n"
+    )
+    found = read_serve_command(f"vllm serve --config {file} -tp 8")
+    engine = found.values["serving"]["engine"]
+    assert found.values["target"] == {"model": "org/model"} and engine["tensor_parallel"] == 8
+    assert engine["extra_arguments"] == {"kv_cache_dtype": "fp8", "enable_eplb": True}
+    assert found.values["eval"] == {"current_k": 2}
+    file.write_text("[")
+    for name in (str(file), str(tmp_path / "gone.yaml"), str(tmp_path / "serve.json")):
+        with pytest.raises(OutriderError, match="give a YAML file of flags that exists here"):
+            read_serve_command(f"vllm serve org/model --config {name}")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "-tp 2 -pp 1 -dp 4 -ep -q fp8",
+        "--tensor_parallel_size=2 --data_parallel_size 4 --enable_expert_parallel"
+        " --quantization=fp8",
+        "-tp 8 --tensor-parallel-size 2 --data-parallel-size=4 --no-enable-expert-parallel"
+        " --enable-expert-parallel --quantization fp8",
+        "-tp=2 -dp=4 -ep -q=fp8",
+    ],
+)
+def test_flags_have_all_spellings_of_vllm_and_the_last_one_counts(flags: str) -> None:
+    engine = read_serve_command(f"vllm serve x/y {flags}").values["serving"]["engine"]
+    assert (engine["tensor_parallel"], engine["data_parallel"]) == (2, 4)
+    assert engine["extra_arguments"] == {"enable_expert_parallel": True, "quantization": "fp8"}

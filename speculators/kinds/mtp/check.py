@@ -26,6 +26,7 @@ from outrider.speculators.checkpoints.layout import (
     SINGLE,
     CheckpointLayout,
     fp8_blocks,
+    read_target_config,
     weight_map,
 )
 from outrider.speculators.checkpoints.safetensors_headers import TensorHeader, tensor_headers
@@ -105,7 +106,7 @@ def check_mtp(directory: Path, target: CheckpointLayout) -> None:
 def check_mtp_target(directory: Path, config_only: bool) -> None:
     """Checks that the directory has an MTP layer that training can read."""
     config_path = directory / "config.json"
-    config = read_json(config_path)
+    config = read_target_config(directory)
     architecture = architecture_of(config, config_path)
     layer = architecture.layer
     if layer is None:
@@ -118,8 +119,8 @@ def check_mtp_target(directory: Path, config_only: bool) -> None:
         "point target.model at a checkpoint with its multi-token prediction layer (DeepSeek-V3,"
         " R1 and GLM-4.5 have one; conversions to other formats often drop it)"
     )
-    if architecture.returns_states:
-        fix += ", or train a head: speculator.kind: eagle3"
+    head = ", or train a head: speculator.kind: eagle3" if architecture.returns_states else ""
+    fix += head
     rope_type = rope_of(config)["rope_type"]
     if rope_type not in layer.rope_types:
         raise OutriderError(
@@ -133,7 +134,7 @@ def check_mtp_target(directory: Path, config_only: bool) -> None:
             f"{config_path}: num_nextn_predict_layers is {layers}, but exactly 1 MTP layer is"
             f" supported; {fix}"
         )
-    fp8_blocks(config, config_path)  # raises for quantizations other than DeepSeek's
+    fp8_blocks(config, config_path, head)  # raises for quantizations other than DeepSeek's
     if config_only and not any((directory / name).is_file() for name in (INDEX, SINGLE)):
         return
     prefix = layer_prefix(config)

@@ -28,7 +28,6 @@ def test_a_sequence_at_the_limit_fits_and_a_prompt_at_the_limit_is_dropped():
         ({}, "layer_0", 192, "reads layer_0"),
         ({}, "layer_8", 64, r"reads layer_8 \(64 values\)"),
         ({}, "middle", 192, "stream 'middle': not a state of the target"),
-        ({"pipeline_parallel": 2}, "layer_8", 192, "pipeline_parallel = 2: the speculator reads"),
         ({"max_model_len": 16}, "layer_8", 192, "none of 2 sequences is left"),
     ],
 )

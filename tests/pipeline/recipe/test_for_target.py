@@ -19,7 +19,7 @@ from tests.fp8_target import QUANTIZATION, write_fp8_copy
 from tests.published_configs import PUBLISHED
 from tests.r1_config import R1 as R1_CONFIG
 from tests.tiny import write_tiny_target
-from tests.tiny_decoders import TOKENIZER
+from tests.tiny_decoders import TOKENIZER, write_tiny_decoder
 
 NANO_R1 = SHIPPED / "nano_r1" / "target"
 LOG = EMBEDDED_TRAFFIC / "social_chat.jsonl.gz"
@@ -144,6 +144,25 @@ def test_fp8_blocks_pass_and_other_quantizations_do_not(tmp_path: Path) -> None:
             match=rf"target/config\.json: quantization_config .*{other['quant_method']}",
         ):
             check_target(target)
+
+
+def test_a_quantization_that_vllm_does_not_load_is_refused(tmp_path: Path) -> None:
+    """Before an engine starts; a plug-in's is accepted if the recipe names it."""
+    from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
+
+    at_load = {"online", "fp8_per_tensor", "fp8_per_block", "fp8_per_channel"}
+    at_load |= {"int8_per_channel_weight_only", "nvfp4_per_token"}
+    assert set(QUANTIZATION_METHODS) - at_load == preflight.QUANTIZATIONS - {"auto-round"}
+    target = write_tiny_decoder("LlamaForCausalLM", tmp_path / "target")
+    config = json.loads((target / "config.json").read_text())
+    section = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    (target / "config.json").write_text(json.dumps(config | {"quantization_config": section}))
+    words = [f"target.model={target}", f"traffic.path={LOG}", "serving.engine.max_model_len=512"]
+    words += ["speculator.kind=eagle3", "speculator.base=ngram"]
+    with pytest.raises(OutriderError, match=r"quant_method = bitsandbytes: vLLM 0\.32 does not lo"):
+        check(load_recipe("template", words).recipe, dry_run=True)
+    words.append("serving.engine.extra_arguments.quantization=bitsandbytes")
+    check(load_recipe("template", words).recipe, dry_run=True)
 
 
 @pytest.mark.parametrize("dry_run", [False, True])

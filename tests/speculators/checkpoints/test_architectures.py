@@ -15,11 +15,12 @@ from outrider.common.files import read_json
 from outrider.data.features.engine_checks import norm_and_layers
 from outrider.pipeline.preflight import check_target
 from outrider.speculators.base import kind_and_base
-from outrider.speculators.checkpoints.layout import read_layout
+from outrider.speculators.checkpoints.layout import read_layout, read_target_config
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.config import SpeculatorConfig
 from outrider.speculators.kinds import trainable_kind
 from outrider.speculators.kinds.eagle3.shape import spare_token
+from tests.fp8_target import QUANTIZATION
 from tests.published_configs import AWQ, FP8_PER_TENSOR, NVFP4, W4A16
 from tests.tiny import TINY, tiny_glm, write_tiny_target
 from tests.tiny_decoders import DECODERS, VOCAB, write_tiny_decoder
@@ -69,8 +70,26 @@ def test_heads_are_trained_for_a_deepseek_in_any_quantization(
     check_target(target, SpeculatorConfig(kind="eagle3"))
     assert torch.equal(load_target_ends(target).lm_head_VH, before.lm_head_VH)
     assert kind_and_base(target) == ("eagle3", "ngram")
-    with pytest.raises(OutriderError, match="training reads unquantized weights and DeepSeek's"):
+    with pytest.raises(
+        OutriderError, match=r"read unquantized or in DeepSeek's FP8 only .*eagle3$"
+    ):
         check_target(target, SpeculatorConfig())
+
+
+def test_a_quantization_in_a_file_of_its_own_is_read_as_in_vllm(tmp_path: Path) -> None:
+    """Model-Optimizer before 0.31, such as nvidia/DeepSeek-R1-FP4."""
+    target = write_tiny_target(tmp_path / "target")
+    section = {"quant_algo": "NVFP4", "group_size": 16, "exclude_modules": ["lm_head"]}
+    file = {"producer": {"name": "modelopt"}, "quantization": section}
+    (target / "hf_quant_config.json").write_text(json.dumps(file))
+    assert read_target_config(target)["quantization_config"]["quant_algo"] == "NVFP4"
+    assert kind_and_base(target) == ("eagle3", "ngram")
+    check_target(target, SpeculatorConfig(kind="eagle3"))
+    with pytest.raises(OutriderError, match=r"quantization_config has .*modelopt"):
+        check_target(target, SpeculatorConfig())
+    config = read_json(target / "config.json") | {"quantization_config": QUANTIZATION}
+    (target / "config.json").write_text(json.dumps(config))
+    assert read_target_config(target)["quantization_config"] == QUANTIZATION  # takes precedence
 
 
 @pytest.mark.parametrize("names", [("weight_packed", "weight_scale"), ("qweight", "qzeros")])
@@ -107,23 +126,27 @@ def test_heads_can_be_trained_for_every_target_and_mtp_for_none(
 @pytest.mark.parametrize(
     ("architecture", "why"),
     [
-        ("DeepseekV32ForCausalLM", "the indexer"),
-        ("GlmMoeDsaForCausalLM", "the indexer"),
-        ("GPT2LMHeadModel", "supported targets are DeepseekV3ForCausalLM, Glm4MoeForCausalLM"),
-        ("Glm4MoeLiteForCausalLM", "supported targets are"),
-        (None, "supported targets are"),
+        ("DeepseekV32ForCausalLM", "nearest supported target: DeepseekV3ForCausalLM"),
+        ("GPT2LMHeadModel", "no target of this family is supported"),
+        ("Glm4MoeLiteForCausalLM", "nearest supported target: Glm4MoeForCausalLM"),
     ],
 )
 @pytest.mark.parametrize("kind", ["mtp", "eagle3"])
 def test_others_are_refused_from_config_json(
-    architecture: str | None, why: str, kind: str, tmp_path: Path
+    architecture: str, why: str, kind: str, tmp_path: Path
 ) -> None:
-    config = {"architectures": architecture and [architecture], "num_nextn_predict_layers": 1}
+    config = {"architectures": [architecture], "num_nextn_predict_layers": 1}
     (tmp_path / "config.json").write_text(json.dumps(config))
     expected = rf"config\.json: architectures = {architecture}: .*{re.escape(why)}"
     with pytest.raises(OutriderError, match=expected):
         trainable_kind(kind).check_target(tmp_path, None, config_only=True)
     with pytest.raises(OutriderError, match=expected):
+        read_layout(tmp_path)
+
+
+def test_a_config_without_an_architecture_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": null, "model_type": "llama"}')
+    with pytest.raises(OutriderError, match=r"no architectures, .*copy the model's original"):
         read_layout(tmp_path)
 
 

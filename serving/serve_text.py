@@ -1,0 +1,230 @@
+"""Finds the vLLM command in a shell script, a container's command or a manifest.
+
+    variables, words = find_command("serve.sh", "VLLM_USE_V1=1 vllm serve org/model -tp 8")
+    variables        # {"VLLM_USE_V1": "1"}
+    words            # ["org/model", "-tp", "8"]
+
+Read are `vllm serve`, the module of vLLM's API server, `docker run` of an image whose entry point
+is either, and the containers of Kubernetes and Docker Compose files.
+"""
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from outrider.common.errors import OutriderError
+from outrider.common.redaction import redacted
+
+SERVERS = ("vllm.entrypoints.openai.api_server", "vllm/entrypoints/openai/api_server.py")
+"""The module of vLLM's API server, and its file."""
+
+CLI = "vllm.entrypoints.cli.main"
+"""The module of the `vllm` command."""
+
+IMAGE = re.compile(r"(?:[\w.:-]+/)*[\w.-]*vllm[\w.-]*(?:[:@][\w.:+-]+)?")
+"""Name of an image, such as vllm/vllm-openai:v0.32.0, whose entry point is `vllm serve`."""
+
+CONTAINERS = {"docker", "podman", "nerdctl"}
+
+END = ";"
+"""The word that ends a command."""
+
+OPERATORS = {";", "&", "&&", "|", "||"}
+
+REDIRECTION = re.compile(r"(?:\d|&)?(?:>>?|<)(?P<file>.*)")
+
+VARIABLE = re.compile(
+    r"\$(?:(?P<plain>\w+)|\{(?P<braces>\w+)(?::?-(?P<default>[^}]*))?\}|\((?P<kube>\w+)\))"
+)
+"""$NAME, ${NAME}, ${NAME:-default} and, in Kubernetes, $(NAME)."""
+
+Command = tuple[dict[str, str], list[str]]
+"""Environment variables, and the words after `vllm serve`."""
+
+
+def find_command(source: str, text: str) -> Command:
+    """Returns the variables and words of the first vLLM command in `text`.
+
+    Raises an `OutriderError` if there is none, or if a shell variable has no value in `text`.
+    """
+    for candidate in _of_manifest(text):
+        if found := _of_words(candidate):
+            return _checked(source, *found)
+    try:
+        words = shell_words(text)
+    except ValueError as error:
+        raise OutriderError(f"{source}: not a shell command ({error})") from None
+    if found := _of_words(words):
+        return _checked(source, *found)
+    if any("sglang" in word for word in words):
+        raise OutriderError(
+            f"{source}: a command of SGLang, and Outrider's engines run vLLM; give the `vllm serve`"
+            " command with the same model and parallelism, or leave it out and set"
+            " serving.engine.* (docs/how-to/sglang.md)"
+        )
+    raise OutriderError(
+        f"{source}: no `vllm serve`; give the command that the endpoint runs, or an existing"
+        " file that contains it"
+    )
+
+
+def shell_words(text: str) -> list[str]:
+    """Splits a script into words, with `END` between commands.
+
+    A line that begins with a flag continues the one before, with or without a backslash.
+    """
+    text = re.sub(r"\\[ \t]*\r?\n", " ", text.replace("\u00a0", " "))
+    words: list[str] = []
+    pending = ""
+    for line in text.splitlines():
+        pending += line + "\n"
+        try:
+            of_line = shlex.split(pending, comments=True)
+        except ValueError:  # a quotation that goes on in the next line
+            continue
+        pending = ""
+        if of_line and not of_line[0].startswith("-"):
+            words.append(END)
+        words += of_line
+    if pending:
+        raise ValueError("a quotation without an end")
+    return words
+
+
+def _of_words(words: list[str]) -> Command | None:
+    """The first vLLM command among the words of a script."""
+    variables: dict[str, str] = {}
+    for index, word in enumerate(words):
+        if " " in word and "vllm" in word:  # sh -c "vllm serve ..."
+            try:
+                nested = _of_words(shell_words(word))
+            except ValueError:
+                nested = None
+            if nested is not None:
+                return variables | nested[0], nested[1]
+        rest = _after_server(words, index)
+        if rest is not None:
+            return variables, _until_end(rest)
+        name, equals, value = word.removeprefix("--env=").partition("=")
+        if equals and re.fullmatch(r"[A-Z_][A-Z0-9_]*", name):
+            variables[name] = value
+    return None
+
+
+def _after_server(words: list[str], index: int) -> list[str] | None:
+    """The words after the server's name, if it is at `index`."""
+    if _names_server(words, index):
+        return words[index + 1 + (not words[index].endswith(SERVERS)) :]
+    return words[index + 1 :] if _is_image_of_server(words, index) else None
+
+
+def _names_server(words: list[str], index: int) -> bool:
+    word = words[index]
+    is_cli = Path(word).name == "vllm" or word == CLI
+    return word.endswith(SERVERS) or (is_cli and words[index + 1 : index + 2] == ["serve"])
+
+
+def _is_image_of_server(words: list[str], index: int) -> bool:
+    """Whether `index` is the image of a `docker run` that names no other command."""
+    before, rest = words[:index], words[index + 1 :]
+    if "run" not in before or not CONTAINERS & {Path(word).name for word in before}:
+        return False
+    is_bare = not re.search("[/:]", words[index])
+    is_value = is_bare and words[index - 1].startswith("-")  # such as --name vllm
+    if is_value or not IMAGE.fullmatch(words[index]):
+        return False
+    return not any(
+        "vllm serve" in word or _names_server(rest, place) for place, word in enumerate(rest)
+    )
+
+
+def _until_end(words: list[str]) -> list[str]:
+    """The words of one command, without redirections."""
+    kept: list[str] = []
+    skips_file = False
+    for word in words:
+        if word in OPERATORS:
+            break
+        redirection = REDIRECTION.fullmatch(word)
+        if skips_file:
+            skips_file = False
+        elif redirection is not None:
+            skips_file = not redirection["file"]
+        else:
+            kept.append(word.removesuffix(END))
+            if word.endswith(END):
+                break
+    return kept
+
+
+def _checked(source: str, variables: dict[str, str], words: list[str]) -> Command:
+    """Replaces variables that the text sets; refuses others."""
+
+    def value(match: re.Match[str]) -> str:
+        name = match["plain"] or match["braces"] or match["kube"]
+        default = match[0] if match["default"] is None else match["default"]
+        return variables.get(name, default)
+
+    words = [VARIABLE.sub(value, word) for word in words if word not in ("$@", "$*")]
+    for word in words:
+        if re.search(r"\$[({A-Za-z_@*]", word):
+            raise OutriderError(
+                f"{source}: {redacted(word)}: a shell variable; replace it by its value"
+            )
+    return variables, words
+
+
+def _of_manifest(text: str) -> Iterator[list[str]]:
+    """The words of each container in a YAML or JSON document; none for a script."""
+    try:
+        documents = list(yaml.safe_load_all(text))
+    except yaml.YAMLError:
+        return
+    for container in _containers(documents):
+        words = [f"{name}={value}" for name, value in _environment(container)]
+        # Kubernetes' `command` and Compose's `entrypoint` replace the image's entry point.
+        replaces = "command" if {"args", "env"} & container.keys() else "entrypoint"
+        if IMAGE.fullmatch(str(container.get("image", ""))) and not container.get(replaces):
+            words += ["docker", "run", str(container["image"])]
+        for key in ("entrypoint", "command", "args"):
+            value = container.get(key) or []
+            words += _one_command(value) if isinstance(value, str) else map(str, value)
+        yield words
+
+
+def _one_command(text: str) -> list[str]:
+    """Words of a Compose command, which may have several lines; none if it cannot be split."""
+    try:
+        return [word for word in shell_words(text) if word != END]
+    except ValueError:
+        return []
+
+
+def _containers(value: Any) -> Iterator[Mapping[str, Any]]:
+    """Every mapping with an image and a command, in document order."""
+    if isinstance(value, Mapping):
+        if {"command", "args", "entrypoint"} & value.keys():
+            yield value
+        for inner in value.values():
+            yield from _containers(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _containers(inner)
+
+
+def _environment(container: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Variables of Kubernetes (`env`: names and values) and Compose (`environment`)."""
+    listed = container.get("environment") or container.get("env") or []
+    if isinstance(listed, Mapping):
+        yield from ((str(name), str(value)) for name, value in listed.items())
+        return
+    for entry in listed:
+        if isinstance(entry, Mapping) and "value" in entry:
+            yield str(entry.get("name")), str(entry["value"])
+        elif isinstance(entry, str):
+            name, _, value = entry.partition("=")
+            yield name, value

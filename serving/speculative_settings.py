@@ -1,0 +1,119 @@
+"""The endpoint's current speculator, from vLLM's `speculative_config`, as recipe values.
+
+    values, words = read_speculation("serve.sh", {"method": "mtp", "num_speculative_tokens": 1}, m)
+    values        # {"eval": {"current_k": 1}}
+
+Every key of vLLM 0.32's `SpeculativeConfig` is on one list: read, refused, harmless, or named in
+the description, because the base is measured without it.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from outrider.common.errors import OutriderError
+from outrider.serving.vllm_flags import LOSSY
+from outrider.serving.vllm_hooks.version import WRITTEN_FOR
+from outrider.speculators.kinds import lookup_names
+from outrider.speculators.kinds.ngram import NGRAM_LENGTHS
+
+READ = frozenset({"method", "model", "num_speculative_tokens", "draft_sample_method"})
+"""Keys that become recipe values."""
+
+REFUSED = {"synthetic_acceptance_rates", "synthetic_acceptance_length"}
+"""Keys that make drafts be accepted without regard to the target."""
+
+HARMLESS = frozenset({
+    "attention_backend", "code_revision", "draft_load_config", "draft_tensor_parallel_size",
+    "enforce_eager", "disable_padded_drafter_batch", "moe_backend", "use_local_argmax_reduction",
+    # Set by vLLM itself.
+    "draft_model_config", "draft_parallel_config", "target_model_config",
+    "target_parallel_config",
+    # Of earlier releases.
+    "speculative_token_tree", "disable_logprobs", "disable_mqa_scorer",
+})  # fmt: skip
+"""Keys without effect on which drafts are proposed and accepted."""
+
+NAMED = frozenset({
+    "disable_eagle_block_drop", "dspark_draft_topk", "enable_adaptive_verification",
+    "index_share_for_mtp_iteration", "kv_cache_dtype", "max_model_len",
+    "num_speculative_tokens_per_batch_size", "parallel_drafting", "prompt_lookup_max",
+    "prompt_lookup_min", "quantization", "rejection_sample_method", "revision",
+    "suffix_decoding_max_cached_requests", "suffix_decoding_max_spec_factor",
+    "suffix_decoding_max_tree_depth", "suffix_decoding_min_token_prob", "tensor_parallel_size",
+    "use_heterogeneous_vocab",
+    # Of earlier releases.
+    "acceptance_method", "disable_by_batch_size", "posterior_alpha", "posterior_threshold",
+})  # fmt: skip
+"""Keys that may change what the endpoint accepts, or how fast, and that have no recipe key."""
+
+METHODS = {"[ngram]": "ngram", "ngram_gpu": "ngram"}
+"""Other names of methods; the GPU's lookup proposes the same tokens."""
+
+
+def read_speculation(
+    source: str, section: dict[str, Any], target: str
+) -> tuple[dict[str, Any], str]:
+    """Recipe values of `eval` and `speculator`, and a description of what the endpoint runs."""
+    _check_keys(source, section)
+    values: dict[str, Any] = {}
+    model = section.get("model")
+    method = section.get("method")
+    if model in METHODS:  # of releases before 0.8
+        method, model = model, None
+    method = METHODS.get(str(method), method)
+    k = section.get("num_speculative_tokens")
+    words = f"{method or 'its own speculator'}, {k} drafts per step"
+    if isinstance(k, str) and k.isdigit():
+        k = int(k)
+    if isinstance(k, int):
+        values["eval"] = {"current_k": k}
+    speculator: dict[str, Any] = {}
+    if method in lookup_names():
+        speculator["base"] = method
+    elif model and model != target:
+        words += f", {model}"
+        if Path(model).expanduser().is_dir():
+            speculator["base"] = model
+        else:
+            words += " (no directory here: name a copy of it with speculator.base)"
+    if section.get("draft_sample_method") is not None:
+        speculator["draft_sample_method"] = section["draft_sample_method"]
+    if speculator:
+        values["speculator"] = speculator
+    return values, words + _left_out(section, method)
+
+
+def _check_keys(source: str, section: dict[str, Any]) -> None:
+    """Refuses keys that vLLM does not have, and lossy acceptance."""
+    unknown = sorted(section.keys() - READ - REFUSED - HARMLESS - NAMED)
+    if unknown:
+        raise OutriderError(
+            f"{source}: speculative_config.{unknown[0]}: vLLM {WRITTEN_FOR} has no such key, so its"
+            " effect is unknown; correct the spelling, or remove it"
+        )
+    lossy = sorted(REFUSED & section.keys())
+    if section.get("rejection_sample_method") == "synthetic":
+        lossy.append("rejection_sample_method")
+    if section.get("acceptance_method") not in (None, "rejection_sampler"):
+        lossy.append("acceptance_method")
+    if lossy:
+        raise OutriderError(
+            f"{source}: speculative_config.{lossy[0]}: {LOSSY}; remove it from the command"
+        )
+
+
+def _left_out(section: dict[str, Any], method: str | None) -> str:
+    """Names keys that the measured base lacks, and what it has instead."""
+    words = ""
+    own = NGRAM_LENGTHS if method == "ngram" else {}
+    # vLLM 0.32 searches n-grams of 5 tokens if neither length is given.
+    if any(section.get(key) != value for key, value in own.items()):
+        lengths = " ".join(f"{key}={value}" for key, value in own.items())
+        words += f"; the measured base has {lengths}"
+    named = sorted(section.keys() & NAMED)
+    if named:
+        words += f"; left out, although the measured base may differ: {', '.join(named)}"
+    harmless = sorted(section.keys() & HARMLESS)
+    if harmless:
+        words += f"; left out, without effect on acceptance: {', '.join(harmless)}"
+    return words

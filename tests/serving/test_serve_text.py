@@ -1,0 +1,122 @@
+"""The vLLM command in scripts, container commands and manifests."""
+
+import json
+import shlex
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.common.errors import OutriderError
+from outrider.serving.serve_text import find_command
+
+SETTINGS = '{"method": "mtp", "num_speculative_tokens": 1}'
+WORDS = ["org/model", "-tp", "8", "--speculative-config", SETTINGS, "--port=8000"]
+VARIABLES = {"VLLM_USE_DEEP_GEMM": "1", "VLLM_ALL2ALL_BACKEND": "naive"}
+IMAGE = "vllm/vllm-openai:v0.32.0"
+
+
+def manifest(**container: object) -> str:
+    pod = {"spec": {"containers": [{"name": "vllm", "image": IMAGE, **container}]}}
+    return yaml.safe_dump({"kind": "Deployment", "spec": {"template": pod}})
+
+
+def compose(**service: object) -> str:
+    return yaml.safe_dump({"services": {"vllm": {"image": IMAGE, **service}}})
+
+
+def forms(words: list[str], variables: dict[str, str]) -> dict[str, str]:
+    """The same command as people write it."""
+    flags = shlex.join(words)
+    set_first = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
+    exported = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
+    docker = " ".join(f"-e {name}={shlex.quote(value)}" for name, value in variables.items())
+    lines = " \\\n    ".join(map(shlex.quote, words))
+    of_pod = [{"name": name, "value": value} for name, value in variables.items()]
+    script = f"{exported}vllm serve {lines}"
+    run = f"docker run --rm --gpus all --name vllm --ipc=host -v ~/.cache:/root -p 1:1 {docker}"
+    return {
+        "prefix": f"{set_first} vllm serve {flags}",
+        "env": f"env {set_first} nohup /opt/bin/vllm serve {flags} > log.txt 2>&1 &",
+        "script": f"#!/bin/bash\nset -e  # fail fast\n{script}\necho done\n",
+        "exec": f"{exported}\nexec numactl -N 0 {script.removeprefix(exported)} | tee log",
+        "spaces after backslashes": script.replace("\\\n", "\\  \r\n"),
+        "module": f"{set_first} python3 -m vllm.entrypoints.openai.api_server {flags}",
+        "cli module": f"{set_first} python -m vllm.entrypoints.cli.main serve {flags}",
+        "bash -c": f"{set_first} bash -lc {shlex.quote(f'cd /x && vllm serve {flags} 2>err')}",
+        "docker": f"sudo {run} {IMAGE} {flags}",
+        "podman": f"{run} docker.io/{IMAGE} vllm serve {flags}".replace("docker run", "podman run"),
+        "docker bash": f"{run} rocm/vllm:latest bash -c {shlex.quote(f'vllm serve {flags}')}",
+        "kubernetes args": manifest(args=words, env=of_pod),
+        "kubernetes command": manifest(command=["vllm", "serve"], args=words, env=of_pod),
+        "kubernetes shell": manifest(
+            command=["/bin/sh", "-c"], args=[f"exec vllm serve {flags}"], env=of_pod
+        ),
+        "kubernetes json": json.dumps(yaml.safe_load(manifest(args=words, env=of_pod))),
+        "compose": compose(command=flags, environment=variables),
+        "compose list": compose(
+            command=words, environment=[f"{name}={value}" for name, value in variables.items()]
+        ),
+        "compose entrypoint": compose(
+            entrypoint=["vllm", "serve"], command=words, environment=variables
+        ),
+    }
+
+
+@pytest.mark.parametrize("form", forms(WORDS, VARIABLES))
+def test_every_form_has_the_same_words_and_variables(form: str) -> None:
+    variables, words = find_command("serve.sh", forms(WORDS, VARIABLES)[form])
+    assert words == WORDS
+    assert variables == VARIABLES
+
+
+value = st.text(
+    st.characters(min_codepoint=32, max_codepoint=126, exclude_characters="$;&|<>"), min_size=1
+).filter(lambda text: text.strip() == text and not text.startswith("-") and "vllm" not in text)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(value, max_size=4), st.sampled_from(sorted(forms(WORDS, VARIABLES))))
+def test_any_values_come_back_from_any_form(values: list[str], form: str) -> None:
+    words = ["org/model"]
+    for index, each in enumerate(values):
+        words += [f"--flag-{index}", each]
+    variables, found = find_command("serve.sh", forms(words, VARIABLES)[form])
+    assert (variables, found) == (VARIABLES, words)
+
+
+def test_variables_have_the_values_that_the_text_sets() -> None:
+    script = 'MODEL=org/model\nvllm serve "$MODEL" -tp ${TP:-8} --port ${PORT-80} --seed $UNSET'
+    with pytest.raises(OutriderError, match=r"\$UNSET: a shell variable; replace it"):
+        find_command("serve.sh", script)
+    _, words = find_command("serve.sh", script.removesuffix(" --seed $UNSET"))
+    assert words == ["org/model", "-tp", "8", "--port", "80"]
+    pod = manifest(args=["org/model", "-tp", "$(TP)"], env=[{"name": "TP", "value": "4"}])
+    assert find_command("pod.yaml", pod)[1] == ["org/model", "-tp", "4"]
+    assert find_command("x", 'vllm serve m "$@"')[1] == ["m"]
+
+
+def test_lines_of_flags_go_on_without_backslashes() -> None:
+    text = "vllm serve org/model\n  --port 8000\n  # a comment\n\n  -tp 8\necho done"
+    assert find_command("x", text)[1] == ["org/model", "--port", "8000", "-tp", "8"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "python3 -m sglang.launch_server --model-path x --tp 8",
+            "a command of SGLang, and .* vLLM",
+        ),
+        ("docker run lmsysorg/sglang:latest python -m sglang.launch_server", "of SGLang"),
+        ("vllm bench serve --model x", "no `vllm serve`"),
+        ("trtllm-serve x", "no `vllm serve`"),
+        ("vllm serve 'org/model", "not a shell command"),
+        ("kind: Deployment\nspec: {}", "no `vllm serve`"),
+        ("", "no `vllm serve`"),
+    ],
+)
+def test_other_texts_are_refused(text: str, message: str) -> None:
+    with pytest.raises(OutriderError, match=message):
+        find_command("serve.sh", text)
