@@ -151,6 +151,7 @@ def export_run(loaded: "LoadedRecipe", run: "RunDirectory", to: str, force: bool
 def _named_speculator(name: str, recipe: "Recipe") -> "Options":
     """Resolves `--speculator` and checks it against the target before anything runs."""
     from outrider.common.fingerprint import path_digest
+    from outrider.pipeline.preflight import check_served
     from outrider.serving.bundle.bundle_digest import MANIFEST, bundle_digest
     from outrider.serving.speculator import Speculator
     from outrider.speculators.kinds import check_speculator
@@ -162,6 +163,7 @@ def _named_speculator(name: str, recipe: "Recipe") -> "Options":
     if (directory / MANIFEST).exists():
         bundle_digest(directory)  # raises if a file differs from the manifest
     check_speculator(directory, recipe.target.training_directory())
+    check_served(resolved, recipe, f"--speculator {name}")
     return {"speculator": str(directory.resolve()), "weights": path_digest(directory)}
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.common.errors import OutriderError
+from outrider.common.files import read_json
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.hooked import HOOKED
 from outrider.serving.speculator import Drafting
@@ -50,6 +51,28 @@ def runner_refusal(kind: DrafterKind, engine: EngineConfig) -> str | None:
         " this engine has V1; run it on a GPU without VLLM_USE_V2_MODEL_RUNNER=0, or choose another"
         " kind"
     )
+
+
+def speculator_refusal(drafting: Drafting, engine: EngineConfig) -> str | None:
+    """Why the engine cannot draft as `drafting` describes; None if it can."""
+    kind = drafting.speculator.family
+    directory = drafting.speculator.directory
+    if refusal := runner_refusal(kind, engine):
+        return refusal
+    path = (directory or Path()) / "config.json"
+    if directory is None or not path.is_file():
+        return None
+    config = read_json(path)
+    if runs_on_cpu() and (refusal := kind.cpu_refusal(config)):
+        return f"{path}: {refusal}"
+    most = kind.most_drafts(config)
+    if most is not None and drafting.k > most:
+        return (
+            f"{path}: block_size = {config['block_size']}: {kind.in_words} of this block drafts at"
+            f" most {most} tokens a step, not {drafting.k}; set speculator.depth, and eval.k and"
+            f" eval.current_k if they are set, to at most {most}"
+        )
+    return None
 
 
 def engine_environment(engine: EngineConfig) -> dict[str, str]:
@@ -123,7 +146,7 @@ def engine_arguments(
             " drafter on the last pipeline stage no embedding, and a speculator's directory has"
             " none; serve with tensor_parallel or data_parallel"
         )
-    if refusal := runner_refusal(drafting.speculator.family, engine):
+    if refusal := speculator_refusal(drafting, engine):
         raise OutriderError(refusal)
     if settings := drafting.settings():
         arguments["speculative_config"] = settings

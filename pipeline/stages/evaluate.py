@@ -18,6 +18,7 @@ from outrider.pipeline.stage import Options, Stage
 from outrider.pipeline.stages.sources import (
     parts_in_use,
     section,
+    served,
     served_base_of,
     target_and_base_digests,
 )
@@ -127,7 +128,7 @@ def evaluation_context(
         draft_sample_method=recipe.speculator.draft_sample_method,
         settings=recipe.eval,
         depth=recipe.speculator.depth,
-        speculators={"base": base, "custom": Speculator.named(speculator)},
+        speculators={"base": base, "custom": served(Speculator.named(speculator), run, recipe)},
         data=data,
         folders=EvaluationFolders(
             run=run.root, out=out, report=report, logs=run.attempt(), trained=run.trained
