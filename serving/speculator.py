@@ -90,8 +90,9 @@ class Speculator:
         config, target_config = (
             read_json(Path(folder) / "config.json") for folder in (self.directory, target_dir)
         )
+        features = kind.features(config, target_config)
         kind.check_unrolled(self.directory, target_dir)
-        return kind.features(config, target_config)
+        return features
 
     @property
     def speculates(self) -> bool:

@@ -1,4 +1,4 @@
-"""The rotary embedding of heads: vLLM's own tables, bit for bit, from config.json as heads have it."""
+"""The rotary embedding of heads, bit for bit vLLM's, from config.json as heads have it."""
 
 import copy
 from typing import Any

@@ -103,7 +103,7 @@ def test_draft_tokens_in_order_of_frequency_are_sorted(target: Path, tmp_path: P
     for name, tensor in heads[0].state_dict().items():
         assert torch.equal(tensor, heads[1].state_dict()[name]), name
     edit_tensors(other, lambda tensors: tensors["d2t"][:2].copy_(torch.tensor([5, 4])))
-    with pytest.raises(OutriderError, match="1 of them twice.*distinct tokens"):
+    with pytest.raises(OutriderError, match=r"1 of them twice.*distinct tokens"):
         check_speculator(other, target)
 
 
