@@ -90,15 +90,11 @@ def check_head(directory: Path, target: CheckpointLayout, in_words: str, states:
     check_finite(headers)
 
 
-def check_unrolled(directory: Path, target: CheckpointLayout) -> None:
-    """Raises an `OutriderError` if tensors of the head are the engine's own choice.
-
-    vLLM serves a head without `lm_head` with the target's.
-    """
+def check_own_rows(directory: Path) -> None:
+    """Refuses a head without `lm_head`, which vLLM serves with the target's."""
     if header_named(tensor_headers(directory), LM_HEAD) is None:
         path = directory / "config.json"
         raise OutriderError(unsupported_head(path, f"no tensor {LM_HEAD} in its weights"))
-    check_embedding(directory, target)
 
 
 def _check_rope_factor(path: Path, rope: Mapping[str, Any]) -> None:

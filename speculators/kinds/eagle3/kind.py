@@ -24,7 +24,12 @@ from outrider.speculators.checkpoints.layout import INDEX, SINGLE, CheckpointLay
 from outrider.speculators.checkpoints.safetensors_headers import tensor_headers
 from outrider.speculators.features import FeatureSpec, FeatureStream, layer_name
 from outrider.speculators.head_config import HeadConfig
-from outrider.speculators.kinds.eagle3.check import TAKEN_FOR_MTP, check_head, check_unrolled
+from outrider.speculators.kinds.eagle3.check import (
+    TAKEN_FOR_MTP,
+    check_embedding,
+    check_head,
+    check_own_rows,
+)
 from outrider.speculators.kinds.eagle3.shape import (
     DEEPSEEK_MODEL_TYPES,
     DEFAULT_AUX_STATES,
@@ -162,13 +167,13 @@ class Eagle3(TrainableKind):
         if base_dir is not None:
             path = Path(base_dir) / "config.json"
             self.shape(read_json(path), target_config, path)
-            if not config_only:
-                self.check_unrolled(Path(base_dir), Path(target_dir))
+            if any((Path(base_dir) / name).is_file() for name in (INDEX, SINGLE)):
+                check_own_rows(Path(base_dir))
 
     def check_unrolled(self, directory: Path, target_dir: Path) -> None:
         """Checks that the head has its own lm_head, and the target's embedding or none."""
-        if any((directory / name).is_file() for name in (INDEX, SINGLE)):
-            check_unrolled(directory, read_layout(target_dir))
+        check_own_rows(directory)
+        check_embedding(directory, read_layout(target_dir))
 
     def served_config(
         self, config: Mapping[str, Any], target_config: Mapping[str, Any], path: object

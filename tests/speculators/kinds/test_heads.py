@@ -295,3 +295,25 @@ def test_a_mask_embedding_of_its_own_is_refused(target: Path, tmp_path: Path) ->
     (directory / "mask_embedding.pt").write_bytes(b"")
     with pytest.raises(OutriderError, match="reads only the target's embedding"):
         check_speculator(directory, target)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize(
+    ("chosen", "theta"), [({}, 1e4), ({"rope_theta": "target"}, 1e6), ({"rope_theta": 5e5}, 5e5)]
+)
+def test_a_new_head_has_the_rotary_base_of_the_recipe(
+    name: str, chosen: dict[str, Any], theta: float
+) -> None:
+    target_config = {
+        "hidden_size": HIDDEN,
+        "intermediate_size": HIDDEN,
+        "vocab_size": VOCAB,
+        "num_hidden_layers": 8,
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 40960,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+    }
+    kind = trainable_kind(name)
+    config = kind.config(target_config, HeadConfig(**chosen), None)
+    assert config["rope_theta"] == theta
+    assert "rope_theta" in kind.head_keys
