@@ -23,7 +23,7 @@ HEADS = {
     "eagle3, MLA, 3.1": {"mla": True, "norm_output": True, "fc_norm": True},
     "eagle3, SpecForge": {
         "eagle_aux_hidden_state_layer_ids": None,
-        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 7, 12]},
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]},  # before 2, 3 and 4
     },
     "eagle3, llama3": {
         "partial_rotary_factor": 0.5,

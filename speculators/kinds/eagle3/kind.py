@@ -257,7 +257,9 @@ class Eagle3(TrainableKind):
             latent = {key: layer.get(key) for key in OF_LATENT_ATTENTION}
             names = self.names(headers).items()
             shapes = {name: headers[stored].shape for name, stored in names if name != T2D}
-            return shape, latent, shapes
+            # An engine that was started without this key may capture other layers than the shape's.
+            for_vllm = bool(config.get(LAYER_IDS))
+            return shape, latent, shapes, for_vllm
 
         try:
             return described(Path(first)) == described(Path(second))

@@ -336,22 +336,25 @@ def completed_config(
     `use_aux_hidden_state` for false.
     """
     completed = dict(config)
-    layers = auxiliary_layers(config, target_config["num_hidden_layers"], path)
+    count = target_config["num_hidden_layers"]
+    layers = auxiliary_layers(config, count, path)
     eagle = dict(config.get("eagle_config") or {})
     states = config.get("num_aux_hidden_states")
     if states is None:
         states = len(eagle.get(LAYER_IDS) or ()) or DEFAULT_AUX_STATES
-    if layers and not config.get(LAYER_IDS):
-        named = named_layers(layers, target_config)
-        eagle |= named["eagle_config"]
-        completed |= named
-        completed["eagle_config"] = eagle
-    elif "speculators_model_type" not in config:
-        read = len(layers or default_layers(target_config["num_hidden_layers"]))
+    if "speculators_model_type" not in config:
+        read = len(layers or default_layers(count))
         if states != read and (layers or not states):
             completed["num_aux_hidden_states"] = read
+        if layers:
+            completed[LAYER_IDS] = list(layers)
+        # Without nested ids, SGLang has vLLM's default.
+        if layers and (eagle.get(LAYER_IDS) or layers != default_layers(count)):
+            eagle[LAYER_IDS] = sglang_ids(layers, target_config)
     if "use_aux_hidden_state" in eagle and eagle["use_aux_hidden_state"] is None:
-        completed["eagle_config"] = eagle | {"use_aux_hidden_state": True}
+        eagle["use_aux_hidden_state"] = True
+    if eagle != (config.get("eagle_config") or {}):
+        completed["eagle_config"] = eagle
     return completed
 
 

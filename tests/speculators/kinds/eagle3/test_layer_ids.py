@@ -67,7 +67,9 @@ def captured_by_vllm(config: dict[str, Any], count: int = COUNT) -> list[tuple[i
 
 def captured_by_sglang(config: dict[str, Any], target: dict[str, Any]) -> tuple[int, ...]:
     """`set_eagle3_layers_to_capture` of llama.py and qwen3.py, and of deepseek_v2.py (#25454)."""
-    ids = config["eagle_config"][IDS]
+    ids = (config.get("eagle_config") or {}).get(IDS)
+    if not ids:
+        return default_layers(target["num_hidden_layers"])
     if target["architectures"] != ["DeepseekV3ForCausalLM"] or ids[0] == 1:
         ids = [index + 1 for index in ids]
     return tuple(sorted(ids))
@@ -122,8 +124,7 @@ def test_published_spellings_are_read_and_served_alike(
     assert read == layers
     served = completed_config(keys, target, "config.json")
     assert captured_by_vllm(served, count) == [layers] * 2
-    if served.get(IDS) and served.get("eagle_config"):
-        assert captured_by_sglang(served, target) == layers
+    assert captured_by_sglang(served, target) == layers
     if auxiliary_layers(keys, count, "") is not None and len(layers) != 3:
         assert served["num_aux_hidden_states"] == len(layers)
     assert completed_config(served, target, "config.json") == served
@@ -143,6 +144,17 @@ def test_keys_that_disagree_are_refused_with_both() -> None:
     keys = {"eagle_config": {IDS: [1, 15, 28], "layer_ids": [1, 15, 28]}}
     with pytest.raises(OutriderError, match=r"\[2, 16, 29\].*layer_ids = \[1, 15, 28\]"):
         auxiliary_layers(keys, 32, "config.json")
+
+
+@given(layers=ascending(1, 2), target=st.sampled_from([LLAMA, DEEPSEEK]), nested=st.booleans())
+def test_a_base_with_vllms_key_is_exported_for_sglang_too(
+    layers: list[int], target: dict[str, Any], nested: bool
+) -> None:
+    """Heads without nested ids, or with a copy of vLLM's, which SGLang counts otherwise."""
+    keys: dict[str, Any] = {IDS: layers} | ({"eagle_config": {IDS: layers}} if nested else {})
+    served = completed_config(keys, target, "config.json")
+    assert captured_by_vllm(served) == [tuple(layers)] * 2
+    assert captured_by_sglang(served, target) == tuple(layers)
 
 
 def test_a_null_use_aux_hidden_state_is_served_as_true() -> None:
@@ -186,6 +198,7 @@ def test_a_base_is_trained_served_and_exported_with_the_same_layers(tmp_path: Pa
         assert served_directory(directory, target, tmp_path / "cache") == directory
     assert EAGLE3.swappable(served, tmp_path / "custom")
     # Read as written, V1 would take layers 1, 3 and 4, and V2 its default.
+    assert not EAGLE3.swappable(base, tmp_path / "custom")
     assert captured_by_vllm(read_json(base / "config.json"), 8) == [(1, 3, 4), (2, 4, 5)]
 
 
