@@ -215,7 +215,7 @@ def first_release(
     bundle that drafts `k` tokens per step and has no evaluation evidence.
     """
     from outrider.serving.bundle.bundle import export_bundle
-    from outrider.serving.speculator import Drafting, Speculator, served_base
+    from outrider.serving.speculator import Drafting, Speculator, served_directory
     from outrider.speculators.kinds import trainable_kind_of
 
     if not directory.is_dir():
@@ -230,7 +230,7 @@ def first_release(
     engine = engine or EngineConfig()
     with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
         # If `directory` is the whole target, only its own speculator is kept.
-        speculator = served_base(directory, directory, Path(folder)) if whole else directory
+        speculator = served_directory(directory, directory, Path(folder)) if whole else directory
         out = Path(folder) / "bundle"
         drafting = Drafting(Speculator.named(speculator), k, sample_method)
         export_bundle(

@@ -11,7 +11,8 @@ from outrider.eval.config import ANSWERS, EvalConfig
 from outrider.eval.lossless.task_accuracy import task_file, task_of
 from outrider.pipeline.paths import check_traffic
 from outrider.pipeline.recipe.recipe import Recipe
-from outrider.serving.vllm_arguments import pipeline_refusal, runner_refusal
+from outrider.serving.speculator import Drafting, Speculator
+from outrider.serving.vllm_arguments import pipeline_refusal, speculator_refusal
 from outrider.serving.vllm_hooks.version import untried_version, vllm_version
 from outrider.speculators.base import base_of, is_directory, warm_directory
 from outrider.speculators.checkpoints.architectures import is_supported
@@ -55,9 +56,19 @@ def check(recipe: Recipe, dry_run: bool = False, serves: bool = True) -> None:
         _check_quantization(target, recipe)
         check_target(target, recipe.speculator, dry_run)
     if is_directory(base := recipe.speculator.base):
-        served = kind_of(Path(str(base)).expanduser())
-        if refusal := runner_refusal(served, recipe.serving.engine):
-            raise OutriderError(f"speculator.base = {base}: {refusal}")
+        directory = Path(str(base)).expanduser()
+        served = Speculator(kind_of(directory).name, directory)
+        check_served(served, recipe, f"speculator.base = {base}", recipe.eval.current_k)
+
+
+def check_served(
+    speculator: Speculator, recipe: Recipe, where: str, own_k: int | None = None
+) -> None:
+    """Checks that the recipe's engine can serve a speculator; `own_k`: its drafts per step."""
+    same_k = recipe.speculator.depth if recipe.eval.k == "auto" else recipe.eval.k
+    drafting = Drafting(speculator, own_k or same_k)
+    if refusal := speculator_refusal(drafting, recipe.serving.engine):
+        raise OutriderError(f"{where}: {refusal}")
 
 
 QUANTIZATIONS = frozenset({

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from outrider.common.files import read_json
-from outrider.common.fingerprint import file_digest, sampled_digest
+from outrider.common.files import link_or_copy, publish, read_json, write_json
+from outrider.common.fingerprint import file_digest, sampled_digest, value_digest
 from outrider.speculators.checkpoints.layout import read_layout
 from outrider.speculators.features import FeatureSpec
 from outrider.speculators.kinds import (
@@ -90,7 +90,9 @@ class Speculator:
         config, target_config = (
             read_json(Path(folder) / "config.json") for folder in (self.directory, target_dir)
         )
-        return kind.features(config, target_config)
+        features = kind.features(config, target_config)
+        kind.check_unrolled(self.directory, target_dir)
+        return features
 
     @property
     def speculates(self) -> bool:
@@ -151,16 +153,40 @@ class Drafting:
         )
 
 
-def served_base(base_dir: Path, target_dir: Path, cache: Path) -> Path:
-    """Returns `base_dir`, or a copy of the target's own speculator.
+def served_directory(directory: Path, target_dir: Path, cache: Path) -> Path:
+    """The directory from which engines load a speculator: `directory`, or a copy in `cache`.
 
     vLLM loads a drafter by walking every shard of the directory that `--speculative-config` names.
-    If `base_dir` is the target's directory, as for DeepSeek-R1's MTP layer, 671 GB would be read a
-    second time to load 11.6 GB; the copy avoids this. It is named after a digest of the
-    speculator's files, so runs share it.
+    If that is the target's directory, as for DeepSeek-R1's MTP layer, 671 GB would be read a second
+    time to load 11.6 GB; the copy avoids this. A head whose config.json would make engines read
+    other states than it was made for has a copy with the kind's `served_config`. A copy is named
+    after a digest of the speculator's files, so runs share it.
     """
-    if base_dir.resolve() != target_dir.resolve():
-        return base_dir
+    if directory.resolve() == target_dir.resolve():
+        return _copy_of_native(target_dir, cache)
+    kind = kind_of(directory)
+    if not isinstance(kind, TrainableKind):
+        return directory
+    path = directory / "config.json"
+    config = read_json(path)
+    served = kind.served_config(config, read_json(target_dir / "config.json"), path)
+    if served == config:
+        return directory
+    files = sorted(file for file in directory.iterdir() if file.is_file() and file != path)
+    digest = value_digest([served, sampled_digest(files)])
+    copy = cache / f"{kind.name}-{digest[:16]}"
+    if not (copy / "config.json").is_file():
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        with publish(copy) as temporary:
+            temporary.mkdir()
+            for file in files:
+                link_or_copy(file.resolve(), temporary / file.name)
+            write_json(temporary / "config.json", served)
+    return copy
+
+
+def _copy_of_native(target_dir: Path, cache: Path) -> Path:
+    """A copy of the target's own speculator."""
     kind = trainable_kind_of(target_dir)
     layout = read_layout(target_dir)
     names = ["config.json", *layout.files(kind.native_tensors(layout))]

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.common.errors import OutriderError
+from outrider.common.files import read_json
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.hooked import HOOKED
 from outrider.serving.speculator import Drafting
@@ -66,6 +67,28 @@ def pipeline_refusal(engine: EngineConfig) -> str | None:
         " none; serve with as many GPUs in tensor parallelism:"
         f" serving.engine.pipeline_parallel=1 serving.engine.tensor_parallel={ranks}"
     )
+
+
+def speculator_refusal(drafting: Drafting, engine: EngineConfig) -> str | None:
+    """Why the engine cannot draft as `drafting` describes; None if it can."""
+    kind = drafting.speculator.family
+    directory = drafting.speculator.directory
+    if refusal := runner_refusal(kind, engine):
+        return refusal
+    path = (directory or Path()) / "config.json"
+    if directory is None or not path.is_file():
+        return None
+    config = read_json(path)
+    if runs_on_cpu() and (refusal := kind.cpu_refusal(config)):
+        return f"{path}: {refusal}"
+    most = kind.most_drafts(config)
+    if most is not None and drafting.k > most:
+        return (
+            f"{path}: block_size = {config['block_size']}: {kind.in_words} of this block drafts at"
+            f" most {most} tokens a step, not {drafting.k}; set speculator.depth, and eval.k and"
+            f" eval.current_k if they are set, to at most {most}"
+        )
+    return None
 
 
 def engine_environment(engine: EngineConfig) -> dict[str, str]:
@@ -136,7 +159,7 @@ def engine_arguments(
         return arguments
     if drafting.speculator.directory is not None and (refusal := pipeline_refusal(engine)):
         raise OutriderError(refusal)
-    if refusal := runner_refusal(drafting.speculator.family, engine):
+    if refusal := speculator_refusal(drafting, engine):
         raise OutriderError(refusal)
     if settings := drafting.settings():
         arguments["speculative_config"] = settings

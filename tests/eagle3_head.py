@@ -94,6 +94,7 @@ def write_eagle3_head(
     }
     if layers is not None:
         ids = {"eagle_aux_hidden_state_layer_ids": list(layers)}
+        settings |= ids  # vLLM's key; the nested one gives vLLM the number of states
         settings["eagle_config"] = ids | ({"norm_before_fc": True} if norm_before_fc else {})
     (directory / "config.json").write_text(json.dumps(settings | form | changed, indent=2))
     return directory

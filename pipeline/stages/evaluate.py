@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING
 from outrider.common.files import link_or_copy, publish, read_json, write_json
 from outrider.common.fingerprint import path_digest
 from outrider.eval.results.sections import KindSpeed
+from outrider.pipeline.preflight import check_served
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stage import Options, Result, Settings, Stage
 from outrider.pipeline.stages.sources import (
     parts_in_use,
     section,
+    served,
     served_base_of,
     sessions_of_split,
     target_and_base_digests,
@@ -144,7 +146,7 @@ def evaluation_context(
         draft_sample_method=recipe.speculator.draft_sample_method,
         settings=recipe.eval,
         depth=recipe.speculator.depth,
-        speculators={"base": base, "custom": Speculator.named(speculator)},
+        speculators={"base": base, "custom": served(Speculator.named(speculator), run, recipe)},
         data=data,
         folders=EvaluationFolders(
             run=run.root, out=out, report=report, logs=run.attempt(), trained=run.trained
@@ -213,10 +215,12 @@ def discard_speeds(run: RunDirectory, stage: str) -> None:
 
 def resolve_speculator(name: str, recipe: Recipe) -> Options:
     """Checks `--speculator` against the target, before anything runs; returns its options."""
-    directory = Speculator.named(name).directory
+    speculator = Speculator.named(name)
+    directory = speculator.directory
     if directory is None:
-        return {"speculator": Speculator.named(name).kind, "weights": None}
+        return {"speculator": speculator.kind, "weights": None}
     if (directory / MANIFEST).exists():
         bundle_digest(directory)  # raises if a file differs from the manifest
     check_speculator(directory, recipe.target.training_directory())
+    check_served(speculator, recipe, f"--speculator {name}")
     return {"speculator": str(directory.resolve()), "weights": path_digest(directory)}

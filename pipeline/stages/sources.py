@@ -1,5 +1,6 @@
 """Inputs that several stages share: recipe sections, target, logs, parts."""
 
+import dataclasses
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -9,7 +10,7 @@ from outrider.common.fingerprint import ABSENT, path_digest, store_identity, val
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stage import Settings
-from outrider.serving.speculator import Speculator, served_base
+from outrider.serving.speculator import Speculator, served_directory
 from outrider.speculators.base import base_of, is_directory
 
 
@@ -62,12 +63,18 @@ def log_digest(source: str) -> str:
 
 def served_base_of(run: RunDirectory, recipe: Recipe) -> Speculator:
     """The speculator in use, with the directory from which engines load it."""
-    target_dir = recipe.target.directory()
-    base = base_of(recipe.speculator.base, target_dir)
-    if base.directory is None:
-        return Speculator(base.kind.name)
+    base = base_of(recipe.speculator.base, recipe.target.directory())
+    return served(Speculator(base.kind.name, base.directory), run, recipe)
+
+
+def served(speculator: Speculator, run: RunDirectory, recipe: Recipe) -> Speculator:
+    """The speculator, with the directory from which engines load it."""
+    if speculator.directory is None:
+        return speculator
     shared = run.root.parent / ".shared"  # shared by all runs on this target
-    return Speculator(base.kind.name, served_base(base.directory, target_dir, shared))
+    target_dir = recipe.target.directory()
+    directory = served_directory(speculator.directory, target_dir, shared)
+    return dataclasses.replace(speculator, directory=directory)
 
 
 def parts_in_use(run: RunDirectory) -> dict[str, list[str]]:

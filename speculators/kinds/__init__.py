@@ -108,7 +108,8 @@ def kind_of(directory: Path) -> DrafterKind:
     raise OutriderError(
         f"{path}: architectures = {config.get('architectures') or []}: not a known speculator. A"
         f" directory must be {', or '.join(known)}; kinds without a directory are"
-        f" {', '.join(weightless_names())}"
+        f" {', '.join(weightless_names())}. An endpoint that serves another drafter can be measured"
+        " with `outrider eval --server URL`"
     )
 
 

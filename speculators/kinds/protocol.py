@@ -131,6 +131,14 @@ class DrafterKind:
     def hook_engine(self) -> None:
         """Changes vLLM in an engine's process (serving/vllm_hooks/plugin.py); may run twice."""
 
+    def cpu_refusal(self, config: Mapping[str, Any]) -> str | None:
+        """Why vLLM on a CPU cannot serve a directory with this config.json; None if it can."""
+        return None
+
+    def most_drafts(self, config: Mapping[str, Any]) -> int | None:
+        """Largest K for which a directory with this config.json was made; None without a limit."""
+        return None
+
     def vllm_settings(
         self,
         directory: Path | None,
@@ -225,6 +233,15 @@ class TrainableKind(DrafterKind):
 
         With `config_only` (`--dry-run`), weights need not be present.
         """
+
+    def check_unrolled(self, directory: Path, target_dir: Path) -> None:
+        """Raises an `OutriderError` if the engine serves a directory that is not unrolled here."""
+
+    def served_config(
+        self, config: Mapping[str, Any], target_config: Mapping[str, Any], path: object
+    ) -> Mapping[str, Any]:
+        """config.json, at `path`, from which the engine computes what is trained."""
+        return config
 
     def build(
         self, config: Mapping[str, Any], target_config: Mapping[str, Any], source: object

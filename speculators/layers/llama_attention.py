@@ -1,6 +1,7 @@
 """Llama's attention in two halves, for the unroll: project and combine.
 
-    attention = LlamaAttention(hidden=192, heads=3, kv_heads=3, head_dim=64, theta=1e4, into=384)
+    rope = head_rope(config, theta=10000.0)
+    attention = LlamaAttention(hidden=192, heads=3, kv_heads=3, head_dim=64, rope=rope, into=384)
     q, key, value = attention.project(x_NX, position_N)
     attention = Glm4MoeAttention(config)
 
@@ -12,11 +13,15 @@ Shapes: N tokens after any leading dimensions, X width of the input, A heads, G 
 values, D dims of a head, R rotated dims of a head, H hidden.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from outrider.speculators.layers.attention import Config, RMSNorm, by_head
 from outrider.speculators.layers.rope import rope_of
+from outrider.speculators.layers.rotary import Rotary
 
 Tables = tuple[Tensor, Tensor]
 """Cosine and sine [1, N, R/2] of the angles at N positions."""
@@ -32,17 +37,15 @@ class LlamaAttention(nn.Module):
         heads: int,
         kv_heads: int,
         head_dim: int,
-        theta: float,
+        rope: Mapping[str, Any],
         into: int,
         norm_eps: float | None = None,
         bias: bool = False,
-        rotated_share: float = 1.0,
     ):
         super().__init__()
         self.heads = heads
         self.kv_heads = kv_heads
-        self.theta = theta
-        self.rotary_dim = int(head_dim * rotated_share)
+        self.rotary = Rotary(head_dim, rope)
         self.softmax_scale = head_dim**-0.5
         self.q_proj = nn.Linear(into, heads * head_dim, bias=bias)
         self.k_proj = nn.Linear(into, kv_heads * head_dim, bias=bias)
@@ -75,10 +78,7 @@ class LlamaAttention(nn.Module):
 
     def tables(self, position_N: Tensor) -> Tables:
         """Cosine and sine of the angles at these positions."""
-        exponent = torch.arange(0, self.rotary_dim, 2, dtype=torch.float32) / self.rotary_dim
-        frequency = (self.theta**-exponent).to(position_N.device)
-        angle = position_N[..., None, :, None].float() * frequency
-        return angle.cos(), angle.sin()
+        return self.rotary.tables(position_N)
 
     def rotated(self, heads_AMD: Tensor, tables: Tables) -> Tensor:
         """Rotates queries or keys to [A, N, D]; a single row is broadcast."""
@@ -99,17 +99,17 @@ class Glm4MoeAttention(LlamaAttention):
     """The attention of GLM-4.5 to 4.7 (`glm4_moe`), from config.json."""
 
     def __init__(self, config: Config):
-        rope = {"partial_rotary_factor": 0.5, **config, **rope_of(config)}
+        share = config.get("partial_rotary_factor", 0.5)
+        rope = {"partial_rotary_factor": share, **rope_of(config)}
         super().__init__(
             hidden=config["hidden_size"],
             heads=config["num_attention_heads"],
             kv_heads=config["num_key_value_heads"],
             head_dim=config["head_dim"],
-            theta=rope["rope_theta"],
+            rope=rope,
             into=config["hidden_size"],
             norm_eps=config["rms_norm_eps"] if config["use_qk_norm"] else None,
             bias=config["attention_bias"],
-            rotated_share=rope["partial_rotary_factor"],
         )
 
 

@@ -11,7 +11,7 @@ from outrider.live.endpoint_file import load_endpoint
 from outrider.serving.bundle.bundle import export_bundle
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.hooked import SWAP_EXTENSION
-from outrider.serving.speculator import Drafting, Speculator, served_base
+from outrider.serving.speculator import Drafting, Speculator, served_directory
 from tests.eval.slow_drafter import SLOW_DRAFTER_EXTENSION, SLOW_START
 from tests.live.releases import release
 
@@ -35,7 +35,7 @@ def test_a_faster_replica_promotes_no_slower_release(nano_r1, monkeypatch, tmp_p
     engine = EngineConfig(max_model_len=1024, max_num_seqs=8, kv_cache_gb=0.5)
     target = TargetConfig(model=str(nano_r1))
     speculators = {
-        "equal": served_base(nano_r1, nano_r1, tmp_path),
+        "equal": served_directory(nano_r1, nano_r1, tmp_path),
         "worse": release(nano_r1, tmp_path / "noise", noise=1.0),
     }
     for name, directory in speculators.items():

@@ -6,7 +6,7 @@ from outrider.common.errors import OutriderError
 from outrider.eval.replay.draft_parity import draft_parity, record
 from outrider.serving.config import EngineConfig
 from outrider.serving.engine import CAPTURE_EXTENSION, AskedRow, open_engine
-from outrider.serving.speculator import Drafting, Speculator
+from outrider.serving.speculator import Drafting, Speculator, served_directory
 from outrider.speculators.kinds import check_speculator, kind_of, lookup_names
 from outrider.speculators.parity import ParityConfig, complaint
 from tests.dflash_head import write_dflash_head
@@ -21,7 +21,28 @@ HEADS = {
     "eagle3, 3.1": {"norm_output": True, "norm_before_fc": True},
     "p_eagle": {"pard_token": 2, "fc_norm": True},
     "eagle3, MLA, 3.1": {"mla": True, "norm_output": True, "fc_norm": True},
+    "eagle3, SpecForge": {
+        "eagle_aux_hidden_state_layer_ids": None,
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]},  # before 2, 3 and 4
+    },
+    "eagle3, llama3": {
+        "partial_rotary_factor": 0.5,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        },
+    },
     "dflash": {"heads": 4, "kv_heads": 2},
+    "dflash, yarn": {
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    },
 }
 SLOW = [*list(HEADS)[1:], *lookup_names()]
 PARITY = ParityConfig(prompts=8, max_tokens=24, anchors=120)
@@ -47,10 +68,11 @@ def test_it_drafts_and_the_text_is_the_same(engine, target, prompts, k, tmp_path
         speculator = Speculator.named(kind)
     else:
         for seed, name in enumerate(("first", "second")):
-            write = write_dflash_head if kind == "dflash" else write_eagle3_head
-            heads[name] = write(
+            write = write_dflash_head if kind.startswith("dflash") else write_eagle3_head
+            written = write(
                 target.directory(), tmp_path / name, seed, layers=(1, 2, 3), **HEADS[kind]
             )
+            heads[name] = served_directory(written, target.directory(), tmp_path / "cache")
             check_speculator(heads[name], target.directory())
         speculator = Speculator.named(heads["first"])
         assert speculator.swaps_with(Speculator.named(heads["second"]))

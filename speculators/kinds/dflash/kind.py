@@ -8,8 +8,9 @@ consists only of keys and values projected from fc(auxiliary states), without to
 queries. The block is not causal: every slot attends to the context and to all K + 1 slots, so the
 drafts depend on K, and a step with fewer slots would draft different tokens.
 
-The head has one layer and is stored like an EAGLE-3 head, with other tensor names and another
-config.json. Other files: dflash/shape.py (config.json), dflash/layer.py (the module).
+A head that is trained has one layer and is stored like an EAGLE-3 head, with other tensor names and
+another config.json. Heads of several layers are served on GPUs, and counted. Other files:
+dflash/shape.py (config.json), dflash/layer.py (the module).
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,9 +24,12 @@ from outrider.speculators.checkpoints.layout import CheckpointLayout
 from outrider.speculators.checkpoints.safetensors_headers import tensor_headers
 from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.kinds.dflash.shape import (
+    cpu_refusal,
     is_dflash,
+    most_drafts,
     plain_config,
     read_shape,
+    served_shape,
     speculators_config,
     tensor_names,
 )
@@ -48,11 +52,11 @@ class DFlash(Eagle3):
     name = "dflash"
     in_words = "a DFlash head"
     directory_in_words: str | None = (
-        "a DFlash checkpoint (config.json with dflash_config, and the weights of one layer)"
+        "a DFlash checkpoint (config.json of a DFlashDraftModel, and its weights)"
     )
     fixed_k = True
     one_block = True
-    head_keys: frozenset[str] = frozenset(("layers", "draft_vocabulary"))
+    head_keys: frozenset[str] = frozenset(("layers", "draft_vocabulary", "rope_theta"))
 
     def recognizes(self, config: Mapping[str, Any]) -> bool:
         """True for a DFlash head's config.json, with any number of layers."""
@@ -63,6 +67,26 @@ class DFlash(Eagle3):
     ) -> EagleShape:
         """Reads the shape of the head whose config.json is at `path`."""
         return read_shape(config, target_config, path)
+
+    def served_shape(
+        self, config: Mapping[str, Any], target_config: Mapping[str, Any], path: object
+    ) -> EagleShape:
+        """The shape of a head that may have several layers or a window."""
+        return served_shape(config, target_config, path)
+
+    def served_config(
+        self, config: Mapping[str, Any], target_config: Mapping[str, Any], path: object
+    ) -> Mapping[str, Any]:
+        """config.json as it is: all engines read the layers from the same key."""
+        return config
+
+    def cpu_refusal(self, config: Mapping[str, Any]) -> str | None:
+        """Refuses heads of several layers."""
+        return cpu_refusal(config)
+
+    def most_drafts(self, config: Mapping[str, Any]) -> int | None:
+        """Slots of the head's block that draft."""
+        return most_drafts(config)
 
     def new_module(self, shape: EagleShape, target_ids_D: "Tensor | None") -> "StoredHead":
         """The module, without initial weights."""
@@ -87,9 +111,9 @@ class DFlash(Eagle3):
         return speculators_config(config, target_config, target, drafts)
 
     def check(self, directory: Path, target: CheckpointLayout) -> None:
-        """Checks layer count, vocabulary, widths, target layers, shapes and finiteness."""
+        """Checks vocabulary, widths, target layers, shapes and finiteness."""
         path = Path(directory) / "config.json"
-        shape = self.shape(read_json(path), target.config, path)
+        shape = self.served_shape(read_json(path), target.config, path)
         if (Path(directory) / f"{MASK_EMBEDDING}.pt").exists():
             raise OutriderError(
                 f"{Path(directory) / MASK_EMBEDDING}.pt: a separate embedding of the mask token,"

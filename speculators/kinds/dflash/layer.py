@@ -105,7 +105,7 @@ class BlockLayer(nn.Module):
             heads=shape.heads,
             kv_heads=shape.kv_heads,
             head_dim=shape.head_dim,
-            theta=shape.theta,
+            rope=shape.rope,
             into=hidden,
             norm_eps=eps,
         )

@@ -21,13 +21,18 @@ from outrider.speculators.kinds.eagle3.shape import (
     check_layers,
     checkpoint_names,
     chosen_layers,
+    chosen_theta,
     layer_config,
     llama_widths,
     of_speculators,
     one_layer_config,
     spare_token,
+    unsupported_head,
 )
-from outrider.speculators.layers.rope import rope_of
+from outrider.speculators.kinds.eagle3.shape import (
+    LAYER_IDS as TOP_LEVEL_IDS,
+)
+from outrider.speculators.layers.rope import head_rope, refused_rope
 
 ARCHITECTURE = "DFlashDraftModel"
 NAME_OF_SPECULATORS = "dflash"
@@ -37,34 +42,43 @@ SECTION = "dflash_config"
 LAYER_IDS = "target_layer_ids"
 LAYER_IDS_OF_SPECULATORS = "aux_hidden_state_layer_ids"
 MASK_TOKEN = "mask_token_id"
+FROM_ANCHOR = "sample_from_anchor"
 DEFAULT_THETA = 1_000_000.0
 """Base of the rotary embedding if config.json has none."""
 
 
 def is_dflash(config: Mapping[str, Any]) -> bool:
-    """True for a DFlash head's config.json, with any number of layers."""
+    """True for a DFlash head's config.json, with any number of layers.
+
+    Other drafters have the section too: DSparkDraftModel is DeepSeek-V4's own, and vLLM 0.32 has no
+    DominoDraftModel.
+    """
+    architectures = config.get("architectures") or []
     return (
         config.get("speculators_model_type") == NAME_OF_SPECULATORS
-        or ARCHITECTURE in (config.get("architectures") or [])
-        or SECTION in config
+        or ARCHITECTURE in architectures
+        or (SECTION in config and not architectures)
     )
 
 
 def read_shape(
     config: Mapping[str, Any], target_config: Mapping[str, Any], path: object
 ) -> EagleShape:
-    """Reads the config.json at `path`; raises an `OutriderError` for unsupported heads."""
+    """Reads the config.json at `path`; raises an `OutriderError` if the head is not unrolled."""
+    _check_unrolled(config, path)
+    return served_shape(config, target_config, path)
+
+
+def served_shape(
+    config: Mapping[str, Any], target_config: Mapping[str, Any], path: object
+) -> EagleShape:
+    """The shape of a head that the engine serves; `_check_unrolled` has what is not unrolled."""
     layer = layer_config(config)
     section = config.get(SECTION) or {}
-    of_speculators = "speculators_model_type" in config
-    _check_supported(layer, section, config, path)
-    if of_speculators:
-        key = LAYER_IDS_OF_SPECULATORS
-        layers = config.get(LAYER_IDS_OF_SPECULATORS) or []
-    else:
-        key = f"{LAYER_IDS} + 1"
-        layers = [index + 1 for index in section.get(LAYER_IDS, config.get(LAYER_IDS)) or ()]
+    _check_served(layer, section, config, path)
+    layers = layers_read(config, path)
     mask = section.get(MASK_TOKEN, config.get(MASK_TOKEN))
+    key = LAYER_IDS_OF_SPECULATORS if "speculators_model_type" in config else f"{LAYER_IDS} + 1"
     check_layers(layers, target_config["num_hidden_layers"], f"{path}: {key}")
     if mask is None or not 0 <= mask < layer["vocab_size"]:
         raise OutriderError(
@@ -84,10 +98,41 @@ def read_shape(
         heads=heads,
         kv_heads=layer.get("num_key_value_heads") or heads,
         head_dim=layer.get("head_dim") or hidden // heads,
-        theta=rope_of(layer, DEFAULT_THETA)["rope_theta"],
+        rope=head_rope(layer, DEFAULT_THETA),
         latent=None,
         mask_token=mask,
     )
+
+
+def layers_read(config: Mapping[str, Any], path: object) -> list[int]:
+    """The target's layers before which the engine reads the states, as EAGLE-3 numbers them."""
+    if "speculators_model_type" in config:
+        return list(config.get(LAYER_IDS_OF_SPECULATORS) or [])
+    section = config.get(SECTION) or {}
+    ids = section.get(LAYER_IDS) or config.get(LAYER_IDS) or ()
+    layers = [index + 1 for index in ids]
+    of_engine = list(config.get(TOP_LEVEL_IDS) or layers)  # gpu_model_runner.py, eagle3_utils.py
+    if of_engine != layers:
+        raise OutriderError(
+            f"{path}: {LAYER_IDS} = {list(ids)} are the residual streams before layers {layers},"
+            f" but vLLM reads those before layers {of_engine}, which {TOP_LEVEL_IDS} names; remove"
+            " the wrong key"
+        )
+    return layers
+
+
+def most_drafts(config: Mapping[str, Any], from_anchor: bool = False) -> int | None:
+    """Drafts of the block that the head was trained with; None if config.json has no block.
+
+    The first of `block_size` slots drafts only with `sample_from_anchor`; `from_anchor` is its
+    default.
+    """
+    section = config.get(SECTION) or {}
+    block = config.get("block_size", section.get("block_size"))
+    if block is None:
+        return None
+    from_anchor = section.get(FROM_ANCHOR, config.get(FROM_ANCHOR, from_anchor))
+    return int(block) if from_anchor else int(block) - 1
 
 
 def plain_config(target_config: Mapping[str, Any], head: HeadConfig, drafts: int) -> dict[str, Any]:
@@ -97,6 +142,7 @@ def plain_config(target_config: Mapping[str, Any], head: HeadConfig, drafts: int
         "architectures": [ARCHITECTURE],
         "model_type": "qwen3",
         **llama_widths(target_config["hidden_size"]),
+        "rope_theta": chosen_theta(target_config, head),
         **one_layer_config(target_config, head, drafts),
         "layer_types": ["full_attention"],
         SECTION: {
@@ -148,40 +194,56 @@ def tensor_names(stored: Iterable[str]) -> dict[str, str]:
     return names
 
 
-def _check_supported(
+def cpu_refusal(config: Mapping[str, Any]) -> str | None:
+    """Why vLLM on a CPU cannot serve the head; None if it can."""
+    count = layer_config(config).get("num_hidden_layers", 1)
+    if count == 1:
+        return None
+    return (
+        f"num_hidden_layers = {count}: vLLM 0.32 on a CPU silently norms the keys of all layers of"
+        " such a head with the first layer's weight; measure it on a GPU, or an endpoint that"
+        " serves it with `outrider eval --server URL`"
+    )
+
+
+def _check_unrolled(config: Mapping[str, Any], path: object) -> None:
+    layer = layer_config(config)
+    section = config.get(SECTION) or {}
+    count = layer.get("num_hidden_layers", 1)
+    rotation = refused_rope(head_rope(layer, DEFAULT_THETA))
+    if count != 1:
+        raise OutriderError(unsupported_head(path, f"num_hidden_layers = {count}"))
+    if "sliding_attention" in (layer.get("layer_types") or ()) or section.get("use_swa"):
+        raise OutriderError(unsupported_head(path, "a sliding window (layer_types or use_swa)"))
+    if rotation:
+        raise OutriderError(unsupported_head(path, rotation))
+
+
+def _check_served(
     layer: Mapping[str, Any], section: Mapping[str, Any], config: Mapping[str, Any], path: object
 ) -> None:
-    count = layer.get("num_hidden_layers", 1)
-    if count != 1:
-        raise OutriderError(
-            f"{path}: num_hidden_layers = {count}: Outrider serves, trains and replays only heads"
-            " with one layer, since vLLM 0.32 on a CPU silently norms the keys of all layers with"
-            " the first layer's weight; train a head with one layer (speculator.base: none)"
-        )
     causal = section.get("causal", config.get("is_causal"))
     if "speculators_model_type" in config:
         # vLLM takes `false` to mean a causal block.
         causal = not config.get("sliding_window_non_causal", True)
     wrong = {
         "causal": bool(causal),
-        "layer_types": "sliding_attention" in (layer.get("layer_types") or ()),
-        "use_swa": section.get("use_swa"),
         "attention_sink_bias": section.get(
             "attention_sink_bias", layer.get("add_swa_attention_sink_bias")
         ),
         "attention_value_scale": section.get("attention_value_scale"),
         "use_aux_hidden_state": {**config, **section}.get("use_aux_hidden_state") is False,
-        "sample_from_anchor": section.get("sample_from_anchor"),
+        FROM_ANCHOR: section.get(FROM_ANCHOR),
         "attention_bias": layer.get("attention_bias"),
         "is_neox_style": layer.get("is_neox_style", True) is False,
         "hidden_act": layer.get("hidden_act", "silu") != "silu",
         "logit_scale": config.get("logit_scale", 1.0) != 1.0,
-        "rope_type": rope_of(layer)["rope_type"] != "default",
     }
     for key, differs in wrong.items():
         if differs:
             raise OutriderError(
                 f"{path}: {key}: Outrider neither trains nor replays such a head. It trains and"
-                " replays heads with full, non-causal attention, SiLU, no biases"
-                " and a plain rotary embedding; train one from scratch (speculator.base: none)"
+                " replays heads with full, non-causal attention, SiLU and no biases; train one from"
+                " scratch (speculator.base: none), or measure an endpoint that serves this one with"
+                " `outrider eval --server URL`"
             )

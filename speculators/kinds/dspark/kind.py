@@ -26,8 +26,10 @@ from outrider.speculators.kinds.dflash.kind import DFlash
 from outrider.speculators.kinds.dspark.shape import (
     ARCHITECTURE,
     NAME_OF_SPECULATORS,
+    most_drafts,
     plain_config,
     read_shape,
+    served_shape,
     speculators_config,
 )
 from outrider.speculators.kinds.eagle3.shape import EagleShape
@@ -44,7 +46,7 @@ class DSpark(DFlash):
     name = "dspark"
     in_words = "a DSpark head"
     directory_in_words: str | None = (
-        f"a DSpark checkpoint (config.json of a {ARCHITECTURE}, and the weights of one layer)"
+        f"a DSpark checkpoint (config.json of a {ARCHITECTURE}, and its weights)"
     )
     needs_v2 = True
 
@@ -53,6 +55,16 @@ class DSpark(DFlash):
     ) -> EagleShape:
         """Reads the shape of the head whose config.json is at `path`."""
         return read_shape(config, target_config, path)
+
+    def served_shape(
+        self, config: Mapping[str, Any], target_config: Mapping[str, Any], path: object
+    ) -> EagleShape:
+        """The shape of a head that may have several layers or a window."""
+        return served_shape(config, target_config, path)
+
+    def most_drafts(self, config: Mapping[str, Any]) -> int | None:
+        """Slots of the head's block that draft."""
+        return most_drafts(config)
 
     def new_module(self, shape: EagleShape, target_ids_D: "Tensor | None") -> "StoredHead":
         """The module, without initial weights."""
@@ -82,7 +94,7 @@ class DSpark(DFlash):
         """Checks the DFlash head, and the Markov and confidence heads' shapes."""
         super().check(directory, target)
         path = Path(directory) / "config.json"
-        shape = self.shape(read_json(path), target.config, path)
+        shape = self.served_shape(read_json(path), target.config, path)
         headers = tensor_headers(directory)
         rank = shape.markov_rank
         for name, stored_shape in (

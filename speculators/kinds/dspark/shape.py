@@ -37,7 +37,27 @@ Slot 0 drafts, and the Markov and confidence heads read the preceding token."""
 def read_shape(
     config: Mapping[str, Any], target_config: Mapping[str, Any], path: object
 ) -> EagleShape:
-    """Reads the config.json at `path`; raises an `OutriderError` for unsupported heads."""
+    """Reads the config.json at `path`; raises an `OutriderError` if the head is not unrolled."""
+    _check_heads(config, path)
+    shape = dflash.read_shape(config, target_config, path)
+    return dataclasses.replace(shape, markov_rank=config["markov_rank"])
+
+
+def served_shape(
+    config: Mapping[str, Any], target_config: Mapping[str, Any], path: object
+) -> EagleShape:
+    """The shape of a head that may have several layers or a window."""
+    _check_heads(config, path)
+    shape = dflash.served_shape(config, target_config, path)
+    return dataclasses.replace(shape, markov_rank=config["markov_rank"])
+
+
+def most_drafts(config: Mapping[str, Any]) -> int | None:
+    """Drafts of the head's block; in DeepSeek's layout, all its slots draft."""
+    return dflash.most_drafts(config, from_anchor="speculators_model_type" not in config)
+
+
+def _check_heads(config: Mapping[str, Any], path: object) -> None:
     # Defaults of vLLM: `sample_from_anchor` is true only in DeepSeek's layout.
     plain = "speculators_model_type" not in config
     settings = {"sample_from_anchor": plain, "markov_head_type": "vanilla", **config}
@@ -51,8 +71,6 @@ def read_shape(
             " depends only on the token before each draft and a confidence that reads that token;"
             " train one from scratch (speculator.base: none)"
         )
-    shape = dflash.read_shape(config, target_config, path)
-    return dataclasses.replace(shape, markov_rank=config["markov_rank"])
 
 
 def plain_config(target_config: Mapping[str, Any], head: HeadConfig, drafts: int) -> dict[str, Any]:

@@ -37,13 +37,11 @@ from outrider.speculators.kinds.eagle3.layer import EagleHead, StoredHead
 from outrider.speculators.kinds.eagle3.shape import (
     D2T,
     LAYER,
-    LAYER_IDS,
     LAYER_OF_SPECULATORS,
     MAPS,
     T2D,
     EagleShape,
     checkpoint_names,
-    named_layers,
 )
 from outrider.speculators.kinds.protocol import Origin
 
@@ -73,6 +71,11 @@ class HeadKind(Protocol):
         self, config: Mapping[str, Any], target_config: Mapping[str, Any], target: str, drafts: int
     ) -> dict[str, Any] | None:
         """config.json in the format of vllm-project/speculators; None if unsupported."""
+
+    def served_config(
+        self, config: Mapping[str, Any], target_config: Mapping[str, Any], path: object
+    ) -> Mapping[str, Any]:
+        """config.json from which an engine reads the states that the head was made for."""
 
 
 def load(
@@ -225,7 +228,8 @@ def write(
     `changed`. Without a base, floats have the target's `torch_dtype`.
     """
     if origin.base_dir is not None:
-        config, written = _over_base(kind, dict(changed), origin.base_dir)
+        target_config = read_json(origin.target_dir / "config.json")
+        config, written = _over_base(kind, dict(changed), origin.base_dir, target_config)
     else:
         target_config = read_json(origin.target_dir / "config.json")
         tensors = dict(changed)
@@ -278,8 +282,11 @@ def _stored(directory: Path) -> CheckpointTensors:
 
 
 def _over_base(
-    kind: HeadKind, changed: dict[str, Tensor], base_dir: Path
-) -> tuple[dict[str, object], dict[str, Tensor]]:
+    kind: HeadKind,
+    changed: dict[str, Tensor],
+    base_dir: Path,
+    target_config: Mapping[str, Any],
+) -> tuple[Mapping[str, object], dict[str, Tensor]]:
     """The base's config and tensors, with changed tensors replaced."""
     stored = _stored(base_dir)
     written = {}
@@ -291,12 +298,8 @@ def _over_base(
         raise OutriderError(
             f"{base_dir}: the base has no tensor {', '.join(left)}: it is not a base of this head"
         )
-    config = dict(stored.layout.config)
-    nested = config.get("eagle_config") or {}
-    # An empty list names no layers: the engine then reads its default ones (V1 and V2).
-    if nested.get(LAYER_IDS) and not config.get(LAYER_IDS):  # as vLLM's model runner V1 reads them
-        layer_keys = named_layers(nested[LAYER_IDS])
-        config |= layer_keys | {"eagle_config": nested | layer_keys["eagle_config"]}
+    path = base_dir / "config.json"
+    config = kind.served_config(stored.layout.config, target_config, path)
     return config, written
 
 

@@ -20,13 +20,19 @@ from typing import TYPE_CHECKING, Any, cast
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.speculators.checkpoints.architectures import architecture_of, check_keys
-from outrider.speculators.checkpoints.layout import CheckpointLayout
+from outrider.speculators.checkpoints.layout import INDEX, SINGLE, CheckpointLayout, read_layout
 from outrider.speculators.checkpoints.safetensors_headers import tensor_headers
 from outrider.speculators.features import FeatureSpec, FeatureStream, layer_name
 from outrider.speculators.head_config import HeadConfig
-from outrider.speculators.kinds.eagle3.check import DEFAULT_AUX_STATES, TAKEN_FOR_MTP, check_head
+from outrider.speculators.kinds.eagle3.check import (
+    TAKEN_FOR_MTP,
+    check_embedding,
+    check_head,
+    check_own_rows,
+)
 from outrider.speculators.kinds.eagle3.shape import (
     DEEPSEEK_MODEL_TYPES,
+    DEFAULT_AUX_STATES,
     EMBEDDING,
     LAYER_IDS,
     OF_LATENT_ATTENTION,
@@ -35,6 +41,7 @@ from outrider.speculators.kinds.eagle3.shape import (
     auxiliary_layers,
     check_layers,
     checkpoint_names,
+    completed_config,
     layer_config,
     plain_config,
     twin_config,
@@ -92,13 +99,18 @@ class Eagle3(TrainableKind):
         return twin_config(config, target_config, target, drafts)
 
     def recognizes(self, config: Mapping[str, Any]) -> bool:
-        """True for a config.json with an Eagle3 architecture or a draft vocabulary."""
+        """True for a config.json with an Eagle3 architecture or a draft vocabulary.
+
+        EAGLE's authors name the architecture of the target's class. Block drafters, such as a
+        DominoDraftModel, may have a draft vocabulary too.
+        """
         architectures = config.get("architectures") or []
-        return (
-            any("eagle3" in name.lower() for name in architectures)
-            or config.get("speculators_model_type") == "eagle3"
-            or "draft_vocab_size" in config
-        )
+        if config.get("speculators_model_type") is not None:
+            return config["speculators_model_type"] == "eagle3"
+        if any(mark in name.lower() for name in architectures for mark in ("eagle3", "peagle")):
+            return True
+        of_target = all(name.endswith("ForCausalLM") for name in architectures)
+        return "draft_vocab_size" in config and of_target
 
     def check(self, directory: Path, target: CheckpointLayout) -> None:
         """Checks vocabulary, widths, auxiliary layers, shapes, token map and finiteness."""
@@ -110,9 +122,10 @@ class Eagle3(TrainableKind):
                 " EAGLE-3 head as an MTP layer; an EAGLE-3 head with DeepSeek's attention has"
                 ' model_type "deepseek_v2"'
             )
-        layers = auxiliary_layers(config)
+        count = target.config["num_hidden_layers"]
+        layers = auxiliary_layers(config, count, path)
         if layers:
-            check_layers(layers, target.config["num_hidden_layers"], f"{path}: {LAYER_IDS}")
+            check_layers(layers, count, f"{path}: {LAYER_IDS}")
         check_head(directory, target, self.in_words, len(layers) if layers else DEFAULT_AUX_STATES)
 
     def config(
@@ -154,6 +167,19 @@ class Eagle3(TrainableKind):
         if base_dir is not None:
             path = Path(base_dir) / "config.json"
             self.shape(read_json(path), target_config, path)
+            if any((Path(base_dir) / name).is_file() for name in (INDEX, SINGLE)):
+                check_own_rows(Path(base_dir))
+
+    def check_unrolled(self, directory: Path, target_dir: Path) -> None:
+        """Checks that the head has its own lm_head, and the target's embedding or none."""
+        check_own_rows(directory)
+        check_embedding(directory, read_layout(target_dir))
+
+    def served_config(
+        self, config: Mapping[str, Any], target_config: Mapping[str, Any], path: object
+    ) -> Mapping[str, Any]:
+        """config.json with the layers where all engines read them."""
+        return completed_config(config, target_config, path)
 
     def build(
         self, config: Mapping[str, Any], target_config: Mapping[str, Any], source: object
@@ -231,7 +257,9 @@ class Eagle3(TrainableKind):
             latent = {key: layer.get(key) for key in OF_LATENT_ATTENTION}
             names = self.names(headers).items()
             shapes = {name: headers[stored].shape for name, stored in names if name != T2D}
-            return shape, latent, shapes
+            # An engine that was started without this key may capture other layers than the shape's.
+            for_vllm = bool(config.get(LAYER_IDS))
+            return shape, latent, shapes, for_vllm
 
         try:
             return described(Path(first)) == described(Path(second))

@@ -118,7 +118,7 @@ class EagleLayer(nn.Module):
                 heads=shape.heads,
                 kv_heads=shape.kv_heads,
                 head_dim=shape.head_dim,
-                theta=shape.theta,
+                rope=shape.rope,
                 into=2 * hidden,
             )
         self.post_attention_layernorm = RMSNorm(hidden, eps)

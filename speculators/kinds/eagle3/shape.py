@@ -15,7 +15,7 @@ from typing import Any
 from outrider.common.errors import OutriderError
 from outrider.speculators.checkpoints.layout import DERIVED
 from outrider.speculators.head_config import HeadConfig
-from outrider.speculators.layers.rope import rope_of
+from outrider.speculators.layers.rope import head_rope, refused_rope, rope_of
 
 EMBEDDING = "embed_tokens.weight"
 """A copy of the target's embedding in public heads; checked, never loaded."""
@@ -28,6 +28,13 @@ MAPS = frozenset({D2T, T2D})
 LAYER, LAYER_OF_SPECULATORS = "midlayer.", "layers.0."
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+"""Key of the target's layers: at the top level for vLLM, in `eagle_config` for others."""
+
+DEFAULT_AUX_STATES = 3
+"""Number of target states read if a head's config.json names no layers (llama_eagle3.py)."""
+
+DEFAULT_THETA = 10000.0
+"""Base of Llama's rotary embedding if config.json has none."""
 
 PARALLEL_OF_SPECULATORS = "peagle"
 """`speculators_model_type` of a parallel drafter."""
@@ -88,7 +95,8 @@ class EagleShape:
     kv_heads: int
     head_dim: int
     """Width of a query or key in Llama's attention."""
-    theta: float
+    rope: Mapping[str, Any] = dataclasses.field(hash=False)
+    """Parameters of Llama's rotary embedding (`head_rope`)."""
     latent: Mapping[str, Any] | None = dataclasses.field(compare=False)
     """config.json of a head with DeepSeek's attention; None for Llama's."""
     fc_norm: bool = False
@@ -106,8 +114,8 @@ class EagleShape:
     ) -> "EagleShape":
         """Reads the config.json at `path`; raises an `OutriderError` for unsupported heads.
 
-        More than one layer, biases, activations other than SiLU, and scaled rotary embeddings in
-        Llama's attention are unsupported.
+        More than one layer, a head without `lm_head`, biases, windows, activations other than SiLU
+        and rotary embeddings that rotary.py does not compute are unsupported.
         """
         layer = layer_config(config)
         # The speculators format defaults `norm_before_residual` to true, or false for peagle.
@@ -122,13 +130,13 @@ class EagleShape:
             drafts=config.get("draft_vocab_size") or layer["vocab_size"],
             target_hidden=config.get("target_hidden_size") or hidden,
             hidden=hidden,
-            layers=auxiliary_layers(config) or default_layers(target_config["num_hidden_layers"]),
+            layers=layers_read(config, target_config, path),
             intermediate=layer["intermediate_size"],
             norm_eps=layer["rms_norm_eps"],
             heads=heads,
             kv_heads=layer.get("num_key_value_heads") or heads,
             head_dim=layer.get("head_dim") or hidden // heads,
-            theta=rope_of(layer)["rope_theta"],
+            rope=head_rope(layer, DEFAULT_THETA),
             latent=latent,
             fc_norm=bool(config.get("fc_norm", False)),
             norm_before_fc=bool(eagle.get("norm_before_fc", config.get("norm_before_fc", False))),
@@ -227,10 +235,55 @@ def layer_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return config.get("transformer_layer_config") or config
 
 
-def auxiliary_layers(config: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """The auxiliary layers that config.json names, in either layout."""
-    layers = config.get(LAYER_IDS) or (config.get("eagle_config") or {}).get(LAYER_IDS)
-    return tuple(layers) if layers else None
+def layers_read(
+    config: Mapping[str, Any], target_config: Mapping[str, Any], path: object
+) -> tuple[int, ...]:
+    """Layers before which the head reads the residual stream: config.json's, or vLLM's default."""
+    count = target_config["num_hidden_layers"]
+    return auxiliary_layers(config, count, path) or default_layers(count)
+
+
+def auxiliary_layers(config: Mapping[str, Any], count: int, path: object) -> tuple[int, ...] | None:
+    """The auxiliary layers that config.json names, of a target with `count` layers.
+
+    vLLM reads the top-level key first (gpu_model_runner.py, eagle3_utils.py). The nested one is for
+    SGLang; only vLLM's model runner V1 reads it too, and only V2 reads a nested `layer_ids`, both
+    as they are.
+    """
+    if config.get(LAYER_IDS):
+        return tuple(config[LAYER_IDS])
+    eagle = config.get("eagle_config") or {}
+    of_v2 = tuple(eagle.get("layer_ids") or ())
+    if not eagle.get(LAYER_IDS):
+        return of_v2 or None
+    layers = _from_nested(eagle[LAYER_IDS], count, path)
+    if of_v2 and of_v2 != layers:
+        raise OutriderError(
+            f"{path}: eagle_config.{LAYER_IDS} = {eagle[LAYER_IDS]} are the residual streams before"
+            f" layers {list(layers)}, but vLLM's model runner V2 reads eagle_config.layer_ids ="
+            f' {list(of_v2)}; add the right ones as "{LAYER_IDS}" at the top level'
+        )
+    return layers
+
+
+def _from_nested(ids: Sequence[int], count: int, path: object) -> tuple[int, ...]:
+    """Layers before which to read, from the nested ids.
+
+    SpecForge (model_providers.py) and Model-Optimizer (hf_eagle.py) count outputs of layers: their
+    first id is usually 1, the residual stream before layer 2. SGLang adds 1 to all ids, in
+    DeepSeek's models only if the first is 1 (sglang#25454): heads with 2 first count as vLLM does.
+    """
+    after = tuple(index + 1 for index in ids)
+    if ids[0] == 2 or max(ids) >= count:  # no layer has the number `count`
+        return tuple(ids)
+    if ids[0] == 1:
+        return after
+    raise OutriderError(
+        f"{path}: eagle_config.{LAYER_IDS} = {list(ids)}: SpecForge and Model-Optimizer mean the"
+        f" residual streams before layers {list(after)}, vLLM's model runner V1 reads those before"
+        f" layers {list(ids)}, and V2 its default; add the ones that the head was trained with to"
+        f' that file, such as "{LAYER_IDS}": {list(after)} at the top level'
+    )
 
 
 def mask_token(config: Mapping[str, Any]) -> int | None:
@@ -260,21 +313,63 @@ def plain_config(target_config: Mapping[str, Any], head: HeadConfig, drafts: int
         **_attention(target_config, head),
         **one_layer_config(target_config, head, drafts),
         "norm_before_residual": False,
-        **named_layers(chosen_layers(target_config, head)),
+        **named_layers(chosen_layers(target_config, head), target_config),
     }
 
 
-def named_layers(layers: Sequence[int]) -> dict[str, Any]:
-    """The config.json keys that name a head's auxiliary layers.
-
-    vLLM reads the first key; only its model runner V1 would read the nested one. SGLang reads the
-    nested one and adds 1 (`set_eagle3_layers_to_capture`).
-    """
+def named_layers(layers: Sequence[int], target_config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config.json keys that name a head's auxiliary layers, for vLLM and for SGLang."""
     return {
         LAYER_IDS: list(layers),
         "num_aux_hidden_states": len(layers),
-        "eagle_config": {LAYER_IDS: [index - 1 for index in layers]},
+        "eagle_config": {LAYER_IDS: sglang_ids(layers, target_config)},
     }
+
+
+def completed_config(
+    config: Mapping[str, Any], target_config: Mapping[str, Any], path: object
+) -> dict[str, Any]:
+    """config.json from which every engine reads the states that the head was made for.
+
+    Without the top-level key, vLLM's model runners V1 and V2 read different layers
+    (`auxiliary_layers`). vLLM builds fc for `num_aux_hidden_states` states, and takes a null
+    `use_aux_hidden_state` for false.
+    """
+    completed = dict(config)
+    count = target_config["num_hidden_layers"]
+    layers = auxiliary_layers(config, count, path)
+    eagle = dict(config.get("eagle_config") or {})
+    states = config.get("num_aux_hidden_states")
+    if states is None:
+        states = len(eagle.get(LAYER_IDS) or ()) or DEFAULT_AUX_STATES
+    if "speculators_model_type" not in config:
+        read = len(layers or default_layers(count))
+        if states != read and (layers or not states):
+            completed["num_aux_hidden_states"] = read
+        if layers:
+            completed[LAYER_IDS] = list(layers)
+        # Without nested ids, SGLang has vLLM's default.
+        if layers and (eagle.get(LAYER_IDS) or layers != default_layers(count)):
+            eagle[LAYER_IDS] = sglang_ids(layers, target_config)
+    if "use_aux_hidden_state" in eagle and eagle["use_aux_hidden_state"] is None:
+        eagle["use_aux_hidden_state"] = True
+    if eagle != (config.get("eagle_config") or {}):
+        completed["eagle_config"] = eagle
+    return completed
+
+
+def sglang_ids(layers: Sequence[int], target_config: Mapping[str, Any]) -> list[int]:
+    """The nested ids with which SGLang captures the residual streams before `layers`.
+
+    SGLang adds 1 (`set_eagle3_layers_to_capture`), in DeepSeek's models only if the first id is 1
+    (sglang#25454, May 2026). The order is free otherwise, since SGLang captures in the order of its
+    layers. So there, layer 1 is not written first; alone, SGLang cannot capture it.
+    """
+    after = [index - 1 for index in layers]
+    adds_one = not any("Deepseek" in name for name in target_config.get("architectures") or ())
+    if adds_one or layers[0] == 2:
+        return after
+    return [*layers[1:2], layers[0], *layers[2:]] if layers[0] == 1 else list(layers)
 
 
 def one_layer_config(
@@ -328,6 +423,7 @@ def _attention(target_config: Mapping[str, Any], head: HeadConfig) -> dict[str, 
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
         **llama_widths(target_config["hidden_size"]),
+        "rope_theta": chosen_theta(target_config, head),
     }
 
 
@@ -343,29 +439,52 @@ def llama_widths(hidden: int) -> dict[str, Any]:
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
-        "rope_theta": 10000.0,
     }
+
+
+def chosen_theta(target_config: Mapping[str, Any], head: HeadConfig) -> float:
+    """Base of a new head's rotary embedding."""
+    if head.rope_theta == "target":
+        return float(rope_of(target_config)["rope_theta"])
+    return head.rope_theta
 
 
 def _check_supported(layer: Mapping[str, Any], config: Mapping[str, Any], path: object) -> None:
     model_type = layer.get("model_type", "llama")
     latent = model_type in DEEPSEEK_MODEL_TYPES
     eagle = config.get("eagle_config") or {}
+    # Null is no value (vLLM's llama_eagle3.py would take it for false); exporters fill templates.
     wrong = {
         "model_type": not latent and model_type != "llama",
         "num_hidden_layers": layer.get("num_hidden_layers", 1) != 1,
+        "layer_types": "sliding_attention" in (layer.get("layer_types") or ()),
         "attention_bias": layer.get("attention_bias"),
         "mlp_bias": layer.get("mlp_bias"),
         "hidden_act": layer.get("hidden_act", "silu") != "silu",
         "logit_scale": config.get("logit_scale", 1.0) != 1.0,
-        "use_aux_hidden_state": not eagle.get("use_aux_hidden_state", True),
-        "rope_type": not latent and rope_of(layer)["rope_type"] != "default",
     }
-    for key in (key for key, differs in wrong.items() if differs):
-        raise OutriderError(
-            f"{path}: {key} = {layer.get(key, config.get(key))}: vLLM serves such a head, but"
-            " Outrider neither trains nor replays it. It trains and replays heads with one layer,"
-            " Llama's or DeepSeek's attention, SiLU, no biases and a plain rotary embedding;"
-            " measure this one with `outrider eval RECIPE --speculator DIR`, by the engine's"
-            " counters"
-        )
+    reasons = [f"{key} = {layer.get(key, config.get(key))}" for key in wrong if wrong[key]]
+    if eagle.get("use_aux_hidden_state", True) is False:
+        reasons.append("eagle_config.use_aux_hidden_state = False")
+    rotation = _refused_rotation(layer, latent)
+    reasons += [rotation] if rotation else []
+    if reasons:
+        raise OutriderError(unsupported_head(path, reasons[0]))
+
+
+def _refused_rotation(layer: Mapping[str, Any], latent: bool) -> str | None:
+    if not latent:
+        return refused_rope(head_rope(layer, DEFAULT_THETA))
+    rope_type = rope_of(layer)["rope_type"]
+    return None if rope_type in ("default", "yarn") else f"rope_type = {rope_type}"
+
+
+def unsupported_head(path: object, reason: str) -> str:
+    """The message for a head that the engine serves, but that is not unrolled."""
+    return (
+        f"{path}: {reason}: vLLM serves such a head, but Outrider neither trains nor replays it."
+        " It trains and replays heads with one layer, their own lm_head, Llama's or DeepSeek's"
+        " attention without a window, SiLU, no biases and a rotary embedding that is plain, linear,"
+        " dynamic, llama3 or yarn; measure this one with `outrider eval RECIPE --speculator DIR`,"
+        " by the engine's counters, or train a new head (speculator.base: none)"
+    )

@@ -24,8 +24,12 @@ from outrider.speculators.checkpoints.safetensors_headers import tensor_headers
 from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.kinds.eagle3.kind import Eagle3
 from outrider.speculators.kinds.eagle3.shape import (
+    DEEPSEEK_MODEL_TYPES,
+    DEFAULT_AUX_STATES,
     PARALLEL_OF_SPECULATORS,
     EagleShape,
+    auxiliary_layers,
+    layer_config,
     mask_token,
     plain_config,
     spare_token,
@@ -63,12 +67,14 @@ class PEagle(Eagle3):
         """Checks the EAGLE-3 head, its mask token and its mask state."""
         super().check(directory, target)
         path = directory / "config.json"
-        shape = EagleShape.read(read_json(path), target.config, path)
-        _check_mask(path, shape)
+        config = read_json(path)
+        _check_mask(path, config)
+        layers = auxiliary_layers(config, target.config["num_hidden_layers"], path)
+        states = len(layers) if layers else DEFAULT_AUX_STATES
         check_header_shape(
             headers=tensor_headers(directory),
             suffix=MASK_STATE,
-            shape=(1, 1, shape.states),
+            shape=(1, 1, states * target.config["hidden_size"]),
             config=path,
             in_words=self.in_words,
         )
@@ -101,18 +107,19 @@ class PEagle(Eagle3):
         super().check_target(target_dir, base_dir, config_only)
         if base_dir is not None:
             path = Path(base_dir) / "config.json"
-            target_config = read_json(Path(target_dir) / "config.json")
-            _check_mask(path, EagleShape.read(read_json(path), target_config, path))
+            _check_mask(path, read_json(path))
 
 
-def _check_mask(path: Path, shape: EagleShape) -> None:
-    if shape.latent is not None:
+def _check_mask(path: Path, config: Mapping[str, Any]) -> None:
+    layer = layer_config(config)
+    token = mask_token(config)
+    if layer.get("model_type") in DEEPSEEK_MODEL_TYPES:
         raise OutriderError(
             f"{path}: a parallel head with DeepSeek's attention; vLLM 0.32 supports parallel heads"
             " with Llama's attention only (speculator.head.layer_type: llama)"
         )
-    if shape.mask_token is None or not 0 <= shape.mask_token < shape.vocab:
+    if token is None or not 0 <= token < layer["vocab_size"]:
         raise OutriderError(
-            f"{path}: {MASK_TOKEN} = {shape.mask_token}: not a token of the target's vocabulary of"
-            f" {shape.vocab}; the head was made for another target"
+            f"{path}: {MASK_TOKEN} = {token}: not a token of the target's vocabulary of"
+            f" {layer['vocab_size']}; the head was made for another target"
         )

@@ -18,7 +18,6 @@ from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.kinds import check_speculator
 from outrider.speculators.kinds.eagle3.kind import Eagle3
 from outrider.speculators.kinds.eagle3.layer import EagleHead
-from outrider.speculators.kinds.eagle3.shape import named_layers
 from outrider.speculators.kinds.protocol import Origin
 from outrider.speculators.size import drafter_size
 from tests.eagle3_head import write_eagle3_head
@@ -104,8 +103,33 @@ def test_draft_tokens_in_order_of_frequency_are_sorted(target: Path, tmp_path: P
     for name, tensor in heads[0].state_dict().items():
         assert torch.equal(tensor, heads[1].state_dict()[name]), name
     edit_tensors(other, lambda tensors: tensors["d2t"][:2].copy_(torch.tensor([5, 4])))
-    with pytest.raises(OutriderError, match="sorted, are not strictly ascending"):
+    with pytest.raises(OutriderError, match=r"1 of them twice.*distinct tokens"):
         check_speculator(other, target)
+
+
+@pytest.mark.parametrize("with_t2d", [True, False])
+@pytest.mark.parametrize("first", [1, VOCAB // 2])
+def test_a_map_of_token_ids_instead_of_offsets_is_named(
+    target: Path, tmp_path: Path, first: int, with_t2d: bool
+) -> None:
+    """vLLM adds d2t[i] to i; only ids past the vocabulary, or t2d, show the mistake."""
+    base = write_eagle3_head(target, tmp_path / "base", layers=[1, 2])
+
+    def absolute(tensors: dict[str, Tensor]) -> None:
+        drafts = len(tensors["d2t"])
+        ids_D = torch.arange(first, VOCAB)[-drafts:] if first > 1 else 1 + torch.arange(drafts)
+        tensors["d2t"] = ids_D
+        marks_V = torch.zeros(VOCAB, dtype=torch.bool).index_fill_(0, ids_D, True)
+        tensors |= {"t2d": marks_V} if with_t2d else {}
+        if not with_t2d:
+            del tensors["t2d"]
+
+    edit_tensors(base, absolute)
+    if first == 1 and not with_t2d:  # 1, 3, 5, ... could be meant
+        check_speculator(base, target)
+        return
+    with pytest.raises(OutriderError, match="d2t holds the target's token ids"):
+        check_speculator(base, target)
 
 
 def test_a_warm_start_keeps_the_bytes_and_the_vocabulary(target: Path, tmp_path: Path) -> None:
@@ -121,9 +145,9 @@ def test_a_warm_start_keeps_the_bytes_and_the_vocabulary(target: Path, tmp_path:
     assert after.keys() == before.keys() - {"embed_tokens.weight"}
     for name, tensor in after.items():
         assert torch.equal(tensor, before[name]) is (name != "fc.weight"), name
-    # Its layers are also named where vLLM's model runner V2 and SGLang read them.
-    named = read_json(base / "config.json") | named_layers([1, 2])
-    assert read_json(directory / "config.json") == named
+    # Only SGLang's key changes, which would name layers 2 and 3 there.
+    nested = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 1]}}
+    assert read_json(directory / "config.json") == read_json(base / "config.json") | nested
 
 
 BROKEN: dict[str, tuple[Callable[[dict[str, Tensor]], Any], str]] = {
@@ -131,7 +155,7 @@ BROKEN: dict[str, tuple[Callable[[dict[str, Tensor]], Any], str]] = {
     "unexpected": (lambda t: t.update(extra=torch.ones(1)), "unexpected: extra"),
     "no map": (lambda t: t.pop("d2t"), "no tensor d2t"),
     "map beyond": (lambda t: t["d2t"].add_(VOCAB), "stale vocabulary map"),
-    "map unordered": (lambda t: t["d2t"].mul_(-1), "not strictly ascending"),
+    "map repeated": (lambda t: t["d2t"].mul_(-1), "23 of them twice"),
     "NaN": (
         lambda t: t["fc.weight"].view(-1)[3:4].fill_(float("nan")),
         "not a finite number in fc",
