@@ -24,10 +24,6 @@ LARGEST = 1e300
 LAST_SECOND = 1e11
 """Larger Unix times are in milliseconds; as seconds, they would be after the year 5000."""
 
-FIRST_SECOND = 1e9
-"""Smaller numbers are no Unix times but, for instance, milliseconds since a process started
-(Dynamo's audit file); as seconds, they would be before September 2001."""
-
 ACCESS_LOG_TIME = "%d/%b/%Y:%H:%M:%S %z"
 """Time of nginx's and Apache's access logs: `01/Jul/2026:10:00:00 +0000`."""
 
@@ -106,7 +102,7 @@ def take_time(holder: dict[str, Any], key: str) -> float | None:
         return _seconds(_parsed_time(value)) if isinstance(value, str) else None
     while seconds > LAST_SECOND:
         seconds /= 1000
-    return seconds if seconds >= FIRST_SECOND else None
+    return seconds
 
 
 def _parsed_time(text: str) -> datetime | None:
@@ -129,11 +125,7 @@ def _seconds(moment: datetime | None) -> float | None:
     """Returns a moment as Unix seconds; without a zone it is UTC."""
     if moment is None:
         return None
-    try:
-        seconds = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-    except OverflowError:
-        return None
-    return seconds if seconds >= FIRST_SECOND else None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def take_text(holder: dict[str, Any], key: str, where: str) -> str | None:

@@ -21,6 +21,10 @@ from outrider.data.formats.rows import Row, decode, parse_row
 DEEPEST = 6
 """Levels that are searched; Kong's `ai.proxy.payload.request` in a collector's record is at 5."""
 
+FIRST_SECOND = 1e9
+"""Smaller numbers are no Unix times but, for instance, milliseconds since a process started
+(Dynamo's audit file) or a latency; as seconds, they would be before September 2001."""
+
 PRODUCERS = tuple(
     frozenset(keys.split())
     for keys in (
@@ -124,7 +128,8 @@ def _at(row: dict[str, Any], path: str, is_time: bool) -> Any:
         if holder is None:
             return None
     if is_time:
-        return take_time(holder, key)
+        time = take_time(holder, key)
+        return time if time is not None and time >= FIRST_SECOND else None
     value = holder.get(key)
     is_id = isinstance(value, str) or type(value) is int
     return (take_text(holder, key, "row") or None) if is_id else None

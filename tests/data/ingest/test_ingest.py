@@ -55,7 +55,7 @@ BAD = {
     "not_text": pair(
         [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], "r", "a"
     ),
-    "wrong_type": pair(MESSAGES, "r", "a", response__created="a while ago"),
+    "wrong_type": pair(MESSAGES, "r", "a", request__temperature="warm"),
     "not_finished": pair(MESSAGES, "r", "a", response__choices__0__finish_reason=None),
     "empty_response": pair(MESSAGES, None, None),
     "tool_calls_without_ids": pair(
