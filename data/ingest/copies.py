@@ -10,7 +10,8 @@ trained on and measured several times, in sessions of their own. One row of them
 Two rows are copies if their tokens are equal, and the engine's response id, the log's row id, or
 the time. Different response ids are different responses, whatever their text and time are. Equal
 text without ids or times is kept, since prompts repeat in traffic. Under one response id, the same
-prompt with a retokenized completion is a copy of the one with the engine's ids.
+prompt with a retokenized completion is a copy of the one with the engine's ids. An id that the log
+has with different prompts identifies nothing, such as a constant that a client sends.
 """
 
 import hashlib
@@ -26,9 +27,15 @@ from outrider.data.exchange import SESSION_KINDS, Exchange
 from outrider.data.tokenize.tokens import TokenSequence
 
 MATCHING = ("response_key", "row_key", "time_key")
-COPY_KEYS = ("tokens_key", "response_id_key", *MATCHING)
-"""Columns of digests. Rows with an equal digest in a column of `MATCHING` may be copies; 0 is for
-values that were not logged."""
+"""Columns of digests of an id with the prompt, or of the time with all tokens. Rows with an equal
+digest may be copies; 0 is for values that were not logged."""
+
+ID_OF = {"response_key": "response_id", "row_key": "row_id"}
+"""Columns of digests of the ids alone."""
+
+COPY_KEYS = ("tokens_key", *ID_OF.values(), *MATCHING)
+
+NOTHING = np.empty(0, np.uint64)
 
 FIDELITIES = ("exact", "retokenized", "regenerate")
 """Fidelities of a sequence, most useful first."""
@@ -46,8 +53,9 @@ def copy_keys(exchange: Exchange, sequence: TokenSequence) -> dict[str, int]:
     response_id, log_id, time = exchange.response_id, exchange.log_id, exchange.time
     return {
         "tokens_key": _digest(tokens),
-        "response_id_key": _digest(response_id) if response_id else 0,
+        "response_id": _digest(response_id, choice) if response_id else 0,
         "response_key": _digest(response_id, choice, prompt) if response_id else 0,
+        "row_id": _digest(log_id, choice) if log_id else 0,
         "row_key": _digest(log_id, choice, prompt) if log_id else 0,
         "time_key": 0 if time is None else _digest(repr(time), choice, tokens),
     }
@@ -67,10 +75,15 @@ def copies_in(parts: Sequence[Path]) -> Copies:
     Only rows whose digest occurs more than once are compared. Of copies, the one with the engine's
     token ids is kept, then the one with the most precise session, then the first in the log.
     """
+    vague = {name: _vague_ids(parts, name) for name in ID_OF}
     repeated = {name: _repeated(parts, name) for name in MATCHING}
     candidates: list[dict[str, Any]] = []
     for part in parts:
         candidates += _candidates(part, repeated)
+    for row in candidates:
+        for name, id_column in ID_OF.items():
+            if row[id_column] in vague[name]:
+                row[id_column] = row[name] = 0
     candidates.sort(key=_preference)
     copies: dict[Path, dict[int, tuple[str, int]]] = defaultdict(dict)
     kept: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
@@ -93,8 +106,21 @@ def _columns(part: Path, names: Sequence[str]) -> pa.Table:
 def _repeated(parts: Sequence[Path], name: str) -> np.ndarray:
     """Returns the digests that occur more than once; 8 bytes a row stay in memory."""
     digests = [_columns(part, [name])[name].to_numpy() for part in parts]
-    values, counts = np.unique(np.concatenate([*digests, np.empty(0, np.uint64)]), return_counts=True)
+    values, counts = np.unique(np.concatenate([*digests, NOTHING]), return_counts=True)
     return values[(counts > 1) & (values != 0)]
+
+
+def _vague_ids(parts: Sequence[Path], name: str) -> set[int]:
+    """Returns the digests of ids that occur with different prompts."""
+    columns = [ID_OF[name], name]
+    tables = [_columns(part, columns) for part in parts]
+    ids, keys = (
+        np.concatenate([*(table[column].to_numpy() for table in tables), NOTHING])
+        for column in columns
+    )
+    pairs = np.unique(np.stack([ids, keys]), axis=1)
+    values, counts = np.unique(pairs[0], return_counts=True)
+    return set(values[counts > 1].tolist())
 
 
 def _candidates(part: Path, repeated: dict[str, np.ndarray]) -> list[dict[str, Any]]:
@@ -115,7 +141,7 @@ def _preference(row: dict[str, Any]) -> tuple[int, int]:
 
 def _is_copy(row: dict[str, Any], other: dict[str, Any], name: str) -> bool:
     """Whether two rows with an equal digest in column `name` are one response."""
-    response_ids = {row["response_id_key"], other["response_id_key"]} - {0}
+    response_ids = {row["response_id"], other["response_id"]} - {0}
     if len(response_ids) > 1:
         return False
     is_better_known = name == "response_key" and row["fidelity"] != other["fidelity"]

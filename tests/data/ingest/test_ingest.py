@@ -332,9 +332,14 @@ def test_several_models_are_an_error_that_names_them(text_target, tmp_path):
     ]
     rows = [
         pair(
-            [{"role": "user", "content": "x"}], "r", "a", response__model=name, request__model=None
+            [{"role": "user", "content": "x"}],
+            "r",
+            "a",
+            response__model=name,
+            request__model=None,
+            response__id=f"chatcmpl-{number}",
         )
-        for name in names
+        for number, name in enumerate(names)
     ]
     log = write_log(tmp_path / "log.jsonl", rows)
     with pytest.raises(OutriderError, match=r"2 models \(DeepSeek-V3 2, "):
