@@ -34,12 +34,7 @@ from outrider.data.formats.nested_rows import outcomes_of
 from outrider.data.formats.openai import exchanges
 from outrider.data.formats.rows import Sample
 from outrider.data.formats.sampling import CONSTRAINTS, NUMBERS
-from outrider.data.formats.wrappers import open_row
-
-TYPES = (
-    *("SPAN", "GENERATION", "EVENT", "AGENT", "TOOL", "CHAIN"),
-    *("RETRIEVER", "EVALUATOR", "EMBEDDING", "GUARDRAIL"),
-)
+from outrider.data.formats.wrappers import OBSERVATIONS, open_row
 
 CAMEL = {
     "trace_id": "traceId",
@@ -65,7 +60,7 @@ def recognizes(sample: Sample) -> bool:
 
 
 def _is_observation(row: Any) -> bool:
-    if not isinstance(row, dict) or row.get("type") not in TYPES:
+    if not isinstance(row, dict) or row.get("type") not in OBSERVATIONS:
         return False
     return "trace_id" in row or "traceId" in row
 
@@ -91,7 +86,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
 
 def _outcomes(logged: dict[str, Any], place: Place) -> list[Exchange | Reject]:
     row = {**logged, **{snake: logged[camel] for snake, camel in CAMEL.items() if camel in logged}}
-    if row.get("type") not in TYPES:
+    if row.get("type") not in OBSERVATIONS:
         raise Reject("wrong_type", "row.type is not an observation type")
     if row["type"] != "GENERATION":
         raise Reject("not_a_generation", row["type"])

@@ -30,6 +30,7 @@ from outrider.data.formats.fields import (
     take_text,
     take_time,
     unpacked,
+    unpacked_or_text,
 )
 from outrider.data.formats.openai import body, exchanges
 from outrider.data.formats.rows import Sample
@@ -60,9 +61,10 @@ def parse(record: Record) -> list[Exchange | Reject]:
         raise Reject("error_response", "status is failure")
     check_generated(row)
     for key in ("messages", "response", "proxy_server_request"):
-        if _is_redacted(row.get(key)):
+        logged = unpacked_or_text(row, key, "row")
+        if _is_redacted(logged):
             raise Reject("redacted", "turn_off_message_logging was on")
-        check_whole(row.get(key), f"row.{key}")
+        check_whole(logged, f"row.{key}")
     response = body(row, "response")
     if not response:
         raise Reject("prompts_only", "the call succeeded, but its response was not logged")

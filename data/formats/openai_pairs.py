@@ -23,7 +23,7 @@ from outrider.data.formats.fields import first, unpacked
 from outrider.data.formats.openai import body, exchanges
 from outrider.data.formats.other_rows import check_completion
 from outrider.data.formats.rows import Sample
-from outrider.data.formats.wrappers import fields, open_row, sides
+from outrider.data.formats.wrappers import open_row, pair_fields, sides
 
 
 def recognizes(sample: Sample) -> bool:
@@ -52,7 +52,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
         request = body(row, "request")
     if request is None or response is None:
         raise Reject("incomplete_pair", f"no {'request' if request is None else 'response'}")
-    return exchanges(request, response, record.place, **fields(row))
+    return exchanges(request, response, record.place, **pair_fields(row))
 
 
 def _named(row: dict[str, Any], names: tuple[str, ...]) -> Any:

@@ -33,8 +33,6 @@ PRODUCERS = tuple(
         "custom_id body",  # OpenAI Batch
         "custom_id response",
         "request_created_at request_body",  # Helicone
-        "trace_id type start_time",  # Langfuse's export and API
-        "traceId type startTime",
         "observations",  # Langfuse's traces
         "resourceSpans",  # OpenTelemetry
         "resourceLogs",
@@ -42,6 +40,14 @@ PRODUCERS = tuple(
     )
 )
 """Keys of rows that a format other than pairs reads."""
+
+OBSERVATIONS = frozenset(
+    {
+        *("SPAN", "GENERATION", "EVENT", "AGENT", "TOOL", "CHAIN"),
+        *("RETRIEVER", "EVALUATOR", "EMBEDDING", "GUARDRAIL"),
+    }
+)
+"""Types of Langfuse's observations."""
 
 ATTRIBUTES = ("attributes", "SpanAttributes", "LogAttributes")
 """Keys of OpenTelemetry's attributes."""
@@ -103,6 +109,8 @@ def unwrapped(row: dict[str, Any]) -> dict[str, Any]:
 def _is_produced(row: dict[str, Any]) -> bool:
     if any(row.keys() >= keys for keys in PRODUCERS):
         return True
+    if row.get("type") in OBSERVATIONS and ("trace_id" in row or "traceId" in row):
+        return True
     attributes = next((row[key] for key in ATTRIBUTES if row.get(key)), None)
     return isinstance(attributes, dict) and any(key.startswith("gen_ai.") for key in attributes)
 
@@ -117,6 +125,22 @@ def fields(row: dict[str, Any]) -> dict[str, Any]:
             if value is not None:
                 values[name] = value
                 break
+    return values
+
+
+def pair_fields(row: dict[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a row with both sides, those next to the sides first."""
+    holders = [row]
+    while True:
+        inner = (_object(value) for value in holders[-1].values())
+        pairs = (holder for holder in inner if holder is not None and None not in sides(holder))
+        holder = next(pairs, None)
+        if holder is None:
+            break
+        holders.append(holder)
+    values: dict[str, Any] = {}
+    for holder in holders:
+        values |= {name: value for name, value in fields(holder).items() if value is not None}
     return values
 
 
