@@ -26,7 +26,6 @@ from outrider.data.formats.rows import Sample
 from outrider.data.formats.sampling import CONSTRAINTS, NUMBERS
 from outrider.data.formats.wrappers import fields, open_row
 
-
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant"}
 """ShareGPT's names of roles; others are used unchanged."""
 
@@ -58,8 +57,8 @@ def _of_sharegpt(turn: Any) -> Any:
         return turn
     speaker = turn["from"]
     role = SHAREGPT_ROLES.get(speaker, speaker) if isinstance(speaker, str) else speaker
-    others = {key: value for key, value in turn.items() if key not in ("from", "value")}
-    return {"role": role, "content": turn.get("value"), **others}
+    unchanged = {key: value for key, value in turn.items() if key not in ("from", "value")}
+    return {"role": role, "content": turn.get("value"), **unchanged}
 
 
 def _ends_with_answer(messages: list[Any]) -> bool:

@@ -31,6 +31,7 @@ from outrider.data.formats.openai_stream import chunks_of_sse, join_chunks
 from outrider.data.formats.rows import Sample
 from outrider.data.formats.wrappers import open_row
 
+
 def recognizes(sample: Sample) -> bool:
     return any(
         "request_created_at" in row and ("request_body" in row or "request_id" in row)

@@ -10,8 +10,8 @@ means unset. Observations have no finish reason, so an observation that used all
 
 To get them, use the blob-storage integration (name the folder `observations_v2/`) or a JSON export,
 with the input, output, model and usage field groups. Only observations of type `GENERATION` are
-read, also those inside a trace (`observations`). Langfuse's OpenAI wrapper drops the reasoning (`reasoning_missing`) and writes temperature 1
-if a request had none.
+read, also those inside a downloaded trace (`observations`). Langfuse's OpenAI wrapper drops the
+reasoning (`reasoning_missing`) and writes temperature 1 if a request had none.
 """
 
 from typing import Any
@@ -76,12 +76,16 @@ def parse(record: Record) -> list[Exchange | Reject]:
         return _outcomes(row, record.place)
     # The API's observations lack the session and user of their trace.
     of_trace = {key: row.get(key) for key in ("sessionId", "userId", "session_id", "user_id")}
-    observations = [
-        {**of_trace, **{key: value for key, value in one.items() if value is not None}}
-        for one in row["observations"]
-        if isinstance(one, dict)
-    ]
-    return outcomes_of(observations, lambda one: _outcomes(one, record.place), "observation")
+    observations = filter(_is_observation, row["observations"])
+    return outcomes_of(
+        ({**of_trace, **_without_nulls(observation)} for observation in observations),
+        lambda observation: _outcomes(observation, record.place),
+        "observation",
+    )
+
+
+def _without_nulls(holder: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in holder.items() if value is not None}
 
 
 def _outcomes(logged: dict[str, Any], place: Place) -> list[Exchange | Reject]:

@@ -70,15 +70,17 @@ def parse(record: Record) -> list[Exchange | Reject]:
         raise Reject("prompts_only", "the call succeeded, but its response was not logged")
     metadata = mapping(row, "metadata", "row")
     counted = take_count(row, "completion_tokens")
+    usage = {"completion_tokens": counted} if counted else {}
+    log_id = first(take_text(row, "request_id", "row"), take_text(row, "id", "row"))
     return exchanges(
         _request(row, metadata),
-        {"usage": {"completion_tokens": counted} if counted else {}, **response},
+        {"usage": usage, **response},
         record.place,
         **take_names(metadata, {"tenant": TENANTS}, "metadata"),
         session=take_text(row, "session_id", "row") or None,
         route=take_text(row, "model_group", "row"),
         time=take_time(row, "startTime"),
-        log_id=first(take_text(row, "request_id", "row"), take_text(row, "id", "row")),
+        log_id=log_id,
     )
 
 

@@ -12,7 +12,6 @@ from typing import Any
 from outrider.data.exchange import Reject
 from outrider.data.formats.fields import first, take, take_text
 
-
 ROLES = {"human": "user", "ai": "assistant"}
 """Names of roles in LangChain's instrumentation; templates silently omit unknown roles."""
 

@@ -166,14 +166,14 @@ def _of_choices(
     outcomes: list[Exchange | Reject] = []
     for number, choice in enumerate(response["choices"]):
         try:
-            own = _of_choice(
+            answer = _of_choice(
                 choice=choice,
                 prompt_ids=prompt_ids,
                 messages=messages,
                 prompt=prompt,
                 request=request,
             )
-            outcomes.append(Exchange(choice=number, **shared, **own))
+            outcomes.append(Exchange(choice=number, **shared, **answer))
         except Reject as reject:
             outcomes.append(reject)
     return outcomes
@@ -231,19 +231,19 @@ def _of_choice(
     if not isinstance(choice, dict):
         raise Reject("wrong_type", "a choice of the response is not an object")
     completion_ids = take_ids(choice, "token_ids", "choice")
-    own: dict[str, Any] = {
+    answer: dict[str, Any] = {
         "prompt_token_ids": first(prompt_ids, take_ids(choice, "prompt_token_ids", "choice")),
         "completion_token_ids": completion_ids,
     }
     if prompt is None:
-        own |= _of_chat(choice, messages, own["prompt_token_ids"])
+        answer |= _of_chat(choice, messages, answer["prompt_token_ids"])
     else:
-        own |= _of_text_completion(choice, prompt, request, own["prompt_token_ids"])
+        answer |= _of_text_completion(choice, prompt, request, answer["prompt_token_ids"])
     for key in ("reasoning", "content"):
-        check_whole(own.get(key), f"choice.{key}")
-    if completion_ids is None and not any(map(own.get, ("reasoning", "content", "tool_calls"))):
+        check_whole(answer.get(key), f"choice.{key}")
+    if completion_ids is None and not any(map(answer.get, ("reasoning", "content", "tool_calls"))):
         raise Reject("empty_response")
-    return own | _end(choice, request)
+    return answer | _end(choice, request)
 
 
 def _of_text_completion(
@@ -253,12 +253,12 @@ def _of_text_completion(
         raise Reject(
             "not_text", "with request.suffix or request.echo, the texts are not the engine's"
         )
-    own = {"content": take(choice, "text", str, "choice"), "completion_is_raw": True}
+    answer = {"content": take(choice, "text", str, "choice"), "completion_is_raw": True}
     if isinstance(prompt, str):
         check_whole(prompt, "request.prompt")
         is_raw = request.get("add_special_tokens") is not False
-        return {**own, "prompt_text": prompt, "prompt_is_raw": is_raw}
-    return {**own, "prompt_token_ids": first(prompt_ids, prompt)}
+        return {**answer, "prompt_text": prompt, "prompt_is_raw": is_raw}
+    return {**answer, "prompt_token_ids": first(prompt_ids, prompt)}
 
 
 def _of_chat(

@@ -4,9 +4,9 @@
      "timestamp": 1719830400}
 
 Request and response may be anywhere in the row, under any name, as objects or as JSON text: HTTP
-messages with a `body` (Portkey), Kong's `ai.proxy.payload`, Dynamo's `event`, `proxy_server_request`
-of LiteLLM, tables of Databricks or BigQuery, records of a collector. A streamed response is its
-event stream's text or a list of its chunks. Token ids are included if requests set
+messages with a `body` (Portkey), Kong's `ai.proxy.payload`, Dynamo's `event`, LiteLLM's
+`proxy_server_request`, tables of Databricks or BigQuery, records of a collector. A streamed
+response is its event stream's text or a list of its chunks. Token ids are included if requests set
 `return_token_ids`.
 
 Session, user, tenant, route and time are read from the names that these producers use
@@ -49,7 +49,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
         response = body({"response": response}, "response")
     check_completion(row, asked, response)
     if request is None:
-        request = body(row, "request")
+        request = body({"request": unpacked({"request": asked}, "request", "row")}, "request")
     if request is None or response is None:
         raise Reject("incomplete_pair", f"no {'request' if request is None else 'response'}")
     return exchanges(request, response, record.place, **pair_fields(row))
@@ -58,7 +58,11 @@ def parse(record: Record) -> list[Exchange | Reject]:
 def _named(row: dict[str, Any], names: tuple[str, ...]) -> Any:
     """Returns the first side under its usual name, or the body of an HTTP message."""
     side = first(*(row.get(name) for name in names))
-    if isinstance(side, dict) and "body" in side and side.keys().isdisjoint(("messages", "choices")):
+    if (
+        isinstance(side, dict)
+        and "body" in side
+        and side.keys().isdisjoint(("messages", "choices"))
+    ):
         return side["body"]
     return side
 

@@ -65,8 +65,8 @@ def join_chunks(chunks: Iterable[Any]) -> dict[str, Any]:
 def _without_copies(chunks: list[Any]) -> list[Any]:
     """Returns a stream's chunks once, if a log has all of them several times.
 
-    Equal deltas are common, but a stream has one last chunk. If equal last chunks occur k times, the
-    log has k copies of every chunk, one after the other or each k times in a row.
+    Equal deltas are common, but a stream has one last chunk. If equal last chunks occur k times,
+    the log has k copies of every chunk, one after the other or each k times in a row.
     """
     last = next((chunk for chunk in reversed(chunks) if _ends_choice(chunk)), None)
     copies = chunks.count(last) if last is not None else 1

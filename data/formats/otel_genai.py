@@ -176,9 +176,7 @@ def _time(span: dict[str, Any]) -> float | None:
         nanoseconds = number(span, key)
         if nanoseconds:
             return round(nanoseconds / 1e9, 6)
-    return first(
-        *(take_time(span, key) for key in ("start_time", "timestamp", "Timestamp"))
-    )
+    return first(*(take_time(span, key) for key in ("start_time", "timestamp", "Timestamp")))
 
 
 def _attributes(holder: dict[str, Any]) -> dict[str, Any]:

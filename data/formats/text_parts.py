@@ -3,8 +3,8 @@
     text_messages([{"role": "user", "content": [{"type": "text", "text": "Hi"}]}])
 
 vLLM 0.32 (renderers/chat_utils.py:1644, 1815, 1883) joins strings and parts of the types in `TEXTS`
-with a line break. SGLang 0.5 (parser/jinja_template_utils.py, content format `string`) joins parts of
-type `text` with a space and drops all others.
+with a line break. SGLang 0.5 (parser/jinja_template_utils.py, content format `string`) joins parts
+of type `text` with a space and drops all others.
 """
 
 from typing import Any
@@ -25,9 +25,7 @@ THOUGHTS = frozenset({"thinking", "reasoning", "reasoning_text", "summary_text"}
 """Types of parts of a response that are its reasoning: Mistral, Databricks."""
 
 
-def text_messages(
-    messages: list[dict[str, Any]], is_sglang: bool = False
-) -> list[dict[str, Any]]:
+def text_messages(messages: list[dict[str, Any]], is_sglang: bool = False) -> list[dict[str, Any]]:
     """Returns messages whose content is text.
 
     Raises:

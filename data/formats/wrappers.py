@@ -52,14 +52,16 @@ OBSERVATIONS = frozenset(
 ATTRIBUTES = ("attributes", "SpanAttributes", "LogAttributes")
 """Keys of OpenTelemetry's attributes."""
 
+PARAMETERS = frozenset({"model", "max_tokens", "temperature", "stream", "n", "top_p"})
+"""Keys of which a text completion's request has at least one."""
+
 HALF = frozenset({"messages", "prompt", "choices", "request", "response", "conversations"})
 """Keys of a request, a response, or a conversation."""
 
 FIELDS = {
     "session": (
         *("session_id", "sessionId", "conversation_id", "metadata.session_id"),
-        *("metadata.session.id", "request.metadata.session_id", "headers.x-session-id"),
-        "trace_metadata.session_id",
+        *("request.metadata.session_id", "headers.x-session-id"),
     ),
     # Databricks; LiteLLM; Kong; Portkey; others
     "user": (
@@ -69,13 +71,24 @@ FIELDS = {
     "tenant": ("tenant", "tenant_id", "metadata.tenant", "workspace_id"),
     "route": ("route", "route.name", "metadata.route", "model_group", "prompt_slug"),
     "time": (
-        *("timestamp", "@timestamp", "time", "ts", "request_time", "timestamp_ms", "event_timestamp"),
+        *("timestamp", "@timestamp", "time", "ts", "request_time", "timestamp_ms"),
+        "event_timestamp",
         *("started_at", "startTime", "start_time", "created_at", "createdAt", "time_of_generation"),
         *("time_local", "time_iso8601", "msec", "logged_at", "_time", "date", "datetime"),
     ),
     "log_id": ("databricks_request_id", "request_id", "requestId", "rid", "id"),
 }
 """Paths of each field of an exchange, in order of preference; a part without keys is a leaf."""
+
+
+INHERITED = {
+    "session_id": "session",
+    "user_id": "user",
+    "tenant": "tenant",
+    "route": "route",
+    "timestamp": "time",
+}
+"""Keys under which an inner row gets the fields of the rows around it, unless it has them."""
 
 
 class Sides(NamedTuple):
@@ -100,10 +113,11 @@ def unwrapped(row: dict[str, Any]) -> dict[str, Any]:
         inner = next((holder for holder in holders if HALF & holder.keys()), None)
     if inner is None:
         return row
-    outer = {"timestamp" if name == "time" else name: value for name, value in fields(row).items()}
-    outer["session_id"] = outer.pop("session")
-    outer.pop("log_id")
-    return {**{name: value for name, value in outer.items() if value is not None}, **inner}
+    around = fields(row)
+    outer = {name: around[field] for name, field in INHERITED.items() if around[field] is not None}
+    if "request_id" in row:
+        outer["request_id"] = row["request_id"]  # joins the halves of an exchange
+    return {**outer, **inner}
 
 
 def _is_produced(row: dict[str, Any]) -> bool:
@@ -168,7 +182,7 @@ def sides(row: dict[str, Any]) -> Sides:
     flat = row if _is_request(row) else None
     requests: list[dict[str, Any]] = []
     responses: list[Any] = []
-    for key, value in _values(row):
+    for value in _values(row):
         holder = _object(value)
         if holder is not None and isinstance(holder.get("choices"), list):
             responses.append(holder)
@@ -176,6 +190,7 @@ def sides(row: dict[str, Any]) -> Sides:
             requests.append(holder)
         elif _is_stream(value):
             responses.append(value)
+    requests.sort(key=lambda request: "messages" not in request)
     request = requests[0] if requests else flat
     if isinstance(row.get("choices"), list):
         responses.append(row)
@@ -188,7 +203,11 @@ def _is_request(holder: dict[str, Any]) -> bool:
     messages = holder.get("messages")
     if isinstance(messages, str):
         return messages.lstrip().startswith("[")
-    return isinstance(messages, list) or isinstance(holder.get("prompt"), str | list)
+    if isinstance(messages, list):
+        return True
+    # Metadata may name a prompt; a request has parameters, too.
+    is_prompt = isinstance(holder.get("prompt"), str | list)
+    return is_prompt and not PARAMETERS.isdisjoint(holder)
 
 
 def _is_stream(value: Any) -> bool:
@@ -204,21 +223,21 @@ def _is_stream(value: Any) -> bool:
 
 def _objects(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yields the objects inside a row, outermost first."""
-    for _, value in _values(row):
+    for value in _values(row):
         holder = _object(value)
         if holder is not None:
             yield holder
 
 
-def _values(row: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yields keys and values inside a row, breadth first, but not those inside a body."""
+def _values(row: dict[str, Any]) -> Iterator[Any]:
+    """Yields the values inside a row, breadth first, but not those inside a body."""
     waiting = deque([(row, 0)])
     while waiting:
         holder, depth = waiting.popleft()
         for key, value in holder.items():
             if value is None or key in ("messages", "choices", "tools"):
                 continue
-            yield key, value
+            yield value
             inner = _object(value)
             if inner is None or depth == DEEPEST:
                 continue

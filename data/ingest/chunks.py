@@ -1,6 +1,6 @@
 """Splits a log into chunks and converts each to a part.
 
-A part is `NUMBER.arrow` (sequences, `PART_SCHEMA`) and `NUMBER.json` (counts and rejects). The JSON is
+A part is `NUMBER.arrow` (sequences, `PART_SCHEMA`) and `NUMBER.json` (counts, rejects). The JSON is
 written last and marks the part as finished; a rerun skips finished parts. A part depends only on
 its chunk, so its bytes do not depend on the process that writes it or on interruptions.
 
@@ -89,11 +89,11 @@ null if it was not logged. Other values that were not logged are empty strings."
 PART_SCHEMA = pa.schema(
     [
         *SCHEMA,
-        pa.field("file", pa.string()),
-        pa.field("line", pa.int64()),
-        pa.field("prompt_agrees", pa.bool_()),
-        pa.field("completion_agrees", pa.bool_()),
-        *(pa.field(name, pa.uint64()) for name in COPY_KEYS),
+        ("file", pa.string()),
+        ("line", pa.int64()),
+        ("prompt_agrees", pa.bool_()),
+        ("completion_agrees", pa.bool_()),
+        *((name, pa.uint64()) for name in COPY_KEYS),
     ]
 )
 """Columns of a part: those of the table, and what finds, counts and reports copies.
@@ -131,7 +131,8 @@ class Tally(Sums):
         """Counts one exchange that became a row of a part, or takes it back with sign -1."""
         self.exchanges += sign
         self.models[row["model"] or NOT_LOGGED] += sign
-        prompt, completion = row["prompt_agrees"], row["completion_agrees"]
+        prompt = row["prompt_agrees"]
+        completion = row["completion_agrees"]
         agreements = [agrees for agrees in (prompt, completion) if agrees is not None]
         for counts, agrees in (
             (self.prompt_tokens_against_usage, prompt),
@@ -310,6 +311,8 @@ def _table_row(exchange: Exchange, sequence: TokenSequence, work: Work) -> dict[
         beginning = sequence.prompt_text.partition(work.builder.answer_mark)[0]
         session = _conversation(exchange, beginning)
         session_kind = FIRST_QUESTION
+    is_prompt_retokenized = exchange.prompt_token_ids is None
+    is_completion_retokenized = exchange.completion_token_ids is None
     return {
         "sequence_id": f"{work.file_numbers[place.file]}-{place.line}{choice}",
         "session": session,
@@ -329,12 +332,8 @@ def _table_row(exchange: Exchange, sequence: TokenSequence, work: Work) -> dict[
         "prompt_text": sequence.prompt_text,
         "file": place.file,
         "line": place.line,
-        "prompt_agrees": (
-            sequence.prompt_agrees_with_usage if exchange.prompt_token_ids is None else None
-        ),
-        "completion_agrees": (
-            sequence.agrees_with_usage if exchange.completion_token_ids is None else None
-        ),
+        "prompt_agrees": sequence.prompt_agrees_with_usage if is_prompt_retokenized else None,
+        "completion_agrees": sequence.agrees_with_usage if is_completion_retokenized else None,
         **copy_keys(exchange, sequence),
     }
 

@@ -2,10 +2,10 @@
 
 A response is logged twice by at-least-once shipping, overlapping exports, two export sources
 (Langfuse's observations/ and observations_v2/), or a link to a file next to it. Copies would be
-trained on and measured several times, in sessions of their own. One row of them is kept.
+trained on and measured several times, perhaps in other sessions. One row of them is kept.
 
     keys = copy_keys(exchange, sequence)        # in the workers
-    copies = copies_in(parts)                   # {part: {row: (file, line) of the row that is kept}}
+    copies = copies_in(parts)       # {part: {row: (file, line) of the row that is kept}}
 
 Two rows are copies if their tokens are equal, and the engine's response id, the log's row id, or
 the time. Different response ids are different responses, whatever their text and time are. Equal
@@ -16,7 +16,7 @@ has with different prompts identifies nothing, such as a constant that a client 
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,15 +50,16 @@ def copy_keys(exchange: Exchange, sequence: TokenSequence) -> dict[str, int]:
     prompt = ids[: sequence.completion_start].tobytes()
     tokens = ids.tobytes() + str(sequence.completion_start).encode()
     choice = str(exchange.choice)
-    response_id, log_id, time = exchange.response_id, exchange.log_id, exchange.time
-    return {
-        "tokens_key": _digest(tokens),
-        "response_id": _digest(response_id, choice) if response_id else 0,
-        "response_key": _digest(response_id, choice, prompt) if response_id else 0,
-        "row_id": _digest(log_id, choice) if log_id else 0,
-        "row_key": _digest(log_id, choice, prompt) if log_id else 0,
-        "time_key": 0 if time is None else _digest(repr(time), choice, tokens),
-    }
+    keys = dict.fromkeys(COPY_KEYS, 0) | {"tokens_key": _digest(tokens)}
+    for (key, id_column), logged_id in zip(
+        ID_OF.items(), (exchange.response_id, exchange.log_id), strict=True
+    ):
+        if logged_id:
+            keys[id_column] = _digest(logged_id, choice)
+            keys[key] = _digest(logged_id, choice, prompt)
+    if exchange.time is not None:
+        keys["time_key"] = _digest(repr(exchange.time), choice, tokens)
+    return keys
 
 
 def _digest(*values: str | bytes) -> int:
@@ -86,39 +87,48 @@ def copies_in(parts: Sequence[Path]) -> Copies:
                 row[id_column] = row[name] = 0
     candidates.sort(key=_preference)
     copies: dict[Path, dict[int, tuple[str, int]]] = defaultdict(dict)
-    kept: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
+    kept_under: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
     for row in candidates:
         keys = [(name, row[name]) for name in MATCHING if row[name]]
-        originals = (other for key in keys for other in kept[key] if _is_copy(row, other, key[0]))
-        original = next(originals, None)
+        original = next((first for key in keys for first in _originals(row, key, kept_under)), None)
         if original is not None:
             copies[row["part"]][row["at"]] = (original["file"], original["line"])
             continue
         for key in keys:
-            kept[key].append(row)
+            kept_under[key].append(row)
     return copies
+
+
+def _originals(
+    row: dict[str, Any],
+    key: tuple[str, int],
+    kept_under: Mapping[tuple[str, int], list[dict[str, Any]]],
+) -> Iterator[dict[str, Any]]:
+    """Yields the rows with a row's digest that it is a copy of."""
+    for original in kept_under.get(key, ()):
+        if _is_copy(row, original, key[0]):
+            yield original
 
 
 def _columns(part: Path, names: Sequence[str]) -> pa.Table:
     return pa.ipc.open_stream(pa.memory_map(str(part))).read_all().select(names)
 
 
+def _column(parts: Sequence[Path], name: str) -> np.ndarray:
+    digests = [_columns(part, [name])[name].to_numpy() for part in parts]
+    return np.concatenate([*digests, NOTHING])
+
+
 def _repeated(parts: Sequence[Path], name: str) -> np.ndarray:
     """Returns the digests that occur more than once; 8 bytes a row stay in memory."""
-    digests = [_columns(part, [name])[name].to_numpy() for part in parts]
-    values, counts = np.unique(np.concatenate([*digests, NOTHING]), return_counts=True)
+    values, counts = np.unique(_column(parts, name), return_counts=True)
     return values[(counts > 1) & (values != 0)]
 
 
 def _vague_ids(parts: Sequence[Path], name: str) -> set[int]:
     """Returns the digests of ids that occur with different prompts."""
-    columns = [ID_OF[name], name]
-    tables = [_columns(part, columns) for part in parts]
-    ids, keys = (
-        np.concatenate([*(table[column].to_numpy() for table in tables), NOTHING])
-        for column in columns
-    )
-    pairs = np.unique(np.stack([ids, keys]), axis=1)
+    columns = (_column(parts, ID_OF[name]), _column(parts, name))
+    pairs = np.unique(np.stack(columns), axis=1)
     values, counts = np.unique(pairs[0], return_counts=True)
     return set(values[counts > 1].tolist())
 
@@ -139,10 +149,10 @@ def _preference(row: dict[str, Any]) -> tuple[int, int]:
     return FIDELITIES.index(row["fidelity"]), SESSION_KINDS.index(row["session_kind"])
 
 
-def _is_copy(row: dict[str, Any], other: dict[str, Any], name: str) -> bool:
+def _is_copy(row: dict[str, Any], original: dict[str, Any], name: str) -> bool:
     """Whether two rows with an equal digest in column `name` are one response."""
-    response_ids = {row["response_id"], other["response_id"]} - {0}
+    response_ids = {row["response_id"], original["response_id"]} - {0}
     if len(response_ids) > 1:
         return False
-    is_better_known = name == "response_key" and row["fidelity"] != other["fidelity"]
-    return row["tokens_key"] == other["tokens_key"] or is_better_known
+    is_better_known = name == "response_key" and row["fidelity"] != original["fidelity"]
+    return row["tokens_key"] == original["tokens_key"] or is_better_known

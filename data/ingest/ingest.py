@@ -213,8 +213,8 @@ def _kept_rows(part: Path, copies: Copies) -> pa.Table:
     is_kept = np.ones(len(table), bool)
     is_kept[list(originals)] = False
     kept_path = part.with_suffix(".kept")
-    with pa.ipc.new_stream(str(kept_path), table.schema) as kept:
-        kept.write_table(table.filter(is_kept))
+    with pa.ipc.new_stream(str(kept_path), table.schema) as writer:
+        writer.write_table(table.filter(is_kept))
     return pa.ipc.open_stream(pa.memory_map(str(kept_path))).read_all()
 
 

@@ -233,7 +233,7 @@ class SequenceBuilder:
         if only_if_counted and exchange.reasoning:
             raise Reject(
                 "not_finished",
-                "the response is reasoning without </think>, and no token count shows that it ended",
+                "the response is reasoning without </think>, and no token count shows its end",
             )
         if only_if_counted:
             raise Reject(

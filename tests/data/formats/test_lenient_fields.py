@@ -156,8 +156,9 @@ CUT_TEXTS = {
     "Let me... (litellm_truncated skipped 9000 chars. Truncation is a DB storage safeguard. Full"
     " data is in callbacks) ... so.": "MAX_STRING_LENGTH_PROMPT_IN_DB",
     "Let me... (litellm_truncated 9000 chars) ...": "MAX_STRING_LENGTH_PROMPT_IN_DB",
-    "Let me... (litellm_truncated skipped 9 chars. Truncation is a stdout logging safeguard. F":
-    "MAX_STRING_LENGTH_STDOUT_LOG",
+    "a... (litellm_truncated skipped 9 chars. Truncation is a stdout logging safeguard. F": (
+        "MAX_STRING_LENGTH_STDOUT_LOG"
+    ),
     "Let me...truncated by litellm, this logger does not support large content": "Datadog",
     "[truncated by litellm]...so it is": "AZURE_SENTINEL_TRUNCATE_BYTES",
 }
@@ -263,7 +264,10 @@ def test_answers_that_were_generated_are_kept(tmp_path, field):
 
 
 def test_sharegpt_is_read_and_rewritten_reasoning_is_refused(tmp_path):
-    turns = [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "<think>\nr\n</think>\n4"}]
+    turns = [
+        {"from": "human", "value": "2+2?"},
+        {"from": "gpt", "value": "<think>\nr\n</think>\n4"},
+    ]
     outcome = read(tmp_path, {"system": "Be brief.", "conversations": turns})
     assert [message["role"] for message in outcome.messages] == ["system", "user"]
     assert outcome.content == turns[1]["value"]

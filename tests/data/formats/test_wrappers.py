@@ -12,11 +12,13 @@ from outrider.data.formats.sources import log_files
 from tests.data.logs import pair, read_exchanges, write_log
 
 GOLDEN = Path(__file__).parents[1] / "golden"
+PRODUCERS = ("litellm", "helicone", "langfuse", "otel_genai", "token_ids", "messages")
+PAIRS = ("openai_pairs", "openai_streams", "openai_completions")
 LOGS = sorted(
     str(path.relative_to(GOLDEN))
-    for folder in ("litellm", "helicone", "langfuse", "otel_genai", "token_ids", "messages")
+    for folder in (*PRODUCERS, *PAIRS)
     for path in (GOLDEN / folder).rglob("*.jsonl")
-) + ["openai_pairs/log.jsonl", "openai_streams/log.jsonl", "openai_completions/log.jsonl"]
+)
 
 COLLECTORS = {
     "body": lambda row: {"body": row},
@@ -105,6 +107,11 @@ SHAPES = {
     "LangSmith": lambda asked, answered: {"inputs": asked, "outputs": answered},
     "chunks": lambda asked, answered: {"request": asked, "chunks": STREAM.split("\n\n")},
     "event stream": lambda asked, answered: {"httpRequest": {"body": asked}, "sse": STREAM},
+    "next to metadata": lambda asked, answered: {
+        "metadata": {"prompt": "screening-v2"},
+        "request": asked,
+        "response": answered,
+    },
     "flat": lambda asked, answered: {**asked, "response": answered},
     "flat, text": lambda asked, answered: {
         **asked,
@@ -147,6 +154,12 @@ def test_fields_under_the_producers_names(tmp_path, logged, name, value):
     row = {"request": ASKED, "response": {**ANSWERED, "created": None}, **logged}
     (outcome,) = read_exchanges(log_files(str(write_log(tmp_path / "log.jsonl", [row]))))
     assert getattr(outcome, name) == value
+
+
+def test_json_text_that_was_cut(tmp_path):
+    row = {"request": json.dumps(ASKED)[:40], "response": json.dumps(ANSWERED)}
+    (reject,) = read_exchanges(log_files(str(write_log(tmp_path / "log.jsonl", [row]))))
+    assert reject.reason == "truncated"
 
 
 def test_a_response_without_choices_names_its_keys(tmp_path):
