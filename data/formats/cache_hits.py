@@ -10,6 +10,7 @@ import re
 from typing import Any
 
 from outrider.data.exchange import CACHED, Reject
+from outrider.data.formats.wrappers import object_of
 
 FLAGS = frozenset(
     {
@@ -29,8 +30,14 @@ HIT = re.compile(r"(true|(\w+ )?hit)", re.IGNORECASE)
 NO_REFERENCE = "00000000-0000-0000-0000-000000000000"
 """Helicone's `cache_reference_id` of a generated answer."""
 
+TAG = re.compile(r"cache_hit:true", re.IGNORECASE)
+"""Tag that LiteLLM gives an observation in Langfuse."""
+
 BODIES = frozenset({"messages", "choices", "prompt", "tools", "usage", "input", "output"})
 """Keys whose values are the customer's, or count tokens."""
+
+LONGEST_TEXT = 100_000
+"""Longer texts are bodies, not metadata."""
 
 DEEPEST = 5
 """Levels of a row that are searched."""
@@ -39,12 +46,26 @@ DEEPEST = 5
 def check_generated(row: dict[str, Any], depth: int = 0) -> None:
     """Raises a `Reject` if a field outside the messages marks a cache hit."""
     for key, value in row.items():
-        if isinstance(value, dict):
-            if depth < DEEPEST and key not in BODIES:
-                check_generated(value, depth + 1)
+        if key in BODIES:
             continue
-        name = key.lower().replace("-", "_")
+        holder = _object_about_caches(value)
+        if holder is not None:
+            if depth < DEEPEST:
+                check_generated(holder, depth + 1)
+            continue
+        # Names of flat attributes have dots.
+        name = key.rpartition(".")[2].lower().replace("-", "_")
         is_hit = name in FLAGS and HIT.fullmatch(str(value).strip()) is not None
         is_copy = name in ("cache_reference_id", "cachereferenceid") and value
-        if is_hit or (is_copy and value != NO_REFERENCE):
+        is_tagged = isinstance(value, list) and any(
+            TAG.fullmatch(tag) for tag in value if isinstance(tag, str)
+        )
+        if is_hit or is_tagged or (is_copy and value != NO_REFERENCE):
             raise Reject(CACHED, f"{key} marks an answer from the gateway's cache")
+
+
+def _object_about_caches(value: Any) -> dict[str, Any] | None:
+    """Returns an object, also one written as text that has a word about caches."""
+    if isinstance(value, str) and ("cache" not in value or len(value) > LONGEST_TEXT):
+        return None
+    return object_of(value)

@@ -21,6 +21,7 @@ import functools
 from typing import Any
 
 from outrider.data.exchange import Exchange, Record, Reject
+from outrider.data.formats.cache_hits import check_generated
 from outrider.data.formats.fields import first, take_text
 from outrider.data.formats.join import joined_records
 from outrider.data.formats.openai import body, exchanges
@@ -85,6 +86,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
     response = join_chunks(answers) if is_stream else first(body(answer, "response"), answer)
     asked = open_row(request_row) if request_row is not None else {}
     request = first(body(asked, "request"), asked)
+    check_generated(answer)
     check_completion(answer, request, response)
     choices = response.get("choices")
     holders = [response, *(choices if isinstance(choices, list) else ())]

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from outrider.data.exchange import Exchange, Place, Record, Reject
+from outrider.data.formats.cache_hits import check_generated
 from outrider.data.formats.fields import (
     first,
     mapping,
@@ -99,6 +100,7 @@ def _outcomes(span: dict[str, Any], place: Place) -> list[Exchange | Reject]:
     is_call = operation in ("chat", "generate_content", None)  # some instrumentations omit it
     if not is_call or not any(key.startswith("gen_ai.") for key in logged):
         raise Reject("not_a_generation")
+    check_generated(logged)
     if logged.get("error.type"):
         raise Reject("error_response", "error.type is set")
     asked, answered = (

@@ -74,7 +74,16 @@ FIELDS = {
         *("timestamp", "@timestamp", "time", "ts", "request_time", "timestamp_ms"),
         "event_timestamp",
         *("started_at", "startTime", "start_time", "created_at", "createdAt", "time_of_generation"),
-        *("time_local", "time_iso8601", "msec", "logged_at", "_time", "date", "datetime"),
+        *(
+            "time_local",
+            "time_iso8601",
+            "msec",
+            "logged_at",
+            "TimeGenerated",
+            "_time",
+            "date",
+            "datetime",
+        ),
     ),
     "log_id": ("databricks_request_id", "request_id", "requestId", "rid", "id"),
 }
@@ -146,7 +155,7 @@ def pair_fields(row: dict[str, Any]) -> dict[str, Any]:
     """Returns the fields of a row with both sides, those next to the sides first."""
     holders = [row]
     while True:
-        inner = (_object(value) for value in holders[-1].values())
+        inner = (object_of(value) for value in holders[-1].values())
         pairs = (holder for holder in inner if holder is not None and None not in sides(holder))
         holder = next(pairs, None)
         if holder is None:
@@ -162,7 +171,7 @@ def _at(row: dict[str, Any], path: str, is_time: bool) -> Any:
     *holders, key = path.split(".")
     holder: Any = row
     for level in holders:
-        holder = _object(holder.get(level))
+        holder = object_of(holder.get(level))
         if holder is None:
             return None
     if is_time:
@@ -183,7 +192,7 @@ def sides(row: dict[str, Any]) -> Sides:
     requests: list[dict[str, Any]] = []
     responses: list[Any] = []
     for value in _values(row):
-        holder = _object(value)
+        holder = object_of(value)
         if holder is not None and isinstance(holder.get("choices"), list):
             responses.append(holder)
         elif holder is not None and _is_request(holder):
@@ -224,7 +233,7 @@ def _is_stream(value: Any) -> bool:
 def _objects(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yields the objects inside a row, outermost first."""
     for value in _values(row):
-        holder = _object(value)
+        holder = object_of(value)
         if holder is not None:
             yield holder
 
@@ -238,14 +247,14 @@ def _values(row: dict[str, Any]) -> Iterator[Any]:
             if value is None or key in ("messages", "choices", "tools"):
                 continue
             yield value
-            inner = _object(value)
+            inner = object_of(value)
             if inner is None or depth == DEEPEST:
                 continue
             if not _is_request(inner) and not isinstance(inner.get("choices"), list):
                 waiting.append((inner, depth + 1))
 
 
-def _object(value: Any) -> dict[str, Any] | None:
+def object_of(value: Any) -> dict[str, Any] | None:
     """Returns an object, also one written as text; None for anything else."""
     if isinstance(value, dict):
         return value

@@ -9,36 +9,42 @@ trained on and measured several times, perhaps in other sessions. One row of the
 
 Two rows are copies if their tokens are equal, and the engine's response id, the log's row id, or
 the time. Different response ids are different responses, whatever their text and time are. Equal
-text without ids or times is kept, since prompts repeat in traffic. Under one response id, the same
-prompt with a retokenized completion is a copy of the one with the engine's ids. An id that the log
-has with different prompts identifies nothing, such as a constant that a client sends.
+text without ids or times is kept, since prompts repeat in traffic. Under one response id, an equal
+completion is enough, since two exports may render the prompt differently; and so is a retokenized
+completion next to the engine's ids. An id that the log has with different prompts and completions
+identifies nothing, such as a constant that a client sends.
 """
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from outrider.data.exchange import SESSION_KINDS, Exchange
 from outrider.data.tokenize.tokens import TokenSequence
 
-MATCHING = ("response_key", "row_key", "time_key")
-"""Columns of digests of an id with the prompt, or of the time with all tokens. Rows with an equal
-digest may be copies; 0 is for values that were not logged."""
-
-ID_OF = {"response_key": "response_id", "row_key": "row_id"}
-"""Columns of digests of the ids alone."""
-
-COPY_KEYS = ("tokens_key", *ID_OF.values(), *MATCHING)
-
-NOTHING = np.empty(0, np.uint64)
+IDS = ("response_id", "row_id")
+MATCHING = (*IDS, "time_key")
+COPY_KEYS = (*MATCHING, "prompt_key", "completion_key")
+"""Columns of digests. Rows with an equal digest in a column of `MATCHING` may be copies; 0 is for
+values that were not logged."""
 
 FIDELITIES = ("exact", "retokenized", "regenerate")
 """Fidelities of a sequence, most useful first."""
+
+RANKED = (("session_kind", SESSION_KINDS), ("fidelity", FIDELITIES))
+"""Columns that decide which of the copies is kept, the most important last, as `lexsort` takes
+them, with their values, most useful first."""
+
+NO_ID = 0
+ANY_ID = -1
+
+Columns = dict[str, np.ndarray]
 
 Copies = Mapping[Path, Mapping[int, tuple[str, int]]]
 """Rows to set aside of each part, with the file and line of the row that is kept."""
@@ -48,111 +54,139 @@ def copy_keys(exchange: Exchange, sequence: TokenSequence) -> dict[str, int]:
     """Returns the digests of a row's ids, time and tokens."""
     ids = np.asarray(sequence.token_ids, np.int32)
     prompt = ids[: sequence.completion_start].tobytes()
-    tokens = ids.tobytes() + str(sequence.completion_start).encode()
+    completion = ids[sequence.completion_start :].tobytes()
     choice = str(exchange.choice)
-    keys = dict.fromkeys(COPY_KEYS, 0) | {"tokens_key": _digest(tokens)}
-    for (key, id_column), logged_id in zip(
-        ID_OF.items(), (exchange.response_id, exchange.log_id), strict=True
-    ):
-        if logged_id:
-            keys[id_column] = _digest(logged_id, choice)
-            keys[key] = _digest(logged_id, choice, prompt)
+    keys = dict.fromkeys(COPY_KEYS, 0)
+    keys["prompt_key"] = _digest(prompt)
+    keys["completion_key"] = _digest(completion)
+    if exchange.response_id:
+        keys["response_id"] = _digest(exchange.response_id, choice)
+    if exchange.log_id:
+        keys["row_id"] = _digest(exchange.log_id, choice)
     if exchange.time is not None:
-        keys["time_key"] = _digest(repr(exchange.time), choice, tokens)
+        keys["time_key"] = _digest(repr(exchange.time), choice, prompt, completion)
     return keys
 
 
 def _digest(*values: str | bytes) -> int:
     digest = hashlib.blake2b(digest_size=8)
     for value in values:
-        digest.update(value if isinstance(value, bytes) else value.encode())
-        digest.update(b"\0")
+        content = value if isinstance(value, bytes) else value.encode()
+        digest.update(len(content).to_bytes(8, "little"))
+        digest.update(content)
     return int.from_bytes(digest.digest(), "little")
 
 
 def copies_in(parts: Sequence[Path]) -> Copies:
     """Returns the rows to set aside of each part, with the place of the row that is kept.
 
-    Only rows whose digest occurs more than once are compared. Of copies, the one with the engine's
-    token ids is kept, then the one with the most precise session, then the first in the log.
+    Of copies, the one with the engine's token ids is kept, then the one with the most precise
+    session, then the first in the log. About 50 bytes a row are in memory, and more only for rows
+    whose digest occurs more than once.
     """
-    vague = {name: _vague_ids(parts, name) for name in ID_OF}
-    repeated = {name: _repeated(parts, name) for name in MATCHING}
-    candidates: list[dict[str, Any]] = []
-    for part in parts:
-        candidates += _candidates(part, repeated)
-    for row in candidates:
-        for name, id_column in ID_OF.items():
-            if row[id_column] in vague[name]:
-                row[id_column] = row[name] = 0
-    candidates.sort(key=_preference)
-    copies: dict[Path, dict[int, tuple[str, int]]] = defaultdict(dict)
-    kept_under: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
-    for row in candidates:
-        keys = [(name, row[name]) for name in MATCHING if row[name]]
-        original = next((first for key in keys for first in _originals(row, key, kept_under)), None)
-        if original is not None:
-            copies[row["part"]][row["at"]] = (original["file"], original["line"])
-            continue
-        for key in keys:
-            kept_under[key].append(row)
-    return copies
-
-
-def _originals(
-    row: dict[str, Any],
-    key: tuple[str, int],
-    kept_under: Mapping[tuple[str, int], list[dict[str, Any]]],
-) -> Iterator[dict[str, Any]]:
-    """Yields the rows with a row's digest that it is a copy of."""
-    for original in kept_under.get(key, ()):
-        if _is_copy(row, original, key[0]):
-            yield original
+    if not parts:
+        return {}
+    tables = [_columns(part, [*COPY_KEYS, "fidelity", "session_kind"]) for part in parts]
+    columns = {name: _joined(tables, name) for name in COPY_KEYS}
+    for name in IDS:
+        columns[name][_is_vague(columns, name)] = 0
+    is_repeated = np.logical_or.reduce([_is_repeated(columns[name]) for name in MATCHING])
+    rows = np.flatnonzero(is_repeated)
+    ranks = [_ranks(tables, *ranked)[rows] for ranked in RANKED]
+    originals = _originals(columns, _ranks(tables, *RANKED[0]), rows[np.lexsort(ranks)])
+    return _by_part(parts, [len(table) for table in tables], originals)
 
 
 def _columns(part: Path, names: Sequence[str]) -> pa.Table:
     return pa.ipc.open_stream(pa.memory_map(str(part))).read_all().select(names)
 
 
-def _column(parts: Sequence[Path], name: str) -> np.ndarray:
-    digests = [_columns(part, [name])[name].to_numpy() for part in parts]
-    return np.concatenate([*digests, NOTHING])
+def _joined(tables: Sequence[pa.Table], name: str) -> np.ndarray:
+    return np.concatenate([table[name].to_numpy() for table in tables])
 
 
-def _repeated(parts: Sequence[Path], name: str) -> np.ndarray:
-    """Returns the digests that occur more than once; 8 bytes a row stay in memory."""
-    values, counts = np.unique(_column(parts, name), return_counts=True)
-    return values[(counts > 1) & (values != 0)]
+def _ranks(tables: Sequence[pa.Table], name: str, values: Sequence[str]) -> np.ndarray:
+    """Returns the position of each row's value among `values`."""
+    order = pa.array(values)
+    return np.concatenate([pc.index_in(table[name], order).to_numpy() for table in tables])
 
 
-def _vague_ids(parts: Sequence[Path], name: str) -> set[int]:
-    """Returns the digests of ids that occur with different prompts."""
-    columns = (_column(parts, ID_OF[name]), _column(parts, name))
-    pairs = np.unique(np.stack(columns), axis=1)
+def _is_repeated(digests: np.ndarray) -> np.ndarray:
+    _, positions, counts = np.unique(digests, return_inverse=True, return_counts=True)
+    return (counts[positions] > 1) & (digests != 0)
+
+
+def _is_vague(columns: Columns, name: str) -> np.ndarray:
+    """Whether each row's id occurs with different prompts and with different completions."""
+    prompts = _repeated_with_others(columns[name], columns["prompt_key"])
+    completions = _repeated_with_others(columns[name], columns["completion_key"])
+    return np.isin(columns[name], np.intersect1d(prompts, completions))
+
+
+def _repeated_with_others(ids: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """Returns the ids that occur with different keys."""
+    pairs = np.unique(np.stack([ids, keys]), axis=1)
     values, counts = np.unique(pairs[0], return_counts=True)
-    return set(values[counts > 1].tolist())
+    return values[counts > 1]
 
 
-def _candidates(part: Path, repeated: dict[str, np.ndarray]) -> list[dict[str, Any]]:
-    table = _columns(part, [*COPY_KEYS, "file", "line", "session_kind", "fidelity"])
-    is_repeated = np.zeros(len(table), bool)
-    for name, digests in repeated.items():
-        is_repeated |= np.isin(table[name].to_numpy(), digests)
-    rows = np.flatnonzero(is_repeated)
-    places = [{"part": part, "at": int(at)} for at in rows]
-    columns = table.take(rows).to_pylist()
-    return [place | row for place, row in zip(places, columns, strict=True)]
+def _originals(columns: Columns, fidelities: np.ndarray, rows: np.ndarray) -> dict[int, int]:
+    """Returns each copy's original among `rows`, which are sorted by preference."""
+    originals: dict[int, int] = {}
+    first: dict[tuple[Any, ...], int] = {}
+    for row in rows.tolist():
+        response_id = int(columns["response_id"][row])
+        marks = _marks(columns, row)
+        # The engine's ids under a response id stand for a retokenized completion under it.
+        exact = ("exact", response_id) if response_id else ()
+        is_exact = fidelities[row] == 0
+        sought = marks if is_exact or not exact else [*marks, exact]
+        # Different response ids are different responses, whatever else is equal.
+        owners = (response_id, NO_ID) if response_id else (ANY_ID,)
+        matches = (first.get((*mark, owner)) for mark in sought for owner in owners)
+        original = next((match for match in matches if match is not None), None)
+        if original is not None:
+            originals[row] = original
+            continue
+        for mark in [*marks, exact] if is_exact and exact else marks:
+            first.setdefault((*mark, response_id), row)
+            first.setdefault((*mark, ANY_ID), row)
+    return originals
 
 
-def _preference(row: dict[str, Any]) -> tuple[int, int]:
-    """Sorts rows, which are in log order, by how much of the exchange they hold."""
-    return FIDELITIES.index(row["fidelity"]), SESSION_KINDS.index(row["session_kind"])
+def _marks(columns: Columns, row: int) -> list[tuple[Any, ...]]:
+    """Returns what a row has in common with its copies."""
+    response_id, row_id, time_key, prompt, completion = (
+        int(columns[name][row]) for name in COPY_KEYS
+    )
+    marks: list[tuple[Any, ...]] = []
+    if response_id:
+        marks.append(("response_id", response_id, completion))
+    if row_id:
+        marks.append(("row_id", row_id, prompt, completion))
+    if time_key:
+        marks.append(("time_key", time_key))
+    return marks
 
 
-def _is_copy(row: dict[str, Any], original: dict[str, Any], name: str) -> bool:
-    """Whether two rows with an equal digest in column `name` are one response."""
-    response_ids = {row["response_id"], original["response_id"]} - {0}
-    if len(response_ids) > 1:
-        return False
-    is_better_known = name == "response_key" and row["fidelity"] != original["fidelity"]
-    return row["tokens_key"] == original["tokens_key"] or is_better_known
+def _by_part(parts: Sequence[Path], lengths: list[int], originals: Mapping[int, int]) -> Copies:
+    """Returns copies by part and row, with the file and line of their originals."""
+    begins = np.cumsum([0, *lengths])
+    places: dict[int, tuple[str, int]] = {}
+    for number, rows in _grouped(begins, set(originals.values())).items():
+        table = _columns(parts[number], ["file", "line"])
+        positions = [row - int(begins[number]) for row in rows]
+        for row, columns in zip(rows, table.take(positions).to_pylist(), strict=True):
+            places[row] = (columns["file"], columns["line"])
+    return {
+        parts[number]: {row - int(begins[number]): places[originals[row]] for row in rows}
+        for number, rows in _grouped(begins, set(originals)).items()
+    }
+
+
+def _grouped(begins: np.ndarray, rows: set[int]) -> dict[int, list[int]]:
+    """Groups rows, in order, by the number of their part."""
+    grouped: dict[int, list[int]] = defaultdict(list)
+    for row in sorted(rows):
+        grouped[int(np.searchsorted(begins, row, side="right")) - 1].append(row)
+    return grouped

@@ -53,6 +53,10 @@ COPIES = {
     "another time": ({}, {"timestamp": TEN + 500}),
     "no time": ({}, {"timestamp": None, "response__created": None}),
     "an id in one": ({}, {"response__id": None}),
+    "another rendering of the prompt": (
+        {},
+        {"request__messages": [{"role": "user", "content": "Question 0, rendered"}]},
+    ),
     "no ids": ({"response__id": None}, {"response__id": None}),
     "row ids without response ids": (
         {"response__id": None, "id": "a", "timestamp": TEN},
@@ -62,6 +66,10 @@ COPIES = {
 TRAFFIC = {
     "another time and id": ({}, {"response__id": "x", "timestamp": TEN + 1}),
     "another id at the same time": ({}, {"response__id": "x"}),
+    "another answer under the id of a retry": (
+        {},
+        {"response__choices__0__message__content": "\n\nAnother answer"},
+    ),
     "another time without ids": (
         {"response__id": None},
         {"response__id": None, "timestamp": TEN + 1},
