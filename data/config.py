@@ -36,6 +36,11 @@ class TrafficConfig(_Section):
     `other_model` and do not count towards `max_reject_fraction`. Default: keep all, and stop if the
     log has several models."""
 
+    server: Literal["sglang"] | None = None
+    """The engine that wrote the log, if it is SGLang and a gateway dropped `matched_stop` from its
+    responses. SGLang joins a message's text parts with a space, vLLM with a line break. Responses
+    with `matched_stop` are read by SGLang's rules anyway. Default: vLLM's rules for all others."""
+
     general: str | list[str] | None = None
     """Logs of traffic other than the customer's, in the same form as `path`; for example, all
     traffic of an endpoint. Part of this traffic is trained on, to prevent forgetting; part is held

@@ -79,6 +79,12 @@ class Exchange:
     completion_tokens: int | None = None
     """Number of tokens in the response, as the engine counted them."""
     model: str | None = None
+    response_id: str | None = None
+    """Id that the engine gave the response."""
+    log_id: str | None = None
+    """Id that the log gave the row: of an observation, span or request."""
+    joined_by_sglang: list[dict[str, Any]] | None = None
+    """`messages` as SGLang joins their text parts, if that differs from vLLM."""
     session: str | None = None
     """Id of the conversation."""
     user: str | None = None
@@ -136,8 +142,9 @@ class Reject(Exception):
     - set aside, without counting towards `traffic.max_reject_fraction`: sampled differently
       (`grammar`, `min_p`, `penalties`, `other_sampling`), personal data that cannot be replaced
       (`privacy_regenerate`, `privacy_ids_only`), and rows that are not part of the traffic
-      (`error_response`, `not_a_generation`, `cache_hit`, `weighted_out`, `other_model`,
-      `beyond_first`)
+      (`error_response`, `not_a_generation`, `cached`: answered from a gateway's cache,
+      `duplicate`: a copy of another row's response (ingest/copies.py), `weighted_out`,
+      `other_model`, `beyond_first`)
     """
 
     def __init__(self, reason: str, detail: str = "", place: Place | None = None, rows: int = 1):
@@ -152,6 +159,9 @@ class Reject(Exception):
 HALVES = frozenset({"unmatched_request", "unmatched_response", "stream_cut"})
 """Reasons for rejecting rows without their other half, or streams without their end."""
 
+CACHED, DUPLICATE = "cached", "duplicate"
+"""Reasons for responses that a gateway's cache served, and for copies of a logged response."""
+
 BEYOND_FIRST = "beyond_first"
 """Replaces the reasons in `HALVES` if the other half may be in an unread part of the log."""
 
@@ -165,7 +175,8 @@ and log lines."""
 ASIDE = SAMPLED_OTHERWISE | {
     "other_model",
     *NOT_GENERATIONS,
-    "cache_hit",
+    CACHED,
+    DUPLICATE,
     "weighted_out",
     BEYOND_FIRST,
 }

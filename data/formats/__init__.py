@@ -11,6 +11,7 @@ and, if an exchange is not a single row,
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +32,18 @@ from outrider.data.formats import (
 )
 from outrider.data.formats.rows import row_records, sample_of
 from outrider.data.formats.sources import LogFile
+from outrider.data.formats.wrappers import unwrapped
 
 FORMATS: dict[str, Any] = {
     "sglang": sglang,
     "vllm_log": vllm_log,
     "litellm": litellm,
     "openai_batch": openai_batch,
-    "openai_pairs": openai_pairs,
     "helicone": helicone,
     "langfuse": langfuse,
     "otel_genai": otel_genai,
     "token_ids": token_ids,
+    "openai_pairs": openai_pairs,
     "messages": chat_messages,
     "openai_joined": openai_joined,
 }
@@ -72,6 +74,7 @@ def files_by_format(files: Sequence[LogFile], name: str = "auto") -> dict[str, l
 def format_of(file: LogFile) -> str:
     """Returns the first format that recognizes a file's beginning, or `UNKNOWN`."""
     sample = sample_of(file)
+    sample = replace(sample, rows=tuple(map(unwrapped, sample.rows)))
     return next((name for name, module in FORMATS.items() if module.recognizes(sample)), UNKNOWN)
 
 

@@ -8,7 +8,8 @@ Together and Fireworks fine-tune on such rows; the Hugging Face Hub has many suc
 
 The last message, from the assistant, is the completion. Sampling settings are known only if the row
 has them (`temperature`, `top_p`, `response_format`, `finish_reason`, ...). A row is not trained on
-if its weight, or the weight of its last message, is 0 or less.
+if its weight, or the weight of its last message, is 0 or less. ShareGPT's `conversations` with
+`from` and `value` are read as messages, with the row's `system`.
 
 `hf://datasets/OWNER/NAME[@REVISION][/data/train-*.parquet]` reads from the Hub (private data sets
 need `HF_TOKEN`); folders written by `save_to_disk` can be read directly. Sampling, finish reason
@@ -20,17 +21,44 @@ from typing import Any
 from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.formats.fields import take, take_number, unpacked
 from outrider.data.formats.message_parts import openai_messages
-from outrider.data.formats.openai import exchanges, gateway_fields
-from outrider.data.formats.rows import Sample, parse_row
+from outrider.data.formats.openai import exchanges
+from outrider.data.formats.rows import Sample
 from outrider.data.formats.sampling import CONSTRAINTS, NUMBERS
+from outrider.data.formats.wrappers import fields, open_row
+
+SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant"}
+"""ShareGPT's names of roles; others are used unchanged."""
+
+OTHER_REASONING = "<|begin_of_thought|>"
+"""Mark of reasoning in OpenThoughts and Sky-T1, whose answers are rewritten."""
 
 
 def recognizes(sample: Sample) -> bool:
     """Whether most conversations end with an assistant turn; requests end with a user turn."""
-    conversations = [
-        row["messages"] for row in sample.rows if isinstance(row.get("messages"), list)
-    ]
+    conversations = [messages for messages in map(_conversation, sample.rows) if messages]
     return sum(map(_ends_with_answer, conversations)) > len(conversations) / 2
+
+
+def _conversation(row: dict[str, Any]) -> list[Any] | None:
+    """Returns a row's messages; None if it has none."""
+    messages = row.get("messages")
+    if isinstance(messages, list):
+        return messages
+    turns = row.get("conversations")
+    if not isinstance(turns, list):
+        return None
+    system = row.get("system")
+    first_message = [{"role": "system", "content": system}] if system else []
+    return [*first_message, *map(_of_sharegpt, turns)]
+
+
+def _of_sharegpt(turn: Any) -> Any:
+    if not isinstance(turn, dict) or "from" not in turn:
+        return turn
+    speaker = turn["from"]
+    role = SHAREGPT_ROLES.get(speaker, speaker) if isinstance(speaker, str) else speaker
+    unchanged = {key: value for key, value in turn.items() if key not in ("from", "value")}
+    return {"role": role, "content": turn.get("value"), **unchanged}
 
 
 def _ends_with_answer(messages: list[Any]) -> bool:
@@ -39,12 +67,18 @@ def _ends_with_answer(messages: list[Any]) -> bool:
 
 
 def parse(record: Record) -> list[Exchange | Reject]:
-    row = parse_row(record.payload)
-    messages = take(row, "messages", list, "row")
+    row = open_row(record.payload)
+    if isinstance(row.get("messages"), str):
+        row = {**row, "messages": unpacked(row, "messages", "row")}
+    take(row, "messages", list, "row")
+    messages = _conversation(row)
     if not messages:
         raise Reject("no_messages")
     if not _ends_with_answer(messages):
         raise Reject("no_response", "the last message is not from the assistant")
+    if OTHER_REASONING in str(messages[-1].get("content")):
+        detail = "the answer has other marks of reasoning than <think>: R1 did not write this text"
+        raise Reject("reasoning_missing", detail)
     weights = (take_number(row, "weight", "row"), take_number(messages[-1], "weight", "message"))
     if any(weight is not None and weight <= 0 for weight in weights):
         raise Reject("weighted_out", "its training weight is 0 or less")
@@ -56,4 +90,4 @@ def parse(record: Record) -> list[Exchange | Reject]:
         message.pop("weight", None)
     request["messages"] = asked
     choice = {"message": answer, "finish_reason": row.get("finish_reason") or "stop"}
-    return exchanges(request, {"choices": [choice]}, record.place, **gateway_fields(row))
+    return exchanges(request, {"choices": [choice]}, record.place, **fields(row))

@@ -8,8 +8,11 @@ unpacked({"input": '[{"role": "user"}]'}, "input", "row")           # [{"role": 
 mapping({"metadata": [("tenant", "acme")]}, "metadata", "row")      # {"tenant": "acme"} (Parquet)
 """
 
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from decimal import Decimal
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 from outrider.data.exchange import Reject
@@ -20,6 +23,12 @@ LARGEST = 1e300
 
 LAST_SECOND = 1e11
 """Larger Unix times are in milliseconds; as seconds, they would be after the year 5000."""
+
+ACCESS_LOG_TIME = "%d/%b/%Y:%H:%M:%S %z"
+"""Time of nginx's and Apache's access logs: `01/Jul/2026:10:00:00 +0000`."""
+
+_ZONE_NAME = re.compile(r"\s*(?:UTC|GMT|\[[\w/+-]+\])$")
+_ZONE_OFFSET = re.compile(r"\s+(?=[+-]\d\d:?\d\d$)")
 
 
 def take(holder: dict[str, Any], key: str, kind: type | tuple[type, ...], where: str) -> Any:
@@ -42,16 +51,33 @@ def take(holder: dict[str, Any], key: str, kind: type | tuple[type, ...], where:
 
 
 def take_number(holder: dict[str, Any], key: str, where: str) -> float | None:
-    """Returns a finite number, or None."""
-    value = take(holder, key, (int, float), where)
-    if value is not None and not abs(value) < LARGEST:  # rejects NaN too
+    """Returns a finite number, also one written as text, or None."""
+    value = holder.get(key)
+    if value is None or value == "":
+        return None
+    if not isinstance(value, str | Decimal):
+        take(holder, key, (int, float), where)
+    parsed = number(holder, key)
+    if parsed is None:
         raise Reject("wrong_type", f"{where}.{key} is not a finite number")
-    return None if value is None else float(value)
+    return parsed
+
+
+def take_count(holder: dict[str, Any], key: str) -> int | None:
+    """Returns a number of tokens; None if it is missing or no count.
+
+    BigQuery writes integers as text, and JavaScript as `16.0`. A count only confirms a reading, so
+    an unreadable one does not cost the row.
+    """
+    count = number(holder, key)
+    return int(count) if count is not None and count.is_integer() and count >= 0 else None
 
 
 def take_ids(holder: dict[str, Any], key: str, where: str) -> list[int] | None:
     """Returns a list of token ids, or None."""
-    values = take(holder, key, list, where)
+    values = unpacked(holder, key, where)
+    if values is not None and not isinstance(values, list):
+        raise Reject("wrong_type", f"{where}.{key} is {kind_of(values)}")
     if values is not None and not all(
         type(value) is int and 0 <= value < 2**31 for value in values
     ):
@@ -59,22 +85,46 @@ def take_ids(holder: dict[str, Any], key: str, where: str) -> list[int] | None:
     return values
 
 
-def take_time(holder: dict[str, Any], key: str, where: str) -> float | None:
-    """Returns Unix seconds, or None.
+def take_time(holder: dict[str, Any], key: str) -> float | None:
+    """Returns Unix seconds; None if the time is missing or unreadable.
 
-    The value is a number of seconds, milli-, micro- or nanoseconds, ISO 8601 text, or a table's
-    timestamp.
+    The value is a number of seconds, milli-, micro- or nanoseconds, also as text (Envoy, nginx),
+    ISO 8601 or BigQuery's form of it, a time of an HTTP header or access log, a table's timestamp,
+    or one of these in an object such as MongoDB's `$date`.
     """
     value = holder.get(key)
-    if not isinstance(value, str | datetime):
-        seconds = take_number(holder, key, where)
-        while seconds is not None and seconds > LAST_SECOND:
-            seconds /= 1000
-        return seconds
-    try:
-        moment = datetime.fromisoformat(value) if isinstance(value, str) else value
-    except ValueError:
-        raise Reject("wrong_type", f"{where}.{key} is not a time") from None
+    while isinstance(value, dict) and value:
+        value = next(iter(value.values()))
+    if isinstance(value, datetime):
+        return _seconds(value)
+    seconds = number({key: value}, key)
+    if seconds is None:
+        return _seconds(_parsed_time(value)) if isinstance(value, str) else None
+    while seconds > LAST_SECOND:
+        seconds /= 1000
+    return seconds
+
+
+def _parsed_time(text: str) -> datetime | None:
+    plain = text.strip().strip("[]")
+    iso = _ZONE_OFFSET.sub("", _ZONE_NAME.sub("", plain))
+    readers = (
+        lambda: datetime.fromisoformat(iso.replace("/", "-", 2)),
+        lambda: datetime.strptime(plain, ACCESS_LOG_TIME),
+        lambda: parsedate_to_datetime(plain),
+    )
+    for read in readers:
+        try:
+            return read()
+        except ValueError:
+            continue
+    return None
+
+
+def _seconds(moment: datetime | None) -> float | None:
+    """Returns a moment as Unix seconds; without a zone it is UTC."""
+    if moment is None:
+        return None
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
@@ -143,7 +193,7 @@ def mapping(holder: dict[str, Any], key: str, where: str) -> dict[str, Any]:
 def number(holder: dict[str, Any], key: str) -> float | None:
     """Returns a finite number, parsed if it is text; None for anything else."""
     value = holder.get(key)
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
+    if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal):
         return None
     try:
         value = float(value)

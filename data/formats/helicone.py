@@ -15,6 +15,7 @@ The session is `Helicone-Session-Id`, else `request_user_id`; `tenant` and `rout
 from typing import Any
 
 from outrider.data.exchange import Exchange, Record, Reject
+from outrider.data.formats.cache_hits import check_generated
 from outrider.data.formats.fields import (
     first,
     mapping,
@@ -27,9 +28,8 @@ from outrider.data.formats.fields import (
 )
 from outrider.data.formats.openai import exchanges
 from outrider.data.formats.openai_stream import chunks_of_sse, join_chunks
-from outrider.data.formats.rows import Sample, parse_row
-
-NOT_CACHED = "00000000-0000-0000-0000-000000000000"
+from outrider.data.formats.rows import Sample
+from outrider.data.formats.wrappers import open_row
 
 
 def recognizes(sample: Sample) -> bool:
@@ -40,15 +40,14 @@ def recognizes(sample: Sample) -> bool:
 
 
 def parse(record: Record) -> list[Exchange | Reject]:
-    row = parse_row(record.payload)
+    row = open_row(record.payload)
     path = take(row, "request_path", str, "row")
     if path and "completions" not in path:
         raise Reject("not_a_generation", "request_path is not a completions endpoint")
     status = take_number(row, "response_status", "row")
     if status is not None and status != 200:
         raise Reject("error_response", f"response_status {status:.0f}")
-    if (take(row, "cache_reference_id", str, "row") or NOT_CACHED) != NOT_CACHED:
-        raise Reject("cache_hit", "answered from Helicone's cache")
+    check_generated(row)
     request = mapping(row, "request_body", "row")
     response = mapping(row, "response_body", "row")
     if not request or not response:
@@ -66,7 +65,8 @@ def parse(record: Record) -> list[Exchange | Reject]:
         record.place,
         user=take_text(row, "request_user_id", "row"),
         **take_names(properties, fields, "request_properties"),
-        time=take_time(row, "request_created_at", "row"),
+        time=take_time(row, "request_created_at"),
+        log_id=take_text(row, "request_id", "row"),
     )
 
 

@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from outrider.common.files import SCRATCH
-from outrider.data.exchange import Place, Record, Reject
+from outrider.data.exchange import DUPLICATE, Place, Record, Reject
 from outrider.data.formats.rows import Row, rows
 from outrider.data.formats.sources import LONGEST_LINE, LogFile
 
@@ -112,7 +112,7 @@ def _is_ambiguous(members: Iterable[Member]) -> bool:
 
 
 def _pairs(members: list[Member]) -> Iterator[Record | Reject]:
-    """Yields each response with its request; further requests are identical retries."""
+    """Yields each response with its request; further requests are copies of it."""
     requests, whole, chunks = (
         [member for member in members if member.side == side]
         for side in ("request", "response", "chunk")
@@ -124,5 +124,8 @@ def _pairs(members: list[Member]) -> Iterator[Record | Reject]:
             used = len(members) - max(len(responses) - 1, 0) - max(len(requests) - 1, 0)
         payload = (requests[0].row if requests else None, tuple(member.row for member in response))
         yield Record(response[0].place, payload, rows=used)
-    for unmatched in requests[len(responses) :]:
-        yield Reject("unmatched_request", "no response with this id", unmatched.place)
+    for number, extra in enumerate(requests[len(responses) :], start=len(responses)):
+        if number:
+            yield Reject(DUPLICATE, "a copy of another row's request", extra.place)
+        else:
+            yield Reject("unmatched_request", "no response with this id", extra.place)

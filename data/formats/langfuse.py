@@ -10,13 +10,14 @@ means unset. Observations have no finish reason, so an observation that used all
 
 To get them, use the blob-storage integration (name the folder `observations_v2/`) or a JSON export,
 with the input, output, model and usage field groups. Only observations of type `GENERATION` are
-read. Langfuse's OpenAI wrapper drops the reasoning (`reasoning_missing`) and writes temperature 1
-if a request had none.
+read, also those inside a downloaded trace (`observations`). Langfuse's OpenAI wrapper drops the
+reasoning (`reasoning_missing`) and writes temperature 1 if a request had none.
 """
 
 from typing import Any
 
-from outrider.data.exchange import Exchange, Record, Reject
+from outrider.data.exchange import Exchange, Place, Record, Reject
+from outrider.data.formats.cache_hits import check_generated
 from outrider.data.formats.fields import (
     first,
     mapping,
@@ -29,14 +30,11 @@ from outrider.data.formats.fields import (
     unpacked_or_text,
 )
 from outrider.data.formats.message_parts import openai_message, openai_messages
+from outrider.data.formats.nested_rows import outcomes_of
 from outrider.data.formats.openai import exchanges
-from outrider.data.formats.rows import Sample, parse_row
+from outrider.data.formats.rows import Sample
 from outrider.data.formats.sampling import CONSTRAINTS, NUMBERS
-
-TYPES = (
-    *("SPAN", "GENERATION", "EVENT", "AGENT", "TOOL", "CHAIN"),
-    *("RETRIEVER", "EVALUATOR", "EMBEDDING", "GUARDRAIL"),
-)
+from outrider.data.formats.wrappers import OBSERVATIONS, open_row
 
 CAMEL = {
     "trace_id": "traceId",
@@ -58,20 +56,47 @@ MESSAGE = {
 
 
 def recognizes(sample: Sample) -> bool:
-    return any(
-        row.get("type") in TYPES and ("trace_id" in row or "traceId" in row) for row in sample.rows
-    )
+    return any(_is_observation(row) or _is_trace(row) for row in sample.rows)
+
+
+def _is_observation(row: Any) -> bool:
+    if not isinstance(row, dict) or row.get("type") not in OBSERVATIONS:
+        return False
+    return "trace_id" in row or "traceId" in row
+
+
+def _is_trace(row: dict[str, Any]) -> bool:
+    observations = row.get("observations")
+    return isinstance(observations, list) and any(map(_is_observation, observations))
 
 
 def parse(record: Record) -> list[Exchange | Reject]:
-    logged = parse_row(record.payload)
+    row = open_row(record.payload)
+    if not _is_trace(row):
+        return _outcomes(row, record.place)
+    # The API's observations lack the session and user of their trace.
+    of_trace = {key: row.get(key) for key in ("sessionId", "userId", "session_id", "user_id")}
+    observations = filter(_is_observation, row["observations"])
+    return outcomes_of(
+        ({**of_trace, **_without_nulls(observation)} for observation in observations),
+        lambda observation: _outcomes(observation, record.place),
+        "observation",
+    )
+
+
+def _without_nulls(holder: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in holder.items() if value is not None}
+
+
+def _outcomes(logged: dict[str, Any], place: Place) -> list[Exchange | Reject]:
     row = {**logged, **{snake: logged[camel] for snake, camel in CAMEL.items() if camel in logged}}
-    if row.get("type") not in TYPES:
+    if row.get("type") not in OBSERVATIONS:
         raise Reject("wrong_type", "row.type is not an observation type")
     if row["type"] != "GENERATION":
         raise Reject("not_a_generation", row["type"])
     if row.get("level") == "ERROR":
         raise Reject("error_response", "level ERROR")
+    check_generated(row)
     parameters = mapping(row, "model_parameters", "row")
     metadata = mapping(row, "metadata", "row")
     usage = mapping(row, "usage_details", "row")
@@ -95,11 +120,12 @@ def parse(record: Record) -> list[Exchange | Reject]:
     return exchanges(
         request,
         response,
-        record.place,
+        place,
         **take_names(row, {"session": ("session_id",), "user": ("user_id",)}, "row"),
         tenant=_text(metadata, "tenant"),
         route=_text(metadata, "route") or take_text(row, "prompt_name", "row") or None,
-        time=take_time(row, "start_time", "row"),
+        time=take_time(row, "start_time"),
+        log_id=take_text(row, "id", "row"),
     )
 
 

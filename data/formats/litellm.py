@@ -1,4 +1,4 @@
-"""LiteLLM's StandardLoggingPayload, one per file or as JSON lines.
+"""LiteLLM's StandardLoggingPayload and spend logs: one per file, JSON lines or a table.
 
     {"id": "chatcmpl-1", "call_type": "acompletion", "status": "success",
      "model": "hosted_vllm/deepseek-r1", "startTime": 1719830400.1, "messages": [...],
@@ -9,72 +9,103 @@
 To get it, use a logging callback to files or a bucket (S3, GCS and Azure get one file per call).
 Token ids are lost. Sampling is read from `model_parameters`, the session from `session_id` in the
 client's metadata or from `user`, and the tenant from the key's team, organization or alias.
-Failures, cache hits, redacted messages and calls without a response are rejected.
+
+Rows of the table LiteLLM_SpendLogs are read if `store_prompts_in_spend_logs` was on: the request is
+in `proxy_server_request`. LiteLLM cuts strings above 2,048 characters there, and such rows are
+rejected as `truncated`; set MAX_STRING_LENGTH_PROMPT_IN_DB to keep them whole. Failures and answers
+from LiteLLM's cache are set aside; redacted messages and calls without a response are rejected.
 """
 
 from typing import Any
 
 from outrider.data.exchange import Exchange, Record, Reject
-from outrider.data.formats.fields import first, take, take_names, take_text, take_time
+from outrider.data.formats.cache_hits import check_generated
+from outrider.data.formats.cut_texts import check_whole
+from outrider.data.formats.fields import (
+    first,
+    mapping,
+    take,
+    take_count,
+    take_names,
+    take_text,
+    take_time,
+    unpacked,
+    unpacked_or_text,
+)
 from outrider.data.formats.openai import body, exchanges
-from outrider.data.formats.rows import Sample, parse_row
+from outrider.data.formats.rows import Sample
+from outrider.data.formats.wrappers import open_row
 
 TENANTS = tuple(f"user_api_key_{key}" for key in ("team_alias", "team_id", "org_id", "alias"))
 """Metadata keys that name the tenant, in order of preference."""
 
 
+CHATS = ("completion", "acompletion", "completion_with_retries", "router_completion")
+"""Values of `call_type` for chat completions."""
+
+IN_PAYLOAD = {"call_type", "model_parameters", "startTime", "messages", "response", "metadata"}
+IN_SPEND_LOG = {"call_type", "proxy_server_request", "startTime", "response"}
+"""Keys of every payload and spend log, also of failed calls."""
+
+
 def recognizes(sample: Sample) -> bool:
-    # Every payload has these keys, even if the call failed.
-    keys = {"call_type", "model_parameters", "startTime", "messages", "response", "metadata"}
-    return any(_payload(row).keys() >= keys for row in sample.rows)
-
-
-def _payload(row: dict[str, Any]) -> dict[str, Any]:
-    # A custom callback may log its whole `kwargs`, which contain the payload.
-    wrappers = ("standard_logging_object", "standard_logging_payload")
-    return next((row[key] for key in wrappers if isinstance(row.get(key), dict)), row)
+    return any(row.keys() >= IN_PAYLOAD or row.keys() >= IN_SPEND_LOG for row in sample.rows)
 
 
 def parse(record: Record) -> list[Exchange | Reject]:
-    row = _payload(parse_row(record.payload))
+    row = open_row(record.payload)
     call = take(row, "call_type", str, "row")
-    chats = ("completion", "acompletion", "completion_with_retries", "router_completion")
-    if call and call not in chats:
+    if call and call not in CHATS:
         raise Reject("not_a_generation", "call_type is not a chat completion")
     if take(row, "status", str, "row") == "failure":
         raise Reject("error_response", "status is failure")
-    # The response was generated for an earlier request, which has its own row.
-    if row.get("cache_hit") in (True, "True", "true"):
-        raise Reject("cache_hit")
-    if _is_redacted(row.get("messages")) or _is_redacted(row.get("response")):
-        raise Reject("redacted", "turn_off_message_logging was on")
+    check_generated(row)
+    for key in ("messages", "response", "proxy_server_request"):
+        logged = unpacked_or_text(row, key, "row")
+        if _is_redacted(logged):
+            raise Reject("redacted", "turn_off_message_logging was on")
+        check_whole(logged, f"row.{key}")
     response = body(row, "response")
     if not response:
         raise Reject("prompts_only", "the call succeeded, but its response was not logged")
-    counted = take(row, "completion_tokens", int, "row")
+    metadata = mapping(row, "metadata", "row")
+    counted = take_count(row, "completion_tokens")
     usage = {"completion_tokens": counted} if counted else {}
-    messages = take(row, "messages", list, "row")
-    parameters = take(row, "model_parameters", dict, "row") or {}
-    extra = take(parameters, "extra_body", dict, "model_parameters") or {}
-    metadata = take(row, "metadata", dict, "row") or {}
-    client = take(metadata, "requester_metadata", dict, "metadata") or {}
-    client = {**(take(metadata, "spend_logs_metadata", dict, "metadata") or {}), **client}
-    request = {
-        **extra,
-        **parameters,
-        "messages": messages,
-        "metadata": client,
-        "model": row.get("model"),
-        "user": first(parameters.get("user"), row.get("end_user") or None),
-    }
+    log_id = first(take_text(row, "request_id", "row"), take_text(row, "id", "row"))
     return exchanges(
-        request,
+        _request(row, metadata),
         {"usage": usage, **response},
         record.place,
         **take_names(metadata, {"tenant": TENANTS}, "metadata"),
+        session=take_text(row, "session_id", "row") or None,
         route=take_text(row, "model_group", "row"),
-        time=take_time(row, "startTime", "row"),
+        time=take_time(row, "startTime"),
+        log_id=log_id,
     )
+
+
+def _request(row: dict[str, Any], metadata: dict[str, Any]) -> dict[str, Any]:
+    """Returns the client's request, with the fields that LiteLLM keeps apart from it."""
+    parameters = mapping(row, "model_parameters", "row")
+    sent = mapping(row, "proxy_server_request", "row")
+    sent = mapping(sent, "body", "proxy_server_request") or sent
+    extra = take(parameters, "extra_body", dict, "model_parameters") or {}
+    client = mapping(metadata, "requester_metadata", "metadata")
+    labels = mapping(metadata, "spend_logs_metadata", "metadata")
+    messages = first(sent.get("messages"), unpacked(row, "messages", "row") or None)
+    if messages is None and "prompt" not in sent:
+        raise Reject("content_not_logged", "set store_prompts_in_spend_logs: true in LiteLLM")
+    own_metadata = mapping(sent, "metadata", "proxy_server_request")
+    user = first(parameters.get("user"), sent.get("user"), row.get("end_user") or None)
+    return {
+        **sent,
+        **extra,
+        **parameters,
+        "messages": messages,
+        "metadata": {**own_metadata, **labels, **client},
+        "model": row.get("model"),
+        "user": first(user, row.get("user") or None),
+    }
 
 
 def _is_redacted(value: Any) -> bool:
@@ -84,4 +115,4 @@ def _is_redacted(value: Any) -> bool:
         value = [value.get(key) for key in keys]
     if isinstance(value, list):
         return any(map(_is_redacted, value[:100]))
-    return value == "redacted-by-litellm"
+    return value in ("redacted-by-litellm", "REDACTED_BY_LITELM")

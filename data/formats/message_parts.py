@@ -12,6 +12,9 @@ from typing import Any
 from outrider.data.exchange import Reject
 from outrider.data.formats.fields import first, take, take_text
 
+ROLES = {"human": "user", "ai": "assistant"}
+"""Names of roles in LangChain's instrumentation; templates silently omit unknown roles."""
+
 
 def openai_messages(messages: list[Any], where: str) -> list[dict[str, Any]]:
     """Converts all messages; each tool result becomes a separate message."""
@@ -31,6 +34,24 @@ def openai_message(message: Any, where: str) -> list[dict[str, Any]]:
         return [
             {key: value for key, value in message.items() if value is not None or key == "content"}
         ]
+    texts, thoughts, calls, answers = _sorted_parts(parts, where)
+    if answers and not texts:
+        return answers
+    role = take(message, "role", str, where) or ""
+    # Text parts are joined as in vLLM.
+    plain: dict[str, Any] = {"role": ROLES.get(role.lower(), role), "content": "\n".join(texts)}
+    if thoughts:
+        plain["reasoning_content"] = "\n".join(thoughts)
+    if calls:
+        plain["tool_calls"] = calls
+        plain["content"] = plain["content"] or None
+    return [*answers, plain]
+
+
+def _sorted_parts(
+    parts: list[Any], where: str
+) -> tuple[list[str], list[str], list[dict[str, Any]], list[dict[str, Any]]]:
+    """Returns a message's texts, thoughts, tool calls and tool results."""
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
@@ -43,38 +64,26 @@ def openai_message(message: Any, where: str) -> list[dict[str, Any]]:
         elif kind == "reasoning":
             thoughts.append(take(part, "content", str, part_key) or "")
         elif kind == "tool_call":
-            function = {
-                "name": take_text(part, "name", part_key),
-                "arguments": _as_text(part.get("arguments")),
-            }
-            calls.append(
-                {"id": take_text(part, "id", part_key), "type": "function", "function": function}
-            )
+            calls.append(_tool_call(part, part_key))
         elif kind == "tool_call_response":
-            # Conventions up to 1.37 call it `result`.
-            content = _as_text(first(part.get("response"), part.get("result")))
-            answers.append(
-                {
-                    "role": "tool",
-                    "tool_call_id": take_text(part, "id", part_key),
-                    "content": content,
-                }
-            )
+            answers.append(_tool_result(part, part_key))
         else:
             raise Reject("not_text", f"{part_key} is neither text, reasoning nor a tool call")
-    if answers and not texts:
-        return answers
-    # Text parts are joined as in vLLM.
-    role = take(message, "role", str, where) or ""
-    # LangChain's instrumentation uses these names; templates silently omit unknown roles.
-    role = {"human": "user", "ai": "assistant"}.get(role.lower(), role)
-    plain: dict[str, Any] = {"role": role, "content": "\n".join(texts)}
-    if thoughts:
-        plain["reasoning_content"] = "\n".join(thoughts)
-    if calls:
-        plain["tool_calls"] = calls
-        plain["content"] = plain["content"] or None
-    return [*answers, plain]
+    return texts, thoughts, calls, answers
+
+
+def _tool_call(part: dict[str, Any], where: str) -> dict[str, Any]:
+    function = {
+        "name": take_text(part, "name", where),
+        "arguments": _as_text(part.get("arguments")),
+    }
+    return {"id": take_text(part, "id", where), "type": "function", "function": function}
+
+
+def _tool_result(part: dict[str, Any], where: str) -> dict[str, Any]:
+    # Conventions up to 1.37 call it `result`.
+    content = _as_text(first(part.get("response"), part.get("result")))
+    return {"role": "tool", "tool_call_id": take_text(part, "id", where), "content": content}
 
 
 def _as_text(value: Any) -> str:

@@ -14,9 +14,11 @@ the request has none; `time` always applies. Sources of each field, in order of 
 - completion ids: `choices[0].token_ids`; else the text is tokenized
 - reasoning: `message.reasoning`, `message.reasoning_content`, `message.content` up to `</think>`;
   else the reject `reasoning_missing` if the template opens `<think>`
-- end: `finish_reason`, `stop_reason`; else the reject `not_finished` (for a stream, `stream_cut`)
+- end: `finish_reason` under any producer's name (finish_reasons.py), `stop_reason`, SGLang's
+  `matched_stop`; else the reject `not_finished` (for a stream, `stream_cut`)
 - token count: `response.usage`, if there is one choice; else the count is not checked
-- time: `timestamp` (Unix seconds or milliseconds, ISO 8601), `response.created`; else log order
+- time: `timestamp` (Unix seconds or milliseconds, ISO 8601), `response.created`; else log order.
+  An unreadable time counts as missing
 - session: `request.metadata.session_id`, `session_id`, `request.user`; else the first question
 - tenant, route: `request.metadata`, the row
 - sampling: `request.temperature`, `top_p`, `top_k`, `min_p`, penalties, grammars; else the target's
@@ -28,28 +30,54 @@ the request has none; `time` always applies. Sources of each field, in order of 
 one request (`prompt_not_messages`) are rejected.
 """
 
+import re
 from typing import Any
 
 from outrider.data.exchange import Exchange, Place, Reject
-from outrider.data.formats.fields import first, take, take_ids, take_text, take_time
+from outrider.data.formats.cut_texts import check_whole
+from outrider.data.formats.fields import (
+    first,
+    mapping,
+    take,
+    take_count,
+    take_ids,
+    take_text,
+    take_time,
+    unpacked,
+)
+from outrider.data.formats.finish_reasons import STOP_STRING, finish_reason, normal_name
 from outrider.data.formats.openai_stream import DATA, chunks_of_sse, join_chunks
 from outrider.data.formats.other_rows import check_completion
-from outrider.data.formats.rows import kind_of, parse_row
+from outrider.data.formats.rows import decode, kind_of, parse_row
 from outrider.data.formats.sampling import sampling_of
+from outrider.data.formats.text_parts import joined_by_sglang, response_texts, text_messages
 
 Prompt = str | list[int]
 """A prompt of a text completion."""
+
+REASONING = ("reasoning", "reasoning_content", "thinking")
+"""Keys of a message's reasoning: vLLM; DeepSeek, SGLang, LiteLLM; Ollama behind a gateway."""
+
+MATCHED_STOP = "matched_stop"
+"""Key of SGLang's choices, and of no other engine's: the stop string or id of the stop token."""
+
+MOST_KEYS = 12
+"""Maximum number of keys that a detail lists."""
 
 
 def body(row: dict[str, Any], key: str) -> dict[str, Any] | None:
     """Returns a request or response logged as an object, JSON text or stream."""
     value = row.get(key)
+    if isinstance(value, bytes):  # a table's binary column
+        value = value.decode("utf-8", "replace")
     if value is None or isinstance(value, dict):
         return value
     if value in ("", []):
         return None
     if isinstance(value, str) and value.lstrip().startswith("{"):
         return parse_row(value.encode("utf-8", "surrogatepass"))
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        value = decode(value.encode("utf-8", "surrogatepass"))
     if isinstance(value, list) and all(isinstance(chunk, str) for chunk in value):
         value = "\n".join(value)
     if isinstance(value, str) and DATA in value:
@@ -57,16 +85,6 @@ def body(row: dict[str, Any], key: str) -> dict[str, Any] | None:
     if isinstance(value, list):
         return join_chunks(value)
     raise Reject("wrong_type", f"row.{key} is {kind_of(value)}")
-
-
-def gateway_fields(row: dict[str, Any]) -> dict[str, Any]:
-    """Returns a row's gateway fields as arguments for `exchanges`."""
-    return {
-        "session": take_text(row, "session_id", "row"),
-        "tenant": take_text(row, "tenant", "row"),
-        "route": take_text(row, "route", "row"),
-        "time": take_time(row, "timestamp", "row"),
-    }
 
 
 def exchanges(
@@ -98,6 +116,7 @@ def _exchanges(
     route: str | None = None,
     time: float | None = None,
     user: str | None = None,
+    log_id: str | None = None,
 ) -> list[Exchange | Reject]:
     """Returns an exchange or reject for each choice.
 
@@ -109,48 +128,96 @@ def _exchanges(
     check_completion({}, request, response)
     choices = take(response, "choices", list, "response")
     if not choices:
-        raise Reject("no_choices", "the response has no choices")
-    metadata = take(request, "metadata", dict, "request") or {}
-    usage = take(response, "usage", dict, "response") or {}
-    messages = take(request, "messages", list, "request")
-    if messages is not None:
-        if not messages:
-            raise Reject("no_messages")
-        messages = [
-            _plain(message, f"request.messages[{at}]") for at, message in enumerate(messages)
-        ]
-    # The engine reports one count for all choices together.
-    counted = take(usage, "completion_tokens", int, "usage") if len(choices) == 1 else None
+        raise Reject("no_choices", f"the response has the keys {_keys(response)}")
+    logged = _messages(request)
+    is_sglang = any(isinstance(choice, dict) and MATCHED_STOP in choice for choice in choices)
+    messages = None if logged is None else text_messages(logged, is_sglang)
+    metadata = _optional(request, "metadata")
+    usage = _optional(response, "usage")
     shared = {
         "place": place,
         "messages": messages,
+        "joined_by_sglang": joined_by_sglang(logged or []),
         "template_arguments": template_arguments(request),
-        "completion_tokens": counted,
-        "prompt_tokens": take(usage, "prompt_tokens", int, "usage"),
+        # The engine reports one count for all choices together.
+        "completion_tokens": take_count(usage, "completion_tokens") if len(choices) == 1 else None,
+        "prompt_tokens": take_count(usage, "prompt_tokens"),
         "model": model,
-        "session": take_text(metadata, "session_id", "metadata") or session,
-        "user": take_text(request, "user", "request") or user,
-        "tenant": take_text(metadata, "tenant", "metadata") or tenant,
-        "route": take_text(metadata, "route", "metadata") or route,
-        "time": first(time, take_time(response, "created", "response")),
+        "response_id": _id_of(response),
+        "log_id": log_id,
+        "session": _text_of(metadata, "session_id") or session,
+        "user": _text_of(request, "user") or user,
+        "tenant": _text_of(metadata, "tenant") or tenant,
+        "route": _text_of(metadata, "route") or route,
+        "time": first(time, take_time(response, "created")),
         **sampling_of(request, "request"),
     }
+    return _of_choices(request, response, messages, shared)
+
+
+def _of_choices(
+    request: dict[str, Any],
+    response: dict[str, Any],
+    messages: list[dict[str, Any]] | None,
+    shared: dict[str, Any],
+) -> list[Exchange | Reject]:
     prompt = _prompt_of(request) if messages is None else None
     prompt_ids = take_ids(response, "prompt_token_ids", "response")
     outcomes: list[Exchange | Reject] = []
-    for number, choice in enumerate(choices):
+    for number, choice in enumerate(response["choices"]):
         try:
-            fields = _of_choice(
+            answer = _of_choice(
                 choice=choice,
                 prompt_ids=prompt_ids,
                 messages=messages,
                 prompt=prompt,
                 request=request,
             )
-            outcomes.append(Exchange(choice=number, **shared, **fields))
+            outcomes.append(Exchange(choice=number, **shared, **answer))
         except Reject as reject:
             outcomes.append(reject)
     return outcomes
+
+
+def _keys(holder: dict[str, Any]) -> str:
+    """Lists keys that are names; others may be a customer's words."""
+    names = sorted(key for key in holder if re.fullmatch(r"[\w.$@-]{1,40}", key))
+    return ", ".join(names[:MOST_KEYS]) or "none"
+
+
+def _messages(request: dict[str, Any]) -> list[dict[str, Any]] | None:
+    """Returns the request's messages, their parts not yet joined; None without messages."""
+    messages = unpacked(request, "messages", "request")
+    if messages is None:
+        return None
+    take({"messages": messages}, "messages", list, "request")
+    if not messages:
+        raise Reject("no_messages")
+    for at, message in enumerate(messages):
+        where = f"request.messages[{at}]"
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise Reject("wrong_type", f"{where} is not a message with a role")
+        check_whole(message, where)
+    return messages
+
+
+def _optional(holder: dict[str, Any], key: str) -> dict[str, Any]:
+    """Returns an object that replay does not need, also as JSON text; empty if unreadable."""
+    try:
+        return mapping(holder, key, "row")
+    except Reject:
+        return {}
+
+
+def _text_of(holder: dict[str, Any], key: str) -> str | None:
+    """Returns text or a number as text, if it is one of these and not empty."""
+    value = holder.get(key)
+    return str(value) or None if isinstance(value, str) or type(value) is int else None
+
+
+def _id_of(response: dict[str, Any]) -> str | None:
+    """Returns the id that the engine gave a response, without the prefix of its endpoint."""
+    return (_text_of(response, "id") or "").removeprefix("chatcmpl-") or None
 
 
 def _of_choice(
@@ -164,67 +231,74 @@ def _of_choice(
     if not isinstance(choice, dict):
         raise Reject("wrong_type", "a choice of the response is not an object")
     completion_ids = take_ids(choice, "token_ids", "choice")
-    fields: dict[str, Any] = {
+    answer: dict[str, Any] = {
         "prompt_token_ids": first(prompt_ids, take_ids(choice, "prompt_token_ids", "choice")),
         "completion_token_ids": completion_ids,
     }
-    if prompt is not None:  # a text completion
-        fields |= {"content": take(choice, "text", str, "choice"), "completion_is_raw": True}
-        if request.get("suffix") or request.get("echo"):
-            raise Reject(
-                "not_text", "with request.suffix or request.echo, the texts are not the engine's"
-            )
-        if isinstance(prompt, str):
-            is_raw = request.get("add_special_tokens") is not False
-            fields |= {"prompt_text": prompt, "prompt_is_raw": is_raw}
-        else:
-            fields["prompt_token_ids"] = first(fields["prompt_token_ids"], prompt)
+    if prompt is None:
+        answer |= _of_chat(choice, messages, answer["prompt_token_ids"])
     else:
-        message = take(choice, "message", dict, "choice") or {}
-        if messages is None and fields["prompt_token_ids"] is None:
-            raise Reject("no_messages")
-        fields["reasoning"], fields["content"] = reasoning_and_content(message)
-        fields["tool_calls"] = take(message, "tool_calls", list, "message") or None
-    if completion_ids is None and not any(map(fields.get, ("reasoning", "content", "tool_calls"))):
+        answer |= _of_text_completion(choice, prompt, request, answer["prompt_token_ids"])
+    for key in ("reasoning", "content"):
+        check_whole(answer.get(key), f"choice.{key}")
+    if completion_ids is None and not any(map(answer.get, ("reasoning", "content", "tool_calls"))):
         raise Reject("empty_response")
-    ended = finish_reason(take(choice, "finish_reason", str, "choice"))
-    stop_reason = take(choice, "stop_reason", (int, str), "choice")
-    if ended == "stop" and "stop_reason" not in choice:
-        fields["stop_strings"] = stop_strings(request)
-    return {**fields, "finish_reason": ended, "stop_reason": stop_reason}
+    return answer | _end(choice, request)
+
+
+def _of_text_completion(
+    choice: dict[str, Any], prompt: Prompt, request: dict[str, Any], prompt_ids: list[int] | None
+) -> dict[str, Any]:
+    if request.get("suffix") or request.get("echo"):
+        raise Reject(
+            "not_text", "with request.suffix or request.echo, the texts are not the engine's"
+        )
+    answer = {"content": take(choice, "text", str, "choice"), "completion_is_raw": True}
+    if isinstance(prompt, str):
+        check_whole(prompt, "request.prompt")
+        is_raw = request.get("add_special_tokens") is not False
+        return {**answer, "prompt_text": prompt, "prompt_is_raw": is_raw}
+    return {**answer, "prompt_token_ids": first(prompt_ids, prompt)}
+
+
+def _of_chat(
+    choice: dict[str, Any],
+    messages: list[dict[str, Any]] | None,
+    prompt_ids: list[int] | None,
+) -> dict[str, Any]:
+    message = take(choice, "message", dict, "choice") or {}
+    if messages is None and prompt_ids is None:
+        raise Reject("no_messages")
+    reasoning, content = reasoning_and_content(message)
+    tool_calls = take(message, "tool_calls", list, "message") or None
+    return {"reasoning": reasoning, "content": content, "tool_calls": tool_calls}
+
+
+def _end(choice: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
+    """Returns how a choice ended as `Exchange` fields."""
+    logged = choice.get("finish_reason")
+    ended = finish_reason(logged)
+    stop_reason = first(
+        *(take(choice, key, (int, str), "choice") for key in ("stop_reason", MATCHED_STOP))
+    )
+    strings = stop_strings(request)
+    if stop_reason is None and normal_name(logged) == STOP_STRING and len(strings) == 1:
+        (stop_reason,) = strings
+    is_unknown = ended == "stop" and choice.keys().isdisjoint(("stop_reason", MATCHED_STOP))
+    return {
+        "finish_reason": ended,
+        "stop_reason": stop_reason,
+        "stop_strings": strings if is_unknown and stop_reason is None else (),
+    }
 
 
 def reasoning_and_content(message: dict[str, Any]) -> tuple[str | None, str | None]:
-    """Returns an assistant message's reasoning, under either key, and its content."""
-    reasoning, reasoning_content, content = (
-        take(message, key, str, "message") for key in ("reasoning", "reasoning_content", "content")
-    )
-    return first(reasoning, reasoning_content), content
-
-
-def finish_reason(logged: str | None) -> str:
-    """Returns `stop` or `length`; tool calls count as `stop`."""
-    if logged == "tool_calls":
-        return "stop"
-    if logged == "cut":
-        raise Reject("stream_cut", "the stream ended without a finish_reason")
-    if logged not in ("stop", "length"):
-        raise Reject("not_finished", "finish_reason is neither stop nor length")
-    return logged
-
-
-def _plain(message: Any, where: str) -> dict[str, Any]:
-    """Returns a message with its text parts joined as in vLLM."""
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise Reject("wrong_type", f"{where} is not a message with a role")
-    content = message.get("content")
-    if isinstance(content, list):
-        parts = [part for part in content if isinstance(part, dict) and part.get("type") == "text"]
-        if len(parts) != len(content):
-            raise Reject("not_text", f"{where} has parts other than text")
-        content = "\n".join(take(part, "text", str, where) or "" for part in parts)
-    take({"content": content}, "content", str, where)
-    return {**message, "content": content}
+    """Returns an assistant message's reasoning, under any of its keys, and its content."""
+    reasoning = first(*(take(message, key, str, "message") for key in REASONING))
+    if isinstance(message.get("content"), list):
+        thoughts, content = response_texts(message["content"], "message.content")
+        return first(reasoning, thoughts), content
+    return reasoning, take(message, "content", str, "message")
 
 
 def stop_strings(request: dict[str, Any]) -> tuple[str, ...]:

@@ -15,7 +15,8 @@ from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.formats.fields import take, take_text
 from outrider.data.formats.join import joined_records
 from outrider.data.formats.openai import body, exchanges
-from outrider.data.formats.rows import Row, Sample, parse_row
+from outrider.data.formats.rows import Row, Sample
+from outrider.data.formats.wrappers import open_row
 
 COMPLETIONS = "/completions"
 """URL suffix of chat and text completions."""
@@ -26,7 +27,7 @@ def recognizes(sample: Sample) -> bool:
 
 
 def _member_of(row: Row | None) -> tuple[str, str]:
-    parsed = parse_row(row)
+    parsed = open_row(row)
     key = take_text(parsed, "custom_id", "row")
     if key is None:
         raise Reject("no_id", "no custom_id")
@@ -38,14 +39,14 @@ records = functools.partial(joined_records, member_of=_member_of)
 
 def parse(record: Record) -> list[Exchange | Reject]:
     request_row, (response_row,) = record.payload
-    row = parse_row(response_row)
+    row = open_row(response_row)
     response = take(row, "response", dict, "row") or {}
     status = take(response, "status_code", int, "response")
     if row.get("error") is not None or status not in (None, 200):
         raise Reject("error_response")
     if request_row is None:
         raise Reject("unmatched_response", "no request with this custom_id")
-    request_row = parse_row(request_row)
+    request_row = open_row(request_row)
     if not (take(request_row, "url", str, "row") or COMPLETIONS).endswith(COMPLETIONS):
         raise Reject("not_a_generation", "the url is not a completions endpoint")
     request = body(request_row, "body")
@@ -54,4 +55,4 @@ def parse(record: Record) -> list[Exchange | Reject]:
         raise Reject(
             "incomplete_pair", f"no body in the {'request' if request is None else 'response'}"
         )
-    return exchanges(request, answer, record.place)
+    return exchanges(request, answer, record.place, log_id=take_text(row, "id", "row"))

@@ -21,12 +21,14 @@ import functools
 from typing import Any
 
 from outrider.data.exchange import Exchange, Record, Reject
+from outrider.data.formats.cache_hits import check_generated
 from outrider.data.formats.fields import first, take_text
 from outrider.data.formats.join import joined_records
-from outrider.data.formats.openai import body, exchanges, gateway_fields
+from outrider.data.formats.openai import body, exchanges
 from outrider.data.formats.openai_stream import join_chunks
 from outrider.data.formats.other_rows import check_completion
-from outrider.data.formats.rows import Row, Sample, parse_row
+from outrider.data.formats.rows import Row, Sample
+from outrider.data.formats.wrappers import fields, open_row
 
 
 def recognizes(sample: Sample) -> bool:
@@ -54,7 +56,7 @@ def _side(row: dict[str, Any]) -> str | None:
 
 
 def _member_of(row: Row | None) -> tuple[str, str]:
-    parsed = parse_row(row)
+    parsed = open_row(row)
     side = _side(parsed) or _side_of_other_row(parsed)
     if side is None:
         has_id = "id" in parsed or "request_id" in parsed
@@ -78,18 +80,19 @@ records = functools.partial(joined_records, member_of=_member_of)
 
 def parse(record: Record) -> list[Exchange | Reject]:
     request_row, response_rows = record.payload
-    answers = [parse_row(row) for row in response_rows]
+    answers = [open_row(row) for row in response_rows]
     answer = answers[0]
     is_stream = _side(answer) == "chunk"
     response = join_chunks(answers) if is_stream else first(body(answer, "response"), answer)
-    asked = parse_row(request_row) if request_row is not None else {}
+    asked = open_row(request_row) if request_row is not None else {}
     request = first(body(asked, "request"), asked)
+    check_generated(answer)
     check_completion(answer, request, response)
     choices = response.get("choices")
     holders = [response, *(choices if isinstance(choices, list) else ())]
     has_ids = any(isinstance(holder, dict) and holder.get("prompt_token_ids") for holder in holders)
     if request_row is None and not has_ids:
         raise Reject("unmatched_response", "no request with this id, and no prompt ids")
-    logged = gateway_fields(answer)
-    logged |= {key: value for key, value in gateway_fields(asked).items() if value is not None}
+    logged = fields(answer)
+    logged |= {key: value for key, value in fields(asked).items() if value is not None}
     return exchanges(request, response, record.place, **logged)

@@ -3,41 +3,73 @@
     {"request": {"model": "deepseek-r1", "messages": [...]}, "response": {"choices": [...]},
      "timestamp": 1719830400}
 
-A streamed response, in `response` or `chunks`, is its event stream's text or a list of its chunks.
-Token ids are included if requests set `return_token_ids`. Where request and response are those of
-HTTP, with `headers` and a `body`, the bodies are read.
+Request and response may be anywhere in the row, under any name, as objects or as JSON text: HTTP
+messages with a `body` (Portkey), Kong's `ai.proxy.payload`, Dynamo's `event`, LiteLLM's
+`proxy_server_request`, tables of Databricks or BigQuery, records of a collector. A streamed
+response is its event stream's text or a list of its chunks. Token ids are included if requests set
+`return_token_ids`.
+
+Session, user, tenant, route and time are read from the names that these producers use
+(data/formats/wrappers.py). Failed requests, rows of other APIs and answers from a gateway's cache
+are set aside.
 """
 
 from typing import Any
 
 from outrider.data.exchange import Exchange, Record, Reject
-from outrider.data.formats.fields import first
-from outrider.data.formats.openai import body, exchanges, gateway_fields
+from outrider.data.formats.cache_hits import check_generated
+from outrider.data.formats.cut_texts import check_whole
+from outrider.data.formats.fields import first, unpacked
+from outrider.data.formats.openai import body, exchanges
 from outrider.data.formats.other_rows import check_completion
-from outrider.data.formats.rows import Sample, parse_row
+from outrider.data.formats.rows import Sample
+from outrider.data.formats.wrappers import open_row, pair_fields, sides
 
 
 def recognizes(sample: Sample) -> bool:
-    return any(
-        isinstance(row.get("request"), dict | str) and ("response" in row or "chunks" in row)
-        for row in sample.rows
-    )
+    return any(_is_pair(row) for row in sample.rows)
+
+
+def _is_pair(row: dict[str, Any]) -> bool:
+    if isinstance(row.get("request"), dict | str) and ("response" in row or "chunks" in row):
+        return True
+    return None not in sides(row)
 
 
 def parse(record: Record) -> list[Exchange | Reject]:
-    row = parse_row(record.payload)
-    check_completion(row, row.get("request"), first(row.get("response"), row.get("chunks")))
-    request = _side(row, "request")
-    response = first(_side(row, "response"), body(row, "chunks"))
-    check_completion(row, request, response)
+    row = open_row(record.payload)
+    request, response = sides(row)
+    check_generated(row)
+    logged = _named(row, ("response", "chunks"))
+    asked = first(request, _named(row, ("request",)))
+    if response is None:
+        check_completion(row, asked, logged)
+        response = _without_choices(row, logged)
+    else:
+        response = body({"response": response}, "response")
+    check_completion(row, asked, response)
+    if request is None:
+        request = body({"request": unpacked({"request": asked}, "request", "row")}, "request")
     if request is None or response is None:
         raise Reject("incomplete_pair", f"no {'request' if request is None else 'response'}")
-    return exchanges(request, response, record.place, **gateway_fields(row))
+    return exchanges(request, response, record.place, **pair_fields(row))
 
 
-def _side(row: dict[str, Any], key: str) -> dict[str, Any] | None:
-    """Returns a request or response, or the body of an HTTP message."""
-    side = body(row, key)
-    if side is None or "body" not in side or side.keys() & {"messages", "prompt", "choices"}:
-        return side
-    return body(side, "body")
+def _named(row: dict[str, Any], names: tuple[str, ...]) -> Any:
+    """Returns the first side under its usual name, or the body of an HTTP message."""
+    side = first(*(row.get(name) for name in names))
+    if (
+        isinstance(side, dict)
+        and "body" in side
+        and side.keys().isdisjoint(("messages", "choices"))
+    ):
+        return side["body"]
+    return side
+
+
+def _without_choices(row: dict[str, Any], logged: Any) -> dict[str, Any] | None:
+    """Returns a response under its usual name that has no choices."""
+    check_whole(logged, "row.response")
+    if isinstance(logged, str):
+        logged = first(unpacked({"response": logged}, "response", "row"), None)
+    return body({"response": logged}, "response")

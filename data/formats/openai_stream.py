@@ -12,10 +12,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from outrider.data.exchange import Reject
-from outrider.data.formats.fields import first, take, take_ids
+from outrider.data.formats.fields import first, take, take_count, take_ids
 from outrider.data.formats.rows import parse_row
 
 DATA = "data:"
+
+STOPS = ("stop_reason", "matched_stop")
+"""What ended a choice: vLLM, SGLang. Null is the EOS token in vLLM."""
 
 
 def chunks_of_sse(text: str) -> list[dict[str, Any]]:
@@ -38,44 +41,86 @@ def chunks_of_sse(text: str) -> list[dict[str, Any]]:
 
 def join_chunks(chunks: Iterable[Any]) -> dict[str, Any]:
     """Joins all chunks of a stream into one response; refuses those of several streams."""
-    ids: list[str] = []
     response: dict[str, Any] = {}
     choices: dict[int, dict[str, Any]] = {}
-    is_other_api = False
-    for chunk in chunks:
+    events = _without_copies(list(chunks))
+    for chunk in events:
         if not isinstance(chunk, dict):
             raise Reject("wrong_type", "a chunk of the stream is not an object")
         if chunk.get("error") is not None:
             raise Reject("error_response")
-        # The Responses API and Anthropic name the type of each event.
-        if "choices" not in chunk and isinstance(chunk.get("type"), str):
-            is_other_api = True
-        ids += [str(chunk["id"])] if chunk.get("id") else []
-        for key in ("id", "model", "created", "prompt_token_ids"):
-            if chunk.get(key) is not None:
-                response.setdefault(key, chunk[key])
-        if chunk.get("usage") is not None:
-            response["usage"] = chunk["usage"]  # the last one covers the whole response
+        _add_fields(response, chunk)
         for delta in take(chunk, "choices", list, "chunk") or ():
             if not isinstance(delta, dict):
                 raise Reject("wrong_type", "a choice of a chunk is not an object")
             index = take(delta, "index", int, "choice") or 0
             empty: dict[str, Any] = {"texts": {}, "tool_calls": {}, "token_ids": [], "rest": {}}
             _add(choices.setdefault(index, empty), delta)
+    _check_one_stream(events, has_choices=bool(choices))
+    response["choices"] = [_finished(choices[index]) for index in sorted(choices)]
+    _drop_incomplete_ids(response)
+    return response
+
+
+def _without_copies(chunks: list[Any]) -> list[Any]:
+    """Returns a stream's chunks once, if a log has all of them several times.
+
+    Equal deltas are common, but a stream has one last chunk. If equal last chunks occur k times,
+    the log has k copies of every chunk, one after the other or each k times in a row.
+    """
+    last = next((chunk for chunk in reversed(chunks) if _ends_choice(chunk)), None)
+    copies = chunks.count(last) if last is not None else 1
+    if copies == 1 or len(chunks) % copies:
+        return chunks
+    once = chunks[: len(chunks) // copies]
+    return once if chunks == once * copies else _each_once(chunks, copies)
+
+
+def _each_once(chunks: list[Any], copies: int) -> list[Any]:
+    once = chunks[::copies]
+    repeated = [chunk for chunk in once for _ in range(copies)]
+    if chunks != repeated:
+        raise Reject("ambiguous_id", "chunks of several streams, as of a retried request")
+    return once
+
+
+def _ends_choice(chunk: Any) -> bool:
+    choices = chunk.get("choices") if isinstance(chunk, dict) else None
+    if not isinstance(choices, list):
+        return False
+    return any(isinstance(choice, dict) and choice.get("finish_reason") for choice in choices)
+
+
+def _add_fields(response: dict[str, Any], chunk: dict[str, Any]) -> None:
+    """Adds a chunk's fields, other than its choices, to the response."""
+    for key in ("id", "model", "created", "prompt_token_ids"):
+        if chunk.get(key) is not None:
+            response.setdefault(key, chunk[key])
+    if chunk.get("usage") is not None:
+        response["usage"] = chunk["usage"]  # the last one covers the whole response
+
+
+def _check_one_stream(chunks: list[dict[str, Any]], has_choices: bool) -> None:
+    """Raises a `Reject` for chunks of several streams, of another API, or without choices."""
+    ids = [str(chunk["id"]) for chunk in chunks if chunk.get("id")]
     if 1 < len(set(ids)) < len(ids):  # not a gateway that gives each chunk an id of its own
         raise Reject("ambiguous_id", "chunks of several streams, as of a retried request")
-    if not choices and is_other_api:
+    if has_choices:
+        return
+    # The Responses API and Anthropic name the type of each event.
+    if any("choices" not in chunk and isinstance(chunk.get("type"), str) for chunk in chunks):
         raise Reject("not_a_generation", "events of another API")
-    if not choices:
-        raise Reject("stream_cut", "no chunk has a choice")
-    response["choices"] = [_finished(choices[index]) for index in sorted(choices)]
-    usage = take(response, "usage", dict, "response") or {}
-    counted = take(usage, "completion_tokens", int, "usage")
+    raise Reject("stream_cut", "no chunk has a choice")
+
+
+def _drop_incomplete_ids(response: dict[str, Any]) -> None:
+    """Removes token ids if deltas are missing, which the engine's count shows."""
+    usage = response.get("usage")
+    counted = take_count(usage, "completion_tokens") if isinstance(usage, dict) else None
     logged = [choice.get("token_ids") for choice in response["choices"]]
     if counted is not None and None not in logged and sum(map(len, logged)) != counted:
-        for choice in response["choices"]:  # some deltas are missing
+        for choice in response["choices"]:
             del choice["token_ids"]
-    return response
 
 
 def _add(choice: dict[str, Any], delta: dict[str, Any]) -> None:
@@ -83,7 +128,7 @@ def _add(choice: dict[str, Any], delta: dict[str, Any]) -> None:
     added = take(delta, "delta", dict, "choice") or {}
     if delta.get("text") is not None:  # a text completion
         added = {"text": delta["text"]}
-    keys = ("reasoning", "reasoning_content", "content", "text")
+    keys = ("reasoning", "reasoning_content", "thinking", "content", "text")
     texts = {key: take(added, key, str, "delta") for key in keys}
     for key, text in texts.items():
         if text is not None:
@@ -93,8 +138,8 @@ def _add(choice: dict[str, Any], delta: dict[str, Any]) -> None:
     token_ids = take_ids(delta, "token_ids", "choice")
     if token_ids is not None or any(texts.values()):
         choice["token_ids"].append(token_ids)
-    for key in ("finish_reason", "stop_reason", "prompt_token_ids"):
-        if delta.get(key) is not None or (key == "stop_reason" and key in delta):
+    for key in ("finish_reason", *STOPS, "prompt_token_ids"):
+        if delta.get(key) is not None or (key in STOPS and key in delta):
             choice["rest"][key] = first(delta[key], choice["rest"].get(key))
 
 

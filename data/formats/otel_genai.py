@@ -16,26 +16,29 @@ to `gen_ai_latest_experimental`, `OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CON
 64 MB. Token ids are lost. ClickHouse rows are also read. vLLM's own spans have no messages.
 """
 
-import dataclasses
 import itertools
 from collections.abc import Iterator
 from typing import Any
 
 from outrider.data.exchange import Exchange, Place, Record, Reject
+from outrider.data.formats.cache_hits import check_generated
 from outrider.data.formats.fields import (
     first,
     mapping,
     number,
     take,
     take_names,
+    take_text,
     take_time,
     unpacked,
     unpacked_or_text,
 )
 from outrider.data.formats.message_parts import openai_message, openai_messages
+from outrider.data.formats.nested_rows import outcomes_of
 from outrider.data.formats.openai import exchanges
-from outrider.data.formats.rows import Sample, parse_row
+from outrider.data.formats.rows import Sample
 from outrider.data.formats.sampling import NUMBERS
+from outrider.data.formats.wrappers import open_row
 
 OTLP = (("resourceSpans", "scopeSpans", "spans"), ("resourceLogs", "scopeLogs", "logRecords"))
 
@@ -64,20 +67,10 @@ def _has_genai(row: dict[str, Any]) -> bool:
 
 
 def parse(record: Record) -> list[Exchange | Reject]:
-    row = parse_row(record.payload)
+    row = open_row(record.payload)
     if not _is_otlp(row):
         return _outcomes(row, record.place)
-    outcomes: list[Exchange | Reject] = []
-    for index, span in enumerate(_spans(row), start=1):
-        try:
-            span_outcomes = _outcomes(span, record.place)
-        except Reject as reject:
-            span_outcomes = [Reject(reject.reason, f"span {index}: {reject.detail}".rstrip(": "))]
-        for outcome in span_outcomes:
-            if isinstance(outcome, Exchange):
-                outcome = dataclasses.replace(outcome, choice=len(outcomes))
-            outcomes.append(outcome)
-    return outcomes or [Reject("not_a_generation", "no spans")]
+    return outcomes_of(_spans(row), lambda span: _outcomes(span, record.place), "span")
 
 
 def _spans(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -107,6 +100,7 @@ def _outcomes(span: dict[str, Any], place: Place) -> list[Exchange | Reject]:
     is_call = operation in ("chat", "generate_content", None)  # some instrumentations omit it
     if not is_call or not any(key.startswith("gen_ai.") for key in logged):
         raise Reject("not_a_generation")
+    check_generated(logged)
     if logged.get("error.type"):
         raise Reject("error_response", "error.type is set")
     asked, answered = (
@@ -137,13 +131,18 @@ def _outcomes(span: dict[str, Any], place: Place) -> list[Exchange | Reject]:
     }
     used = number(logged, "gen_ai.usage.output_tokens")
     response = {
+        "id": logged.get("gen_ai.response.id"),
         "model": logged.get("gen_ai.response.model"),
         "choices": _choices(logged),
         "usage": None if used is None else {"completion_tokens": int(used)},
     }
-    return exchanges(
-        request, response, place, time=_time(span), **take_names(logged, NAMES, "attributes")
-    )
+    names = take_names(logged, NAMES, "attributes")
+    return exchanges(request, response, place, time=_time(span), log_id=_span_id(span), **names)
+
+
+def _span_id(span: dict[str, Any]) -> str | None:
+    """Returns the id of a span; an event's record has that of the span it belongs to."""
+    return first(*(take_text(span, key, "span") for key in ("spanId", "span_id", "SpanId")))
 
 
 def _choices(logged: dict[str, Any]) -> list[dict[str, Any]]:
@@ -179,9 +178,7 @@ def _time(span: dict[str, Any]) -> float | None:
         nanoseconds = number(span, key)
         if nanoseconds:
             return round(nanoseconds / 1e9, 6)
-    return first(
-        *(take_time(span, key, "span") for key in ("start_time", "timestamp", "Timestamp"))
-    )
+    return first(*(take_time(span, key) for key in ("start_time", "timestamp", "Timestamp")))
 
 
 def _attributes(holder: dict[str, Any]) -> dict[str, Any]:

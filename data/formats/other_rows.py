@@ -66,7 +66,9 @@ def check_completion(row: dict[str, Any], request: Any, response: Any) -> None:
     damaged one, and if it is still a stream or text.
     """
     answer = response if isinstance(response, dict) else {}
-    for side in (row, answer):
+    # HTTP-shaped rows have the status next to the body.
+    parts = (row, row.get("response"), answer)
+    for side in (part for part in parts if isinstance(part, dict)):
         code = _failed_status(side)
         if code is not None:
             raise Reject("error_response", f"HTTP status {code}")

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, Any
 
 from outrider.common.errors import OutriderError
 from outrider.data.exchange import Place, Record, Reject
@@ -100,9 +100,7 @@ def decode(text: bytes) -> Any:
         Reject: If the value is invalid, nested too deeply, or has a duplicate key.
     """
     try:
-        value = json.loads(
-            text.decode("utf-8"), object_pairs_hook=_object, parse_constant=_refuse_constant
-        )
+        value = json.loads(text.decode("utf-8"), object_pairs_hook=_object)
     except UnicodeDecodeError as error:
         raise Reject("not_utf8", f"byte {error.start}") from None
     except json.JSONDecodeError as error:
@@ -121,10 +119,6 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(holder) != len(pairs):
         raise Reject("duplicate_key", "an object has the same key twice")
     return holder
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise Reject("not_json", f"{name} is not a JSON number")
 
 
 def _check_depth(value: Any) -> None:

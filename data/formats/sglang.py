@@ -23,7 +23,8 @@ from typing import Any
 
 from outrider.data.exchange import Exchange, Place, Record, Reject
 from outrider.data.formats.fields import first, take, take_ids, take_number, take_text, take_time
-from outrider.data.formats.openai import finish_reason, stop_strings
+from outrider.data.formats.finish_reasons import finish_reason
+from outrider.data.formats.openai import stop_strings
 from outrider.data.formats.rows import Sample, parse_row, with_other_lines
 from outrider.data.formats.sampling import sampling_of
 from outrider.data.formats.sources import LogFile
@@ -72,7 +73,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
     if asked is None or answered is None:
         raise Reject("incomplete_pair", f"no {'obj' if asked is None else 'out'}")
     headers = take(row, "headers", dict, "row") or {}
-    finished = take_time(row, "timestamp", "row")
+    finished = take_time(row, "timestamp")
     # SGLang's router groups the requests of a conversation by this key.
     session = take_text(headers, "x-smg-routing-key", "headers")
     return [_exchange(asked, answered, record.place, finished=finished, session=session)]

@@ -8,9 +8,11 @@ The ids are used unchanged.
 
 from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.formats.fields import first, take, take_ids, take_text
-from outrider.data.formats.openai import finish_reason, gateway_fields, reasoning_and_content
-from outrider.data.formats.rows import Sample, parse_row
+from outrider.data.formats.finish_reasons import finish_reason
+from outrider.data.formats.openai import reasoning_and_content
+from outrider.data.formats.rows import Sample
 from outrider.data.formats.sampling import sampling_of
+from outrider.data.formats.wrappers import fields, open_row
 
 
 def recognizes(sample: Sample) -> bool:
@@ -18,7 +20,7 @@ def recognizes(sample: Sample) -> bool:
 
 
 def parse(record: Record) -> list[Exchange | Reject]:
-    row = parse_row(record.payload)
+    row = open_row(record.payload)
     prompt_ids, completion_ids = (
         take_ids(row, f"{part}_token_ids", "row") for part in ("prompt", "completion")
     )
@@ -40,6 +42,6 @@ def parse(record: Record) -> list[Exchange | Reject]:
             stop_reason=take(row, "stop_reason", (int, str), "row"),
             model=take_text(row, "model", "row"),
             **sampling_of(row, "row"),
-            **gateway_fields(row),
+            **fields(row),
         )
     ]

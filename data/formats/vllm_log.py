@@ -27,7 +27,7 @@ from typing import Any
 
 from outrider.data.exchange import Exchange, Place, Record, Reject
 from outrider.data.formats.fields import take, take_ids, take_text, take_time
-from outrider.data.formats.openai import finish_reason
+from outrider.data.formats.finish_reasons import finish_reason
 from outrider.data.formats.rows import Sample, parse_row, with_other_lines
 from outrider.data.formats.sampling import NUMBERS, constraint_of
 from outrider.data.formats.sources import LONGEST_LINE, LogFile
@@ -188,7 +188,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
         "user": take_text(body, "user", "request"),
         "tenant": take_text(metadata, "tenant", "metadata"),
         "route": take_text(metadata, "route", "metadata"),
-        "time": take_time(logged, "time", "line"),
+        "time": take_time(logged, "time"),
         **{name: sampling.get(name) for name in NUMBERS},
         "constraint": "grammar" if _GRAMMAR.search(parameters[1]) else constraint,
     }

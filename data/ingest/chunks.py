@@ -1,6 +1,6 @@
 """Splits a log into chunks and converts each to a part.
 
-A part is `NUMBER.arrow` (sequences, `SCHEMA`) and `NUMBER.json` (counts and rejects). The JSON is
+A part is `NUMBER.arrow` (sequences, `PART_SCHEMA`) and `NUMBER.json` (counts, rejects). The JSON is
 written last and marks the part as finished; a rerun skips finished parts. A part depends only on
 its chunk, so its bytes do not depend on the process that writes it or on interruptions.
 
@@ -19,7 +19,7 @@ import signal
 import sys
 import types
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -38,6 +38,7 @@ from outrider.data.config import PrivacyConfig
 from outrider.data.exchange import (
     BEYOND_FIRST,
     CONVERSATION,
+    DUPLICATE,
     FIRST_QUESTION,
     HALVES,
     NOT_GENERATIONS,
@@ -48,6 +49,7 @@ from outrider.data.exchange import (
     Sums,
 )
 from outrider.data.formats import WITH_OTHER_ROWS, parse_record
+from outrider.data.ingest.copies import COPY_KEYS, copy_keys
 from outrider.data.ingest.traffic_profile import NOT_LOGGED
 from outrider.data.privacy.guard import PrivacyGuard, PrivacyTally
 from outrider.data.tokenize.tokens import SequenceBuilder, TokenSequence
@@ -84,6 +86,22 @@ was logged, of the tenant; a session of kind `user` has the same digest. `time` 
 null if it was not logged. Other values that were not logged are empty strings."""
 
 
+PART_SCHEMA = pa.schema(
+    [
+        *SCHEMA,
+        ("file", pa.string()),
+        ("line", pa.int64()),
+        ("prompt_agrees", pa.bool_()),
+        ("completion_agrees", pa.bool_()),
+        *((name, pa.uint64()) for name in COPY_KEYS),
+    ]
+)
+"""Columns of a part: those of the table, and what finds, counts and reports copies.
+
+The two agreements are those of retokenized prompts and completions with the engine's counts; null
+if they were not retokenized or not counted."""
+
+
 class Tally(Sums):
     """Counts of one chunk or of the whole log; part of `summary.json`."""
 
@@ -109,20 +127,25 @@ class Tally(Sums):
     sequences_against_usage: Counter[str] = Field(default_factory=Counter)
     """Sequences with one of these counts: `different` if prompt or completion differ."""
 
-    def add(self, exchange: Exchange, sequence: TokenSequence) -> None:
-        """Counts one exchange that became a sequence."""
-        self.exchanges += 1
-        self.models[exchange.model or NOT_LOGGED] += 1
-        names = {True: "equal", False: "different"}
-        agreements = []
-        if sequence.agrees_with_usage is not None and exchange.completion_token_ids is None:
-            self.retokenized_against_usage[names[sequence.agrees_with_usage]] += 1
-            agreements.append(sequence.agrees_with_usage)
-        if sequence.prompt_agrees_with_usage is not None and exchange.prompt_token_ids is None:
-            self.prompt_tokens_against_usage[names[sequence.prompt_agrees_with_usage]] += 1
-            agreements.append(sequence.prompt_agrees_with_usage)
-        if agreements:
-            self.sequences_against_usage[names[all(agreements)]] += 1
+    def add(self, row: Mapping[str, Any], sign: int = 1) -> None:
+        """Counts one exchange that became a row of a part, or takes it back with sign -1."""
+        self.exchanges += sign
+        self.models[row["model"] or NOT_LOGGED] += sign
+        prompt = row["prompt_agrees"]
+        completion = row["completion_agrees"]
+        agreements = [agrees for agrees in (prompt, completion) if agrees is not None]
+        for counts, agrees in (
+            (self.prompt_tokens_against_usage, prompt),
+            (self.retokenized_against_usage, completion),
+            (self.sequences_against_usage, all(agreements) if agreements else None),
+        ):
+            if agrees is not None:
+                counts["equal" if agrees else "different"] += sign
+
+    def set_aside_copy(self, row: Mapping[str, Any]) -> None:
+        """Counts an exchange as a duplicate instead."""
+        self.add(row, sign=-1)
+        self.rejects[DUPLICATE] += 1
 
     def add_reject(self, reject: Reject, format_name: str) -> None:
         """Counts a rejected row of a format."""
@@ -169,6 +192,8 @@ class Work:
     parts_dir: Path
     file_numbers: dict[str, str]
     """Prefixes of sequence ids, by file name."""
+    server: str | None = None
+    """The engine, if the recipe names it."""
 
     @functools.cached_property
     def builder(self) -> SequenceBuilder:
@@ -213,6 +238,8 @@ class Work:
                         raise Reject("other_model", rows=getattr(outcome, "rows", 1))
                     if isinstance(outcome, Reject):
                         raise outcome
+                    if self.server == "sglang" and outcome.joined_by_sglang is not None:
+                        outcome = dataclasses.replace(outcome, messages=outcome.joined_by_sglang)
                     outcome = self.guard.apply(outcome) if self.guard else outcome
                     sequence = self.builder.build(outcome)
                 except Reject as reject:
@@ -223,8 +250,9 @@ class Work:
                     rows_field = {"rows": reject.rows} if reject.rows > 1 else {}
                     rejects.append({**dataclasses.asdict(place), **line, **rows_field})
                     continue
-                tally.add(outcome, sequence)
-                rows.append(_table_row(outcome, sequence, self))
+                row = _table_row(outcome, sequence, self)
+                tally.add(row)
+                rows.append(row)
         facts = {
             "tally": tally.model_dump(),
             "rejects": rejects,
@@ -233,9 +261,9 @@ class Work:
         path = part_path(self.parts_dir, chunk.number)
         with (
             publish(path.with_suffix(".arrow")) as temporary,
-            pa.ipc.new_stream(str(temporary), SCHEMA) as table,
+            pa.ipc.new_stream(str(temporary), PART_SCHEMA) as table,
         ):
-            table.write_batch(pa.RecordBatch.from_pylist(rows, SCHEMA))
+            table.write_batch(pa.RecordBatch.from_pylist(rows, PART_SCHEMA))
         write_json(path, facts)
 
 
@@ -285,6 +313,8 @@ def _table_row(exchange: Exchange, sequence: TokenSequence, work: Work) -> dict[
         beginning = sequence.prompt_text.partition(work.builder.answer_mark)[0]
         session = _conversation(exchange, beginning)
         session_kind = FIRST_QUESTION
+    is_prompt_retokenized = exchange.prompt_token_ids is None
+    is_completion_retokenized = exchange.completion_token_ids is None
     return {
         "sequence_id": f"{work.file_numbers[place.file]}-{place.line}{choice}",
         "session": session,
@@ -302,6 +332,11 @@ def _table_row(exchange: Exchange, sequence: TokenSequence, work: Work) -> dict[
         "top_p": sequence.top_p,
         "top_k": sequence.top_k,
         "prompt_text": sequence.prompt_text,
+        "file": place.file,
+        "line": place.line,
+        "prompt_agrees": sequence.prompt_agrees_with_usage if is_prompt_retokenized else None,
+        "completion_agrees": sequence.agrees_with_usage if is_completion_retokenized else None,
+        **copy_keys(exchange, sequence),
     }
 
 

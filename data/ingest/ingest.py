@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from datasets import Dataset, disable_progress_bars
 from rich.console import Console
@@ -30,10 +31,19 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import publish, read_json, write_json
 from outrider.common.fingerprint import file_digest, path_digest, resume_or_clear, value_digest
 from outrider.data.config import PrivacyConfig, TrafficConfig
-from outrider.data.exchange import ASIDE, NOT_GENERATIONS, Record, Reject
+from outrider.data.exchange import ASIDE, DUPLICATE, NOT_GENERATIONS, Record, Reject
 from outrider.data.formats import FORMATS, JOINING, UNKNOWN, files_by_format, read_records
 from outrider.data.formats.sources import LogFile, log_files
-from outrider.data.ingest.chunks import Tally, Work, chunks_of, make_parts, model_label, part_path
+from outrider.data.ingest.chunks import (
+    SCHEMA,
+    Tally,
+    Work,
+    chunks_of,
+    make_parts,
+    model_label,
+    part_path,
+)
+from outrider.data.ingest.copies import Copies, copies_in
 from outrider.data.ingest.traffic_facts import printable
 from outrider.data.ingest.traffic_profile import NOT_LOGGED, profile
 from outrider.data.privacy.guard import KEY_FILE, LEFT_OUT, PRIVACY_FILE, PrivacyTally, privacy_key
@@ -42,7 +52,7 @@ PARTS = ".parts"
 PARTS_INPUTS = ".parts.json"
 """Folder of the parts, and file with the digest of everything that they depend on."""
 
-PARTS_VERSION = 10
+PARTS_VERSION = 11
 """Version of the parts. Raise it if the same log gives different parts: if a format accepts
 different rows, or if sequences, rejects, surrogates or `chunks.SCHEMA` change. Parts of an
 interrupted ingest are then made again. Also raise the version of the ingest stage
@@ -102,6 +112,7 @@ def ingest(
         key=key,
         parts_dir=parts_dir,
         file_numbers=file_numbers,
+        server=traffic.server,
     )
     console = Console(stderr=True, highlight=False)
     if not_read:
@@ -116,7 +127,9 @@ def ingest(
             status.update(f"ingest: {sum(records):,} records")
     parts = [part_path(parts_dir, number) for number in range(len(records))]
     is_cut = is_slice or any(file.limit and file.is_read_enough() for file in files)
-    tally, privacy_tally = _sums(parts, out_dir / REJECTS, is_cut)
+    tables = [part.with_suffix(".arrow") for part in parts]
+    copies = copies_in(tables)
+    tally, privacy_tally = _sums(parts, copies, out_dir / REJECTS, is_cut)
     if privacy.mode != "off":
         privacy_tally.write(privacy, out_dir / PRIVACY_FILE)
         console.print(privacy_tally.line(privacy), soft_wrap=True)
@@ -126,7 +139,7 @@ def ingest(
         if problems is None or not tally.rows:
             raise
         problems.append(str(error))
-    _assemble([part.with_suffix(".arrow") for part in parts], out_dir / "sequences")
+    _assemble(tables, copies, out_dir / "sequences")
     summary = {
         "files": [file.name for file in files],
         **tally.summary(),
@@ -139,8 +152,10 @@ def ingest(
     return summary
 
 
-def _sums(parts: list[Path], rejects_path: Path, is_cut: bool) -> tuple[Tally, PrivacyTally]:
-    """Adds up the counts of all parts and writes their rejects."""
+def _sums(
+    parts: list[Path], copies: Copies, rejects_path: Path, is_cut: bool
+) -> tuple[Tally, PrivacyTally]:
+    """Adds up the counts of all parts and writes their rejects, copies among them."""
     tally = Tally()
     privacy_tally = PrivacyTally()
     with publish(rejects_path) as temporary:
@@ -153,6 +168,10 @@ def _sums(parts: list[Path], rejects_path: Path, is_cut: bool) -> tuple[Tally, P
                 # written yet.
                 if is_cut and JOINING & counted.formats.keys():
                     counted.excuse_halves()
+                of_part = _copies_of(path.with_suffix(".arrow"), copies)
+                for row, _ in of_part:
+                    counted.set_aside_copy(row)
+                part["rejects"] += [reject for _, reject in of_part]
                 tally += counted
                 privacy_tally += PrivacyTally.model_validate(part["privacy"])
                 rejects.writelines(
@@ -165,13 +184,50 @@ def _sums(parts: list[Path], rejects_path: Path, is_cut: bool) -> tuple[Tally, P
     return tally, privacy_tally
 
 
-def _assemble(parts: list[Path], sequences_dir: Path) -> None:
-    """Publishes the table of all parts, rows in log order.
+def _copies_of(part: Path, copies: Copies) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Returns a part's copies: what `Tally` counted, and the line for the rejects."""
+    originals = copies.get(part, {})
+    if not originals:
+        return []
+    columns = ["file", "line", "model", "prompt_agrees", "completion_agrees"]
+    table = pa.ipc.open_stream(pa.memory_map(str(part))).read_all().select(columns)
+    rows = table.take(list(originals)).to_pylist()
+    return [
+        (
+            row,
+            {
+                "file": row["file"],
+                "line": row["line"],
+                "reason": DUPLICATE,
+                "detail": f"the same response as {file}:{line}",
+            },
+        )
+        for row, (file, line) in zip(rows, originals.values(), strict=True)
+    ]
+
+
+def _kept_rows(part: Path, copies: Copies) -> pa.Table:
+    """Returns a part's table without copies, mapped from a file: memory use does not grow."""
+    table = pa.ipc.open_stream(pa.memory_map(str(part))).read_all().select(SCHEMA.names)
+    table = table.replace_schema_metadata(SCHEMA.metadata)
+    originals = copies.get(part, {})
+    if not originals:
+        return table
+    is_kept = np.ones(len(table), bool)
+    is_kept[list(originals)] = False
+    kept_path = part.with_suffix(".kept")
+    with pa.ipc.new_stream(str(kept_path), table.schema) as writer:
+        writer.write_table(table.filter(is_kept))
+    return pa.ipc.open_stream(pa.memory_map(str(kept_path))).read_all()
+
+
+def _assemble(parts: list[Path], copies: Copies, sequences_dir: Path) -> None:
+    """Publishes the table of all parts without copies, rows in log order.
 
     The fingerprint depends only on the content, so that a repeated ingest gives the same bytes and
     later stages are not rerun.
     """
-    tables = [pa.ipc.open_stream(pa.memory_map(str(part))).read_all() for part in parts]
+    tables = [_kept_rows(part, copies) for part in parts]
     digest = value_digest([file_digest(part) for part in parts])[:16]
     table = Dataset(pa.concat_tables(tables), fingerprint=digest)
     disable_progress_bars()  # the ingest shows its own
@@ -213,7 +269,7 @@ def _parts_dir(
     target_digests = {path.name: path_digest(path) for path in tokenizer_files if path.is_file()}
     inputs = {
         "files": [file.identity() for file in files],
-        "traffic": [traffic.format, traffic.model],
+        "traffic": [traffic.format, traffic.model, traffic.server],
         "privacy": privacy.model_dump(mode="json"),
         "privacy key": hashlib.sha256(key).hexdigest(),
         "target": target_digests,

@@ -2,8 +2,9 @@
 
 Engines change a request's messages before rendering them. vLLM 0.32 (renderers/chat_utils.py and
 hf.py) keeps only known keys, turns missing content into an empty string and a tool call's arguments
-into an object, and renames `developer` to `system` for templates that do not support it. SGLang
-does the same. `as_the_engine_reads` reproduces this.
+into an object, and renames `developer` to `system` for templates that do not support it.
+`as_the_engine_reads` reproduces this. SGLang does the same, except that it joins text parts with
+a space (formats/text_parts.py).
 
     render(tokenizer, messages, {"tools": [...]})         # up to the start of the response
 """

@@ -43,20 +43,13 @@ def readings(exchange: Exchange, opening: Opening) -> tuple[list[str], bool]:
         # Without </think>, parsers such as vLLM's treat the whole response as reasoning.
         closed = reasoning + END_THINK if reasoning and content else reasoning or ""
         return [closed + content], False
+    # A gateway repeated the template's <think>, in the reasoning or in the content.
+    if opening == "thinking":
+        reasoning = _without_opening(reasoning) if reasoning else reasoning
+        content = _without_opening(content) if END_THINK in content else content
     if reasoning:
-        if opening == "plain":
-            reasoning = THINK + ("" if reasoning.startswith("\n") else "\n") + reasoning
-        if not content:
-            cut_while_thinking = exchange.finish_reason == "length"
-            closed = _close(reasoning)
-            return ([reasoning, closed] if cut_while_thinking else [closed, reasoning]), False
-        # The two are equal if no whitespace was stripped on either side.
-        both = (_close(reasoning) + _open(content), reasoning + END_THINK + content)
-        return [*dict.fromkeys(both)], False
+        return _with_reasoning(reasoning, content, opening, exchange.finish_reason)
     if END_THINK in content:
-        if opening == "thinking" and content.startswith(THINK):
-            # A gateway repeated the template's <think>.
-            content = content.removeprefix(THINK).removeprefix("\n")
         return [content], False
     if opening == "plain" or exchange.finish_reason == "length":
         return [content], False
@@ -65,6 +58,27 @@ def readings(exchange: Exchange, opening: Opening) -> tuple[list[str], bool]:
     return ["\n" + END_THINK + _open(content), END_THINK + content, content], reasoning is None or (
         exchange.completion_tokens is not None
     )
+
+
+def _with_reasoning(
+    reasoning: str, content: str, opening: Opening, finish_reason: str
+) -> tuple[list[str], bool]:
+    """Returns the readings of a response with reasoning, as `readings`."""
+    if opening == "plain" and not reasoning.startswith(THINK):
+        reasoning = THINK + ("" if reasoning.startswith("\n") else "\n") + reasoning
+    if content:
+        # The two are equal if no whitespace was stripped on either side.
+        both = (_close(reasoning) + _open(content), reasoning + END_THINK + content)
+        return [*dict.fromkeys(both)], False
+    if finish_reason == "length":
+        return [reasoning, _close(reasoning)], False
+    # A gateway may report a stream that was cut as finished (LiteLLM does), so nothing shows that
+    # the model wrote </think> and the EOS token, except the engine's count of them.
+    return [_close(reasoning), reasoning], True
+
+
+def _without_opening(text: str) -> str:
+    return text.removeprefix(THINK).removeprefix("\n") if text.startswith(THINK) else text
 
 
 def endings(exchange: Exchange) -> list[tuple[str, bool]]:

@@ -235,6 +235,11 @@ class SequenceBuilder:
                 if len(ids) == counted or (counted is None and not only_if_counted):
                     return ids
                 likeliest = likeliest or ids
+        if only_if_counted and exchange.reasoning:
+            raise Reject(
+                "not_finished",
+                "the response is reasoning without </think>, and no token count shows its end",
+            )
         if only_if_counted:
             raise Reject(
                 "reasoning_missing",

@@ -144,7 +144,6 @@ GOOD = {
 DAMAGED = {
     "no choices": {"request": ASKED, "response": {"object": "chat.completion", "id": "1"}},
     "empty choices": {"request": ASKED, "response": ANSWERED | {"choices": []}},
-    "a wrapper": {"request": ASKED, "response": {"status": 200, "payload": ANSWERED}},
 }
 
 

@@ -55,7 +55,7 @@ BAD = {
     "not_text": pair(
         [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], "r", "a"
     ),
-    "wrong_type": pair(MESSAGES, "r", "a", response__created="a while ago"),
+    "wrong_type": pair(MESSAGES, "r", "a", request__temperature="warm"),
     "not_finished": pair(MESSAGES, "r", "a", response__choices__0__finish_reason=None),
     "empty_response": pair(MESSAGES, None, None),
     "tool_calls_without_ids": pair(
@@ -332,9 +332,14 @@ def test_several_models_are_an_error_that_names_them(text_target, tmp_path):
     ]
     rows = [
         pair(
-            [{"role": "user", "content": "x"}], "r", "a", response__model=name, request__model=None
+            [{"role": "user", "content": "x"}],
+            "r",
+            "a",
+            response__model=name,
+            request__model=None,
+            response__id=f"chatcmpl-{number}",
         )
-        for name in names
+        for number, name in enumerate(names)
     ]
     log = write_log(tmp_path / "log.jsonl", rows)
     with pytest.raises(OutriderError, match=r"2 models \(DeepSeek-V3 2, "):

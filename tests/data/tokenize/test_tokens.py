@@ -76,7 +76,12 @@ COUNTED = [
         None,
         "r\n</think>\n\ncut he",
     ),
-    ({"reasoning": "r\n", "content": None}, None, "r\n</think>" + EOS),
+    # Only the count shows that a response without content ended, and with which tokens.
+    ({"reasoning": "r\n", "content": None}, "r\n</think>" + EOS, "r\n</think>" + EOS),
+    ({"reasoning": "r\n", "content": None}, "r\n" + EOS, "r\n" + EOS),
+    # Gateways that repeat the template's <think>.
+    ({"reasoning": "<think>\nr\n", "content": "\n\na"}, None, EMITTED + EOS),
+    ({"reasoning": "<think>r", "content": "a"}, None, EMITTED + EOS),
     ({"reasoning": "\n", "content": "\n\na"}, None, "\n</think>\n\na" + EOS),
     ({"reasoning": "r\n", "content": "\n\na", "stop_reason": "END"}, None, "r\n</think>\n\na"),
     (
@@ -118,6 +123,13 @@ def test_a_count_that_no_reading_has(builder):
     assert builder.build(exchange(**R_A, completion_tokens=999)).agrees_with_usage is False
     assert reason(builder, reasoning="", content="a", completion_tokens=500) == "reasoning_missing"
     assert reason(builder, reasoning=None, content="a") == "reasoning_missing"
+
+
+@pytest.mark.parametrize("counted", [None, 1, 500])
+def test_no_end_is_invented_for_a_response_that_may_be_cut(builder, counted):
+    fields = {"reasoning": "The candidate has", "content": None, "completion_tokens": counted}
+    assert reason(builder, **fields) == "not_finished"
+    assert completion(builder, **fields, finish_reason="length") == "The candidate has"
 
 
 @pytest.mark.parametrize(

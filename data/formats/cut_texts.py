@@ -1,0 +1,56 @@
+"""Marks that LiteLLM leaves in texts that it cut.
+
+    check_whole(text)       # a `Reject` with the option that keeps the text whole
+
+LiteLLM cuts long strings in its database and in what it prints, and whole fields for loggers with
+small limits (LiteLLM 1.80: constants.py, spend_tracking_utils.py, _logging.py, custom_logger.py,
+azure_sentinel.py). The marks are these files' literals with a number, so that a customer who only
+writes about truncation is not rejected.
+"""
+
+import re
+from typing import Any, NoReturn
+
+from outrider.data.exchange import Reject
+
+CALLBACK = "log with a callback to files, S3, GCS or Azure instead"
+
+DATABASE = f"LiteLLM cut it in its database: set MAX_STRING_LENGTH_PROMPT_IN_DB, or {CALLBACK}"
+
+REMEDIES = {
+    "Truncation is a stdout logging safeguard": "LiteLLM cut it in its printed log: set"
+    f" MAX_STRING_LENGTH_STDOUT_LOG, or {CALLBACK}",
+    "(litellm_truncated ": DATABASE,
+    "...truncated by litellm, this logger does not support large content": "the LiteLLM logger that"
+    f" wrote this row (Datadog's, Splunk's) does not keep large fields: {CALLBACK}",
+    "[truncated by litellm]...": "LiteLLM's Azure Sentinel logger cut it to the column's limit: set"
+    f" AZURE_SENTINEL_TRUNCATE_BYTES, or {CALLBACK}",
+}
+"""What to do about each mark; the first one in a text counts."""
+
+_MARK = re.compile(
+    r"\(litellm_truncated (?:skipped )?\d+ chars"
+    r"|\.\.\.truncated by litellm, this logger does not support large content\Z"
+    r"|\A\[truncated by litellm\]\.\.\."
+)
+
+
+def check_whole(value: Any, where: str) -> None:
+    """Rejects a text, or the texts in a list or object, with one of LiteLLM's marks."""
+    if isinstance(value, str):
+        mark = _MARK.search(value) if "litellm" in value else None
+        if mark:
+            _refuse(value[mark.start() : mark.end() + 200], where)
+    elif isinstance(value, dict):
+        if value.get("litellm_truncated") is True:
+            raise Reject("truncated", f"{where}: {DATABASE}")
+        for inner in value.values():
+            check_whole(inner, where)
+    elif isinstance(value, list):
+        for inner in value:
+            check_whole(inner, where)
+
+
+def _refuse(beginning: str, where: str) -> NoReturn:
+    remedy = next(remedy for mark, remedy in REMEDIES.items() if mark in beginning)
+    raise Reject("truncated", f"{where} has a mark of truncation; {remedy}")

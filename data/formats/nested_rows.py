@@ -1,0 +1,34 @@
+"""Parses rows that hold several calls: batches of spans, traces with observations."""
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from outrider.data.exchange import Exchange, Reject
+
+
+def outcomes_of(
+    calls: Iterable[dict[str, Any]],
+    parse: Callable[[dict[str, Any]], list[Exchange | Reject]],
+    what: str,
+) -> list[Exchange | Reject]:
+    """Returns the outcomes of all calls in a row, numbered by `choice`; `what` names a call."""
+    outcomes: list[Exchange | Reject] = []
+    for index, call in enumerate(calls, start=1):
+        try:
+            of_call = parse(call)
+        except Reject as reject:
+            of_call = [Reject(reject.reason, f"{what} {index}: {reject.detail}".rstrip(": "))]
+        for outcome in of_call:
+            if isinstance(outcome, Exchange):
+                outcome = _renumbered(outcome, len(outcomes))
+            outcomes.append(outcome)
+    return outcomes or [Reject("not_a_generation", f"no {what}s")]
+
+
+def _renumbered(exchange: Exchange, number: int) -> Exchange:
+    """Gives an exchange its number in the row; the id keeps its number in the response."""
+    if exchange.choice and exchange.log_id:
+        log_id = f"{exchange.log_id}#{exchange.choice}"
+        return dataclasses.replace(exchange, choice=number, log_id=log_id)
+    return dataclasses.replace(exchange, choice=number)

@@ -1,0 +1,200 @@
+"""Requests and responses inside what gateways, collectors and databases wrap around them."""
+
+import dataclasses
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from outrider.data.exchange import Exchange
+from outrider.data.formats.sources import log_files
+from tests.data.logs import pair, read_exchanges, write_log
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+PRODUCERS = ("litellm", "helicone", "langfuse", "otel_genai", "token_ids", "messages")
+PAIRS = ("openai_pairs", "openai_streams", "openai_completions")
+LOGS = sorted(
+    str(path.relative_to(GOLDEN))
+    for folder in (*PRODUCERS, *PAIRS)
+    for path in (GOLDEN / folder).rglob("*.jsonl")
+)
+
+COLLECTORS = {
+    "body": lambda row: {"body": row},
+    "event": lambda row: {"timestamp": 1234, "event": row},
+    "Fluent Bit": lambda row: {"date": 1.7e9, "log": json.dumps(row), "stream": "stdout"},
+    "Logstash": lambda row: {"@timestamp": "2026-07-01T10:00:00Z", "message": json.dumps(row)},
+    "Elasticsearch": lambda row: {"_index": "logs", "_id": "a", "_score": 1.0, "_source": row},
+    "Google Cloud": lambda row: {"insertId": "1", "severity": "INFO", "jsonPayload": row},
+    "Datadog": lambda row: {"id": "1", "type": "log", "attributes": {"attributes": row}},
+    "Splunk": lambda row: {"preview": False, "result": {"_raw": json.dumps(row)}},
+    "EventBridge": lambda row: {"detail-type": "call", "detail": row},
+    "a database": lambda row: {"pk": 7, "payload": json.dumps({"record": json.dumps(row)})},
+}
+
+
+def read(path):
+    """Outcomes of a log without their place, ids of the log and times of the wrapper."""
+    return [
+        dataclasses.replace(outcome, place=None, time=None, log_id=None)
+        if isinstance(outcome, Exchange)
+        else (outcome.reason, outcome.detail)
+        for outcome in read_exchanges(log_files(str(path)))
+    ]
+
+
+@pytest.mark.parametrize("collector", COLLECTORS)
+@pytest.mark.parametrize("log", LOGS)
+def test_any_wrapper_around_any_row_changes_nothing(tmp_path, log, collector):
+    rows = []
+    for line in (GOLDEN / log).read_bytes().splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue  # damaged rows cannot be wrapped
+        if isinstance(row, dict):
+            rows.append(row)
+    bare = read(write_log(tmp_path / "bare.jsonl", rows))
+    wrapped = read(write_log(tmp_path / "wrapped.jsonl", map(COLLECTORS[collector], rows)))
+    assert wrapped == bare
+    assert any(isinstance(outcome, Exchange) for outcome in bare)
+
+
+ASKED = pair([{"role": "user", "content": "Hi"}], "r\n", "\n\na")["request"]
+ANSWERED = pair([{"role": "user", "content": "Hi"}], "r\n", "\n\na")["response"]
+STREAM = (
+    'data: {"id": "chatcmpl-1", "choices": [{"index": 0, "delta": {"reasoning": "r\\n"}}]}\n\n'
+    'data: {"id": "chatcmpl-1", "choices": [{"index": 0, "delta": {"content": "\\n\\na"},'
+    ' "finish_reason": "stop"}]}\n\ndata: [DONE]\n\n'
+)
+SHAPES = {
+    "objects": lambda asked, answered: {"request": asked, "response": answered},
+    "text": lambda asked, answered: {
+        "request": json.dumps(asked),
+        "response": json.dumps(answered),
+    },
+    "HTTP": lambda asked, answered: {
+        "request": {"url": "/v1/chat/completions", "headers": {}, "body": asked},
+        "response": {"status": 200, "headers": {}, "body": answered},
+    },
+    "HTTP, text": lambda asked, answered: {
+        "request": {"method": "POST", "body": json.dumps(asked)},
+        "response": {"status": 200, "body": json.dumps(answered)},
+    },
+    "Kong": lambda asked, answered: {
+        "request": {"method": "POST", "uri": "/chat", "headers": {"host": "x"}},
+        "response": {"status": 200, "headers": {}},
+        "consumer": {"username": "u7"},
+        "route": {"name": "chat"},
+        "ai": {
+            "proxy": {
+                "payload": {"request": json.dumps(asked), "response": json.dumps(answered)},
+                "usage": {"prompt_tokens": 1},
+            }
+        },
+    },
+    "Dynamo": lambda asked, answered: {
+        "timestamp": 1234,
+        "event": {"schema_version": 1, "request": asked, "response": answered},
+    },
+    "LiteLLM's spend logs": lambda asked, answered: {
+        "request_id": "chatcmpl-1",
+        "proxy_server_request": json.dumps(asked),
+        "messages": {},
+        "response": json.dumps(answered),
+    },
+    "LangSmith": lambda asked, answered: {"inputs": asked, "outputs": answered},
+    "chunks": lambda asked, answered: {"request": asked, "chunks": STREAM.split("\n\n")},
+    "event stream": lambda asked, answered: {"httpRequest": {"body": asked}, "sse": STREAM},
+    "next to metadata": lambda asked, answered: {
+        "metadata": {"prompt": "screening-v2"},
+        "request": asked,
+        "response": answered,
+    },
+    "flat": lambda asked, answered: {**asked, "response": answered},
+    "flat, text": lambda asked, answered: {
+        **asked,
+        "messages": json.dumps(asked["messages"]),
+        "completion_object": json.dumps(answered),
+    },
+}
+
+
+@pytest.mark.parametrize("collector", [None, *COLLECTORS])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_request_and_response_are_found_by_their_own_keys(tmp_path, shape, collector):
+    row = SHAPES[shape](ASKED, ANSWERED)
+    if collector:
+        row = COLLECTORS[collector](row)
+    (outcome,) = read_exchanges(log_files(str(write_log(tmp_path / "log.jsonl", [row]))))
+    assert isinstance(outcome, Exchange), (outcome.reason, outcome.detail)
+    assert outcome.messages == ASKED["messages"]
+    assert (outcome.reasoning, outcome.content) == ("r\n", "\n\na")
+    assert (outcome.session, outcome.tenant, outcome.temperature) == ("s-1", "acme", 0.7)
+    assert outcome.finish_reason == "stop"
+    assert outcome.time is None or outcome.time > 1e9
+
+
+FIELDS = [
+    ({"requester": "svc-1"}, "user", "svc-1"),
+    ({"consumer": {"username": "u"}}, "user", "u"),
+    ({"metadata": {"_user": "p"}}, "user", "p"),
+    ({"metadata": '{"_user": "p"}'}, "user", "p"),
+    ({"route": {"name": "chat"}}, "route", "chat"),
+    ({"databricks_request_id": "d"}, "log_id", "d"),
+    ({"request_time": "2026-07-01T10:00:00Z"}, "time", 1782900000.0),
+    ({"started_at": 1782900000000}, "time", 1782900000.0),
+    ({"timestamp": "a while ago", "created_at": 1782900000}, "time", 1782900000.0),
+]
+
+
+@pytest.mark.parametrize(("logged", "name", "value"), FIELDS)
+def test_fields_under_the_producers_names(tmp_path, logged, name, value):
+    row = {"request": ASKED, "response": {**ANSWERED, "created": None}, **logged}
+    (outcome,) = read_exchanges(log_files(str(write_log(tmp_path / "log.jsonl", [row]))))
+    assert getattr(outcome, name) == value
+
+
+def test_json_text_that_was_cut(tmp_path):
+    row = {"request": json.dumps(ASKED)[:40], "response": json.dumps(ANSWERED)}
+    (reject,) = read_exchanges(log_files(str(write_log(tmp_path / "log.jsonl", [row]))))
+    assert reject.reason == "truncated"
+
+
+def test_a_response_without_choices_names_its_keys(tmp_path):
+    row = {"request": ASKED, "response": {"status": 200, "headers": {}, "Ada Lovelace": 1}}
+    (reject,) = read_exchanges(log_files(str(write_log(tmp_path / "log.jsonl", [row]))))
+    assert (reject.reason, reject.detail) == (
+        "no_choices",
+        "the response has the keys headers, status",
+    )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_any_order_and_any_split_give_the_same_exchanges(tmp_path, seed):
+    """Rows of one exchange each, and halves that are joined; chunks need their order."""
+    rows = [SHAPES[shape](ASKED, ANSWERED) for shape in SHAPES if shape != "chunks"]
+    halves = [
+        half
+        for number in range(5)
+        for half in (
+            {"request_id": f"r{number}", "request": ASKED},
+            {"request_id": f"r{number}", "response": {**ANSWERED, "id": f"chatcmpl-r{number}"}},
+        )
+    ]
+    outcomes = []
+    for shuffled in (False, True):
+        folder = tmp_path / str(shuffled)
+        folder.mkdir()
+        for name, logged in (("pairs", rows), ("halves", halves)):
+            mixed = list(logged)
+            if shuffled:
+                random.Random(seed).shuffle(mixed)
+            cut = random.Random(seed).randrange(1, len(mixed)) if shuffled else len(mixed)
+            write_log(folder / f"{name}-1.jsonl", mixed[:cut])
+            write_log(folder / f"{name}-2.jsonl", mixed[cut:])
+        read_back = read_exchanges(log_files(str(folder)))
+        plain = (dataclasses.replace(outcome, place=None) for outcome in read_back)
+        outcomes.append(sorted(map(repr, plain)))
+    assert outcomes[0] == outcomes[1] and len(outcomes[0]) == len(rows) + 5
