@@ -74,12 +74,12 @@ def files_by_format(
     for file, sample in _samples(files):
         format_name = _recognized(sample) if name == "auto" or sample.archive else name
         if format_name == UNKNOWN:
-            file.unknown = describe(sample, FORMATS)
+            file.unknown = tuple(describe(sample, FORMATS))
             file.is_binary = sample.is_binary
         files_of.setdefault(format_name, []).append(file)
     if len(files_of) > 1 and not_read is not None:
         aside = files_of.pop(UNKNOWN, [])
-        not_read += [f"{file.name} ({file.unknown})" for file in aside]
+        not_read += [f"{file.name} ({file.unknown[0]})" for file in aside]
     return files_of
 
 
@@ -123,7 +123,7 @@ def read_records(name: str, files: Sequence[LogFile], scratch: Path) -> Iterator
         # A file that is not text has no rows and counts as one.
         count = sum(1 for _ in file.counted([file])) if file.is_binary else count_rows(file)
         if count:
-            yield Reject("unknown_format", file.unknown, Place(file.name, 1), rows=count)
+            yield Reject("unknown_format", ": ".join(file.unknown), Place(file.name, 1), rows=count)
 
 
 def parse_record(name: str, record: Record) -> list[Exchange | Reject]:

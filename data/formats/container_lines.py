@@ -26,7 +26,9 @@ SHIPPED = {"log", "stream", "time", "attrs", "date", "kubernetes", "docker", "ta
 REPLACED = "\ufffd".encode()
 """What `json-file` writes for each part of a character that was cut."""
 
-_STAMPED = re.compile(STAMP)
+STAMPED = re.compile(STAMP)
+"""The beginning of a line that is not JSON, if a log driver has written its time."""
+
 _CRI = re.compile(rb"(" + STAMP + rb")(stdout|stderr) ([PF])(?::[^ ]*)?(?: |$)")
 # `kubectl logs --prefix` and `docker compose logs` write the container's name first.
 _SOURCE = re.compile(rb"(?:\[pod/[^\]\s]{1,300}\] |[\w.-]{1,100} +\| )(?=" + STAMP + rb"|\s*\{)")
@@ -99,11 +101,13 @@ def _of_json(line: bytes) -> _Piece | None:
     stamp = time.encode() + b" " if isinstance(time, str) else b""
     # Fluentd and Fluent Bit drop the newline; they mark pieces with `logtag` or `_p`.
     tag = row.get("logtag") or row.get("_p")
-    is_piece = tag == "P" or (row.keys() <= {"log", "stream", "time", "attrs"} and text[-1:] != b"\n")
+    is_piece = tag == "P" or (
+        row.keys() <= {"log", "stream", "time", "attrs"} and text[-1:] != b"\n"
+    )
     stream = row.get("stream")
     return _Piece(
         stream=stream if isinstance(stream, str) else "",
-        time=stamp if _STAMPED.fullmatch(stamp) else b"",
+        time=stamp if STAMPED.fullmatch(stamp) else b"",
         text=text.removesuffix(b"\n"),
         is_last=not is_piece,
     )
@@ -114,12 +118,12 @@ def _joined(line: bytes) -> bytes:
     source = _SOURCE.match(line)
     if source:
         line = line[source.end() :]
-    stamp = _STAMPED.match(line)
+    stamp = STAMPED.match(line)
     if stamp is None:
         return line
     pieces = []
     begin = stamp.end()
-    for inner in _STAMPED.finditer(line, begin):
+    for inner in STAMPED.finditer(line, begin):
         length = inner.start() - begin
         if length and length % PIECE == 0:  # any other time belongs to the text
             pieces.append(line[begin : inner.start()])

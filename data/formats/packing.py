@@ -229,7 +229,9 @@ def unpack_archive(content: BinaryIO, kind: str, name: str) -> list[Member]:
                 shutil.copyfileobj(source, spool, HEAD)
             members.append(Member(member_name, spool, start, spool.tell() - start))
     except (tarfile.TarError, zipfile.BadZipFile, NotImplementedError, *DAMAGE) as error:
-        raise OutriderError(f"{name}: damaged or truncated {kind} ({error}); copy it again") from None
+        raise OutriderError(
+            f"{name}: damaged or truncated {kind} ({error}); copy it again"
+        ) from None
     spool.flush()
     return members
 

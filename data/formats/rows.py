@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 from outrider.common.errors import OutriderError
 from outrider.data.exchange import Place, Record, Reject
+from outrider.data.formats.container_lines import STAMPED
 from outrider.data.formats.packing import HEAD, archive_of
 from outrider.data.formats.sources import BLANK, LONGEST_LINE, LogFile, lines_of, read_ahead
 from outrider.data.formats.tables import csv_dialect, csv_rows, table_kind, table_rows
@@ -127,6 +128,8 @@ def decode(text: bytes) -> Any:
     except UnicodeDecodeError as error:
         raise Reject("not_utf8", f"byte {error.start}") from None
     except json.JSONDecodeError as error:
+        if STAMPED.match(text):
+            raise Reject("not_a_generation", "another line of a container's output") from None
         raise Reject("not_json", f"{error.msg} at character {error.pos}") from None
     except RecursionError:
         raise Reject("nested_too_deeply") from None

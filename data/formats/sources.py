@@ -88,8 +88,8 @@ class LogFile:
     info: dict[str, Any] | None = None
     """What a remote store's listing reported, so that it is not requested again."""
     member: Member | None = None
-    unknown: str = ""
-    """Description of a file that no format recognizes."""
+    unknown: tuple[str, ...] = ()
+    """What a file is that no format recognizes, and what to do."""
     is_binary: bool = False
     """Whether such a file has no rows, since it is not text."""
     _opening: Future[IO[bytes]] | None = field(default=None, repr=False)

@@ -1,7 +1,7 @@
 """Rows of tables: Parquet, Arrow, and CSV with a header.
 
-    for row in table_rows(content, "parquet", "log.parquet"): ...       # dicts
-    for row in csv_rows(content, "log.csv"): ...                        # dicts; bytes if damaged
+for row in table_rows(content, "parquet", "log.parquet"): ...       # dicts
+for row in csv_rows(content, "log.csv"): ...                        # dicts; bytes if damaged
 """
 
 import csv
@@ -122,7 +122,10 @@ def _is_table(text: str, dialect: dict[str, Any]) -> bool:
 
 
 def csv_rows(content: io.BufferedReader, name: str) -> Iterator[dict[str, Any] | bytes]:
-    """Yields the rows of a CSV or TSV table; the text of a row with too many cells."""
+    """Yields the rows of a CSV or TSV table, without empty cells.
+
+    A row with too many cells, in which a delimiter was not quoted, is yielded as text.
+    """
     dialect = csv_dialect(content.peek(HEAD))
     text = io.TextIOWrapper(content, "utf-8-sig", "surrogateescape", newline="")
     try:
@@ -132,7 +135,8 @@ def csv_rows(content: io.BufferedReader, name: str) -> Iterator[dict[str, Any] |
             if len(cells) > len(header):
                 yield ",".join(cells).encode("utf-8", "surrogateescape")
             elif cells:
-                yield {key: _cell(cell) for key, cell in zip(header, cells, strict=False)}
+                filled = zip(header, map(str.strip, cells), strict=False)
+                yield {column: _value(cell) for column, cell in filled if cell}
     except csv.Error as error:
         raise OutriderError(
             f"{name}: damaged CSV at line {lines.line_num} ({error}); export it again, or as JSON"
@@ -142,14 +146,11 @@ def csv_rows(content: io.BufferedReader, name: str) -> Iterator[dict[str, Any] |
         text.detach()
 
 
-def _cell(cell: str) -> Any:
-    """Returns a cell's value: an object or list if it holds one, None if empty, otherwise text."""
-    text = cell.strip()
-    if not text:
-        return None
-    if text[0] + text[-1] in ("{}", "[]"):
-        try:
-            return json.loads(text)
-        except (ValueError, RecursionError):
-            return cell
-    return cell
+def _value(cell: str) -> Any:
+    """Returns the object or list that a cell holds, otherwise its text."""
+    if cell[0] + cell[-1] not in ("{}", "[]"):
+        return cell
+    try:
+        return json.loads(cell)
+    except (ValueError, RecursionError):
+        return cell

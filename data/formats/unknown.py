@@ -1,6 +1,8 @@
 """Describes a file that no format recognizes, and the shortest way to one that is read.
 
-    describe(sample, FORMATS)       # "rows with the keys conversations, system: ShareGPT's ..."
+    described = describe(sample, FORMATS)
+    described.what      # rows with the keys system, conversations
+    described.way       # ShareGPT's conversations/from/value: rename them to ...
 
 A description has names of keys and columns, and never a value.
 """
@@ -8,55 +10,59 @@ A description has names of keys and columns, and never a value.
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from outrider.data.formats.rows import Sample
-from outrider.data.formats.tables import csv_dialect, table_kind
 
 SHOWN_KEYS = 8
 """Maximum number of keys in a description."""
 
-AS_MESSAGES = (
-    '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "reasoning_content":'
-    ' "...", "content": "..."}]}'
-)
+EXPORT = "export it as JSON lines or Parquet"
 
-MAGIC: tuple[tuple[bytes, str], ...] = (
+MAGIC: tuple[tuple[bytes, str, str], ...] = (
     (
         b"SQLite format 3\0",
-        "an SQLite database: export the table with `sqlite3 -json FILE 'SELECT * FROM TABLE' >"
-        " log.json`",
+        "an SQLite database",
+        "export the table with `sqlite3 -json FILE 'SELECT * FROM TABLE' > log.json`",
     ),
-    (b"\x04\x22\x4d\x18", "compressed by lz4: unpack it with `lz4 -d`"),
-    (b"\xff\x06\x00\x00sNaPpY", "compressed by snappy: unpack it"),
-    (b"LZIP", "compressed by lzip: unpack it with `lzip -d`"),
-    (b"7z\xbc\xaf\x27\x1c", "a 7z archive: unpack it and give the folder"),
-    (b"Rar!\x1a\x07", "a rar archive: unpack it and give the folder"),
-    (b"Obj\x01", "an Avro file: export it as JSON lines or Parquet"),
-    (b"ORC", "an ORC file: export it as JSON lines or Parquet"),
-    (b"PGDMP", "a dump of PostgreSQL: export the table with `COPY (SELECT row_to_json(t) FROM TABLE t)`"),
-    (b"\x89HDF", "an HDF5 file: export it as JSON lines or Parquet"),
-    (b"%PDF", "a PDF"),
-    (b"\x89PNG", "an image"),
-    (b"GGUF", "weights of a model"),
+    (b"\x04\x22\x4d\x18", "compressed by lz4", "unpack it with `lz4 -d`"),
+    (b"\xff\x06\x00\x00sNaPpY", "compressed by snappy", "unpack it"),
+    (b"LZIP", "compressed by lzip", "unpack it with `lzip -d`"),
+    (b"7z\xbc\xaf\x27\x1c", "a 7z archive", "unpack it and give the folder"),
+    (b"Rar!\x1a\x07", "a rar archive", "unpack it and give the folder"),
+    (b"Obj\x01", "an Avro file", EXPORT),
+    (b"ORC", "an ORC file", EXPORT),
+    (b"\x89HDF", "an HDF5 file", EXPORT),
+    (
+        b"PGDMP",
+        "a dump of PostgreSQL",
+        "export the table with `psql -c 'COPY (SELECT to_json(t) FROM TABLE t) TO STDOUT'`",
+    ),
+    (b"%PDF", "a PDF", EXPORT),
+    (b"\x89PNG", "an image", EXPORT),
+    (b"GGUF", "weights of a model", "give the log of its endpoint"),
 )
 """First bytes of other files, and what to do with them."""
 
 RENAME = (
-    "ShareGPT's conversations/from/value: rename them to messages/role/content, and human to user,"
-    " gpt to assistant, as in `jq -c '{messages: [.conversations[] | {role: ({human: \"user\", gpt:"
-    ' "assistant"}[.from] // .from), content: .value}]}\'`'
+    "ShareGPT's conversations/from/value: rename them to messages/role/content, human to user, and"
+    " gpt to assistant, and make system the first message"
 )
-WRITE_MESSAGES = f"write each row as {AS_MESSAGES}"
+WRITE_MESSAGES = (
+    'write each row as {"messages": [{"role": "user", "content": "..."}, {"role": "assistant",'
+    ' "content": "..."}]}'
+)
 
 SHAPES: tuple[tuple[frozenset[str], str], ...] = (
-    (frozenset({"conversations"}), "rename conversations to messages"),
     (frozenset({"chosen", "rejected"}), "preference data, which the target has not generated"),
     (frozenset({"instruction", "output"}), f"Alpaca's fields: {WRITE_MESSAGES}"),
     (frozenset({"question", "answer"}), WRITE_MESSAGES),
     (frozenset({"prompt", "completion"}), WRITE_MESSAGES),
     (frozenset({"prompt", "response"}), WRITE_MESSAGES),
-    (frozenset({"contents", "candidates"}), "Gemini's API: log the endpoint's /v1/chat/completions"),
+    (
+        frozenset({"contents", "candidates"}),
+        "Gemini's API: log the endpoint's /v1/chat/completions",
+    ),
     (
         frozenset({"schemaType", "modelId", "input", "output"}),
         "Bedrock's invocation log: write openai_pairs, {request, response}, from inputBodyJson and"
@@ -66,14 +72,8 @@ SHAPES: tuple[tuple[frozenset[str], str], ...] = (
         frozenset({"run_type", "inputs", "outputs"}),
         "LangSmith runs: write openai_pairs, {request, response}, from inputs and outputs",
     ),
-    (
-        frozenset({"traceId", "value"}),
-        "Langfuse scores: export the observations",
-    ),
-    (
-        frozenset({"trace_id", "value"}),
-        "Langfuse scores: export the observations",
-    ),
+    (frozenset({"traceId", "value"}), "Langfuse scores: export the observations"),
+    (frozenset({"trace_id", "value"}), "Langfuse scores: export the observations"),
     (frozenset({"input", "output"}), f"rename them to request and response, or {WRITE_MESSAGES}"),
     (frozenset({"inputs", "outputs"}), f"rename them to request and response, or {WRITE_MESSAGES}"),
 )
@@ -96,40 +96,48 @@ NEEDED = {
 """Keys by which formats are recognized, to name the nearest."""
 
 
-def describe(sample: Sample, formats: Mapping[str, Any]) -> str:
-    """Returns what a file is and what to do."""
+class Description(NamedTuple):
+    """What a file is, and what to do with it."""
+
+    what: str
+    way: str
+
+
+def describe(sample: Sample, formats: Mapping[str, Any]) -> Description:
+    """Describes a file by its first row or bytes."""
     head = sample.stored
     if not head.strip():
-        return "empty"
+        return Description("empty", "give a log with rows")
     if sample.rows:
-        return _of_rows(sample.rows[0], formats)
-    for magic, text in MAGIC:
+        row = sample.rows[0]
+        return Description(f"rows with the keys {_keys(row)}", _way(row, formats))
+    for magic, what, way in MAGIC:
         if head.startswith(magic):
-            return text
+            return Description(what, way)
     if sample.archive:
-        return f"a {sample.archive} archive without files, or inside another: unpack it"
+        what = f"a {sample.archive} archive without files, or in an archive"
+        return Description(what, "unpack it and give the folder")
     if b"\0" in head:
-        return f"binary data that begins with the bytes {head[:8].hex(' ')}"
+        what = f"binary data that begins with the bytes {head[:8].hex(' ')}"
+        return Description(what, EXPORT)
     return _of_text(head)
 
 
-def _of_text(head: bytes) -> str:
+def _of_text(head: bytes) -> Description:
     first = head.lstrip()[:1]
-    if csv_dialect(head):
-        return "a CSV table without rows"
     if first in (b"{", b"["):
-        return "JSON without a valid object: it was cut, or is not one object per line"
+        return Description("JSON without an object", "it was cut, or is not one object per line")
     if first == b"<":
-        return "HTML or XML, possibly the page of an error: export JSON lines"
+        return Description("HTML or XML", f"it may be the page of an error; {EXPORT}")
     if re.match(rb"data: ?[{\[]", head):
-        return "an event stream without its request: log requests and responses"
-    return "text without JSON and without the requests of vLLM or SGLang"
+        return Description("an event stream", "log the requests too, as openai_pairs does")
+    what = "text without JSON, and without the requests of vLLM or SGLang"
+    return Description(what, "start the server with its request log (docs/how-to/log-formats.md)")
 
 
-def _of_rows(row: dict[str, Any], formats: Mapping[str, Any]) -> str:
+def _keys(row: dict[str, Any]) -> str:
     names = [json.dumps(key, ensure_ascii=False)[1:-1][:40] for key in list(row)[:SHOWN_KEYS]]
-    more = ", ..." if len(row) > SHOWN_KEYS else ""
-    return f"rows with the keys {', '.join(names)}{more}: {_way(row, formats)}"
+    return ", ".join(names) + (", ..." if len(row) > SHOWN_KEYS else "")
 
 
 def _way(row: dict[str, Any], formats: Mapping[str, Any]) -> str:
@@ -140,8 +148,8 @@ def _way(row: dict[str, Any], formats: Mapping[str, Any]) -> str:
     if row.get("object") == "response" or _is_responses(row.get("response")):
         return RESPONSES
     conversation = row.get("conversations")
-    if isinstance(conversation, list) and conversation and "from" in conversation[0]:
-        return RENAME
+    if isinstance(conversation, list) and conversation and isinstance(conversation[0], dict):
+        return RENAME if "from" in conversation[0] else "rename conversations to messages"
     for keys, text in SHAPES:
         if row.keys() >= keys:
             return text
@@ -170,7 +178,7 @@ def _nearest(row: dict[str, Any]) -> str:
     shared = {name: len(row.keys() & set(keys)) / len(keys) for name, keys in NEEDED.items()}
     name = max(shared, key=lambda name: shared[name])
     if not shared[name]:
-        return f"no format has one of them; {WRITE_MESSAGES}"
+        return f"no format has them; {WRITE_MESSAGES}"
     missing = [key for key in NEEDED[name] if key not in row]
     if not missing:
         return f"as in {name}, with other values: compare them with docs/reference/log-formats.md"

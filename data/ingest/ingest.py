@@ -249,7 +249,7 @@ def check(
     counts = f"{tally.rejects.total()} of {tally.rows} rows rejected ({reasons})"
     counts += f"; each with its line in {rejects_path}" if rejects_path else ""
     if not tally.exchanges and tally.formats[UNKNOWN]:
-        what = files[0].unknown or "unknown"
+        what = next((": ".join(file.unknown) for file in files if file.unknown), "")
         raise OutriderError(f"{where}: no usable row: {what}. {counts}. {NEXT_STEP}")
     if not tally.exchanges:
         raise OutriderError(
