@@ -14,6 +14,7 @@ import json
 import multiprocessing
 import os
 import random
+import resource
 import tempfile
 import threading
 import time
@@ -151,7 +152,9 @@ def write_rows(path: Path, megabytes: float) -> int:
 def _ingest_in(folder: str, results: Any) -> None:
     began = time.monotonic()
     summary = ingest(TARGET, TrafficConfig(path=f"{folder}/log.jsonl"), Path(folder) / "out")
-    results.put((time.monotonic() - began, summary["exchanges"]))
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    cpu_seconds = sum(usage.ru_utime + usage.ru_stime for usage in usages)
+    results.put((time.monotonic() - began, cpu_seconds, summary["exchanges"]))
 
 
 def memory_of(pid: int) -> tuple[float, float]:
@@ -189,7 +192,7 @@ def large_log(megabytes: float) -> dict[str, Any]:
             peak = max(peak, total)
             peak_anonymous = max(peak_anonymous, anonymous)
             process.join(0.2)
-        seconds, exchanges = results.get()
+        seconds, cpu_seconds, exchanges = results.get()
     cores = len(os.sched_getaffinity(0))
     return {
         "megabytes": megabytes,
@@ -197,6 +200,7 @@ def large_log(megabytes: float) -> dict[str, Any]:
         "exchanges": exchanges,
         "seconds": round(seconds, 1),
         "rows_per_s_per_core": round(rows / seconds / cores, 1),
+        "rows_per_cpu_s": round(rows / cpu_seconds, 1),
         "peak_mb": round(peak),
         "peak_anonymous_mb": round(peak_anonymous),
         "load": round(os.getloadavg()[0], 1),

@@ -107,7 +107,7 @@ LONGEST_HEADER = 10_000
 
 
 def _is_table(text: str, dialect: dict[str, Any]) -> bool:
-    csv.field_size_limit(LONGEST_LINE)
+    csv.field_size_limit(HEAD)
     lines = csv.reader(io.StringIO(text, newline=""), **dialect)
     try:
         header, *rows = itertools.islice(filter(None, lines), 4)
@@ -127,6 +127,7 @@ def csv_rows(content: io.BufferedReader, name: str) -> Iterator[dict[str, Any] |
     A row with too many cells, in which a delimiter was not quoted, is yielded as text.
     """
     dialect = csv_dialect(content.peek(HEAD))
+    csv.field_size_limit(LONGEST_LINE)
     text = io.TextIOWrapper(content, "utf-8-sig", "surrogateescape", newline="")
     try:
         lines = csv.reader(text, **dialect or {})
