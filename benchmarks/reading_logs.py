@@ -3,10 +3,10 @@
     python -m benchmarks.reading_logs objects --count 10000 --latency 0.03
     python -m benchmarks.reading_logs memory --megabytes 60 600
 
-`objects` ingests objects of one exchange each, as LiteLLM writes to S3, from a store in this process
-that waits before each request and counts requests and opens. `memory` ingests logs of two sizes,
-each in processes of its own, and sums the memory of all of them (PSS, so that shared pages count
-once) five times a second. The last line of stdout is JSON. Results: results/data.md.
+`objects` ingests objects of one exchange each, as LiteLLM writes to S3, from a store in this
+process that waits before each request and counts requests and opens. `memory` ingests logs of two
+sizes, each in processes of its own, and sums the memory of all of them (PSS, so that shared pages
+count once) five times a second. The last line of stdout is JSON. Results: results/data.md.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import fsspec
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
@@ -40,9 +40,9 @@ class SlowStore(AbstractFileSystem):
 
     protocol = "slow"
     cachable = False
-    objects: dict[str, bytes] = {}
+    objects: ClassVar[dict[str, bytes]] = {}
     latency = 0.0
-    counts: Counter[str] = Counter()
+    counts: ClassVar[Counter[str]] = Counter()
     at_once = 0
     _lock = threading.Lock()
 

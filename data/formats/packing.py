@@ -10,6 +10,7 @@ are shown, and never used as paths.
 
 import bz2
 import codecs
+import functools
 import gzip
 import io
 import json
@@ -107,7 +108,7 @@ class _Blocks(io.RawIOBase):
 
 def unpacked(stored: IO[bytes], name: str) -> io.BufferedReader:
     """Returns the decompressed content, as UTF-8 if it is text in UTF-16 or UTF-32."""
-    content = io.BufferedReader(_Stored(stored), HEAD)
+    content = _buffered(_Stored(stored))
     for _ in range(LAYERS):
         codec = codec_of(content.peek(HEAD))
         if codec is None:
@@ -127,7 +128,11 @@ def _stream(read: Callable[[int], bytes], problem: str) -> io.BufferedReader:
             " traffic.path"
         )
 
-    return io.BufferedReader(_Blocks(read, damaged), HEAD)
+    return _buffered(_Blocks(read, damaged))
+
+
+def _buffered(stream: io.RawIOBase) -> io.BufferedReader:
+    return io.BufferedReader(stream, HEAD)
 
 
 def codec_of(head: bytes) -> tuple[str, Callable[[Any], Any]] | None:
@@ -219,7 +224,7 @@ def archive_of(head: bytes) -> str | None:
 
 def unpack_archive(content: BinaryIO, kind: str, name: str) -> list[Member]:
     """Unpacks an archive's regular files into a temporary file."""
-    spool = tempfile.TemporaryFile()
+    spool = tempfile.TemporaryFile()  # noqa: SIM115 (the members are read from it)
     members: list[Member] = []
     try:
         for member_name, size, unpack in (_tar if kind == "tar" else _zip)(content):
@@ -243,20 +248,20 @@ def _tar(content: BinaryIO) -> Iterator[_Entry]:
     with tarfile.open(fileobj=content, mode="r|") as archive:
         for entry in archive:
             if entry.isreg():
-                yield entry.name, entry.size, lambda entry=entry: archive.extractfile(entry)
+                yield entry.name, entry.size, functools.partial(archive.extractfile, entry)
 
 
 def _zip(content: BinaryIO) -> Iterator[_Entry]:
     source: IO[bytes] = content
     if not content.seekable():  # its table of contents is at the end
-        source = tempfile.TemporaryFile()
+        source = tempfile.TemporaryFile()  # noqa: SIM115 (read below)
         shutil.copyfileobj(content, source, HEAD)
     with zipfile.ZipFile(source) as archive:
         for entry in archive.infolist():
             if entry.flag_bits & 1:
                 raise zipfile.BadZipFile("it is encrypted: unpack it with its password")
             if not entry.is_dir():
-                yield entry.filename, entry.file_size, lambda entry=entry: archive.open(entry)
+                yield entry.filename, entry.file_size, functools.partial(archive.open, entry)
 
 
 def _check_limits(name: str, member_name: str, size: int, count: int) -> None:
@@ -266,8 +271,8 @@ def _check_limits(name: str, member_name: str, size: int, count: int) -> None:
         raise OutriderError(f"{name}: an archive of more than {MOST_MEMBERS:,} files; {advice}")
     if size > LARGEST_MEMBER:
         raise OutriderError(
-            f"{name}: {member_name!r} has {size / 1e9:.1f} GB, above {LARGEST_MEMBER / 1e9:g} GB for"
-            f" a file in an archive; {advice}"
+            f"{name}: {member_name!r} has {size / 1e9:.1f} GB, above {LARGEST_MEMBER / 1e9:g} GB"
+            f" for a file in an archive; {advice}"
         )
     folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free

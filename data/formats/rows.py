@@ -68,7 +68,7 @@ def sample_of(file: LogFile) -> Sample:
         lines: list[bytes] = []
         size = 0
         for number, (_, row) in enumerate(_numbered(content, file.name)):
-            # Rows of other formats are soon parsed; a server may log a lot before the first request.
+            # A server may log a lot before its first request.
             if len(parsed) == SAMPLE_ROWS or (number >= SAMPLE_TRIES and size >= HEAD):
                 break
             if isinstance(row, bytes):

@@ -66,7 +66,7 @@ def _seekable(content: io.BufferedReader) -> IO[bytes]:
     """Returns the content, unpacked to a temporary file if it is compressed."""
     if content.seekable():
         return content
-    spool = tempfile.TemporaryFile()
+    spool = tempfile.TemporaryFile()  # noqa: SIM115 (the caller reads it)
     shutil.copyfileobj(content, spool, HEAD)
     spool.seek(0)
     return spool

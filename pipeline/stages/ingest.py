@@ -52,7 +52,7 @@ def _sources(recipe: Recipe) -> dict[str, str]:
 
 INGEST = Stage(
     name="ingest",
-    version=11,
+    version=12,
     needs=(),
     settings=_settings,
     sources=_sources,
