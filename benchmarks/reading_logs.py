@@ -30,9 +30,8 @@ from outrider.data.config import TrafficConfig
 from outrider.data.ingest.ingest import ingest
 
 TARGET = Path(__file__).parents[1] / "recipes" / "nano_r1" / "target"
-WORDS = (
-    "the a library opens at ten on Saturday please compare these two tables and list why".split()
-)
+
+WORDS = ["the", "library", "opens", "at", "ten", "on", "Saturday", "please", "compare", "tables"]
 
 
 class SlowStore(AbstractFileSystem):

@@ -52,38 +52,48 @@ class Sample:
     """Its first bytes, decompressed."""
     archive: str | None = None
     """`tar` or `zip`, if it is one; then it has no rows."""
-    is_binary: bool = False
-    """Whether it is neither a table nor text."""
+
+    @property
+    def is_binary(self) -> bool:
+        """Whether it has no rows, since it is not text."""
+        return bool(self.archive) or (b"\0" in self.stored.strip(BLANK) and not self.rows)
 
 
 def sample_of(file: LogFile) -> Sample:
     """Reads a file's sample, without counting its rows as read."""
     with file.open() as content:
         stored_head = content.peek(HEAD)[:HEAD]
-        kind = framing(stored_head)
         archive = archive_of(stored_head)
-        if archive or is_binary(stored_head, kind):
-            return Sample(b"", (), stored_head, archive, is_binary=True)
+        if archive:
+            return Sample(b"", (), stored_head, archive)
         parsed: list[dict[str, Any]] = []
+        if framing(stored_head) == "values":  # the whole file would be read to split it
+            _, parsed = _parsed(enumerate(_values(stored_head)))
         lines: list[bytes] = []
-        size = 0
-        for number, (_, row) in enumerate(_numbered(content, file.name)):
-            # A server may log a lot before its first request.
-            if len(parsed) == SAMPLE_ROWS or (number >= SAMPLE_TRIES and size >= HEAD):
-                break
-            if isinstance(row, bytes):
-                lines.append(row[: HEAD - size])
-                size += len(lines[-1])
-            try:
-                parsed.append(parse_row(row))
-            except Reject:
-                continue  # the format's reader will reject this row and give its place
+        if not parsed:
+            lines, parsed = _parsed(_numbered(content, file.name))
     return Sample(b"\n".join(lines), tuple(parsed), stored_head, archive)
 
 
-def is_binary(head: bytes, kind: str) -> bool:
-    """Whether a file is neither a table nor text."""
-    return kind not in ("parquet", "arrow") and head.strip(BLANK).count(b"\0") > 0
+def _parsed(
+    numbered: Iterable[tuple[int, Row | None]],
+) -> tuple[list[bytes], list[dict[str, Any]]]:
+    """Returns the first rows as they are, and those that are objects."""
+    lines: list[bytes] = []
+    parsed: list[dict[str, Any]] = []
+    size = 0
+    for number, (_, row) in enumerate(numbered):
+        # A server may log a lot before its first request.
+        if len(parsed) == SAMPLE_ROWS or (number >= SAMPLE_TRIES and size >= HEAD):
+            break
+        if isinstance(row, bytes):
+            lines.append(row[: HEAD - size])
+            size += len(lines[-1])
+        try:
+            parsed.append(parse_row(row))
+        except Reject:
+            continue  # the format's reader will reject this row and give its place
+    return lines, parsed
 
 
 def row_records(files: Sequence[LogFile], scratch: Path) -> Iterator[Record | Reject]:

@@ -12,7 +12,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from outrider.data.formats.rows import Sample
+from outrider.data.exchange import Reject
+from outrider.data.formats.rows import Sample, decode
 
 SHOWN_KEYS = 8
 """Maximum number of keys in a description."""
@@ -38,6 +39,8 @@ MAGIC: tuple[tuple[bytes, str, str], ...] = (
         "a dump of PostgreSQL",
         "export the table with `psql -c 'COPY (SELECT to_json(t) FROM TABLE t) TO STDOUT'`",
     ),
+    (b"PAR1", "a Parquet table without rows", "give a log with rows"),
+    (b"ARROW1", "an Arrow table without rows", "give a log with rows"),
     (b"%PDF", "a PDF", EXPORT),
     (b"\x89PNG", "an image", EXPORT),
     (b"GGUF", "weights of a model", "give the log of its endpoint"),
@@ -163,14 +166,32 @@ def _is_responses(value: Any) -> bool:
 def _inside(row: dict[str, Any], formats: Mapping[str, Any]) -> str | None:
     """Returns how to unwrap rows of a known format below one key."""
     for key, value in row.items():
-        is_list = isinstance(value, list)
-        inner = [entry for entry in (value if is_list else [value]) if isinstance(entry, dict)][:20]
-        sample = Sample(b"", tuple(inner))
-        for name, module in formats.items():
-            if inner and module.recognizes(sample):
-                path = json.dumps(key) + ("[]" if is_list else "")
-                return f"what is below {key[:40]!r} is {name}: unwrap it with `jq -c '.{path}'`"
+        sample = _sample(value)
+        name = next((name for name in formats if formats[name].recognizes(sample)), None)
+        if name is None:
+            continue
+        path = json.dumps(key) + ("[]" if isinstance(value, list) else "")
+        option = "-r" if isinstance(value, str) else "-c"
+        return f"what is below {key[:40]!r} is {name}: unwrap it with `jq {option} '.{path}'`"
     return None
+
+
+def _sample(value: Any) -> Sample:
+    """Returns a value of a row as if it were a file."""
+    if isinstance(value, str):
+        text = value.encode("utf-8", "replace")
+        rows = [_object(text)]
+    else:
+        text = b""
+        rows = value[:20] if isinstance(value, list) else [value]
+    return Sample(text, tuple(row for row in rows if isinstance(row, dict)))
+
+
+def _object(text: bytes) -> Any:
+    try:
+        return decode(text)
+    except Reject:
+        return None
 
 
 def _nearest(row: dict[str, Any]) -> str:

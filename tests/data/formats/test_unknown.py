@@ -36,6 +36,12 @@ def described(tmp_path, content: bytes) -> Reject:
             "at, wrapped",
             """openai_pairs: unwrap it with `jq -c '."wr""",
         ),
+        (
+            {"m": json.dumps(PAIR), "t": 1},
+            "m, t",
+            """openai_pairs: unwrap it with `jq -r '."m"'`""",
+        ),
+        ({"line": f"Received request x: {SECRET}"}, "line", "vllm_log: unwrap it with `jq -r"),
         ({"all": [PAIR, PAIR]}, "all", """jq -c '."all"[]'"""),
         ({"request": SECRET[:0] or 5}, "request", "needs response"),
         ({"run_type": "llm", "inputs": {}, "outputs": {}}, "run_type", "LangSmith"),
