@@ -17,8 +17,8 @@ class TrafficConfig(_Section):
 
     path: str | Annotated[list[str], Field(min_length=1)]
     """A file, a folder, a glob, an fsspec URL (`s3://...`, `hf://datasets/...`), or a list of
-    these. Folders are searched recursively for .jsonl, .ndjson, .json, .log, .parquet and
-    .arrow files, plain, .gz or .zst."""
+    these. All files of a folder are read, at any depth and whatever their names; those without a
+    log are named. Files may be compressed, in archives, and in any encoding of Unicode."""
 
     format: str = "auto"
     """Name of a log format (docs/how-to/log-formats.md), or `auto`: the first format that

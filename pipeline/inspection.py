@@ -145,7 +145,7 @@ def print_inspection(log: Mapping[str, Any], console: Console) -> None:
         console.print(Text(limit, "yellow"))
     print_facts(log, console)
     if log["rejects"]:
-        console.print(_rejects(log))
+        _print_rejects(log, console)
     if log["split"]:
         console.print(_split(log["split"]))
     console.print(_lengths(log["lengths"]))
@@ -173,13 +173,18 @@ def print_facts(log: Mapping[str, Any], console: Console) -> None:
         console.print(Text.assemble(("advice: ", "bold yellow"), text))
 
 
-def _rejects(log: Mapping[str, Any]) -> Table:
+def _print_rejects(log: Mapping[str, Any], console: Console) -> None:
+    """Prints the counts of rejects, and below them the first detail of each reason in full."""
     rows = []
+    details = []
     for reason, count in log["rejects"].items():
         example = log["reject_examples"][reason]
-        texts = (Text(printable(example[key])) for key in ("place", "detail"))
-        rows.append((reason, f"{count:,}", *texts))
-    return _table("rejects", ("reason", "rows", "first at", "detail"), rows)
+        rows.append((reason, f"{count:,}", Text(printable(example["place"]))))
+        if example["detail"]:
+            details.append((reason, printable(example["detail"])))
+    console.print(_table("rejects", ("reason", "rows", "first at"), rows))
+    for reason, detail in details:
+        console.print(Text.assemble((f"{reason}: ", "bold"), detail), soft_wrap=True)
 
 
 def _split(split: Mapping[str, Any]) -> Table:
@@ -217,7 +222,7 @@ def _table(
         **options,
     )
     for column in columns:
-        text = column in ("", "reason", "first at", "detail")
+        text = column in ("", "reason", "first at")
         table.add_column(column, justify="left" if text else "right", no_wrap=not text)
     for row in rows:
         table.add_row(*row)

@@ -30,8 +30,9 @@ from outrider.data.formats import (
     token_ids,
     vllm_log,
 )
-from outrider.data.formats.rows import row_records, sample_of
-from outrider.data.formats.sources import LogFile
+from outrider.data.formats.rows import Sample, count_rows, row_records, sample_of
+from outrider.data.formats.sources import LogFile, members_of, read_ahead
+from outrider.data.formats.unknown import describe
 from outrider.data.formats.wrappers import unwrapped
 
 FORMATS: dict[str, Any] = {
@@ -59,21 +60,59 @@ UNKNOWN = "unknown"
 """Name under which summaries count the rows of files that no format recognized."""
 
 
-def files_by_format(files: Sequence[LogFile], name: str = "auto") -> dict[str, list[LogFile]]:
-    """Groups files by format, in order of first occurrence; may include `UNKNOWN`."""
+def files_by_format(
+    files: Sequence[LogFile], name: str = "auto", not_read: list[str] | None = None
+) -> dict[str, list[LogFile]]:
+    """Groups files and members of archives by format, in order of first occurrence.
+
+    Files that no format recognizes are under `UNKNOWN` if there are no others. Otherwise they are
+    set aside, and `not_read` receives each with its description.
+    """
     if name != "auto" and name not in FORMATS:
         raise OutriderError(
             f"traffic.format = {name!r}: unknown; choose auto or one of {', '.join(FORMATS)}"
         )
     files_of: dict[str, list[LogFile]] = {}
-    for file in files:
-        files_of.setdefault(format_of(file) if name == "auto" else name, []).append(file)
+    for file, sample in _samples(files):
+        format_name = _recognized(sample) if name == "auto" or sample.archive else name
+        if format_name == UNKNOWN:
+            file.unknown = tuple(describe(sample, FORMATS))
+            file.is_binary = sample.is_binary
+        files_of.setdefault(format_name, []).append(file)
+    if len(files_of) > 1 and not_read is not None:
+        aside = files_of.pop(UNKNOWN, [])
+        not_read += [f"{file.name} ({file.unknown[0]})" for file in aside]
     return files_of
+
+
+def _samples(files: Sequence[LogFile]) -> Iterator[tuple[LogFile, Sample]]:
+    """Yields the files with their samples; archives are replaced by their members."""
+    for file in read_ahead(files):
+        sample = sample_of(file)
+        members = members_of(file, sample.archive) if sample.archive else []
+        for member in members:
+            yield member, sample_of(member)
+        if not members:
+            yield file, sample
 
 
 def format_of(file: LogFile) -> str:
     """Returns the first format that recognizes a file's beginning, or `UNKNOWN`."""
-    sample = sample_of(file)
+    return _recognized(sample_of(file))
+
+
+def without_others(files: Sequence[LogFile]) -> list[LogFile]:
+    """Returns archives and the files that a format recognizes; all files if there are none."""
+    samples = [sample_of(file) for file in files]
+    logs = [
+        file
+        for file, sample in zip(files, samples, strict=True)
+        if sample.archive or _recognized(sample) != UNKNOWN
+    ]
+    return logs or list(files)
+
+
+def _recognized(sample: Sample) -> str:
     sample = replace(sample, rows=tuple(map(unwrapped, sample.rows)))
     return next((name for name, module in FORMATS.items() if module.recognizes(sample)), UNKNOWN)
 
@@ -83,11 +122,11 @@ def read_records(name: str, files: Sequence[LogFile], scratch: Path) -> Iterator
     if name != UNKNOWN:
         yield from getattr(FORMATS[name], "records", row_records)(files, scratch)
         return
-    for file in files:
-        count = sum(1 for _ in file.lines())
+    for file in read_ahead(files):
+        # A file that is not text has no rows and counts as one.
+        count = sum(1 for _ in file.counted([file])) if file.is_binary else count_rows(file)
         if count:
-            detail = "the beginning of the file has no known format"
-            yield Reject("unknown_format", detail, Place(file.name, 1), rows=count)
+            yield Reject("unknown_format", ": ".join(file.unknown), Place(file.name, 1), rows=count)
 
 
 def parse_record(name: str, record: Record) -> list[Exchange | Reject]:

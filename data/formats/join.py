@@ -20,7 +20,7 @@ from typing import NamedTuple
 from outrider.common.files import SCRATCH
 from outrider.data.exchange import DUPLICATE, Place, Record, Reject
 from outrider.data.formats.rows import Row, rows
-from outrider.data.formats.sources import LONGEST_LINE, LogFile
+from outrider.data.formats.sources import LONGEST_LINE, LogFile, read_ahead
 
 ROW_OVERHEAD = 200
 """Memory that a row takes in addition to its content, in bytes."""
@@ -44,7 +44,7 @@ def joined_records(
     """
     with contextlib.closing(_database(scratch)) as database:
         database.execute("CREATE TABLE rows (key TEXT, side TEXT, file INT, line INT, row BLOB)")
-        for index, file in enumerate(files):
+        for index, file in enumerate(read_ahead(files)):
             for number, row in rows(file):
                 try:
                     key, side = member_of(row)

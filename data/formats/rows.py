@@ -9,28 +9,27 @@ workers decode the values, and a broken one does not stop the reader.
     def parse(record): row = parse_row(record.payload); ...      # in a format
 """
 
+import io
 import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.data.exchange import Place, Record, Reject
-from outrider.data.formats.sources import CHUNK, LONGEST_LINE, LogFile
+from outrider.data.formats.container_lines import STAMPED
+from outrider.data.formats.packing import HEAD, archive_of
+from outrider.data.formats.sources import BLANK, LONGEST_LINE, LogFile, lines_of, read_ahead
+from outrider.data.formats.tables import csv_dialect, csv_rows, table_kind, table_rows
 
 DEEPEST = 100
 """Maximum nesting depth; chat rows have about ten levels, and tool schemas a few dozen."""
 
 SAMPLE_ROWS, SAMPLE_TRIES = 20, 200
 """Maximum number of parsed rows in a file's sample, and of rows read for it."""
-
-TABLES = (".parquet", ".arrow")
-
-TABLE_ROWS = 64
-"""Rows decoded at a time."""
 
 LARGEST_VALUES = 2**30
 """Maximum size in bytes of a file whose values span lines; such files are read into memory."""
@@ -46,27 +45,60 @@ class Sample:
     """The beginning of a file, passed to each format's `recognizes`."""
 
     head: bytes
-    """Its first 64 KiB, decompressed."""
+    """Its first lines, about a megabyte, without a log driver's wrapping."""
     rows: tuple[dict[str, Any], ...]
     """Its first JSON objects or table rows, at most `SAMPLE_ROWS`."""
+    stored: bytes = b""
+    """Its first bytes, decompressed."""
+    archive: str | None = None
+    """`tar` or `zip`, if it is one; then it has no rows."""
+
+    @property
+    def is_binary(self) -> bool:
+        """Whether it has no rows, since it is not text."""
+        return bool(self.archive) or (b"\0" in self.stored.strip(BLANK) and not self.rows)
 
 
 def sample_of(file: LogFile) -> Sample:
     """Reads a file's sample, without counting its rows as read."""
-    parsed = []
-    for _, row in itertools.islice(rows(replace(file, rows=0)), SAMPLE_TRIES):
+    with file.open() as content:
+        stored_head = content.peek(HEAD)[:HEAD]
+        archive = archive_of(stored_head)
+        if archive:
+            return Sample(b"", (), stored_head, archive)
+        parsed: list[dict[str, Any]] = []
+        if framing(stored_head) == "values":  # the whole file would be read to split it
+            _, parsed = _parsed(enumerate(_values(stored_head)))
+        lines: list[bytes] = []
+        if not parsed:
+            lines, parsed = _parsed(_numbered(content, file.name))
+    return Sample(b"\n".join(lines), tuple(parsed), stored_head, archive)
+
+
+def _parsed(
+    numbered: Iterable[tuple[int, Row | None]],
+) -> tuple[list[bytes], list[dict[str, Any]]]:
+    """Returns the first rows as they are, and those that are objects."""
+    lines: list[bytes] = []
+    parsed: list[dict[str, Any]] = []
+    size = 0
+    for number, (_, row) in enumerate(numbered):
+        # A server may log a lot before its first request.
+        if len(parsed) == SAMPLE_ROWS or (number >= SAMPLE_TRIES and size >= HEAD):
+            break
+        if isinstance(row, bytes):
+            lines.append(row[: HEAD - size])
+            size += len(lines[-1])
         try:
             parsed.append(parse_row(row))
         except Reject:
             continue  # the format's reader will reject this row and give its place
-        if len(parsed) == SAMPLE_ROWS:
-            break
-    return Sample(file.head(), tuple(parsed))
+    return lines, parsed
 
 
 def row_records(files: Sequence[LogFile], scratch: Path) -> Iterator[Record | Reject]:
     """Yields one record per row; `parse_row` rejects a row that is None."""
-    for file in files:
+    for file in read_ahead(files):
         for number, row in rows(file):
             yield Record(Place(file.name, number), row)
 
@@ -104,6 +136,8 @@ def decode(text: bytes) -> Any:
     except UnicodeDecodeError as error:
         raise Reject("not_utf8", f"byte {error.start}") from None
     except json.JSONDecodeError as error:
+        if STAMPED.match(text):
+            raise Reject("not_a_generation", "another line of a container's output") from None
         raise Reject("not_json", f"{error.msg} at character {error.pos}") from None
     except RecursionError:
         raise Reject("nested_too_deeply") from None
@@ -150,39 +184,86 @@ def with_other_lines(items: Iterable[Record | Reject | Place | None]) -> Iterato
 def rows(file: LogFile) -> Iterator[tuple[int, Row | None]]:
     """Yields numbered rows; None replaces a row longer than `LONGEST_LINE`.
 
-    Numbers begin at 1; in a file of lines, they are line numbers.
+    Numbers begin at 1. In a file of lines, they are line numbers, up to a line with several rows.
     """
-    if file.path.endswith(TABLES):
-        numbered: Iterable[tuple[int, Row | None]] = enumerate(_table(file), start=1)
-    elif is_lines(file.head()):
-        yield from file.lines()
+    with file.open() as content:
+        yield from file.counted(_numbered(content, file.name))
+
+
+def count_rows(file: LogFile) -> int:
+    """Reads a file to its end; returns the number of its rows."""
+    return sum(1 for _ in rows(file))
+
+
+def _numbered(content: io.BufferedReader, name: str) -> Iterator[tuple[int, Row | None]]:
+    """Yields the rows of a file in any framing."""
+    kind = framing(content.peek(HEAD))
+    if kind == "lines":
+        yield from _json_lines(content)
         return
+    values: Iterable[Row | None]
+    if kind == "values":
+        values = _values(_held(content, name))
+    elif kind == "csv":
+        values = csv_rows(content, name)
     else:
-        with file.open() as content:
-            held = content.read(LARGEST_VALUES + 1)
-        if len(held) > LARGEST_VALUES:
-            raise OutriderError(
-                f"{file.name}: JSON values span lines in a file above {LARGEST_VALUES >> 20} MB;"
-                " write one object per line, for example with `jq -c '.[]'` for an array"
-            )
-        numbered = enumerate(_values(held), start=1)
-    for number, row in numbered:
-        if file.is_read_enough():
-            return
-        file.rows += 1
-        yield number, row
+        values = table_rows(content, kind, name)
+    yield from enumerate(values, start=1)
+
+
+def _held(content: io.BufferedReader, name: str) -> bytes:
+    held = content.read(LARGEST_VALUES + 1)
+    if len(held) > LARGEST_VALUES:
+        raise OutriderError(
+            f"{name}: JSON values span lines in a file above {LARGEST_VALUES >> 20} MB;"
+            " write one object per line, for example with `jq -c '.[]'` for an array"
+        )
+    return held
+
+
+def _json_lines(content: io.BufferedReader) -> Iterator[tuple[int, bytes | None]]:
+    """Yields the rows of lines; a line has several if a writer left out a newline."""
+    shift = 0
+    for number, line in lines_of(content):
+        if line is None or not _SEVERAL.search(line):
+            yield number + shift, line
+            continue
+        for index, row in enumerate(_values(line)):
+            shift += index > 0
+            yield number + shift, row
+
+
+def framing(head: bytes) -> str:
+    """Returns how a file that begins with `head` is split: lines, values, csv, parquet or arrow."""
+    table = table_kind(head)
+    if table:
+        return table
+    if not is_lines(head):
+        return "values"
+    return "csv" if csv_dialect(head) else "lines"
 
 
 def is_lines(head: bytes) -> bool:
-    """Whether a file that begins with `head` has one row per line."""
+    """Whether text that begins with `head` has one row per line."""
     head = head.removeprefix(b"\xef\xbb\xbf")
-    lines = [line for line in head.split(b"\n")[:-1] if line.strip()]
+    lines = [line for line in head.split(b"\n") if line.strip()]
     if re.match(rb"\s*\[\s*[{\[\]]", head):  # an array, or lines of arrays
         return len(lines) > 1 and _continues(lines[0]) is None
+    if len(lines) < 2:  # Firehose writes objects without anything between them
+        return _SEVERAL.search(head) is None or not _has_several(head)
     # A pretty-printed object continues on the next line, which is indented. A truncated line is
     # followed by another object.
-    opened = len(lines) > 1 and lines[0].lstrip().startswith(b"{") and _continues(lines[0])
+    opened = lines[0].lstrip().startswith(b"{") and _continues(lines[0])
     return not (opened and (lines[0].strip() == b"{" or lines[1][:1].isspace()))
+
+
+_SEVERAL = re.compile(rb"\}[ \t\r]*\{")
+"""What is between objects without a newline, unless it is in a string."""
+
+
+def _has_several(text: bytes) -> bool:
+    values = itertools.islice(_values(text), 2)
+    return text.lstrip().startswith(b"{") and len(list(values)) > 1
 
 
 def _continues(line: bytes) -> bool | None:
@@ -226,39 +307,3 @@ def _values(content: bytes) -> Iterator[bytes | None]:
 def _row(piece: bytes, between: bool = False) -> Iterator[bytes | None]:
     if piece.strip(b" \t\r\n,\xef\xbb\xbf" if between else None):
         yield piece if len(piece) <= LONGEST_LINE else None
-
-
-def _table(file: LogFile) -> Iterator[dict[str, Any]]:
-    import pyarrow as pa
-    import pyarrow.parquet
-
-    with file.stored() as stored:
-        try:
-            if file.path.endswith(".parquet"):
-                # By default a whole row group is read, often the whole file: 635 MB of memory for a
-                # 446 MB file, versus 230 MB with these arguments.
-                parquet = pyarrow.parquet.ParquetFile(stored, pre_buffer=False, buffer_size=CHUNK)
-                batches = parquet.iter_batches(TABLE_ROWS)
-            else:
-                batches = _arrow(stored)
-            for batch in batches:
-                # Arrow trusts the offsets in a file; wrong ones make it read out of bounds.
-                batch.validate(full=True)
-                for start in range(0, len(batch), TABLE_ROWS):
-                    yield from batch.slice(start, TABLE_ROWS).to_pylist()
-        # Damaged column names or lengths raise the last two exceptions.
-        except (pa.ArrowException, OSError, UnicodeDecodeError, MemoryError) as error:
-            kind = "Parquet" if file.path.endswith(".parquet") else "Arrow"
-            raise OutriderError(f"{file.name}: damaged {kind} ({error}); copy it again") from None
-
-
-def _arrow(stored: IO[bytes]) -> Iterator[Any]:
-    """Returns the batches of an Arrow stream (from `datasets`) or file."""
-    import pyarrow as pa
-
-    begins = stored.read(6)
-    stored.seek(0)
-    if begins != b"ARROW1":
-        return iter(pa.ipc.open_stream(stored))
-    table = pa.ipc.open_file(stored)
-    return (table.get_batch(number) for number in range(table.num_record_batches))

@@ -27,7 +27,7 @@ from outrider.data.formats.finish_reasons import finish_reason
 from outrider.data.formats.openai import stop_strings
 from outrider.data.formats.rows import Sample, parse_row, with_other_lines
 from outrider.data.formats.sampling import sampling_of
-from outrider.data.formats.sources import LogFile
+from outrider.data.formats.sources import LogFile, read_ahead
 
 FINISHED = "request.finished"
 
@@ -45,7 +45,7 @@ def recognizes(sample: Sample) -> bool:
 
 
 def records(files: Sequence[LogFile], scratch: Path) -> Iterator[Record | Reject]:
-    for file in files:
+    for file in read_ahead(files):
         yield from with_other_lines(
             _item(Place(file.name, number), line) for number, line in file.lines()
         )

@@ -15,13 +15,14 @@ rejected as `no_token_ids`: streamed ones, whose ids vLLM does not log, and all 
 INFO or from releases before 0.11.2. A gateway log with `return_token_ids` has no such limitation.
 
 vLLM's times have no year, so times are read only from logs saved with `docker logs -t` or
-`kubectl logs --timestamps`. Session, user and tenant come from the line with the JSON body.
+`kubectl logs --timestamps`, and from the runtime's own files (Docker's `json-file`, CRI). Session,
+user and tenant come from the line with the JSON body.
 """
 
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from outrider.data.formats.fields import take, take_ids, take_text, take_time
 from outrider.data.formats.finish_reasons import finish_reason
 from outrider.data.formats.rows import Sample, parse_row, with_other_lines
 from outrider.data.formats.sampling import NUMBERS, constraint_of
-from outrider.data.formats.sources import LONGEST_LINE, LogFile
+from outrider.data.formats.sources import LONGEST_LINE, LogFile, lines_of, read_ahead
 
 FIX = "set VLLM_LOGGING_LEVEL=DEBUG, or log token ids through the API (`return_token_ids`)"
 
@@ -78,6 +79,8 @@ class _Waiting:
     time: str | None
     """Time that a container's log driver wrote before the first line."""
     rows: int = 0
+    longest: int = 0
+    """Length of the longest text or list of ids in the files that hold the lines."""
     lines: dict[str, str] = field(default_factory=dict)
     """The `rest` of each line of the request, by kind."""
     outputs: list[dict[str, str]] = field(default_factory=list)
@@ -92,14 +95,14 @@ class _Waiting:
         else:
             self.outputs.append({kind: rest})
 
-    def record(self, longest: int) -> Record | Reject:
+    def record(self) -> Record | Reject:
         """Returns the record of these lines, or a `Reject`."""
         if not self.outputs:
             detail = "still running, aborted, or logged without --enable-log-outputs"
             return Reject("unmatched_request", detail, self.place, self.rows)
         if not self.lines.keys() & {"received", "details"}:
             return Reject("unmatched_response", "no request with this id", self.place, self.rows)
-        payload = {"lines": self.lines, "outputs": self.outputs, "longest": longest}
+        payload = {"lines": self.lines, "outputs": self.outputs, "longest": self.longest}
         return Record(self.place, payload | {"time": self.time}, self.rows)
 
 
@@ -114,49 +117,65 @@ def _event(line: bytes) -> re.Match[str] | None:
 
 
 def records(files: Sequence[LogFile], scratch: Path) -> Iterator[Record | Reject]:
-    for file in files:
-        longest = 0
-        for _, line in replace(file, rows=0).lines():
-            event = _event(line) if line else None
-            longest = max(longest, *_lengths(event["rest"])) if event else longest
-        yield from with_other_lines(_join(file, longest))
+    yield from with_other_lines(_join(files))
 
 
-def _join(file: LogFile, longest: int) -> Iterator[Record | Reject | Place | None]:
-    """Joins a file's lines by request id, in order of completion.
+def _join(files: Sequence[LogFile]) -> Iterator[Record | Reject | Place | None]:
+    """Joins the lines of rotated files by request id, in order of completion.
 
     Also yields None for each line of a request, and the place of each unrelated line.
     """
     waiting: dict[str, _Waiting] = {}
-    for number, line in file.lines():
-        place = Place(file.name, number)
-        if line is None:
-            yield Reject("line_too_long", f"more than {LONGEST_LINE >> 20} MB", place)
-            continue
-        event = _event(line)
-        kind = KINDS.get((event["verb"], event["what"])) if event else None
-        if event is None or kind is None:
-            yield place
-            continue
-        yield None
-        key = event["id"].removeprefix("chatcmpl-")
-        request = waiting.get(key)
-        again = request and (kind in request.lines or (request.outputs and kind == "details"))
-        if request and again:  # an id that a client sent twice
-            yield waiting.pop(key).record(longest)
-        time = _TIME.match(event["head"])
-        request = waiting.setdefault(key, _Waiting(place, time[0] if time else None))
-        request.rows += 1
-        if event["stream"] != " (streaming delta)":  # skips deltas: the whole stream's line follows
-            request.add(kind, event["rest"])
-        choices_match = _CHOICES.match(request.lines.get("received", ""))
-        count = int(choices_match[1]) if choices_match else 1
-        if len(request.outputs) >= count and "output" in request.outputs[-1]:
-            yield waiting.pop(key).record(longest)
-        if len(waiting) > MOST_WAITING:
-            yield waiting.pop(next(iter(waiting))).record(longest)
+    for file in read_ahead(files):
+        with file.kept_open():
+            longest = _longest(file)
+            for number, line in file.lines():
+                place = Place(file.name, number)
+                if line is None:
+                    yield Reject("line_too_long", f"more than {LONGEST_LINE >> 20} MB", place)
+                    continue
+                event = _event(line)
+                kind = KINDS.get((event["verb"], event["what"])) if event else None
+                if event is None or kind is None:
+                    yield place
+                    continue
+                yield None
+                yield from _joined(waiting, event, kind, place, longest)
     for request in waiting.values():
-        yield request.record(longest)
+        yield request.record()
+
+
+def _longest(file: LogFile) -> int:
+    """Returns the length of the longest text or list of ids in a file."""
+    longest = 0
+    with file.open() as content:
+        for _, line in lines_of(content):
+            event = _event(line) if line else None
+            longest = max(longest, *_lengths(event["rest"])) if event else longest
+    return longest
+
+
+def _joined(
+    waiting: dict[str, _Waiting], event: re.Match[str], kind: str, place: Place, longest: int
+) -> Iterator[Record | Reject]:
+    """Adds a line to its request; yields the requests that it completes."""
+    key = event["id"].removeprefix("chatcmpl-")
+    request = waiting.get(key)
+    again = request and (kind in request.lines or (request.outputs and kind == "details"))
+    if request and again:  # an id that a client sent twice
+        yield waiting.pop(key).record()
+    time = _TIME.match(event["head"])
+    request = waiting.setdefault(key, _Waiting(place, time[0] if time else None))
+    request.rows += 1
+    request.longest = max(request.longest, longest)
+    if event["stream"] != " (streaming delta)":  # skips deltas: the whole stream's line follows
+        request.add(kind, event["rest"])
+    choices_match = _CHOICES.match(request.lines.get("received", ""))
+    count = int(choices_match[1]) if choices_match else 1
+    if len(request.outputs) >= count and "output" in request.outputs[-1]:
+        yield waiting.pop(key).record()
+    if len(waiting) > MOST_WAITING:
+        yield waiting.pop(next(iter(waiting))).record()
 
 
 def _lengths(rest: str) -> tuple[int, int]:

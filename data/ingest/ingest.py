@@ -33,7 +33,7 @@ from outrider.common.fingerprint import file_digest, path_digest, resume_or_clea
 from outrider.data.config import PrivacyConfig, TrafficConfig
 from outrider.data.exchange import ASIDE, DUPLICATE, NOT_GENERATIONS, Record, Reject
 from outrider.data.formats import FORMATS, JOINING, UNKNOWN, files_by_format, read_records
-from outrider.data.formats.sources import LogFile, log_files
+from outrider.data.formats.sources import LogFile, log_files, summary_of
 from outrider.data.ingest.chunks import (
     SCHEMA,
     Tally,
@@ -89,7 +89,9 @@ def ingest(
     """
     not_read: list[str] = []
     found_files = log_files(traffic.path, not_read)
-    files = [dataclasses.replace(file, limit=rows_per_file) for file in found_files]
+    limited = [dataclasses.replace(file, limit=rows_per_file) for file in found_files]
+    files_of = files_by_format(limited, traffic.format, not_read)
+    files = [file for of_format in files_of.values() for file in of_format]
     target_dir = Path(target_dir)
     out_dir = Path(out_dir)
     out_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -116,10 +118,10 @@ def ingest(
     )
     console = Console(stderr=True, highlight=False)
     if not_read:
-        listed = printable(", ".join(not_read))
-        console.print(f"traffic.path: not read: {listed}", markup=False, soft_wrap=True)
+        line = printable(summary_of(not_read))
+        console.print(f"traffic.path: {line}", markup=False, soft_wrap=True)
     with console.status("ingest") as status:
-        chunks = chunks_of(_records(files, traffic.format, out_dir))
+        chunks = chunks_of(_records(files_of, out_dir))
         made = make_parts(chunks, work, _workers(files) if workers is None else workers)
         records: list[int] = []
         for of_part in made:
@@ -142,6 +144,7 @@ def ingest(
     _assemble(tables, copies, out_dir / "sequences")
     summary = {
         "files": [file.name for file in files],
+        "not_read": not_read,
         **tally.summary(),
         **profile(out_dir / "sequences", target_dir),
     }
@@ -240,10 +243,10 @@ def _assemble(parts: list[Path], copies: Copies, sequences_dir: Path) -> None:
 
 
 def _records(
-    files: list[LogFile], format_name: str, scratch: Path
+    files_of: dict[str, list[LogFile]], scratch: Path
 ) -> Iterator[tuple[str, Record | Reject]]:
     """Yields records with their format; checks that no row is lost."""
-    for name, its_files in files_by_format(files, format_name).items():
+    for name, its_files in files_of.items():
         used = 0
         for item in read_records(name, its_files, scratch):
             used += item.rows
@@ -306,7 +309,8 @@ def check(
     counts = f"{tally.rejects.total()} of {tally.rows} rows rejected ({reasons})"
     counts += f"; each with its line in {rejects_path}" if rejects_path else ""
     if not tally.exchanges and tally.formats[UNKNOWN]:
-        raise OutriderError(f"{where}: no usable row. {counts}. {NEXT_STEP}")
+        what = next((": ".join(file.unknown) for file in files if file.unknown), "")
+        raise OutriderError(f"{where}: no usable row: {what}. {counts}. {NEXT_STEP}")
     if not tally.exchanges:
         raise OutriderError(
             f"{where}: no usable row. {counts}; raising traffic.max_reject_fraction does not help"

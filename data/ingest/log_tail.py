@@ -24,19 +24,18 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import IO
 
 from outrider.common.files import publish
 from outrider.common.fingerprint import value_digest
-from outrider.data.formats.rows import TABLES, is_lines, rows
-from outrider.data.formats.sources import CHUNK, COMPRESSIONS, LogFile, log_files, unpacked_name
+from outrider.data.formats import files_by_format, without_others
+from outrider.data.formats.packing import HEAD, archive_of
+from outrider.data.formats.rows import count_rows, framing
+from outrider.data.formats.sources import CHUNK, LogFile, log_files
 
 SETTLED_S = 60.0
 """Seconds without a change after which a file counts as complete."""
-
-LONGEST_FIRST_LINE = 2**20
-"""Maximum number of bytes of a file's first line that are hashed to identify the file."""
 
 Position = dict[str, int]
 """By file key: uncompressed bytes read (line-based files) or rows read (all other files)."""
@@ -57,7 +56,7 @@ class Unread:
 def find_unread(path: str | list[str], position: Mapping[str, int]) -> list[Unread]:
     """Returns the files of `traffic.path` with rows after `position`."""
     by_key: dict[str, Unread] = {}
-    for file in log_files(path):
+    for file in without_others(log_files(path)):
         unread_file = _unread_of(file, position)
         # A rotated copy has the same first line; the longer one has all rows of both.
         if unread_file is not None and (
@@ -93,7 +92,7 @@ def cut(unread: Sequence[Unread], row_limit: int, out_dir: Path, skipped: int = 
             )
             passed = passed + skip
             taken = taken + take
-            path = folder / f"slice-{number:03d}{_suffix(unread_file.file, unread_file.whole)}"
+            path = folder / f"slice-{number:03d}.log"
             if unread_file.whole:
                 with unread_file.file.stored() as content, path.open("wb") as out:
                     shutil.copyfileobj(content, out, CHUNK)
@@ -128,19 +127,22 @@ def end_of(unread: Sequence[Unread]) -> Position:
 
 
 def _unread_of(file: LogFile, position: Mapping[str, int]) -> Unread | None:
-    if unpacked_name(file.path).endswith(TABLES) or not is_lines(file.head()):
+    with file.open() as content:
+        head = content.peek(HEAD)
+        is_packed = not content.seekable()
+        in_lines = framing(head) == "lines" and not archive_of(head)
+    if not in_lines:
         if not _settled(file):
             return None
         key = f"whole {value_digest(file.identity())}"
-        count = 0 if key in position else sum(1 for _ in rows(file))
+        count = 0 if key in position else _rows_of(file)
         return Unread(file, key, 0, count, whole=True) if count else None
-    if file.path.endswith(tuple(COMPRESSIONS)) and not _settled(file):
+    if is_packed and not _settled(file):
         return None
-    with _content(file, 0) as content:
-        first = content.readline(LONGEST_FIRST_LINE)
-    if not first.endswith(b"\n") and len(first) < LONGEST_FIRST_LINE:
+    first, end, _ = head.partition(b"\n")
+    if not end and len(head) < HEAD:
         return None
-    key = f"lines {hashlib.sha256(first).hexdigest()}"
+    key = f"lines {hashlib.sha256(first + end).hexdigest()}"
     start = position.get(key, 0)
     with _content(file, start) as content:
         count = 0
@@ -150,10 +152,10 @@ def _unread_of(file: LogFile, position: Mapping[str, int]) -> Unread | None:
     return Unread(file, key, start, count) if count else None
 
 
-def _suffix(file: LogFile, whole: bool) -> str:
-    if whole:  # copied as stored
-        return "".join(PurePosixPath(file.path).suffixes[-2:]) or ".json"
-    return PurePosixPath(unpacked_name(file.path)).suffix or ".log"
+def _rows_of(file: LogFile) -> int:
+    """Counts the rows of a file that is read whole, or of an archive's files."""
+    files_of = files_by_format([file], not_read=[])
+    return sum(count_rows(part) for of_format in files_of.values() for part in of_format)
 
 
 def _settled(file: LogFile) -> bool:
@@ -166,5 +168,8 @@ def _settled(file: LogFile) -> bool:
 def _content(file: LogFile, start: int) -> Iterator[IO[bytes]]:
     """Opens the decompressed content at byte `start`."""
     with file.open() as content:
-        content.seek(start)
+        if content.seekable():
+            content.seek(start)
+        while not content.seekable() and start and (skipped := content.read(min(start, CHUNK))):
+            start -= len(skipped)
         yield content

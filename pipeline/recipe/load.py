@@ -9,6 +9,7 @@ Sections are merged key by key; lists and scalars are replaced.
 
 import dataclasses
 import difflib
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ from pydantic import ValidationError
 from outrider.common.config_file import Origins, explain, read_value, read_yaml
 from outrider.common.errors import OutriderError, UsageError
 from outrider.common.redaction import redacted
-from outrider.data.formats.sources import SUFFIXES, unpacked_name
 from outrider.eval.config import ANSWERS
 from outrider.pipeline.recipe.recipe import EFFORTS, STANDARD, Recipe
 from outrider.pipeline.recipe.shipped import (
@@ -117,11 +117,11 @@ def find_recipe(name: str, folder: Path | None = None) -> Path:
 
 
 def _is_log(path: Path) -> bool:
-    """Whether a file is a log, by its suffix or its first character."""
+    """Whether a file is a log: it has no recipe's suffix, and does not begin as YAML does."""
     if path.suffix in (".yaml", ".yml"):
         return False
     with path.open("rb") as file:
-        return unpacked_name(path.name).endswith(SUFFIXES) or file.read(1) == b"{"
+        return re.match(rb"\s*(?:#|---|[a-z_]+:)", file.read(1000)) is None
 
 
 def parse_overrides(words: list[str]) -> list[tuple[tuple[str, ...], Any, str]]:

@@ -66,7 +66,7 @@ def test_a_broken_line_damages_nothing_but_itself(tmp_path):
 def test_a_row_above_the_limit_is_never_held(tmp_path, monkeypatch, limit_at):
     for module in (sources, framing):
         monkeypatch.setattr(module, "LONGEST_LINE", 5_000)
-        monkeypatch.setattr(module, "CHUNK", 512)
+    monkeypatch.setattr(sources, "CHUNK", 512)
     monkeypatch.setattr(framing, "LARGEST_VALUES", 12_000)
     values = [{"a": 1}, {"a": "x" * 10_000}, {"b": 2}]
     content = (

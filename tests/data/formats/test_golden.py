@@ -125,8 +125,10 @@ CONVERSATIONS = [
 )
 def test_a_folder_of_save_to_disk(tmp_path, data_set):
     data_set.save_to_disk(tmp_path / "saved")
-    files = log_files(str(tmp_path / "saved"))
+    not_read = []
+    (files,) = files_by_format(log_files(str(tmp_path / "saved")), not_read=not_read).values()
     assert {file.path.rpartition(".")[2] for file in files} == {"arrow"}
+    assert all(".json (rows with the keys" in entry for entry in not_read)
     contents = sorted(exchange.content for exchange in read_exchanges(files))
     assert contents == [f"{ANSWERED} {number}" for number in range(5)]
 

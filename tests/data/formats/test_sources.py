@@ -1,17 +1,24 @@
 """Which files of a folder are a log: links, pipes, and what cannot be read."""
 
+import json
 import os
 import subprocess
 import sys
 import tempfile
+import threading
+from collections import Counter
 from pathlib import Path
+from typing import ClassVar
 
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 
 from outrider.common.errors import OutriderError
 from outrider.data.config import TrafficConfig
 from outrider.data.formats.sources import log_files
 from outrider.data.ingest.ingest import ingest
+from tests.data.formats.test_golden import GOLDEN
 from tests.data.logs import pair, write_log
 
 ROWS = [pair([{"role": "user", "content": "Hi"}], "r", "a")]
@@ -66,7 +73,7 @@ def test_a_path_that_is_no_file_is_an_error_that_names_it(folder, name, why, pat
 def test_a_file_that_vanishes_is_named(folder):
     (file,) = log_files(str(folder))
     (folder / "b.jsonl").unlink()
-    for read in (file.head, file.size, file.identity, lambda: list(file.lines())):
+    for read in (file.size, file.identity, lambda: list(file.lines())):
         with pytest.raises(OutriderError, match=r"a\.jsonl: removed or renamed while"):
             read()
 
@@ -91,3 +98,106 @@ def test_a_subfolder_that_may_not_be_listed_is_named():
         command = [sys.executable, "-c", LIST, root]
         listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert str(log) in listed and f"{closed} (Permission denied)" in listed
+
+
+def test_a_folder_s_other_files_are_named_and_counted(text_target, tmp_path, capsys):
+    folder = tmp_path / "logs"
+    write_log(folder_file(folder, "a.jsonl"), ROWS)
+    folder_file(folder, "config.json").write_text('{"model_type": "x"}')
+    folder_file(folder, "app.log").write_text("started\nready\n")
+    folder_file(folder, "table.csv").write_text("day,count\nmonday,3\n")
+    folder_file(folder, ".part/b.jsonl").write_text("{")
+    folder_file(folder, "_SUCCESS").touch()
+    summary = ingest(text_target, TrafficConfig(path=str(folder)), tmp_path / "out")
+    assert (summary["rows"], summary["exchanges"], summary["rejects"]) == (1, 1, {})
+    assert len(summary["not_read"]) == 5
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("traffic.path: 5 files not read: without suffix 2, ")
+    for text in (
+        "config.json (rows with the keys model_type)",
+        "app.log (text without JSON",
+        "table.csv (rows with the keys day, count)",
+        ".part (hidden)",
+        "_SUCCESS (empty)",
+    ):
+        assert text in line
+
+
+def folder_file(folder: Path, name: str) -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+ROTATED = [
+    "a.log.10.gz",
+    "a.log.2.gz",
+    "a.log.1",
+    "a.log",
+    "b.log-20260630",
+    "b.log-20260701.gz",
+    "b.log",
+    "c.log.20260701-120000.gz",
+    "c.log.20260701-130000",
+    "c.log",
+    "d.000001.jsonl",
+    "d.000002.jsonl",
+    "extensionless",
+]
+
+
+def test_rotated_files_are_read_in_the_order_of_time(tmp_path):
+    for name in sorted(ROTATED):
+        write_log(tmp_path / name, ROWS)
+    assert [Path(file.name).name for file in log_files(str(tmp_path))] == ROTATED
+
+
+class Store(MemoryFileSystem):
+    """A remote store that counts opens, and lets none end before there are several."""
+
+    protocol = "counted"
+    store: ClassVar = {}
+    pseudo_dirs: ClassVar = [""]
+    opened: ClassVar = Counter()
+    others: ClassVar = Counter()
+    at_once = threading.Barrier(4)
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return super()._strip_protocol(path.replace("counted://", "memory://"))
+
+    def _open(self, path, *args, **kwargs):
+        self.opened[path] += 1
+        if path < "/logs/e":
+            self.at_once.wait(timeout=60)  # raises if files are opened one after the other
+        return super()._open(path, *args, **kwargs)
+
+    def info(self, path, **kwargs):
+        self.others[path] += 1
+        return super().info(path, **kwargs)
+
+
+@pytest.fixture
+def store():
+    fsspec.register_implementation("counted", Store, clobber=True)
+    store = Store()
+    for name in ("a", "b", "c", "d", "e", "f.vllm"):
+        content = json.dumps(ROWS[0]).encode()
+        if name == "f.vllm":
+            content = (GOLDEN / "vllm_log" / "debug.log").read_bytes()
+        store.store[f"/logs/{name}"] = MemoryFile(store, f"/logs/{name}", content)
+    yield store
+    for held in (store.store, store.opened, store.others):
+        held.clear()
+
+
+def test_remote_files_are_opened_twice_and_several_at_a_time(text_target, tmp_path, store):
+    summary = ingest(
+        text_target,
+        TrafficConfig(path="counted://logs", max_reject_fraction=0.9),
+        tmp_path / "out",
+    )
+    assert summary["formats"].keys() == {"openai_pairs", "vllm_log"}
+    assert set(store.opened.values()) == {2} and len(store.opened) == 6
+    # Sizes and digests come from the listing.
+    assert not {path for path in store.others if path.startswith("/logs/")}

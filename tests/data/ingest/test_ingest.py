@@ -177,7 +177,7 @@ def test_folders_globs_gzip_and_urls(tmp_path):
     nested = tmp_path / "2024" / "05" / "b.jsonl.gz"
     nested.parent.mkdir(parents=True)
     write_log(nested, good_rows(3))
-    for name in ("a.jsonl", "c.log", "notes.txt"):
+    for name in ("a.jsonl", "c.log", ".hidden"):
         (tmp_path / name).touch()
 
     def names(*paths):
@@ -194,7 +194,7 @@ def test_paths_that_cannot_be_read(text_target, tmp_path):
     (tmp_path / "empty").mkdir()
     for path, message in [
         (tmp_path / "nowhere.jsonl", "no such file or folder"),
-        (tmp_path / "empty", "without files that end in .jsonl"),
+        (tmp_path / "empty", "or an empty folder"),
         (tmp_path / "*.jsonl", "no such file or folder"),
         ("nosuch://bucket/x", "nosuch"),
         ("az://bucket/x", "Install adlfs to access"),

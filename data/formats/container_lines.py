@@ -1,0 +1,132 @@
+"""Lines as containers' log drivers store them: unwrapped, and rejoined if they were cut.
+
+Runtimes read a container's output in pieces of at most 16 KiB (Docker: daemon/logger/copier.go;
+containerd: `max_container_log_line_size`; CRI-O: 8 KiB), and R1's lines are longer.
+
+- Docker's `json-file`, and Fluentd and Fluent Bit: `{"log": "piece", "stream": ..., "time": ...}`;
+  `log` ends with a newline if the line does.
+- CRI (containerd, CRI-O): `TIME stderr P piece`, and `F` for the last piece.
+- `docker logs -t`, `kubectl logs --timestamps`: `TIME ` before every piece, and no newline between.
+
+    for number, line in unwrapped(lines): ...       # TIME and the line, or only the line if JSON
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+STAMP = rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d) "
+PIECE = 1024
+"""Runtimes cut after a multiple of this number of bytes."""
+
+SHIPPED = {"log", "stream", "time", "attrs", "date", "kubernetes", "docker", "tag", "logtag", "_p"}
+"""Keys of a `json-file` line, and those that Fluentd and Fluent Bit add."""
+
+REPLACED = "\ufffd".encode()
+"""What `json-file` writes for each part of a character that was cut."""
+
+STAMPED = re.compile(STAMP)
+"""The beginning of a line that is not JSON, if a log driver has written its time."""
+
+_CRI = re.compile(rb"(" + STAMP + rb")(stdout|stderr) ([PF])(?::[^ ]*)?(?: |$)")
+# `kubectl logs --prefix` and `docker compose logs` write the container's name first.
+_SOURCE = re.compile(rb"(?:\[pod/[^\]\s]{1,300}\] |[\w.-]{1,100} +\| )(?=" + STAMP + rb"|\s*\{)")
+
+Numbered = Iterator[tuple[int, bytes | None]]
+
+
+class _Piece(NamedTuple):
+    stream: str
+    time: bytes
+    text: bytes
+    is_last: bool
+
+
+def unwrapped(lines: Numbered, longest: int) -> Numbered:
+    """Yields logical lines, each with the number of its first piece.
+
+    Lines that no log driver has wrapped pass unchanged; None replaces a line above `longest` bytes.
+    """
+    cut: dict[str, tuple[int, bytes, bytearray]] = {}
+    for number, line in lines:
+        piece = _piece(line) if line else None
+        if line is None or piece is None:
+            yield number, _joined(line) if line else line
+            continue
+        first, time, text = cut.pop(piece.stream, (number, piece.time, bytearray()))
+        if text[-3:] == REPLACED or (text and piece.text[:3] == REPLACED):
+            text += b"\xff"  # the row is rejected as `not_utf8`: a character is lost
+        if len(text) <= longest:
+            text += piece.text
+        if piece.is_last:
+            yield first, _whole(time, text, longest)
+        else:
+            cut[piece.stream] = (first, time, text)
+    for first, time, text in cut.values():  # the log was rotated within a line
+        yield first, _whole(time, text, longest)
+
+
+def _whole(time: bytes, text: bytearray, longest: int) -> bytes | None:
+    if len(text) > longest:
+        return None
+    # Shippers tail CRI files, whose lines are then inside theirs.
+    inner = _CRI.match(text)
+    if inner:
+        time = inner[1]
+        del text[: inner.end()]
+    content = bytes(text)
+    return content if content.lstrip()[:1] in (b"{", b"[") else time + content
+
+
+def _piece(line: bytes) -> _Piece | None:
+    """Parses a line of `json-file` or CRI; None for any other."""
+    if line[:1] == b"{":
+        return _of_json(line) if b'"log"' in line else None
+    cri = _CRI.match(line)
+    if cri is None:
+        return None
+    return _Piece(cri[2].decode(), cri[1], line[cri.end() :], cri[3] == b"F")
+
+
+def _of_json(line: bytes) -> _Piece | None:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(row.get("log"), str) or not row.keys() <= SHIPPED or len(row) < 2:
+        return None
+    text = row["log"].encode("utf-8", "surrogatepass")
+    time = row.get("time")
+    stamp = time.encode() + b" " if isinstance(time, str) else b""
+    # Fluentd and Fluent Bit drop the newline; they mark pieces with `logtag` or `_p`.
+    tag = row.get("logtag") or row.get("_p")
+    is_piece = tag == "P" or (
+        row.keys() <= {"log", "stream", "time", "attrs"} and text[-1:] != b"\n"
+    )
+    stream = row.get("stream")
+    return _Piece(
+        stream=stream if isinstance(stream, str) else "",
+        time=stamp if STAMPED.fullmatch(stamp) else b"",
+        text=text.removesuffix(b"\n"),
+        is_last=not is_piece,
+    )
+
+
+def _joined(line: bytes) -> bytes:
+    """Removes the times that were written between the pieces of a line."""
+    source = _SOURCE.match(line)
+    if source:
+        line = line[source.end() :]
+    stamp = STAMPED.match(line)
+    if stamp is None:
+        return line
+    pieces = []
+    begin = stamp.end()
+    for inner in STAMPED.finditer(line, begin):
+        length = inner.start() - begin
+        if length and length % PIECE == 0:  # any other time belongs to the text
+            pieces.append(line[begin : inner.start()])
+            begin = inner.end()
+    text = b"".join([*pieces, line[begin:]])
+    return text if text.lstrip()[:1] in (b"{", b"[") else stamp[0] + text

@@ -1,0 +1,283 @@
+"""Compression, archives and encodings, recognized by a file's first bytes.
+
+    with unpacked(stored, "log.jsonl") as content:      # any of gzip, zstd, bzip2, xz; UTF-16, -32
+        head = content.peek(HEAD)
+    members = unpack_archive(content, "tar", "log.tar.gz")
+
+Archives are unpacked into one temporary file without a name, in TMPDIR. The names of their members
+are shown, and never used as paths.
+"""
+
+import bz2
+import codecs
+import functools
+import gzip
+import io
+import json
+import lzma
+import os
+import re
+import shutil
+import sys
+import tarfile
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import IO, Any, BinaryIO
+
+from outrider.common.errors import OutriderError
+
+# Unlike fsspec's fallback `zstandard`, `zstd` reads all frames of a file and reports truncation.
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+HEAD = 2**20
+"""Bytes of a file's beginning that are looked at; also the size of a read."""
+
+LAYERS = 3
+"""Maximum number of compressions around each other: an upload may compress a file again."""
+
+MOST_MEMBERS, LARGEST_MEMBER = 100_000, 4 * 10**9
+"""Maximum number of members of an archive, and unpacked size of one in bytes."""
+
+CODECS: tuple[tuple[re.Pattern[bytes], str, Callable[[Any], Any]], ...] = (
+    (re.compile(rb"\x1f\x8b\x08"), "gzip", lambda stream: gzip.GzipFile(fileobj=stream)),
+    # A skippable frame, which pzstd writes first, or a frame (RFC 8878, 3.1).
+    (re.compile(rb"[\x50-\x5f]\x2a\x4d\x18|\x28\xb5\x2f\xfd"), "zstd", zstd.ZstdFile),
+    (re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)"), "bzip2", bz2.BZ2File),
+    (re.compile(rb"\xfd7zXZ\x00"), "xz", lzma.LZMAFile),
+)
+"""First bytes, name and reader of each compression."""
+
+DAMAGE = (gzip.BadGzipFile, zlib.error, zstd.ZstdError, lzma.LZMAError, EOFError)
+
+
+class _Stored(io.RawIOBase):
+    """A stream over an open file that leaves it open, so that it can be read again."""
+
+    def __init__(self, file: IO[bytes]):
+        self._file = file
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return self._file.seekable()
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        return self._file.seek(offset, whence)
+
+    def readinto(self, buffer: Any) -> int:
+        block = self._file.read(len(buffer))
+        buffer[: len(block)] = block
+        return len(block)
+
+
+class _Blocks(io.RawIOBase):
+    """A stream of whole blocks over `read`, so that `peek` returns as much as there is."""
+
+    def __init__(self, read: Callable[[int], bytes], damaged: Callable[[Exception], Exception]):
+        self._read = read
+        self._damaged = damaged
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        filled = 0
+        try:
+            while filled < len(buffer):
+                block = self._read(len(buffer) - filled)
+                if not block:
+                    break
+                buffer[filled : filled + len(block)] = block
+                filled += len(block)
+        except DAMAGE as error:
+            raise self._damaged(error) from error
+        except OSError as error:
+            # bz2 raises a plain OSError without a number; those of systems and stores have one.
+            if type(error) is not OSError or error.errno is not None:
+                raise
+            raise self._damaged(error) from error
+        return filled
+
+
+def unpacked(stored: IO[bytes], name: str) -> io.BufferedReader:
+    """Returns the decompressed content, as UTF-8 if it is text in UTF-16 or UTF-32."""
+    content = _buffered(_Stored(stored))
+    for _ in range(LAYERS):
+        codec = codec_of(content.peek(HEAD))
+        if codec is None:
+            break
+        kind, decompress = codec
+        content = _stream(decompress(content).read, f"{name}: damaged or truncated {kind}")
+    encoding = encoding_of(content.peek(HEAD))
+    if encoding == "utf-8":
+        return content
+    return _stream(_transcoder(content, encoding), f"{name}: damaged {encoding}")
+
+
+def _stream(read: Callable[[int], bytes], problem: str) -> io.BufferedReader:
+    def damaged(error: Exception) -> OutriderError:
+        return OutriderError(
+            f"{problem} ({error}); copy it again, or unpack what is readable and name that file in"
+            " traffic.path"
+        )
+
+    return _buffered(_Blocks(read, damaged))
+
+
+def _buffered(stream: io.RawIOBase) -> io.BufferedReader:
+    return io.BufferedReader(stream, HEAD)
+
+
+def codec_of(head: bytes) -> tuple[str, Callable[[Any], Any]] | None:
+    """Returns name and reader of the compression of a file that begins with `head`."""
+    for magic, kind, decompress in CODECS:
+        if magic.match(head):
+            return kind, decompress
+    return None
+
+
+def encoding_of(head: bytes) -> str:
+    """Returns the encoding of text that begins with `head`: UTF-8, -16 or -32.
+
+    Without a byte order mark, only JSON is recognized, by the zeros next to its first bracket.
+    """
+    has_mark = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE))
+    encoding = json.detect_encoding(head[:4]) if head else "utf-8"
+    if encoding.startswith("utf-8"):
+        return "utf-8"
+    is_json = head[:4].replace(b"\0", b"")[:1] in (b"{", b"[")
+    return encoding if has_mark or is_json else "utf-8"
+
+
+def _transcoder(content: BinaryIO, encoding: str) -> Callable[[int], bytes]:
+    """Returns a function that reads UTF-8; lone surrogates are kept, and rejected by row."""
+    decoder = codecs.getincrementaldecoder(encoding)("surrogatepass")
+    left = bytearray()
+
+    def read(size: int) -> bytes:
+        while len(left) < size:
+            block = content.read(HEAD)
+            try:
+                left.extend(decoder.decode(block, final=not block).encode("utf-8", "surrogatepass"))
+            except UnicodeDecodeError:  # half a character at the end of a file that was cut
+                break
+            if not block:
+                break
+        piece = bytes(left[:size])
+        del left[:size]
+        return piece
+
+    return read
+
+
+@dataclass(frozen=True)
+class Member:
+    """A file of an archive, as a range of a temporary file."""
+
+    name: str
+    spool: IO[bytes]
+    start: int
+    size: int
+
+    def open(self) -> BinaryIO:
+        """Opens the member; several may be read at the same time."""
+        return io.BufferedReader(_Range(self), HEAD)
+
+
+class _Range(io.RawIOBase):
+    def __init__(self, member: Member):
+        self._member = member
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._member.size}[whence]
+        self._at = max(base + offset, 0)
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        size = min(len(buffer), max(self._member.size - self._at, 0))
+        block = os.pread(self._member.spool.fileno(), size, self._member.start + self._at)
+        buffer[: len(block)] = block
+        self._at += len(block)
+        return len(block)
+
+
+def archive_of(head: bytes) -> str | None:
+    """Returns `tar` or `zip` if a file that begins with `head` is one."""
+    if head[257:262] == b"ustar":
+        return "tar"
+    return "zip" if head.startswith((b"PK\x03\x04", b"PK\x05\x06")) else None
+
+
+def unpack_archive(content: BinaryIO, kind: str, name: str) -> list[Member]:
+    """Unpacks an archive's regular files into a temporary file."""
+    spool = tempfile.TemporaryFile()  # noqa: SIM115 (the members are read from it)
+    members: list[Member] = []
+    try:
+        for member_name, size, unpack in (_tar if kind == "tar" else _zip)(content):
+            _check_limits(name, member_name, size, len(members))
+            start = spool.tell()
+            with unpack() as source:
+                shutil.copyfileobj(source, spool, HEAD)
+            members.append(Member(member_name, spool, start, spool.tell() - start))
+    except (tarfile.TarError, zipfile.BadZipFile, NotImplementedError, *DAMAGE) as error:
+        raise OutriderError(
+            f"{name}: damaged or truncated {kind} ({error}); copy it again"
+        ) from None
+    spool.flush()
+    return members
+
+
+_Entry = tuple[str, int, Callable[[], Any]]
+
+
+def _tar(content: BinaryIO) -> Iterator[_Entry]:
+    with tarfile.open(fileobj=content, mode="r|") as archive:
+        for entry in archive:
+            if entry.isreg():
+                yield entry.name, entry.size, functools.partial(archive.extractfile, entry)
+
+
+def _zip(content: BinaryIO) -> Iterator[_Entry]:
+    source: IO[bytes] = content
+    if not content.seekable():  # its table of contents is at the end
+        source = tempfile.TemporaryFile()  # noqa: SIM115 (read below)
+        shutil.copyfileobj(content, source, HEAD)
+    with zipfile.ZipFile(source) as archive:
+        for entry in archive.infolist():
+            if entry.flag_bits & 1:
+                raise zipfile.BadZipFile("it is encrypted: unpack it with its password")
+            if not entry.is_dir():
+                yield entry.filename, entry.file_size, functools.partial(archive.open, entry)
+
+
+def _check_limits(name: str, member_name: str, size: int, count: int) -> None:
+    """Raises an `OutriderError` before an archive fills the disk."""
+    advice = "unpack it and give the folder as traffic.path"
+    if count >= MOST_MEMBERS:
+        raise OutriderError(f"{name}: an archive of more than {MOST_MEMBERS:,} files; {advice}")
+    if size > LARGEST_MEMBER:
+        raise OutriderError(
+            f"{name}: {member_name!r} has {size / 1e9:.1f} GB, above {LARGEST_MEMBER / 1e9:g} GB"
+            f" for a file in an archive; {advice}"
+        )
+    folder = tempfile.gettempdir()
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        raise OutriderError(
+            f"{name}: unpacking {member_name!r} takes {size / 1e9:.1f} GB, and {folder} has"
+            f" {free / 1e9:.1f} GB; set TMPDIR to a folder on a larger disk"
+        )

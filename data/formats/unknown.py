@@ -1,0 +1,206 @@
+"""Describes a file that no format recognizes, and the shortest way to one that is read.
+
+    described = describe(sample, FORMATS)
+    described.what      # rows with the keys system, conversations
+    described.way       # ShareGPT's conversations/from/value: rename them to ...
+
+A description has names of keys and columns, and never a value.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from outrider.data.exchange import Reject
+from outrider.data.formats.rows import Sample, decode
+
+SHOWN_KEYS = 8
+"""Maximum number of keys in a description."""
+
+EXPORT = "export it as JSON lines or Parquet"
+
+MAGIC: tuple[tuple[bytes, str, str], ...] = (
+    (
+        b"SQLite format 3\0",
+        "an SQLite database",
+        "export the table with `sqlite3 -json FILE 'SELECT * FROM TABLE' > log.json`",
+    ),
+    (b"\x04\x22\x4d\x18", "compressed by lz4", "unpack it with `lz4 -d`"),
+    (b"\xff\x06\x00\x00sNaPpY", "compressed by snappy", "unpack it"),
+    (b"LZIP", "compressed by lzip", "unpack it with `lzip -d`"),
+    (b"7z\xbc\xaf\x27\x1c", "a 7z archive", "unpack it and give the folder"),
+    (b"Rar!\x1a\x07", "a rar archive", "unpack it and give the folder"),
+    (b"Obj\x01", "an Avro file", EXPORT),
+    (b"ORC", "an ORC file", EXPORT),
+    (b"\x89HDF", "an HDF5 file", EXPORT),
+    (
+        b"PGDMP",
+        "a dump of PostgreSQL",
+        "export the table with `psql -c 'COPY (SELECT to_json(t) FROM TABLE t) TO STDOUT'`",
+    ),
+    (b"PAR1", "a Parquet table without rows", "give a log with rows"),
+    (b"ARROW1", "an Arrow table without rows", "give a log with rows"),
+    (b"%PDF", "a PDF", EXPORT),
+    (b"\x89PNG", "an image", EXPORT),
+    (b"GGUF", "weights of a model", "give the log of its endpoint"),
+)
+"""First bytes of other files, and what to do with them."""
+
+RENAME = (
+    "ShareGPT's conversations/from/value: rename them to messages/role/content, human to user, and"
+    " gpt to assistant, and make system the first message"
+)
+WRITE_MESSAGES = (
+    'write each row as {"messages": [{"role": "user", "content": "..."}, {"role": "assistant",'
+    ' "content": "..."}]}'
+)
+
+SHAPES: tuple[tuple[frozenset[str], str], ...] = (
+    (frozenset({"chosen", "rejected"}), "preference data, which the target has not generated"),
+    (frozenset({"instruction", "output"}), f"Alpaca's fields: {WRITE_MESSAGES}"),
+    (frozenset({"question", "answer"}), WRITE_MESSAGES),
+    (frozenset({"prompt", "completion"}), WRITE_MESSAGES),
+    (frozenset({"prompt", "response"}), WRITE_MESSAGES),
+    (
+        frozenset({"contents", "candidates"}),
+        "Gemini's API: log the endpoint's /v1/chat/completions",
+    ),
+    (
+        frozenset({"schemaType", "modelId", "input", "output"}),
+        "Bedrock's invocation log: write openai_pairs, {request, response}, from inputBodyJson and"
+        " outputBodyJson",
+    ),
+    (
+        frozenset({"run_type", "inputs", "outputs"}),
+        "LangSmith runs: write openai_pairs, {request, response}, from inputs and outputs",
+    ),
+    (frozenset({"traceId", "value"}), "Langfuse scores: export the observations"),
+    (frozenset({"trace_id", "value"}), "Langfuse scores: export the observations"),
+    (frozenset({"input", "output"}), f"rename them to request and response, or {WRITE_MESSAGES}"),
+    (frozenset({"inputs", "outputs"}), f"rename them to request and response, or {WRITE_MESSAGES}"),
+)
+"""Keys of known rows that are not read, and the way to a format that is; the first match counts."""
+
+RESPONSES = (
+    "OpenAI's Responses API, whose items are not the engine's messages: log /v1/chat/completions"
+)
+
+NEEDED = {
+    "openai_pairs": ("request", "response"),
+    "openai_batch": ("custom_id", "body", "response"),
+    "helicone": ("request_created_at", "request_body", "response_body"),
+    "langfuse": ("type", "trace_id", "input", "output"),
+    "litellm": ("call_type", "model_parameters", "startTime", "messages", "response", "metadata"),
+    "messages": ("messages",),
+    "openai_joined": ("id", "model", "messages", "choices"),
+    "token_ids": ("token_ids", "prompt_token_ids", "completion_start"),
+}
+"""Keys by which formats are recognized, to name the nearest."""
+
+
+class Description(NamedTuple):
+    """What a file is, and what to do with it."""
+
+    what: str
+    way: str
+
+
+def describe(sample: Sample, formats: Mapping[str, Any]) -> Description:
+    """Describes a file by its first row or bytes."""
+    head = sample.stored
+    if not head.strip():
+        return Description("empty", "give a log with rows")
+    if sample.rows:
+        row = sample.rows[0]
+        return Description(f"rows with the keys {_keys(row)}", _way(row, formats))
+    for magic, what, way in MAGIC:
+        if head.startswith(magic):
+            return Description(what, way)
+    if sample.archive:
+        what = f"a {sample.archive} archive without files, or in an archive"
+        return Description(what, "unpack it and give the folder")
+    if b"\0" in head:
+        what = f"binary data that begins with the bytes {head[:8].hex(' ')}"
+        return Description(what, EXPORT)
+    return _of_text(head)
+
+
+def _of_text(head: bytes) -> Description:
+    first = head.lstrip()[:1]
+    if first in (b"{", b"["):
+        return Description("JSON without an object", "it was cut, or is not one object per line")
+    if first == b"<":
+        return Description("HTML or XML", f"it may be the page of an error; {EXPORT}")
+    if re.match(rb"data: ?[{\[]", head):
+        return Description("an event stream", "log the requests too, as openai_pairs does")
+    what = "text without JSON, and without the requests of vLLM or SGLang"
+    return Description(what, "start the server with its request log (docs/how-to/log-formats.md)")
+
+
+def _keys(row: dict[str, Any]) -> str:
+    names = [json.dumps(key, ensure_ascii=False)[1:-1][:40] for key in list(row)[:SHOWN_KEYS]]
+    return ", ".join(names) + (", ..." if len(row) > SHOWN_KEYS else "")
+
+
+def _way(row: dict[str, Any], formats: Mapping[str, Any]) -> str:
+    """Returns the shortest way from a row to a format."""
+    inside = _inside(row, formats)
+    if inside:
+        return inside
+    if row.get("object") == "response" or _is_responses(row.get("response")):
+        return RESPONSES
+    conversation = row.get("conversations")
+    if isinstance(conversation, list) and conversation and isinstance(conversation[0], dict):
+        return RENAME if "from" in conversation[0] else "rename conversations to messages"
+    for keys, text in SHAPES:
+        if row.keys() >= keys:
+            return text
+    return _nearest(row)
+
+
+def _is_responses(value: Any) -> bool:
+    return isinstance(value, dict) and value.get("object") == "response"
+
+
+def _inside(row: dict[str, Any], formats: Mapping[str, Any]) -> str | None:
+    """Returns how to unwrap rows of a known format below one key."""
+    for key, value in row.items():
+        sample = _sample(value)
+        name = next((name for name in formats if formats[name].recognizes(sample)), None)
+        if name is None:
+            continue
+        path = json.dumps(key) + ("[]" if isinstance(value, list) else "")
+        option = "-r" if isinstance(value, str) else "-c"
+        return f"what is below {key[:40]!r} is {name}: unwrap it with `jq {option} '.{path}'`"
+    return None
+
+
+def _sample(value: Any) -> Sample:
+    """Returns a value of a row as if it were a file."""
+    if isinstance(value, str):
+        text = value.encode("utf-8", "replace")
+        rows = [_object(text)]
+    else:
+        text = b""
+        rows = value[:20] if isinstance(value, list) else [value]
+    return Sample(text, tuple(row for row in rows if isinstance(row, dict)))
+
+
+def _object(text: bytes) -> Any:
+    try:
+        return decode(text)
+    except Reject:
+        return None
+
+
+def _nearest(row: dict[str, Any]) -> str:
+    """Names the format that shares most keys with a row."""
+    shared = {name: len(row.keys() & set(keys)) / len(keys) for name, keys in NEEDED.items()}
+    name = max(shared, key=lambda name: shared[name])
+    if not shared[name]:
+        return f"no format has them; {WRITE_MESSAGES}"
+    missing = [key for key in NEEDED[name] if key not in row]
+    if not missing:
+        return f"as in {name}, with other values: compare them with docs/reference/log-formats.md"
+    return f"the nearest format is {name}, which needs {', '.join(missing)}"

@@ -1,0 +1,81 @@
+"""Lines that containers' log drivers wrapped and cut, by the drivers' own rules."""
+
+import json
+
+import pytest
+
+from outrider.data.formats.container_lines import unwrapped
+from tests.data.formats.packers import DRIVERS, LIMIT, TIME, cri, json_file, with_times
+
+STAMP = f"{TIME} ".encode()
+
+
+def read(stored: bytes, longest: int = 10**7) -> list[tuple[int, bytes | None]]:
+    lines = enumerate(stored.splitlines(), start=1)
+    return list(unwrapped(lines, longest))
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize("length", [LIMIT - 1, LIMIT, LIMIT + 1, 2 * LIMIT, 3 * LIMIT + 5])
+def test_a_line_of_any_length_is_whole_again(driver, length):
+    text = b"a line " + b"x" * (length - 7)
+    row = b'{"a": "' + b"x" * (length - 9) + b'"}'
+    lines = [line for _, line in read(DRIVERS[driver]([text, row])) if b"progress" not in line]
+    # The time stays in front of text, for the formats that read it, and not in front of JSON.
+    assert lines == [STAMP + text, row]
+
+
+def test_pieces_are_joined_by_stream_and_have_the_number_of_the_first():
+    long = b"x" * (2 * LIMIT)
+    assert read(cri([b"first", long])) == [
+        (1, STAMP + b"first"),
+        (3, STAMP + b"progress 1"),
+        (2, STAMP + long),
+    ]
+
+
+def test_a_time_inside_a_text_stays():
+    row = json.dumps({"text": "now " + STAMP.decode() + "x" * 2 * LIMIT}).encode()
+    assert read(with_times([row])) == [(1, row)]
+
+
+@pytest.mark.parametrize("drive", [cri, json_file])
+def test_the_first_pieces_of_a_line_that_was_rotated_away_are_not_lost(drive):
+    stored = drive([b"y" * (LIMIT + 10)]).splitlines()[0]
+    assert read(stored) == [(1, STAMP + b"y" * LIMIT)]
+
+
+def test_a_line_above_the_limit_is_not_held():
+    assert read(cri([b"y" * 3 * LIMIT, b"z"]), LIMIT)[-1] == (6, STAMP + b"z")
+    assert (1, None) in read(cri([b"y" * 3 * LIMIT]), LIMIT)
+
+
+def test_a_character_that_json_file_has_cut_is_not_invented():
+    # Docker replaces the invalid bytes at both sides of a cut.
+    row = b'{"a": "' + b"x" * (LIMIT - 8) + "ü".encode() + b'"}'
+    ((_, line),) = read(json_file([row]))
+    assert line is not None
+    with pytest.raises(UnicodeDecodeError):
+        line.decode()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"log": "a text", "request": {}, "response": {}}',
+        b'{"log": "only"}',
+        b'{"log": {"a": 1}, "time": "x"}',
+        b'{"request": {"messages": []}}',
+        b"2026-07-01 12:00:00 INFO text",
+        b"",
+    ],
+)
+def test_other_lines_are_unchanged(line):
+    assert [line] == [text for _, text in unwrapped(iter([(1, line)]), 10**6)]
+
+
+def test_compose_writes_the_service_first():
+    assert read(b'gateway-1  | {"a": 1}\nvllm-1 | ' + STAMP + b"text") == [
+        (1, b'{"a": 1}'),
+        (2, STAMP + b"text"),
+    ]

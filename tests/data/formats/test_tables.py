@@ -1,0 +1,65 @@
+"""CSV and TSV tables, as trace stores and databases export them."""
+
+import csv
+import json
+
+import pytest
+
+from outrider.common.errors import OutriderError
+from outrider.data.formats.rows import framing, rows
+from outrider.data.formats.sources import log_files
+from tests.data.formats.packers import as_csv
+
+ROWS = [
+    {"id": "o1", "input": {"messages": [{"content": 'a "quote", \\n and\nlines\t;'}]}, "n": "1.5"},
+    {"id": "o2", "input": [1, {"a": None}], "n": "ü"},
+]
+
+
+def read(tmp_path, text: str):
+    path = tmp_path / "x"
+    path.write_text(text, encoding="utf-8", newline="")
+    return [row for _, row in rows(log_files(str(path))[0])]
+
+
+@pytest.mark.parametrize("delimiter", [",", "\t", ";", "|"])
+@pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_cells_that_hold_json_are_decoded(tmp_path, delimiter, quoting, mark):
+    assert read(tmp_path, mark + as_csv(ROWS, delimiter, quoting=quoting)) == ROWS
+
+
+def test_quotes_escaped_by_backslashes(tmp_path):
+    text = 'id,input\n1,"{\\"a\\": \\"b, c\\"}"\n'
+    assert read(tmp_path, text) == [{"id": "1", "input": {"a": "b, c"}}]
+
+
+def test_empty_cells_are_missing_and_cut_json_stays_text(tmp_path):
+    text = 'id,input,output\n1,,"{""a"": "\n2,"[1]",\n'
+    assert read(tmp_path, text) == [{"id": "1", "output": '{"a":'}, {"id": "2", "input": [1]}]
+
+
+def test_a_row_with_too_many_cells_is_no_object(tmp_path):
+    lines = ["id,input"] + [f"{number},x" for number in range(5)] + ["6,x, and y"]
+    assert read(tmp_path, "\n".join(lines))[-1] == b"6,x, and y"
+
+
+def test_a_cell_above_the_limit_names_the_file(tmp_path, monkeypatch):
+    monkeypatch.setattr("outrider.data.formats.tables.LONGEST_LINE", 10)
+    with pytest.raises(OutriderError, match=r"x: damaged CSV at line 3 \(field larger"):
+        read(tmp_path, "id,input\n1,2\n3," + "y" * 20 + "\n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "INFO 07-01 12:00:00 [api.py:1] Starting, with flags\nINFO 07-01 12:00:01 [a.py:2] x, y\n",
+        "Loading weights, please wait\ndone\n",
+        json.dumps({"a": 1}) + "\n" + json.dumps({"b": [1, 2]}) + "\n",
+        "one column\n1\n2\n",
+        "a,a\n1,2\n",
+        "Traceback (most recent call last):\n",
+    ],
+)
+def test_other_text_is_no_table(text):
+    assert framing(text.encode()) == "lines"

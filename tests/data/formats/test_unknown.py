@@ -1,0 +1,87 @@
+"""What is said of files that no format recognizes, without their values."""
+
+import json
+import sqlite3
+
+import pytest
+
+from outrider.data.exchange import Reject
+from outrider.data.formats.sources import log_files
+from tests.data.logs import pair, read_exchanges
+
+SECRET = "Ada Lovelace"
+PAIR = pair([{"role": "user", "content": SECRET}], SECRET, SECRET)
+
+
+def described(tmp_path, content: bytes) -> Reject:
+    path = tmp_path / "x.log"
+    path.write_bytes(content)
+    (reject,) = read_exchanges(log_files(str(path)))
+    assert isinstance(reject, Reject) and reject.reason == "unknown_format"
+    assert "Ada" not in reject.detail
+    return reject
+
+
+@pytest.mark.parametrize(
+    ("row", "what", "way"),
+    [
+        ({"conversations": [{"from": "human", "value": SECRET}]}, "conversations", "role/content"),
+        ({"conversations": [{"role": "user"}]}, "conversations", "rename conversations"),
+        ({"instruction": SECRET, "output": SECRET}, "instruction, output", '{"messages"'),
+        ({"input": SECRET, "output": SECRET}, "input, output", "request and response"),
+        ({"prompt": SECRET, "chosen": SECRET, "rejected": SECRET}, "chosen", "preference data"),
+        ({"object": "response", "output": [], "id": 1}, "object, output", "Responses API"),
+        (
+            {"at": 1, "wrapped": PAIR},
+            "at, wrapped",
+            """openai_pairs: unwrap it with `jq -c '."wr""",
+        ),
+        (
+            {"m": json.dumps(PAIR), "t": 1},
+            "m, t",
+            """openai_pairs: unwrap it with `jq -r '."m"'`""",
+        ),
+        ({"line": f"Received request x: {SECRET}"}, "line", "vllm_log: unwrap it with `jq -r"),
+        ({"all": [PAIR, PAIR]}, "all", """jq -c '."all"[]'"""),
+        ({"request": SECRET[:0] or 5}, "request", "needs response"),
+        ({"run_type": "llm", "inputs": {}, "outputs": {}}, "run_type", "LangSmith"),
+        ({"model": "x", "colour": "red"}, "model, colour", "needs id, messages, choices"),
+        ({"colour": "red"}, "colour", '{"messages"'),
+        ({f"k{number}": SECRET for number in range(20)}, "k7, ...", '{"messages"'),
+    ],
+)
+def test_rows_are_named_by_their_keys_with_the_way_to_a_format(tmp_path, row, what, way):
+    reject = described(tmp_path, json.dumps(row).encode())
+    assert reject.detail.startswith("rows with the keys ") and reject.rows == 1
+    assert what in reject.detail and way in reject.detail
+
+
+def test_rows_of_a_pretty_printed_object_are_not_its_lines(tmp_path):
+    row = {"colour": {"of": ["the", "sky"]}, "a": 1}
+    assert described(tmp_path, json.dumps(row, indent=2).encode()).rows == 1
+    assert described(tmp_path, json.dumps([row] * 3, indent=2).encode()).rows == 3
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b"\x04\x22\x4d\x18" + b"\0" * 50, "compressed by lz4: unpack it with `lz4 -d`"),
+        (b"Obj\x01\x04\x16avro.schema\0", "an Avro file: export it as JSON lines or Parquet"),
+        (b"\x0a\x1b\0\0\0\1\n\n\n", "binary data that begins with the bytes 0a 1b 00"),
+        (b"<html><body>Ada</body></html>", "HTML or XML: it may be the page of an error"),
+        (b'data: {"choices": []}\n\ndata: [DONE]\n', "an event stream: log the requests"),
+        (b"Ada wrote\nsome lines\n", "text without JSON, and without the requests of vLLM"),
+        (b"{Ada", "JSON without an object"),
+        (b"id,name\n1,Ada\n", "rows with the keys id, name: "),
+    ],
+)
+def test_other_files_are_named_by_their_first_bytes(tmp_path, content, text):
+    assert text in described(tmp_path, content).detail
+
+
+def test_an_sqlite_database_is_named_with_its_export(tmp_path):
+    with sqlite3.connect(tmp_path / "x") as database:
+        database.execute("CREATE TABLE log (request TEXT)")
+    reject = described(tmp_path, (tmp_path / "x").read_bytes())
+    assert reject.detail.startswith("an SQLite database: export the table with `sqlite3 -json FILE")
+    assert reject.rows == 1
