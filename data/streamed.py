@@ -45,7 +45,7 @@ from outrider.data.features.feature_store import (
 )
 from outrider.data.features.replica import CaptureReplica, ReplicaSetup
 from outrider.data.on_policy.check import MOST_ASIDE
-from outrider.data.on_policy.evidence import Evidence
+from outrider.data.on_policy.evidence import Evidence, checked_rows
 from outrider.data.sequences import load_sequences
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import LoggedRow
@@ -179,6 +179,9 @@ class StreamedFeatures:
         }
         """All sequences by id, as captured."""
         self._row_of = {sequence_id: row for row, sequence_id in enumerate(ids)}
+        checked_S = checked_rows(self.table)
+        self.not_checked = {ids[row] for row in np.flatnonzero(~checked_S)}
+        """Sequences that cannot be checked for being on-policy."""
 
     @classmethod
     def open(cls, directory: Path) -> "StreamedFeatures":
@@ -234,6 +237,7 @@ class StreamReading:
 
     def __init__(self, source: StreamedFeatures, rows: Iterator[LoggedRow]):
         self._capture = source.capture
+        self._not_checked = source.not_checked
         self._replicas = source.replicas()
         plan = pieces(rows, source.capture.batch_tokens)
         self._pieces = self._replicas.stream(plan, source.content["limit_bytes"])
@@ -293,9 +297,9 @@ class StreamReading:
         )
         shares = evidence.own_share().tolist()
         for row_id, share in zip(piece.row_ids, shares, strict=True):
-            self._is_off_policy[row_id] = share < least
+            self._is_off_policy[row_id] = share < least and row_id not in self._not_checked
         count = sum(self._is_off_policy.values())
-        judged = len(self._is_off_policy)
+        judged = len(self._is_off_policy.keys() - self._not_checked)
         if judged >= CONCLUSIVE and count > MOST_ASIDE * judged:
             raise OutriderError(
                 f"{count:,} of the first {judged:,} sequences of the training part are off-policy"

@@ -95,9 +95,9 @@ class Objective:
 
     def _served(self, batch: Batch, anchors_R: Tensor, device: torch.device) -> Served:
         requests = [self.sampling[self.samples[index].sequence_id] for index in batch.row]
-        sampled_N3 = torch.tensor(requests).repeat_interleave(anchors_R, dim=0).to(device)
-        temperature_N, top_p_N, top_k_N = sampled_N3.unbind(-1)
-        return Served(temperature_N, top_p_N, self.probabilistic, top_k_N)
+        sampled_N4 = torch.tensor(requests).repeat_interleave(anchors_R, dim=0).to(device)
+        temperature_N, top_p_N, top_k_N, hard_N = sampled_N4.unbind(-1)
+        return Served(temperature_N, top_p_N, self.probabilistic, top_k_N, hard_N > 0)
 
 
 def align_to_targets(u_KNH: Tensor, sequence_N: Tensor) -> tuple[Tensor, Tensor]:

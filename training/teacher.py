@@ -3,6 +3,13 @@
     # z: logits, overwritten; p: output
     teacher = served_distribution(z_CV, p_CV, token_C, temperature_C, top_p_C, top_k_C)
 
+Where something else shaped the logged tokens (a grammar, penalties), their distribution p' is not
+known, and p is one-hot at the logged token x: a hard label. In expectation over x ~ p', the losses
+kl and ce of a hard label have the same gradient as KL(p'||q), because E[onehot(x)] = p' and the
+gradient q - p is linear in p. lk_alpha becomes -log q(x), whose expectation KL(p'||q) + H(p') is an
+upper bound of -log sum_v p' q (Jensen). Only greedy drafts allow hard labels: their acceptance,
+1 if x is the draft, does not depend on p'.
+
 Drafts are accepted against this distribution, so the speculator learns it. p = softmax(logits /
 temperature), cut by top_k and top_p and renormalized; one-hot at temperature 0. It equals
 `speculators.acceptance.target_distribution` (tested), but rows are rarely sorted in full: the
@@ -35,6 +42,8 @@ class Served(NamedTuple):
     As in vLLM, sampling uses the request's temperature, but not its top_k and top_p."""
     top_k_N: Tensor | None = None
     """0: no limit; None: no request has a limit."""
+    hard_N: Tensor | None = None
+    """Whether p is one-hot at the logged token; None: nowhere."""
 
     def draft_temperature(self, chunk: "slice[int, int, None]") -> Tensor | None:
         """Returns the temperature [C] for sampling from q; None for argmax drafts."""
@@ -64,6 +73,7 @@ def served_distribution(
     temperature_C: Tensor,
     top_p_C: Tensor,
     top_k_C: Tensor | None = None,
+    hard_C: Tensor | None = None,
 ) -> Teacher:
     """Writes p to `p_CV`; divides z (float32 or float64) by the temperatures."""
     greedy_C = temperature_C < GREEDY_BELOW
@@ -89,6 +99,11 @@ def served_distribution(
         p_CV[greedy_C] = 0.0
         p_CV[greedy_C, best_C[greedy_C]] = 1.0
         negative_entropy_C[greedy_C] = 0.0
+    if hard_C is not None and hard_C.any():
+        best_C = torch.where(hard_C, token_C, best_C)
+        p_CV[hard_C] = 0.0
+        p_CV[hard_C, token_C[hard_C]] = 1.0
+        negative_entropy_C[hard_C] = 0.0
     logged_C = p_CV.gather(-1, token_C[:, None])[:, 0]
     return Teacher(p_CV, best_C, negative_entropy_C, torch.where(logged_C > 0, logged_C, uncut_C))
 

@@ -2,8 +2,9 @@
 
     Exchange(place, **sampling_of(request, "request"))
 
-Responses shaped by parameters other than temperature, top_p and top_k are set aside for one of
-these reasons (`constraint` is `grammar` or `other_sampling`; tokens.py checks the other two):
+Responses shaped by parameters other than temperature, top_p and top_k are replayed and trained on
+with hard labels (docs/explanation/traffic.md). Their constraint is the first of these that applies
+(`constraint_of` returns `beam_search`, `grammar` or `other_sampling`; tokens.py adds the others):
 
 - `grammar`: `response_format` other than `text`, `structured_outputs`, `guided_*`, `json_schema`,
   `regex`, `ebnf`, `structural_tag`; `tools` with a required or named `tool_choice`, `strict: true`
@@ -11,7 +12,8 @@ these reasons (`constraint` is `grammar` or `other_sampling`; tokens.py checks t
 - `min_p`: `min_p` above 0, which vLLM rejects when it speculates
 - `penalties`: `presence_penalty`, `frequency_penalty`, `repetition_penalty`
 - `other_sampling`: `logit_bias` (also rejected), `bad_words`, `allowed_token_ids`, `min_tokens`,
-  `thinking_token_budget`, logits processors, beam search
+  `thinking_token_budget`, logits processors
+- `beam_search`: always set aside, because its tokens are not samples
 """
 
 from typing import Any
@@ -31,11 +33,14 @@ GRAMMARS = (
 
 OTHER = (
     *("logit_bias", "bad_words", "allowed_token_ids", "min_tokens", "min_new_tokens"),
-    *("thinking_token_budget", "custom_logit_processor", "logits_processors", "use_beam_search"),
+    *("thinking_token_budget", "custom_logit_processor", "logits_processors"),
 )
 """Parameters that forbid, favor or force tokens; off if null, 0, false or empty."""
 
-CONSTRAINTS = ("response_format", "tools", "tool_choice", "parallel_tool_calls", *GRAMMARS, *OTHER)
+CONSTRAINTS = (
+    *("response_format", "tools", "tool_choice", "parallel_tool_calls", "use_beam_search"),
+    *(*GRAMMARS, *OTHER),
+)
 """Request keys that determine `constraint`."""
 
 
@@ -46,7 +51,9 @@ def sampling_of(request: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def constraint_of(request: dict[str, Any]) -> str | None:
-    """Returns `grammar` or `other_sampling`; None if only `NUMBERS` shaped the tokens."""
+    """Returns what a request's keys set; None if only `NUMBERS` shaped the tokens."""
+    if request.get("use_beam_search"):
+        return "beam_search"
     response_format = request.get("response_format")
     if isinstance(response_format, dict):
         response_format = response_format.get("type")

@@ -73,6 +73,7 @@ SCHEMA: pa.Schema = Features.from_arrow_schema(
             "temperature": pa.float32(),
             "top_p": pa.float32(),
             "top_k": pa.int32(),
+            "constraint": pa.string(),
             "prompt_text": pa.string(),
         }
     )
@@ -81,7 +82,8 @@ SCHEMA: pa.Schema = Features.from_arrow_schema(
 
 `session_kind` is one of `SESSION_KINDS`. `user` is a keyed digest of the user's id or, if none
 was logged, of the tenant; a session of kind `user` has the same digest. `time` is in Unix seconds,
-null if it was not logged. Other values that were not logged are empty strings."""
+null if it was not logged. `constraint` is what else shaped the tokens
+(exchange.SAMPLED_OTHERWISE). Other values that were not logged are empty strings."""
 
 
 class Tally(Sums):
@@ -169,11 +171,13 @@ class Work:
     parts_dir: Path
     file_numbers: dict[str, str]
     """Prefixes of sequence ids, by file name."""
+    hard_labels: bool = True
+    """Whether responses with a constraint are kept (`SequenceBuilder`)."""
 
     @functools.cached_property
     def builder(self) -> SequenceBuilder:
         """The sequence builder."""
-        return SequenceBuilder(self.target_dir)
+        return SequenceBuilder(self.target_dir, self.hard_labels)
 
     @functools.cached_property
     def guard(self) -> PrivacyGuard | None:
@@ -299,6 +303,7 @@ def _table_row(exchange: Exchange, sequence: TokenSequence, work: Work) -> dict[
         "temperature": sequence.temperature,
         "top_p": sequence.top_p,
         "top_k": sequence.top_k,
+        "constraint": sequence.constraint,
         "prompt_text": sequence.prompt_text,
     }
 

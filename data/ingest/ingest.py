@@ -42,7 +42,7 @@ PARTS = ".parts"
 PARTS_INPUTS = ".parts.json"
 """Folder of the parts, and file with the digest of everything that they depend on."""
 
-PARTS_VERSION = 10
+PARTS_VERSION = 11
 """Version of the parts. Raise it if the same log gives different parts: if a format accepts
 different rows, or if sequences, rejects, surrogates or `chunks.SCHEMA` change. Parts of an
 interrupted ingest are then made again. Also raise the version of the ingest stage
@@ -63,6 +63,7 @@ def ingest(
     *,
     workers: int | None = None,
     privacy: PrivacyConfig | None = None,
+    hard_labels: bool = True,
     prefix: str = "",
     is_slice: bool = False,
     rows_per_file: int | None = None,
@@ -72,7 +73,8 @@ def ingest(
 
     Sequence ids begin with `prefix`. `workers` is the number of processes (0: only this one;
     default: one per core, but 0 for a small log). If `privacy` is on, findings are counted in
-    `privacy.json`. With `is_slice`, the log is a slice of one that is still being written
+    `privacy.json`. Without `hard_labels`, responses with a constraint are set aside
+    (`SequenceBuilder`). With `is_slice`, the log is a slice of one that is still being written
     (log_tail.py), so rows without their other half do not count as damage. `rows_per_file` limits
     the rows to read from each file. If `problems` is given, errors that would stop a run
     are appended to it instead of being raised; a log without rows always raises an error.
@@ -93,6 +95,7 @@ def ingest(
         privacy=privacy,
         key=key,
         target_dir=target_dir,
+        hard_labels=hard_labels,
     )
     file_numbers = {file.name: f"{prefix}{number}" for number, file in enumerate(files)}
     work = Work(
@@ -102,6 +105,7 @@ def ingest(
         key=key,
         parts_dir=parts_dir,
         file_numbers=file_numbers,
+        hard_labels=hard_labels,
     )
     console = Console(stderr=True, highlight=False)
     if not_read:
@@ -203,6 +207,7 @@ def _parts_dir(
     privacy: PrivacyConfig,
     key: bytes,
     target_dir: Path,
+    hard_labels: bool,
 ) -> Path:
     """Returns the folder of parts; keeps those made from the same inputs."""
     tokenizer_files = (path for pattern in TOKENIZER_FILES for path in target_dir.glob(pattern))
@@ -213,6 +218,7 @@ def _parts_dir(
         "privacy": privacy.model_dump(mode="json"),
         "privacy key": hashlib.sha256(key).hexdigest(),
         "target": target_digests,
+        "hard labels": hard_labels,
         "version": PARTS_VERSION,
     }
     parts_dir = out_dir / PARTS

@@ -42,6 +42,7 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("temperature", _counts(sampling["temperature"])),
         ("top_p", _counts(sampling["top_p"])),
         ("top_k", _counts(sampling["top_k"])),
+        ("hard labels", _hard_labels(summary.get("constraints", {}))),
         ("time", _time(summary)),
         (
             "sessions",
@@ -80,6 +81,16 @@ def _counts(counts: Mapping[str, int]) -> str:
     largest = [f"{_short(name)} {count:,}" for name, count in list(counts.items())[:8]]
     more = len(counts) - len(largest)
     return ", ".join(largest) + (f", and {more} more" if more else "")
+
+
+def _hard_labels(constraints: Mapping[str, int]) -> str:
+    if not constraints:
+        return ""
+    total = sum(constraints.values())
+    return (
+        f"{counted(total, 'exchange')} sampled otherwise ({_counts(constraints)}): replayed and"
+        " trained on by their tokens, and not checked for being on-policy"
+    )
 
 
 def _time(summary: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ Logged ids are used unchanged (`exact`). Otherwise (`retokenized`) the target's 
 renders the conversation (chat_template.py), and the response is reconstructed as R1 emitted it
 (emitted_text.py).
 
-    builder = SequenceBuilder(target_dir)
+    builder = SequenceBuilder(target_dir, hard_labels=True)
     sequence = builder.build(exchange)      # or raises Reject
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
-from outrider.data.exchange import Exchange, Reject
+from outrider.data.exchange import BEAM_SEARCH, Exchange, Reject
 from outrider.data.tokenize.chat_template import render
 from outrider.data.tokenize.emitted_text import END_THINK, THINK, endings, opening_of, readings
 from outrider.speculators.checkpoints.architectures import transformers_model
@@ -53,6 +53,8 @@ class TokenSequence:
     top_p: float
     top_k: int
     """0: no limit."""
+    constraint: str
+    """What else shaped the tokens (exchange.SAMPLED_OTHERWISE); empty: nothing."""
     agrees_with_usage: bool | None
     """Whether the completion has as many tokens as the engine counted; None if not logged."""
     prompt_agrees_with_usage: bool | None = None
@@ -76,10 +78,15 @@ def load_tokenizer(target_dir: Path) -> Any:
 
 
 class SequenceBuilder:
-    """Builds token sequences for a target from its tokenizer and config.json."""
+    """Builds token sequences for a target from its tokenizer and config.json.
 
-    def __init__(self, target_dir: Path):
+    Without `hard_labels`, responses that something besides temperature, top_k and top_p shaped are
+    rejected: their distribution is unknown, and probabilistic drafts are accepted against it.
+    """
+
+    def __init__(self, target_dir: Path, hard_labels: bool = True):
         target_dir = Path(target_dir)
+        self.hard_labels = hard_labels
         config = read_json(target_dir / "config.json")
         self.tokenizer = load_tokenizer(target_dir)
         if not self.tokenizer.chat_template:
@@ -138,7 +145,7 @@ class SequenceBuilder:
         length = len(prompt_ids) + len(completion_ids)
         if length > self.longest:
             raise Reject("longer_than_target", f"{length} tokens, the limit is {self.longest}")
-        temperature, top_p, top_k = self._sampling(exchange)
+        temperature, top_p, top_k, constraint = self._sampling(exchange)
         counted = exchange.completion_tokens
         counted_before = exchange.prompt_tokens
         fidelity = "exact" if exact else "retokenized"
@@ -150,35 +157,38 @@ class SequenceBuilder:
             temperature=temperature,
             top_p=top_p,
             top_k=top_k,
+            constraint=constraint,
             agrees_with_usage=None if counted is None else counted == len(completion_ids),
             prompt_agrees_with_usage=(
                 None if counted_before is None else counted_before == len(prompt_ids)
             ),
         )
 
-    def _sampling(self, exchange: Exchange) -> tuple[float, float, int]:
-        """Returns the request's temperature, top_p and top_k.
+    def _sampling(self, exchange: Exchange) -> tuple[float, float, int, str]:
+        """Returns the request's temperature, top_p, top_k and constraint.
 
-        Exact replay, the on-policy check and the teacher support only these. Any other parameter
-        that changes the distribution raises a `Reject`, including those that vLLM rejects when it
-        speculates (min_p, logit_bias).
+        A response to be regenerated cannot have a constraint, since the engine would generate it
+        without.
         """
-        if exchange.constraint is not None:
-            raise Reject(exchange.constraint)
         values = {
             name: default if getattr(exchange, name) is None else getattr(exchange, name)
             for name, default in self.defaults.items()
         }
+        constraint = exchange.constraint or ""
+        detail = ""
         for name in ("min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"):
-            if values[name] != NEUTRAL[name]:
-                reason = "min_p" if name == "min_p" else "penalties"
-                raise Reject(reason, f"{name} {values[name]:g}")
+            if not constraint and values[name] != NEUTRAL[name]:
+                constraint = "min_p" if name == "min_p" else "penalties"
+                detail = f"{name} {values[name]:g}"
+        replayed = self.hard_labels and not exchange.regenerate and constraint != BEAM_SEARCH
+        if constraint and not replayed:
+            raise Reject(constraint, detail)
         temperature = values["temperature"]
         top_p = values["top_p"]
         if temperature < 0 or not 0 < top_p <= 1:
             raise Reject("sampling_out_of_range", f"temperature {temperature:g}, top_p {top_p:g}")
         top_k = int(values["top_k"])
-        return temperature, top_p, top_k if 0 < top_k < self.vocabulary else 0
+        return temperature, top_p, top_k if 0 < top_k < self.vocabulary else 0, constraint
 
     def _prompt(self, exchange: Exchange) -> tuple[list[int], str]:
         """Returns the ids and text of a prompt without logged ids.

@@ -48,6 +48,7 @@ def _window(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, An
         recipe.traffic,
         run.traffic,
         privacy=recipe.privacy,
+        hard_labels=recipe.speculator.hard_labels,
         prefix=f"{run.root.name}-",
         is_slice=True,
     )
@@ -108,7 +109,7 @@ def _windows(directories: Sequence[str]) -> list[RunDirectory]:
 
 ADAPT_WINDOW = Stage(
     name="adapt_window",
-    version=2,
+    version=3,
     needs=(),
     settings=lambda recipe: INGEST.settings(recipe) | CAPTURE.settings(recipe),
     sources=lambda recipe: target_and_base_digests(recipe) | traffic_digests(recipe),

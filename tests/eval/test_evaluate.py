@@ -74,6 +74,7 @@ def _case(target, run, prompt, completion, depth):
                 "temperature": 0.6,
                 "top_p": 0.95,
                 "top_k": 0,
+                "constraint": "",
                 "prompt_text": text,
             }
         )

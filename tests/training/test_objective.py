@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from outrider.data.features.feature_store import SequenceLength
 from outrider.speculators.acceptance import target_distribution
@@ -11,12 +12,17 @@ from outrider.speculators.kinds.drafter import Batch
 from outrider.training.batches import assemble
 from outrider.training.config import TrainingConfig
 from outrider.training.distributed.accelerator import Drafted
+from outrider.training.distributed.spec import Sampling
 from outrider.training.objective import Objective
 from outrider.training.packing import make_samples
 
 DEPTH, H, V = 3, 8, 4
 LENGTHS = {"a": (16, 3), "b": (9, 2), "c": (5, 3)}
-SAMPLING = {"a": (0.6, 0.9, 0), "b": (0.0, 1.0, 0), "c": (1.0, 1.0, 3)}
+SAMPLING = {
+    "a": Sampling(0.6, 0.9, 0),
+    "b": Sampling(0.0, 1.0, 0, hard=True),
+    "c": Sampling(1.0, 1.0, 3),
+}
 SAMPLES, _ = make_samples(
     [SequenceLength(name, *numbers) for name, numbers in LENGTHS.items()], row_tokens=40
 )
@@ -54,13 +60,17 @@ def by_target_head(u_KNH: torch.Tensor, head_VH: torch.Tensor) -> Drafted:
 
 
 def objective(probabilistic: bool, **settings: str) -> tuple[Objective, torch.Tensor]:
+    """Hard labels exist only with greedy drafts."""
+    sampling = {
+        name: one._replace(hard=one.hard and not probabilistic) for name, one in SAMPLING.items()
+    }
     head_VH = torch.randn(V, H, generator=torch.Generator().manual_seed(0))
     return Objective(
         config=TrainingConfig(**settings),
         depth=DEPTH,
         lm_head_VH=head_VH,
         samples=SAMPLES,
-        sampling=SAMPLING,
+        sampling=sampling,
         probabilistic=probabilistic,
     ), head_VH
 
@@ -110,7 +120,10 @@ def test_the_loss_is_the_sum_over_single_drafts() -> None:
             for s in range(DEPTH):
                 if (index := i + 2 + s) < sample.length:
                     logits_V = head_VH @ features.hidden[index - 1]
-                    p_V = target_distribution(logits_V[None], *torch.tensor(sampling)[:, None])[0]
+                    parameters = torch.tensor(sampling[:3])[:, None]
+                    p_V = target_distribution(logits_V[None], *parameters)[0]
+                    if sampling.hard:
+                        p_V = F.one_hot(features.token_ids[index].long(), V).float()
                     log_q_V = (head_VH @ u_KNH[s, column + i - anchors[0]]).log_softmax(-1)
                     kl = (torch.special.xlogy(p_V, p_V) - p_V * log_q_V).sum().item()
                     kl_K[s] += kl

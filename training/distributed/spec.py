@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -26,8 +26,17 @@ NOT_OURS = "ignore::FutureWarning:torch.distributed.c10d_logger"
 
 Directory = Annotated[Path, AfterValidator(lambda path: path.resolve())]
 
-Sampling = tuple[float, float, int]
-"""Temperature, top_p and top_k (0: no limit) of a sequence's request."""
+
+class Sampling(NamedTuple):
+    """How a sequence's tokens were sampled."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    """0: no limit."""
+    hard: bool = False
+    """Whether something else shaped the tokens, so that their distribution is unknown; the teacher
+    is then the logged token (training/teacher.py)."""
 
 
 class TrainingSpec(BaseModel):

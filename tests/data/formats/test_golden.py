@@ -159,6 +159,8 @@ STRICT = {**TOOL, "function": {**TOOL["function"], "strict": True}}
         ({"logit_bias": {}, "min_tokens": 0, "use_beam_search": False}, None),
         ({"min_tokens": 8}, "other_sampling"),
         ({"logit_bias": {"5": 1}, "response_format": JSON_SCHEMA}, "grammar"),
+        ({"use_beam_search": True}, "beam_search"),
+        ({"use_beam_search": True, "response_format": JSON_SCHEMA}, "beam_search"),
     ],
 )
 def test_what_forces_tokens(request_fields, expected):
