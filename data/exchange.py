@@ -97,6 +97,9 @@ class Exchange:
     constraint: str | None = None
     """What shaped the tokens besides the fields above: `grammar` or `other_sampling`
     (formats/sampling.py)."""
+    grammar: str | None = None
+    """The grammar as JSON of one field of vLLM's StructuredOutputsParams, if `constraint` is
+    `grammar` and the log has one that vLLM compiles."""
     regenerate: bool = False
     """Whether the response contained personal data. If so, it now contains surrogates, and the
     target must generate a new response before training."""

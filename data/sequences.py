@@ -33,10 +33,10 @@ def load_sequences(
             raise OutriderError(
                 f"{directory}: no table of sequences; run the ingest stage first"
             ) from None
-        if "constraint" not in loaded[-1].column_names:
+        if "grammar" not in loaded[-1].column_names:
             raise OutriderError(
                 f"{directory}: a table of sequences from an earlier version of Outrider, without"
-                " the column `constraint`; rerun `outrider train`, which ingests the log again"
+                " the column `grammar`; rerun `outrider train`, which ingests the log again"
             )
     table = concatenate_datasets(loaded)
     if sessions:

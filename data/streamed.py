@@ -45,7 +45,7 @@ from outrider.data.features.feature_store import (
 )
 from outrider.data.features.replica import CaptureReplica, ReplicaSetup
 from outrider.data.on_policy.check import MOST_ASIDE
-from outrider.data.on_policy.evidence import Evidence, checked_rows
+from outrider.data.on_policy.evidence import Evidence
 from outrider.data.sequences import load_sequences
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import LoggedRow
@@ -179,9 +179,11 @@ class StreamedFeatures:
         }
         """All sequences by id, as captured."""
         self._row_of = {sequence_id: row for row, sequence_id in enumerate(ids)}
-        checked_S = checked_rows(self.table)
-        self.not_checked = {ids[row] for row in np.flatnonzero(~checked_S)}
-        """Sequences that cannot be checked for being on-policy."""
+        constraints = zip(ids, self.table["constraint"], self.table["grammar"], strict=True)
+        self.not_checked = {
+            name for name, constraint, text in constraints if constraint and not text
+        }
+        """Sequences with a constraint but no grammar, which cannot be checked."""
 
     @classmethod
     def open(cls, directory: Path) -> "StreamedFeatures":

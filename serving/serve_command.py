@@ -26,6 +26,7 @@ from outrider.common.redaction import redacted
 from outrider.serving.allowed import (
     ARGUMENTS,
     KEYS_OF_ARGUMENTS,
+    REASONING_PARSERS,
     UNSERVABLE,
     why_not_argument,
     why_not_variable,
@@ -99,6 +100,12 @@ def read_serve_command(text: str) -> ServeCommand:
             extra[name] = value
         else:
             left_out.append(name)
+    parser = given.get("reasoning_parser")
+    if parser in REASONING_PARSERS:
+        # As in vLLM, the flag is a key of this configuration, and decides where a grammar starts.
+        settings = extra.get("structured_outputs_config") or {}
+        extra["structured_outputs_config"] = {**settings, "reasoning_parser": parser}
+        left_out.remove("reasoning_parser")
     engine["extra_arguments"] = extra
     environment = {k: v for k, v in variables.items() if why_not_variable(k, v) is None}
     if environment:

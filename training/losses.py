@@ -168,7 +168,7 @@ def _chunks(u_KNH: Tensor, weight_DH: Tensor, problem: _Problem) -> Iterator[_Ch
         temperature_C = served.temperature_N[chunk]
         top_k_C = None if served.top_k_N is None else served.top_k_N[chunk]
         hard_C = None if served.hard_N is None else served.hard_N[chunk]
-        z_CV = room.logits(teacher_NH[chunk], lm_head_VH)
+        z_CV = served.masked(room.logits(teacher_NH[chunk], lm_head_VH), chunk)
         teacher = served_distribution(
             z_CV=z_CV,
             p_CV=room.p_CV,

@@ -3,12 +3,15 @@
     # z: logits, overwritten; p: output
     teacher = served_distribution(z_CV, p_CV, token_C, temperature_C, top_p_C, top_k_C)
 
-Where something else shaped the logged tokens (a grammar, penalties), their distribution p' is not
-known, and p is one-hot at the logged token x: a hard label. In expectation over x ~ p', the losses
-kl and ce of a hard label have the same gradient as KL(p'||q), because E[onehot(x)] = p' and the
-gradient q - p is linear in p. lk_alpha becomes -log q(x), whose expectation KL(p'||q) + H(p') is an
-upper bound of -log sum_v p' q (Jensen). Only greedy drafts allow hard labels: their acceptance,
-1 if x is the draft, does not depend on p'.
+A logged grammar is part of p: as in vLLM, the tokens that it forbids have no probability, before
+temperature and cuts (vllm_hooks/grammar_masks.py).
+
+Where something else shaped the logged tokens (penalties, an unusable grammar), their distribution
+p' is not known, and p is one-hot at the logged token x: a hard label. In expectation over x ~ p',
+the losses kl and ce of a hard label have the same gradient as KL(p'||q), because E[onehot(x)] = p'
+and the gradient q - p is linear in p. lk_alpha becomes -log q(x), whose expectation KL(p'||q) +
+H(p') is an upper bound of -log sum_v p' q (Jensen). Only greedy drafts allow hard labels: their
+acceptance, 1 if x is the draft, does not depend on p'.
 
 Drafts are accepted against this distribution, so the speculator learns it. p = softmax(logits /
 temperature), cut by top_k and top_p and renormalized; one-hot at temperature 0. It equals
@@ -24,7 +27,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from outrider.speculators.acceptance import GREEDY_BELOW
+from outrider.speculators.acceptance import GREEDY_BELOW, forbid
 from outrider.speculators.heads import DraftHead
 
 NUCLEUS_WITHIN = 256
@@ -44,6 +47,16 @@ class Served(NamedTuple):
     """0: no limit; None: no request has a limit."""
     hard_N: Tensor | None = None
     """Whether p is one-hot at the logged token; None: nowhere."""
+    masks_MW: Tensor | None = None
+    """Masks of grammars (`acceptance.forbid`); None without any."""
+    mask_N: Tensor | None = None
+    """The mask of each target; negative: none."""
+
+    def masked(self, z_CV: Tensor, chunk: "slice[int, int, None]") -> Tensor:
+        """Returns logits [C, V] without the tokens that grammars forbid."""
+        if self.masks_MW is None or self.mask_N is None:
+            return z_CV
+        return forbid(z_CV, self.masks_MW, self.mask_N[chunk])
 
     def draft_temperature(self, chunk: "slice[int, int, None]") -> Tensor | None:
         """Returns the temperature [C] for sampling from q; None for argmax drafts."""

@@ -87,7 +87,7 @@ class Validation:
         start_R = torch.tensor([0, *[sample.length for sample in samples]]).cumsum(0)[:-1]
         length_R = torch.tensor([sample.length for sample in samples])
         sampling = self.plan.spec.sampling
-        sampled_R4 = torch.tensor([sampling[sample.sequence_id] for sample in samples])
+        sampled_R3 = torch.tensor([sampling[sample.sequence_id][:3] for sample in samples])
         device = drafted.u_KNH.device
         # The engine's anchor is the last known token, one position after the state that the
         # chain reads.
@@ -96,7 +96,7 @@ class Validation:
         def of_anchor(values_R: Tensor) -> Tensor:
             return values_R.repeat_interleave(anchors_R, dim=0).to(device)
 
-        temperature_N, top_p_N, top_k_N, _ = of_anchor(sampled_R4).unbind(-1)
+        temperature_N, top_p_N, top_k_N = of_anchor(sampled_R3).unbind(-1)
         a_NK = accept_matrix(
             states=list(drafted.u_KNH),
             head=drafted.head,

@@ -74,6 +74,7 @@ SCHEMA: pa.Schema = Features.from_arrow_schema(
             "top_p": pa.float32(),
             "top_k": pa.int32(),
             "constraint": pa.string(),
+            "grammar": pa.string(),
             "prompt_text": pa.string(),
         }
     )
@@ -83,7 +84,8 @@ SCHEMA: pa.Schema = Features.from_arrow_schema(
 `session_kind` is one of `SESSION_KINDS`. `user` is a keyed digest of the user's id or, if none
 was logged, of the tenant; a session of kind `user` has the same digest. `time` is in Unix seconds,
 null if it was not logged. `constraint` is what else shaped the tokens
-(exchange.SAMPLED_OTHERWISE). Other values that were not logged are empty strings."""
+(exchange.SAMPLED_OTHERWISE), `grammar` the grammar if it is all that did. Other values that were
+not logged are empty strings."""
 
 
 class Tally(Sums):
@@ -304,6 +306,7 @@ def _table_row(exchange: Exchange, sequence: TokenSequence, work: Work) -> dict[
         "top_p": sequence.top_p,
         "top_k": sequence.top_k,
         "constraint": sequence.constraint,
+        "grammar": sequence.grammar,
         "prompt_text": sequence.prompt_text,
     }
 

@@ -42,7 +42,7 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("temperature", _counts(sampling["temperature"])),
         ("top_p", _counts(sampling["top_p"])),
         ("top_k", _counts(sampling["top_k"])),
-        ("hard labels", _hard_labels(summary.get("constraints", {}))),
+        ("constraints", _constraints(summary)),
         ("time", _time(summary)),
         (
             "sessions",
@@ -83,13 +83,15 @@ def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(largest) + (f", and {more} more" if more else "")
 
 
-def _hard_labels(constraints: Mapping[str, int]) -> str:
+def _constraints(summary: Mapping[str, Any]) -> str:
+    constraints = summary.get("constraints", {})
     if not constraints:
         return ""
     total = sum(constraints.values())
     return (
-        f"{counted(total, 'exchange')} sampled otherwise ({_counts(constraints)}): replayed and"
-        " trained on by their tokens, and not checked for being on-policy"
+        f"{counted(total, 'exchange')} sampled otherwise ({_counts(constraints)}):"
+        f" {summary['grammars']:,} with a logged grammar, which masks p; the others are replayed"
+        " and trained on by their tokens and not checked for being on-policy"
     )
 
 

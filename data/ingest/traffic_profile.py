@@ -67,6 +67,7 @@ def profile(sequences_dir: Path, target_dir: Path) -> dict[str, Any]:
         "tenants": _largest(_counts(table["tenant"])),
         "routes": _largest(_counts(table["route"])),
         "sampling": {name: _largest(counts) for name, counts in sampling.items()},
+        "grammars": sum(n for text, n in _counts(table["grammar"]).items() if text),
         "constraints": {name: n for name, n in _counts(table["constraint"]).items() if name},
         "sessions": {
             "distinct": len(sessions),

@@ -74,7 +74,8 @@ def examine(
     """Judges all sequences; writes the report and quarantine; returns the report."""
     evidence = Evidence.of(store, table)
     own_S = evidence.own_share()
-    checked_S = checked_rows(table)
+    checked_S = checked_rows(evidence, table)
+    with_grammar_S = np.array([bool(grammar) for grammar in table["grammar"]], bool)
     limit = -np.inf if min_on_policy is None else min_on_policy
     below_S = checked_S & (own_S < limit)
     index = {sequence_id: row for row, sequence_id in enumerate(table["sequence_id"])}
@@ -88,6 +89,8 @@ def examine(
         return {
             **group.summary(),
             "not_checked": not_checked,
+            "masked": int((checked_S & with_grammar_S)[rows_N].sum()),
+            "unusable_grammars": int((~checked_S & with_grammar_S)[rows_N].sum()),
             "quarantined": int(below_S[rows_N].sum()),
             "verdict": asdict(judge_checked(group, not_checked)),
         }
@@ -145,7 +148,7 @@ def two_lines(report: Mapping[str, Any]) -> list[str]:
         return [
             f"On-policy: not checked. All {not_checked} sequences were shaped by more than"
             " temperature, top_p and top_k",
-            f"They are {aside}",
+            f"They are {aside}{_unusable(everything)}",
         ]
     low, high = everything["expected_range"]
     answer = {True: "yes", False: "no", None: "too little text"}[verdict["own"]]
@@ -154,7 +157,11 @@ def two_lines(report: Mapping[str, Any]) -> list[str]:
     quarantined = f"{everything['quarantined']:,}" if everything["quarantined"] else "none"
     limit = "off" if report["min_on_policy"] is None else f"{report['min_on_policy']:g}"
     why = "" if verdict["own"] else f"Likely cause: {verdict['text']}. "
-    unchecked = f". Not checked: {not_checked}, {aside}" if everything["not_checked"] else ""
+    unchecked = ""
+    if everything["masked"]:
+        unchecked += f". Checked under their logged grammar: {everything['masked']:,}"
+    if everything["not_checked"]:
+        unchecked += f". Not checked: {not_checked}, {aside}{_unusable(everything)}"
     return [
         f"On-policy: {answer}. {everything['sequences']:,} sequences, {everything['tokens']:,} "
         f"tokens, mean log-probability {everything['sampled_mean_logprob']:.3f} (the target's "
@@ -163,6 +170,17 @@ def two_lines(report: Mapping[str, Any]) -> list[str]:
         f"{why}Sequences quarantined: {quarantined} (capture.min_on_policy {limit}; the lowest has "
         f"{everything['lowest_own_share']:.2f}){unchecked}",
     ]
+
+
+def _unusable(everything: Mapping[str, Any]) -> str:
+    """Describes logged grammars without a mask, and what most often causes them."""
+    count = everything["unusable_grammars"]
+    if not count:
+        return ""
+    return (
+        f"; {count:,} have a grammar that vLLM does not compile or their tokens do not follow (if"
+        " the endpoint has a reasoning parser, give its command with --from-serve-command)"
+    )
 
 
 def groups_of(report: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:

@@ -222,13 +222,16 @@ class Verdict:
     text: str
 
 
-def checked_rows(table: Dataset) -> np.ndarray:
+def checked_rows(evidence: Evidence, table: Dataset) -> np.ndarray:
     """[S] whether each sequence can be checked.
 
-    A grammar, penalties and the like change the distribution that the tokens were sampled from, so
-    their scores under temperature, top_k and top_p mean nothing.
+    Penalties and the like change the distribution that the tokens were sampled from, so scores
+    under temperature, top_k and top_p mean nothing. A logged grammar's mask is part of the scores;
+    where it was unusable, capture scored no token.
     """
-    return np.array([not constraint for constraint in table["constraint"]], bool)
+    free_S = np.array([not constraint for constraint in table["constraint"]], bool)
+    masked_S = np.array([bool(grammar) for grammar in table["grammar"]], bool)
+    return free_S | (masked_S & (evidence.of_each("tokens") > 0))
 
 
 def judge_checked(checked: Evidence, not_checked: int) -> Verdict:

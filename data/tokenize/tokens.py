@@ -55,6 +55,8 @@ class TokenSequence:
     """0: no limit."""
     constraint: str
     """What else shaped the tokens (exchange.SAMPLED_OTHERWISE); empty: nothing."""
+    grammar: str
+    """The grammar (`Exchange.grammar`) if it is all that did, else empty."""
     agrees_with_usage: bool | None
     """Whether the completion has as many tokens as the engine counted; None if not logged."""
     prompt_agrees_with_usage: bool | None = None
@@ -145,7 +147,8 @@ class SequenceBuilder:
         length = len(prompt_ids) + len(completion_ids)
         if length > self.longest:
             raise Reject("longer_than_target", f"{length} tokens, the limit is {self.longest}")
-        temperature, top_p, top_k, constraint = self._sampling(exchange)
+        temperature, top_p, top_k = self._sampling(exchange)
+        constraint, grammar = self._constraint(exchange)
         counted = exchange.completion_tokens
         counted_before = exchange.prompt_tokens
         fidelity = "exact" if exact else "retokenized"
@@ -158,37 +161,46 @@ class SequenceBuilder:
             top_p=top_p,
             top_k=top_k,
             constraint=constraint,
+            grammar=grammar,
             agrees_with_usage=None if counted is None else counted == len(completion_ids),
             prompt_agrees_with_usage=(
                 None if counted_before is None else counted_before == len(prompt_ids)
             ),
         )
 
-    def _sampling(self, exchange: Exchange) -> tuple[float, float, int, str]:
-        """Returns the request's temperature, top_p, top_k and constraint.
+    def _sampling(self, exchange: Exchange) -> tuple[float, float, int]:
+        """Returns the request's temperature, top_p and top_k."""
+        temperature, top_p, top_k = (
+            self._value(exchange, name) for name in ("temperature", "top_p", "top_k")
+        )
+        if temperature < 0 or not 0 < top_p <= 1:
+            raise Reject("sampling_out_of_range", f"temperature {temperature:g}, top_p {top_p:g}")
+        return temperature, top_p, int(top_k) if 0 < int(top_k) < self.vocabulary else 0
+
+    def _constraint(self, exchange: Exchange) -> tuple[str, str]:
+        """Returns what else shaped the tokens, and the grammar if it is all that did.
 
         A response to be regenerated cannot have a constraint, since the engine would generate it
         without.
         """
-        values = {
-            name: default if getattr(exchange, name) is None else getattr(exchange, name)
-            for name, default in self.defaults.items()
-        }
+        penalties = ("presence_penalty", "frequency_penalty", "repetition_penalty")
+        changed = [
+            name for name in ("min_p", *penalties) if self._value(exchange, name) != NEUTRAL[name]
+        ]
         constraint = exchange.constraint or ""
         detail = ""
-        for name in ("min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"):
-            if not constraint and values[name] != NEUTRAL[name]:
-                constraint = "min_p" if name == "min_p" else "penalties"
-                detail = f"{name} {values[name]:g}"
+        if not constraint and changed:
+            constraint = "min_p" if changed[0] == "min_p" else "penalties"
+            detail = f"{changed[0]} {self._value(exchange, changed[0]):g}"
         replayed = self.hard_labels and not exchange.regenerate and constraint != BEAM_SEARCH
         if constraint and not replayed:
             raise Reject(constraint, detail)
-        temperature = values["temperature"]
-        top_p = values["top_p"]
-        if temperature < 0 or not 0 < top_p <= 1:
-            raise Reject("sampling_out_of_range", f"temperature {temperature:g}, top_p {top_p:g}")
-        top_k = int(values["top_k"])
-        return temperature, top_p, top_k if 0 < top_k < self.vocabulary else 0, constraint
+        return constraint, "" if changed else exchange.grammar or ""
+
+    def _value(self, exchange: Exchange, name: str) -> float:
+        """Returns a sampling parameter of the request, or the target's default."""
+        logged: float | None = getattr(exchange, name)
+        return self.defaults[name] if logged is None else logged
 
     def _prompt(self, exchange: Exchange) -> tuple[list[int], str]:
         """Returns the ids and text of a prompt without logged ids.

@@ -186,8 +186,9 @@ def on_policy(store: FeatureStore, heldout: Dataset) -> OnPolicy | None:
     """
     if not store.score_columns:
         return None
-    checked_S = checked_rows(heldout)
-    evidence = Evidence.of(store, heldout).take(checked_S)
+    everything = Evidence.of(store, heldout)
+    checked_S = checked_rows(everything, heldout)
+    evidence = everything.take(checked_S)
     not_checked = int((~checked_S).sum())
     verdict = judge_checked(evidence, not_checked)
     return OnPolicy(

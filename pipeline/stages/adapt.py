@@ -109,7 +109,7 @@ def _windows(directories: Sequence[str]) -> list[RunDirectory]:
 
 ADAPT_WINDOW = Stage(
     name="adapt_window",
-    version=3,
+    version=4,
     needs=(),
     settings=lambda recipe: INGEST.settings(recipe) | CAPTURE.settings(recipe),
     sources=lambda recipe: target_and_base_digests(recipe) | traffic_digests(recipe),

@@ -229,6 +229,7 @@ def case(tmp_path):
             "top_p": 0.95,
             "top_k": 0,
             "constraint": "",
+            "grammar": "",
             "prompt_text": f"prompt {n}",
         }
         for n in range(6)

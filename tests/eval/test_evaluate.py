@@ -75,6 +75,7 @@ def _case(target, run, prompt, completion, depth):
                 "top_p": 0.95,
                 "top_k": 0,
                 "constraint": "",
+                "grammar": "",
                 "prompt_text": text,
             }
         )

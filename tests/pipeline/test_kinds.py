@@ -152,6 +152,7 @@ def captured_run(folder: Path) -> tuple[Path, RunDirectory]:
             "top_p": 0.95,
             "top_k": 0,
             "constraint": "",
+            "grammar": "",
             "prompt_text": f"prompt {number}",
         }
         for number, name in enumerate(store.sequence_ids)

@@ -20,6 +20,10 @@ from outrider.training.teacher import Served
 K, N, H, V = 2, 7, 4, 9
 KINDS = ["kl", "ce", "lk_alpha"]
 
+MASKED = [2, 3, 4]
+"""Targets with a grammar."""
+EVEN = 0b101010101
+
 Problem = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Served]
 
 
@@ -32,7 +36,8 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 def problem(probabilistic: bool) -> Problem:
     """Requests with several sampling parameters, greedy ones too; some drafts without a target.
 
-    Of greedy drafts, two requests have hard labels, one of them at temperature 0.
+    Of greedy drafts, two requests have hard labels, one of them at temperature 0. Three targets
+    have grammars, which allow even tokens and the logged one.
     """
     torch.manual_seed(0)
     u_KNH = torch.randn(K, N, H, dtype=torch.float64, requires_grad=True)
@@ -50,7 +55,14 @@ def problem(probabilistic: bool) -> Problem:
         token_N,
         valid_KN,
         lm_head_VH,
-        Served(temperature_N, top_p_N, probabilistic, hard_N=None if probabilistic else hard_N),
+        Served(
+            temperature_N,
+            top_p_N,
+            probabilistic,
+            hard_N=None if probabilistic else hard_N,
+            masks_MW=(EVEN | 1 << token_N[MASKED]).int()[:, None],
+            mask_N=torch.tensor([-1, -1, 0, 1, 2, -1, -1]),
+        ),
     )
 
 
@@ -75,6 +87,10 @@ def literal(
         weight_DH = head.weight_DH
         ids = head.target_ids_D
     logits_NV = F.linear(teacher_NH, lm_head_VH)
+    for n in MASKED:
+        for token in range(1, V, 2):
+            if token != token_N[n]:
+                logits_NV[n, token] = -torch.inf
     # In float64: `target_distribution` rounds to float32.
     p_ND = literal_p(logits_NV, served, token_N)[:, ids]
     goal_ND = p_ND / p_ND.sum(-1, keepdim=True).clamp_min(1e-300)

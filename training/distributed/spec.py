@@ -35,8 +35,10 @@ class Sampling(NamedTuple):
     top_k: int
     """0: no limit."""
     hard: bool = False
-    """Whether something else shaped the tokens, so that their distribution is unknown; the teacher
-    is then the logged token (training/teacher.py)."""
+    """Whether something else shaped the tokens. Unless it is a grammar with usable masks, the
+    teacher is then the logged token (training/teacher.py)."""
+    grammar: int = -1
+    """Index of the grammar in `TrainingSpec.grammars`; -1: none."""
 
 
 class TrainingSpec(BaseModel):
@@ -51,6 +53,10 @@ class TrainingSpec(BaseModel):
     validation: list[str] = Field(min_length=1)
     sampling: dict[str, Sampling]
     """Sampling parameters by sequence id; they determine acceptance in loss and validation."""
+    grammars: list[str] = []
+    """The distinct grammars of the sequences (`GrammarMasks.of`)."""
+    structured_outputs: dict[str, object] = {}
+    """Keys of vLLM's StructuredOutputsConfig, which determine the grammars' masks."""
     speculator: SpeculatorConfig
     training: TrainingConfig
     out_dir: Directory

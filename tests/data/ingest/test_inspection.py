@@ -191,8 +191,8 @@ def test_rows_with_hard_labels_are_counted_and_what_vllm_refuses_is_named(look_a
     description = look_at(log=daily(60, **fields))
     assert description["constraints"] == {"grammar": 20, "min_p": 20}
     assert description["rejects"] == {"beam_search": 1}
-    (text,) = [text for name, text in facts(description) if name == "hard labels"]
-    assert text.startswith("40 exchanges sampled otherwise (grammar 20, min_p 20)")
+    (text,) = [text for name, text in facts(description) if name == "constraints"]
+    assert text.startswith("40 exchanges sampled otherwise (grammar 20, min_p 20): 20 with a")
     aside, refused = description["advice"][-2:]
     assert "1 of 60 exchanges are set aside" in aside and "beam_search 1" in aside
     assert refused.startswith("20 exchanges were sampled with min_p 20; vLLM 0.32 rejects")

@@ -47,6 +47,7 @@ def store_of(groups: dict[str, Evidence], directory):
                         "top_p": evidence.top_p_S[index],
                         "top_k": 0,
                         "constraint": "",
+                        "grammar": "",
                         "fidelity": "retokenized" if evidence.retokenized_S[index] else "exact",
                     }
                 )
