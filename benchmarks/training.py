@@ -179,6 +179,7 @@ class StepBench:
         from outrider.speculators.kinds.mtp.checkpoint import load_mtp
         from outrider.training.config import TrainingConfig
         from outrider.training.distributed.accelerator import ChainUnroll
+        from outrider.training.distributed.spec import Sampling
         from outrider.training.objective import Objective
         from outrider.training.packing import make_samples, plan_epoch
 
@@ -186,9 +187,17 @@ class StepBench:
         target = TargetConfig().directory()
         self.store = FeatureStore.open(args.run / "states")
         rows = load_sequences(args.run / "traffic" / "sequences").select_columns(
-            ["sequence_id", "temperature", "top_p", "top_k"]
+            ["sequence_id", "temperature", "top_p", "top_k", "constraint"]
         )
-        self.sampling = {r["sequence_id"]: (r["temperature"], r["top_p"], r["top_k"]) for r in rows}
+        self.sampling = {
+            row["sequence_id"]: Sampling(
+                temperature=row["temperature"],
+                top_p=row["top_p"],
+                top_k=row["top_k"],
+                hard=bool(row["constraint"]),
+            )
+            for row in rows
+        }
         train = read_json(args.run / "split" / "parts.json")["train"][:100]
         chosen = [self.store.sequences[name] for name in train]
         self.samples, _ = make_samples(chosen, args.row_tokens)
@@ -354,7 +363,7 @@ class PlainLoop(torch.nn.Module):
         return torch.stack(
             [
                 _plain_p(logits, temperature, top_p)
-                for logits, (temperature, top_p, _) in zip(logits_BTV, sampling, strict=True)
+                for logits, (temperature, top_p, *_) in zip(logits_BTV, sampling, strict=True)
             ]
         )
 

@@ -108,9 +108,9 @@ class PrivacyConfig(_Section):
 
     retention: Literal["keep", "delete_features", "delete_all"] = "keep"
     """Data to delete after the bundle is exported. `keep`: none; `delete_features`: the hidden
-    states; `delete_all`: also the table of sequences and the responses of the evaluation. Weights,
-    counts and the report are always kept. `outrider adapt` deletes a round's windows of
-    traffic when the round has ended, unless `retention` is `keep`."""
+    states; `delete_all`: also the table of sequences, the grammars of requests and the responses of
+    the evaluation. Weights, counts and the report are always kept. `outrider adapt` deletes a
+    round's windows of traffic when the round has ended, unless `retention` is `keep`."""
 
     @model_validator(mode="after")
     def _regenerates_what_was_replaced(self) -> "PrivacyConfig":

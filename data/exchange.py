@@ -103,6 +103,9 @@ class Exchange:
     constraint: str | None = None
     """What shaped the tokens besides the fields above: `grammar` or `other_sampling`
     (formats/sampling.py)."""
+    grammar: str | None = None
+    """The grammar as JSON of one field of vLLM's StructuredOutputsParams, if `constraint` is
+    `grammar` and the log has one that vLLM compiles."""
     regenerate: bool = False
     """Whether the response contained personal data. If so, it now contains surrogates, and the
     target must generate a new response before training."""
@@ -140,7 +143,8 @@ class Reject(Exception):
     - does not fit the target: `token_out_of_vocabulary`, `longer_than_target`,
       `sampling_out_of_range`
     - set aside, without counting towards `traffic.max_reject_fraction`: sampled differently
-      (`grammar`, `min_p`, `penalties`, `other_sampling`), personal data that cannot be replaced
+      (`beam_search` and, with probabilistic drafts or to be regenerated, `grammar`, `min_p`,
+      `penalties`, `other_sampling`), personal data that cannot be replaced
       (`privacy_regenerate`, `privacy_ids_only`), and rows that are not part of the traffic
       (`error_response`, `not_a_generation`, `cached`: answered from a gateway's cache,
       `duplicate`: a copy of another row's response (ingest/copies.py), `weighted_out`,
@@ -165,8 +169,11 @@ CACHED, DUPLICATE = "cached", "duplicate"
 BEYOND_FIRST = "beyond_first"
 """Replaces the reasons in `HALVES` if the other half may be in an unread part of the log."""
 
-SAMPLED_OTHERWISE = frozenset({"grammar", "min_p", "penalties", "other_sampling"})
-"""Reasons for responses whose tokens were not sampled with temperature, top_k and top_p alone."""
+BEAM_SEARCH = "beam_search"
+"""Constraint of responses whose tokens are not samples, so that nothing can be replayed."""
+
+SAMPLED_OTHERWISE = frozenset({"grammar", "min_p", "penalties", "other_sampling", BEAM_SEARCH})
+"""Constraints: what besides temperature, top_k and top_p determined a response's tokens."""
 
 NOT_GENERATIONS = frozenset({"error_response", "not_a_generation"})
 """Reasons for rows that an endpoint logs besides generations: failed requests, other APIs, spans

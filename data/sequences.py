@@ -33,6 +33,11 @@ def load_sequences(
             raise OutriderError(
                 f"{directory}: no table of sequences; run the ingest stage first"
             ) from None
+        if "grammar" not in loaded[-1].column_names:
+            raise OutriderError(
+                f"{directory}: a table of sequences from an earlier version of Outrider, without"
+                " the column `grammar`; rerun `outrider train`, which ingests the log again"
+            )
     table = concatenate_datasets(loaded)
     if sessions:
         pairs = zip(table["sequence_id"], table["session"], strict=True)

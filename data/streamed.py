@@ -179,6 +179,11 @@ class StreamedFeatures:
         }
         """All sequences by id, as captured."""
         self._row_of = {sequence_id: row for row, sequence_id in enumerate(ids)}
+        constraints = zip(ids, self.table["constraint"], self.table["grammar"], strict=True)
+        self.not_checked = {
+            name for name, constraint, text in constraints if constraint and not text
+        }
+        """Sequences with a constraint but no grammar, which cannot be checked."""
 
     @classmethod
     def open(cls, directory: Path) -> "StreamedFeatures":
@@ -234,6 +239,7 @@ class StreamReading:
 
     def __init__(self, source: StreamedFeatures, rows: Iterator[LoggedRow]):
         self._capture = source.capture
+        self._not_checked = source.not_checked
         self._replicas = source.replicas()
         plan = pieces(rows, source.capture.batch_tokens)
         self._pieces = self._replicas.stream(plan, source.content["limit_bytes"])
@@ -293,9 +299,9 @@ class StreamReading:
         )
         shares = evidence.own_share().tolist()
         for row_id, share in zip(piece.row_ids, shares, strict=True):
-            self._is_off_policy[row_id] = share < least
+            self._is_off_policy[row_id] = share < least and row_id not in self._not_checked
         count = sum(self._is_off_policy.values())
-        judged = len(self._is_off_policy)
+        judged = len(self._is_off_policy.keys() - self._not_checked)
         if judged >= CONCLUSIVE and count > MOST_ASIDE * judged:
             raise OutriderError(
                 f"{count:,} of the first {judged:,} sequences of the training part are off-policy"

@@ -93,10 +93,11 @@ def _outcome(passed: bool) -> Outcome:
 
 
 def _on_policy(own_text: OnPolicy) -> Check:
+    unchecked = f", {own_text.not_checked} not checked" if own_text.not_checked else ""
     return Check(
         name="held-out text is on-policy",
         outcome=_outcome(own_text.cause not in NOT_SERVED),
-        seen=f"{own_text.sequences} sequences: {own_text.text}",
+        seen=f"{own_text.sequences} sequences{unchecked}: {own_text.text}",
         demand="prompts and responses must be those that the endpoint reads and writes "
         "(docs/explanation/traffic.md)",
     )

@@ -66,6 +66,7 @@ def inspect_recipe(
             scratch=traffic_dir,
             rows_per_file=rows_per_file,
             privacy=recipe.privacy,
+            hard_labels=recipe.speculator.hard_labels,
         )
         description = {
             "recipe": recipe.name,

@@ -63,7 +63,9 @@ def _held(run: RunDirectory, retention: str) -> list[Path]:
     if retention == "delete_features":
         return states
     traffic = sorted(run.traffic.glob("*"))
-    return [*states, *traffic, *(out / "steps" for out in outs)]
+    # Specifications of trainings contain the grammars of requests.
+    specifications = sorted(run.root.glob("**/training/**/spec.json"))
+    return [*states, *traffic, *specifications, *(out / "steps" for out in outs)]
 
 
 def _note(run: RunDirectory) -> Path:

@@ -169,6 +169,12 @@ class EngineConfig(BaseModel):
         return value
 
     @property
+    def structured_outputs(self) -> dict[str, Any]:
+        """Keys of vLLM's StructuredOutputsConfig, which determine a grammar's masks."""
+        settings: dict[str, Any] = self.extra_arguments.get("structured_outputs_config") or {}
+        return settings
+
+    @property
     def prefix_caching(self) -> bool:
         """Whether requests with the same prefix share its KV cache; by vLLM's default, they do."""
         return self.extra_arguments.get("enable_prefix_caching") is not False

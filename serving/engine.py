@@ -108,6 +108,8 @@ class LoggedRow(NamedTuple):
     temperature: float
     top_p: float
     top_k: int = 0
+    grammar: str = ""
+    """The grammar of the completion, if it has one (GrammarMasks.of)."""
 
 
 class AskedRow(NamedTuple):
@@ -304,13 +306,14 @@ def _claim(row: Row, positions: int | None) -> dict[str, Any] | None:
 
     if positions is None:
         return None
-    _, _, completion_start, temperature, top_p, top_k = row
+    _, _, completion_start, temperature, top_p, top_k, grammar = row
     claim = Claim(
         completion_start=completion_start,
         temperature=temperature,
         top_p=top_p,
         positions=positions,
         top_k=top_k,
+        grammar=grammar,
     )
     return {REQUEST_ARGUMENT: list(claim)}
 

@@ -21,6 +21,8 @@ import numpy as np
 import torch
 
 from outrider.serving.token_scores import COLUMNS, token_scores
+from outrider.serving.vllm_hooks.grammar_masks import TokenMasks
+from outrider.speculators.acceptance import forbid
 
 HEAD = 8
 """Number of leading completion tokens to sum separately; a wrong template shows only there."""
@@ -42,15 +44,24 @@ class Claim(NamedTuple):
     positions: int
     """Approximate maximum number of completion tokens to score."""
     top_k: int = 0
+    grammar: str = ""
+    """The grammar of the completion, if it has one."""
 
 
 class LoggedText:
-    """The completion of one request, with the scores so far."""
+    """The completion of one request, with the scores so far.
 
-    def __init__(self, token_ids: Sequence[int], claim: Claim) -> None:
+    A completion with a grammar but without usable `masks` is not scored.
+    """
+
+    def __init__(
+        self, token_ids: Sequence[int], claim: Claim, masks: TokenMasks | None = None
+    ) -> None:
         self.token_ids = np.asarray(token_ids, np.int64)
         self.claim = claim
-        self.checked = checked_positions(claim.completion_start, len(token_ids), claim.positions)
+        self.masks = masks
+        scored = 0 if claim.grammar and masks is None else len(token_ids)
+        self.checked = checked_positions(claim.completion_start, scored, claim.positions)
         self.sums_PC = torch.zeros(2, len(COLUMNS), dtype=torch.float64)
         self._done = 0
 
@@ -63,6 +74,14 @@ class LoggedText:
         first = max(first, self._done)
         self._done = max(last, self._done)
         return self.checked[first:last]
+
+    def masks_at(self, position_N: np.ndarray) -> TokenMasks:
+        """Returns the masks of these positions; the index is -1 where there is none."""
+        if self.masks is None:
+            nothing_0W = torch.empty(0, 1, dtype=torch.int32)
+            return TokenMasks(nothing_0W, torch.full((len(position_N),), -1))
+        index_N = self.masks.index_N[torch.from_numpy(position_N - self.claim.completion_start)]
+        return TokenMasks(self.masks.masks_MW, index_N)
 
 
 class Step(NamedTuple):
@@ -102,10 +121,12 @@ def score_step(
     sampling = []
     fits = []
     owners = []
+    allowed = []
     for index, (text, row, start, count) in enumerate(steps):
         position_N = text.take(start, count)
         rows.append(position_N - 1 - start + row)
         tokens.append(text.token_ids[position_N])
+        allowed.append(text.masks_at(position_N))
         claim = text.claim
         settings = np.array([claim.temperature, claim.top_p, claim.top_k], np.float32)
         sampling.append(np.tile(settings, (len(position_N), 1)))
@@ -118,15 +139,29 @@ def score_step(
         torch.from_numpy(np.concatenate(part)).to(device)
         for part in (rows, tokens, sampling, fits, owners)
     )
+    masks_MW, mask_N = (values.to(device) for values in _joined(allowed))
     sums_PC = torch.zeros(2 * len(steps), len(COLUMNS), dtype=torch.float64, device=device)
     # Each chunk's logits fit in a CPU's cache; on a GPU they take 134 MB (259 positions of R1).
     at_once = max(2 ** (20 if device.type == "cpu" else 25) // vocabulary, 1)
     for part in torch.arange(len(row_N), device=device).split(at_once):
         logits_NV = head(hidden_NH[row_N[part]])
         if keep and logits_NV is not None:
+            if len(masks_MW):
+                logits_NV = forbid(logits_NV, masks_MW, mask_N[part])
             scores_NC = token_scores(
                 logits_NV, token_N[part], *sampling_N3[part].unbind(-1), fit_N=fit_N[part]
             )
             sums_PC.index_add_(0, owner_N[part], scores_NC.double())
     for (text, *_), text_sums_PC in zip(steps, sums_PC.cpu().view(len(steps), 2, -1), strict=True):
         text.sums_PC += text_sums_PC
+
+
+def _joined(parts: Sequence[TokenMasks]) -> TokenMasks:
+    """Joins the masks of several texts, of which some have none."""
+    with_masks = [part.masks_MW for part in parts if len(part.masks_MW)]
+    index = []
+    count = 0
+    for part in parts:
+        index.append(torch.where(part.index_N < 0, -1, part.index_N + count))
+        count += len(part.masks_MW)
+    return TokenMasks(torch.cat(with_masks or [parts[0].masks_MW]), torch.cat(index))

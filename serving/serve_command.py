@@ -26,6 +26,7 @@ from outrider.common.files import read_json
 from outrider.serving.allowed import (
     ARGUMENTS,
     KEYS_OF_ARGUMENTS,
+    REASONING_PARSERS,
     UNSERVABLE,
     why_not_argument,
     why_not_variable,
@@ -130,6 +131,15 @@ def _sorted_arguments(
             engine["extra_arguments"][name] = value
         else:
             left_out.append(name)
+    parser = given.get("reasoning_parser")
+    if parser in REASONING_PARSERS:
+        # As in vLLM, the flag is a key of this configuration, and decides where a grammar starts.
+        settings = engine["extra_arguments"].get("structured_outputs_config") or {}
+        engine["extra_arguments"]["structured_outputs_config"] = {
+            **settings,
+            "reasoning_parser": parser,
+        }
+        left_out.remove("reasoning_parser")
     return target, engine, left_out
 
 

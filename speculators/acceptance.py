@@ -32,6 +32,27 @@ from outrider.speculators.heads import DraftHead
 GREEDY_BELOW = 1e-5
 """Below this temperature, decoding is greedy, as in vLLM's sampler (`_SAMPLING_EPS`)."""
 
+MASK_BITS = 32
+"""Tokens in a word of a grammar's mask, as in vLLM's bitmasks."""
+
+FORBIDDEN = -1e4
+"""Logit of tokens that a grammar forbids. Their probability is 0 in float32 at every usual
+temperature, and 0 times a finite logit is 0; vLLM's -inf would give NaN."""
+
+
+def forbid(logits_NV: Tensor, masks_MW: Tensor, index_N: Tensor) -> Tensor:
+    """Returns a copy of the logits, FORBIDDEN where mask `index_N` of `masks_MW` has a 0.
+
+    Rows with a negative index are unchanged. Bit i of word w is token 32 w + i.
+    """
+    rows = (index_N >= 0).nonzero()[:, 0]
+    bytes_RB = masks_MW[index_N[rows]].view(torch.uint8)  # little-endian, as all supported CPUs
+    bit = torch.arange(8, dtype=torch.uint8, device=masks_MW.device)
+    allowed_RV = ((bytes_RB[..., None] >> bit) & 1).flatten(1)[:, : logits_NV.shape[-1]].bool()
+    allowed_NV = logits_NV.clone()
+    allowed_NV[rows] = logits_NV[rows].masked_fill(~allowed_RV, FORBIDDEN)
+    return allowed_NV
+
 
 def target_distribution(
     logits_NV: Tensor, temperature_N: Tensor, top_p_N: Tensor, top_k_N: Tensor | None = None

@@ -112,6 +112,15 @@ class SpeculatorConfig(BaseModel):
         return self
 
     @property
+    def hard_labels(self) -> bool:
+        """Whether logged tokens alone decide acceptance.
+
+        Greedy drafts are accepted where they equal the logged token, whatever distribution it was
+        sampled from. Probabilistic drafts are accepted with a probability that depends on it.
+        """
+        return self.draft_sample_method == "greedy"
+
+    @property
     def kinds(self) -> tuple[str, ...]:
         """Names of the trained kinds; `auto` must be resolved first."""
         return tuple(name for name in self.candidates if name not in lookup_names())

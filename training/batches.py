@@ -12,19 +12,25 @@ Shapes: B rows (1), T slots, H hidden, X values per token that the drafter reads
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
+from outrider.serving.vllm_hooks.grammar_masks import TokenMasks
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, SequenceStates
 from outrider.speculators.kinds.drafter import Batch
 from outrider.training.packing import Row, Sample
 
 AHEAD = 2
 """Number of rows assembled or queued while the model processes a row."""
+
+
+MasksOf = Callable[[Sample, SequenceStates], TokenMasks | None]
+"""Returns the masks of a sample's completion; None without a usable grammar."""
 
 
 class States(Protocol):
@@ -35,7 +41,12 @@ class States(Protocol):
 
 
 def assemble(
-    store: States, samples: Sequence[Sample], row: Row, row_tokens: int, spec: FeatureSpec
+    store: States,
+    samples: Sequence[Sample],
+    row: Row,
+    row_tokens: int,
+    spec: FeatureSpec,
+    masks_of: MasksOf | None = None,
 ) -> Batch:
     """Concatenates a row's sequences, each truncated to its sample's length."""
     sequences = [(samples[index], store.read(samples[index].sequence_id)) for index in row]
@@ -60,6 +71,7 @@ def assemble(
         anchor_BT[0, start + sample.first_anchor : start + sample.length - 2] = True
         start += sample.length
     inputs = [streams[name] for name in spec.names]
+    masks_MW, mask_BT = _row_masks(sequences, row_tokens, masks_of)
     return Batch(
         token_ids_BT=token_BT,
         inputs_BTX=inputs[0] if len(inputs) == 1 else torch.cat(inputs, dim=-1),
@@ -68,7 +80,27 @@ def assemble(
         anchor_BT=anchor_BT,
         hidden_BTH=streams[FINAL_NORM],
         row=row,
+        masks_MW=masks_MW,
+        mask_BT=mask_BT,
     )
+
+
+def _row_masks(
+    sequences: Sequence[tuple[Sample, SequenceStates]], row_tokens: int, masks_of: MasksOf | None
+) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    """Returns the masks of a row and each token's, as in `Batch`."""
+    rows: list[Tensor] = []
+    mask_BT = torch.full((1, row_tokens), -1)
+    start = 0
+    for sample, states in sequences:
+        masks = None if masks_of is None else masks_of(sample, states)
+        if masks is not None:
+            first = start + states.completion_start
+            end = start + sample.length
+            mask_BT[0, first:end] = masks.index_N[: end - first] + sum(map(len, rows))
+            rows.append(masks.masks_MW)
+        start += sample.length
+    return (torch.cat(rows), mask_BT) if rows else (None, None)
 
 
 class Prefetch(AbstractContextManager["Prefetch"]):
@@ -84,7 +116,9 @@ class Prefetch(AbstractContextManager["Prefetch"]):
         rows: Iterable[Row],
         row_tokens: int,
         spec: FeatureSpec,
+        masks_of: MasksOf | None = None,
     ):
+        self._masks_of = masks_of
         self.waited = 0.0
         self._rows = iter(rows)
         self._store = store
@@ -119,5 +153,6 @@ class Prefetch(AbstractContextManager["Prefetch"]):
             row=row,
             row_tokens=self._row_tokens,
             spec=self._spec,
+            masks_of=self._masks_of,
         )
         return batch.pinned() if torch.cuda.is_available() else batch

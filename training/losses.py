@@ -20,7 +20,7 @@ The losses, with their gradients with respect to z = W u / t (m = d alpha / dq: 
     ce         -log q[argmax p]    q - onehot(argmax p)
     lk_alpha   -log alpha          -q (m - <m, q>) / alpha
 
-Against a one-hot p (temperature 0), all are equal.
+Against a one-hot p (temperature 0, or the hard labels of teacher.py), all are equal to -log q(x).
 
 W is frozen, so the gradient with respect to u is computed in the forward pass from a chunk's
 logits. Only one tensor of u's size is kept for backward; p and q never exist as whole [N, V]
@@ -156,7 +156,8 @@ def _chunks(u_KNH: Tensor, weight_DH: Tensor, problem: _Problem) -> Iterator[_Ch
         token_C = token_N[chunk]
         temperature_C = served.temperature_N[chunk]
         top_k_C = None if served.top_k_N is None else served.top_k_N[chunk]
-        z_CV = room.logits(teacher_NH[chunk], lm_head_VH)
+        hard_C = None if served.hard_N is None else served.hard_N[chunk]
+        z_CV = served.masked(room.logits(teacher_NH[chunk], lm_head_VH), chunk)
         teacher = served_distribution(
             z_CV=z_CV,
             p_CV=room.p_CV,
@@ -164,6 +165,7 @@ def _chunks(u_KNH: Tensor, weight_DH: Tensor, problem: _Problem) -> Iterator[_Ch
             temperature_C=temperature_C,
             top_p_C=served.top_p_N[chunk],
             top_k_C=top_k_C,
+            hard_C=hard_C,
         )
         taught = draft_teacher(teacher, head, token_C)
         draft_temperature_C = served.draft_temperature(chunk)

@@ -79,7 +79,7 @@ class Objective:
         if masked:
             counted_R = torch.tensor([index not in masked for index in batch.row])
             valid_KN = valid_KN & counted_R.repeat_interleave(anchors_R).to(u_KNH.device)
-        served = self._served(batch, anchors_R, u_KNH.device)
+        served = self._served(batch, anchors_N + 2, anchors_R)
         loss_KN, judged = distillation_loss(
             u_KNH=u_KNH,
             teacher_NH=teacher_NH,
@@ -95,11 +95,18 @@ class Objective:
             loss_KN = loss_KN + auxiliary_KN
         return (loss_KN * valid_KN * share_K[:, None]).sum(), judged
 
-    def _served(self, batch: Batch, anchors_R: Tensor, device: torch.device) -> Served:
-        requests = [self.sampling[self.samples[index].sequence_id] for index in batch.row]
-        sampled_N3 = torch.tensor(requests).repeat_interleave(anchors_R, dim=0).to(device)
-        temperature_N, top_p_N, top_k_N = sampled_N3.unbind(-1)
-        return Served(temperature_N, top_p_N, self.probabilistic, top_k_N)
+    def _served(self, batch: Batch, target_N: Tensor, anchors_R: Tensor) -> Served:
+        """Returns the sampling of the row's targets, at slots `target_N`."""
+        device = target_N.device
+        requests = [self.sampling[self.samples[index].sequence_id][:4] for index in batch.row]
+        sampled_N4 = torch.tensor(requests).repeat_interleave(anchors_R, dim=0).to(device)
+        temperature_N, top_p_N, top_k_N, hard_N = sampled_N4.unbind(-1)
+        served = Served(temperature_N, top_p_N, self.probabilistic, top_k_N, hard_N > 0)
+        if batch.mask_BT is None:
+            return served
+        mask_N = batch.mask_BT[0, target_N]
+        is_hard_N = (hard_N > 0) & (mask_N < 0)
+        return served._replace(hard_N=is_hard_N, masks_MW=batch.masks_MW, mask_N=mask_N)
 
 
 def align_to_targets(u_KNH: Tensor, sequence_N: Tensor) -> tuple[Tensor, Tensor]:

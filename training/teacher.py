@@ -5,6 +5,16 @@
         z_CV=z_CV, p_CV=p_CV, token_C=token_C, temperature_C=temperature_C, top_p_C=top_p_C
     )
 
+A logged grammar is part of p: as in vLLM, the tokens that it forbids have no probability, before
+temperature and cuts (vllm_hooks/grammar_masks.py).
+
+Where something else shaped the logged tokens (penalties, an unusable grammar), their distribution
+p' is not known, and p is one-hot at the logged token x: a hard label. In expectation over x ~ p',
+the losses kl and ce of a hard label have the same gradient as KL(p'||q), because E[onehot(x)] = p'
+and the gradient q - p is linear in p. lk_alpha becomes -log q(x), whose expectation KL(p'||q) +
+H(p') is an upper bound of -log sum_v p' q (Jensen). Only greedy drafts allow hard labels: their
+acceptance, 1 if x is the draft, does not depend on p'.
+
 Drafts are accepted against this distribution, so the speculator learns it. p = softmax(logits /
 temperature), cut by top_k and top_p and renormalized; one-hot at temperature 0. It equals
 `speculators.acceptance.target_distribution` (tested), but rows are rarely sorted in full: the
@@ -19,7 +29,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from outrider.speculators.acceptance import GREEDY_BELOW
+from outrider.speculators.acceptance import GREEDY_BELOW, forbid
 from outrider.speculators.heads import DraftHead
 
 NUCLEUS_WITHIN = 256
@@ -37,6 +47,18 @@ class Served(NamedTuple):
     As in vLLM, sampling uses the request's temperature, but not its top_k and top_p."""
     top_k_N: Tensor | None = None
     """0: no limit; None: no request has a limit."""
+    hard_N: Tensor | None = None
+    """Whether p is one-hot at the logged token; None: nowhere."""
+    masks_MW: Tensor | None = None
+    """Masks of grammars (`acceptance.forbid`); None without any."""
+    mask_N: Tensor | None = None
+    """The mask of each target; negative: none."""
+
+    def masked(self, z_CV: Tensor, chunk: "slice[int, int, None]") -> Tensor:
+        """Returns logits [C, V] without the tokens that grammars forbid."""
+        if self.masks_MW is None or self.mask_N is None:
+            return z_CV
+        return forbid(z_CV, self.masks_MW, self.mask_N[chunk])
 
     def draft_temperature(self, chunk: "slice[int, int, None]") -> Tensor | None:
         """Returns the temperature [C] for sampling from q; None for argmax drafts."""
@@ -67,6 +89,7 @@ def served_distribution(
     temperature_C: Tensor,
     top_p_C: Tensor,
     top_k_C: Tensor | None = None,
+    hard_C: Tensor | None = None,
 ) -> Teacher:
     """Writes p to `p_CV`; divides z (float32 or float64) by the temperatures."""
     greedy_C = temperature_C < GREEDY_BELOW
@@ -96,6 +119,11 @@ def served_distribution(
         p_CV[greedy_C] = 0.0
         p_CV[greedy_C, best_C[greedy_C]] = 1.0
         negative_entropy_C[greedy_C] = 0.0
+    if hard_C is not None and hard_C.any():
+        best_C = torch.where(hard_C, token_C, best_C)
+        p_CV[hard_C] = 0.0
+        p_CV[hard_C, token_C[hard_C]] = 1.0
+        negative_entropy_C[hard_C] = 0.0
     logged_C = p_CV.gather(-1, token_C[:, None])[:, 0]
     return Teacher(p_CV, best_C, negative_entropy_C, torch.where(logged_C > 0, logged_C, uncut_C))
 

@@ -40,6 +40,7 @@ from outrider.training.checkpoints import TrainerState, load_checkpoint, save_ch
 from outrider.training.config import DEPTH_DECAY, SCRATCH_DECAY
 from outrider.training.distributed.accelerator import ChainUnroll, make_accelerator, prepare_model
 from outrider.training.distributed.spec import Preempted, TrainingSpec
+from outrider.training.grammars import masks_of
 from outrider.training.memory import MemoryPlan, peak_bytes
 from outrider.training.metrics import (
     Metrics,
@@ -270,6 +271,7 @@ class Trainer:
                     rows=rows,
                     row_tokens=self.settings.row_tokens,
                     spec=self.plan.features,
+                    masks_of=masks_of(self.plan.spec, self.plan.target_config),
                 )
             )
             if stream is not None:  # ends a blocked read in the thread of `batches`

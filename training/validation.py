@@ -88,7 +88,7 @@ class Validation:
         start_R = torch.tensor([0, *[sample.length for sample in samples]]).cumsum(0)[:-1]
         length_R = torch.tensor([sample.length for sample in samples])
         sampling = self.plan.spec.sampling
-        sampled_R3 = torch.tensor([sampling[sample.sequence_id] for sample in samples])
+        sampled_R3 = torch.tensor([sampling[sample.sequence_id][:3] for sample in samples])
         device = drafted.u_KNH.device
         # The engine's anchor is the last known token, one position after the state that the
         # chain reads.

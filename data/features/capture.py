@@ -54,7 +54,7 @@ from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.features import FeatureSpec, SequenceStates, layer_index
 
 SUMMARY = "summary.json"
-SCORES_VERSION = 3
+SCORES_VERSION = 4
 """Increment when scores of the same tokens change (serving/token_scores.py, logged_text.py)."""
 LINE_EVERY_S = 60.0
 """Seconds between lines of progress if the output is not a terminal."""
@@ -113,7 +113,11 @@ def capture(
         "target": sampled_digest(target_files),
         "sequences": _rows_digest(rows_of(table, lost_ends.limit)),
         "dtype": engine.dtype,
-        "scores": {"version": SCORES_VERSION, "positions": capture.on_policy_positions},
+        "scores": {
+            "version": SCORES_VERSION,
+            "positions": capture.on_policy_positions,
+            "structured_outputs": engine.structured_outputs,
+        },
     }
     if lost_ends.cut or lost_ends.dropped:
         source["too_long"] = {"limit": lost_ends.limit}
@@ -231,6 +235,7 @@ def _table_of(rows: Sequence[Row]) -> Dataset:
             "temperature": [1.0] * len(rows),
             "top_p": [1.0] * len(rows),
             "top_k": [0] * len(rows),
+            "grammar": [""] * len(rows),
         }
     )
 

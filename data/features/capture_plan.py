@@ -116,7 +116,8 @@ def rows_of(
     table: Dataset, limit: int, answers: Mapping[str, NDArray[np.int32]] | None = None
 ) -> Iterator[LoggedRow]:
     """Yields the rows cut to `limit` tokens, with responses replaced by `answers`."""
-    names = ["sequence_id", "token_ids", "completion_start", "temperature", "top_p", "top_k"]
+    sampling = ("temperature", "top_p", "top_k", "grammar")
+    names = ["sequence_id", "token_ids", "completion_start", *sampling]
     for row in table.select_columns(names):
         logged = LoggedRow(*(row[name] for name in names))
         if answers and logged.row_id in answers:

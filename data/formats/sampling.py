@@ -2,8 +2,10 @@
 
     Exchange(place, **sampling_of(request, "request"))
 
-Responses shaped by parameters other than temperature, top_p and top_k are set aside for one of
-these reasons (`constraint` is `grammar` or `other_sampling`; tokens.py checks the other two):
+Responses shaped by parameters other than temperature, top_p and top_k are replayed and trained on
+with hard labels, or with the mask of a logged grammar (docs/explanation/traffic.md). Their
+constraint is the first of these that applies (`constraint_of` returns `beam_search`, `grammar` or
+`other_sampling`; tokens.py adds the others):
 
 - `grammar`: `response_format` other than `text`, `structured_outputs`, `guided_*`, `json_schema`,
   `regex`, `ebnf`, `structural_tag`; `tools` with a required or named `tool_choice`, `strict: true`
@@ -11,9 +13,11 @@ these reasons (`constraint` is `grammar` or `other_sampling`; tokens.py checks t
 - `min_p`: `min_p` above 0, which vLLM rejects when it speculates
 - `penalties`: `presence_penalty`, `frequency_penalty`, `repetition_penalty`
 - `other_sampling`: `logit_bias` (also rejected), `bad_words`, `allowed_token_ids`, `min_tokens`,
-  `thinking_token_budget`, logits processors, beam search
+  `thinking_token_budget`, logits processors
+- `beam_search`: always set aside, because its tokens are not samples
 """
 
+import json
 from typing import Any
 
 from outrider.data.formats.fields import take_number
@@ -31,22 +35,39 @@ GRAMMARS = (
 
 OTHER = (
     *("logit_bias", "bad_words", "allowed_token_ids", "min_tokens", "min_new_tokens"),
-    *("thinking_token_budget", "custom_logit_processor", "logits_processors", "use_beam_search"),
+    *("thinking_token_budget", "custom_logit_processor", "logits_processors"),
 )
 """Parameters that forbid, favor or force tokens; off if null, 0, false or empty."""
 
-CONSTRAINTS = ("response_format", "tools", "tool_choice", "parallel_tool_calls", *GRAMMARS, *OTHER)
+CONSTRAINTS = (
+    *("response_format", "tools", "tool_choice", "parallel_tool_calls", "use_beam_search"),
+    "extra_body",
+    *(*GRAMMARS, *OTHER),
+)
 """Request keys that determine `constraint`."""
+
+KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
+"""Fields of vLLM's StructuredOutputsParams that each set a grammar."""
 
 
 def sampling_of(request: dict[str, Any], where: str) -> dict[str, Any]:
-    """Returns the values of `NUMBERS` and `constraint` as arguments for `Exchange`."""
+    """Returns the values of `NUMBERS`, `constraint` and `grammar` as arguments for `Exchange`."""
+    request = _sent(request)
     numbers = {name: take_number(request, name, where) for name in NUMBERS}
-    return {**numbers, "constraint": constraint_of(request)}
+    return {**numbers, "constraint": constraint_of(request), "grammar": grammar_of(request)}
+
+
+def _sent(request: dict[str, Any]) -> dict[str, Any]:
+    """Returns the body that OpenAI's client sends: `extra_body` is merged into it."""
+    extra = request.get("extra_body")
+    return {**request, **extra} if isinstance(extra, dict) else request
 
 
 def constraint_of(request: dict[str, Any]) -> str | None:
-    """Returns `grammar` or `other_sampling`; None if only `NUMBERS` shaped the tokens."""
+    """Returns what a request's keys set; None if only `NUMBERS` shaped the tokens."""
+    request = _sent(request)
+    if request.get("use_beam_search"):
+        return "beam_search"
     response_format = request.get("response_format")
     if isinstance(response_format, dict):
         response_format = response_format.get("type")
@@ -55,6 +76,38 @@ def constraint_of(request: dict[str, Any]) -> str | None:
     if any(request.get(key) not in (None, "", {}) for key in GRAMMARS):
         return "grammar"
     return "other_sampling" if any(request.get(key) for key in OTHER) else None
+
+
+def grammar_of(request: dict[str, Any]) -> str | None:
+    """Returns a grammar that vLLM compiles, as JSON of one field of its StructuredOutputsParams.
+
+    None without a grammar, with several, and where tools or a parameter in `OTHER` shape the
+    tokens too. As in vLLM 0.32 (entrypoints/generate/base/protocol.py,
+    `structured_outputs_from_response_format`), `response_format` is added to `structured_outputs`.
+    """
+    tools = request.get("tools") and request.get("tool_choice") != "none"
+    if tools or constraint_of(request) != "grammar" or any(request.get(key) for key in OTHER):
+        return None
+    given = request.get("structured_outputs")
+    fields = dict(given) if isinstance(given, dict) else {}
+    for kind in KINDS:
+        fields.setdefault(kind, request.get(f"guided_{kind}"))
+    response_format = request.get("response_format")
+    if isinstance(response_format, dict):
+        fields |= _of_response_format(response_format)
+    grammar = {kind: fields[kind] for kind in KINDS if fields[kind] is not None}
+    return json.dumps(grammar) if len(grammar) == 1 else None
+
+
+def _of_response_format(response_format: dict[str, Any]) -> dict[str, Any]:
+    if response_format.get("type") == "json_object":
+        return {"json_object": True}
+    if response_format.get("type") == "json_schema":
+        section = response_format.get("json_schema")
+        return {"json": section.get("schema") if isinstance(section, dict) else None}
+    if response_format.get("type") == "structural_tag":
+        return {"structural_tag": json.dumps(response_format)}
+    return {}
 
 
 def _calls_a_tool(request: dict[str, Any]) -> bool:

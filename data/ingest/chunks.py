@@ -75,6 +75,8 @@ SCHEMA: pa.Schema = Features.from_arrow_schema(
             "temperature": pa.float32(),
             "top_p": pa.float32(),
             "top_k": pa.int32(),
+            "constraint": pa.string(),
+            "grammar": pa.string(),
             "prompt_text": pa.string(),
         }
     )
@@ -83,7 +85,9 @@ SCHEMA: pa.Schema = Features.from_arrow_schema(
 
 `session_kind` is one of `SESSION_KINDS`. `user` is a keyed digest of the user's id or, if none
 was logged, of the tenant; a session of kind `user` has the same digest. `time` is in Unix seconds,
-null if it was not logged. Other values that were not logged are empty strings."""
+null if it was not logged. `constraint` is what else shaped the tokens
+(exchange.SAMPLED_OTHERWISE), `grammar` the grammar if it is all that did. Other values that were
+not logged are empty strings."""
 
 
 PART_SCHEMA = pa.schema(
@@ -194,11 +198,13 @@ class Work:
     """Prefixes of sequence ids, by file name."""
     server: str | None = None
     """The engine, if the recipe names it."""
+    hard_labels: bool = True
+    """Whether responses with a constraint are kept (`SequenceBuilder`)."""
 
     @functools.cached_property
     def builder(self) -> SequenceBuilder:
         """The sequence builder."""
-        return SequenceBuilder(self.target_dir)
+        return SequenceBuilder(self.target_dir, self.hard_labels)
 
     @functools.cached_property
     def guard(self) -> PrivacyGuard | None:
@@ -331,6 +337,8 @@ def _table_row(exchange: Exchange, sequence: TokenSequence, work: Work) -> dict[
         "temperature": sequence.temperature,
         "top_p": sequence.top_p,
         "top_k": sequence.top_k,
+        "constraint": sequence.constraint,
+        "grammar": sequence.grammar,
         "prompt_text": sequence.prompt_text,
         "file": place.file,
         "line": place.line,

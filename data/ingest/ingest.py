@@ -52,7 +52,7 @@ PARTS = ".parts"
 PARTS_INPUTS = ".parts.json"
 """Folder of the parts, and file with the digest of everything that they depend on."""
 
-PARTS_VERSION = 11
+PARTS_VERSION = 13
 """Version of the parts. Raise it if the same log gives different parts: if a format accepts
 different rows, or if sequences, rejects, surrogates or `chunks.SCHEMA` change. Parts of an
 interrupted ingest are then made again. Also raise the version of the ingest stage
@@ -73,6 +73,7 @@ def ingest(
     *,
     workers: int | None = None,
     privacy: PrivacyConfig | None = None,
+    hard_labels: bool = True,
     prefix: str = "",
     is_slice: bool = False,
     rows_per_file: int | None = None,
@@ -82,7 +83,8 @@ def ingest(
 
     Sequence ids begin with `prefix`. `workers` is the number of processes (0: only this one;
     default: one per core, but 0 for a small log). If `privacy` is on, findings are counted in
-    `privacy.json`. With `is_slice`, the log is a slice of one that is still being written
+    `privacy.json`. Without `hard_labels`, responses with a constraint are set aside
+    (`SequenceBuilder`). With `is_slice`, the log is a slice of one that is still being written
     (log_tail.py), so rows without their other half do not count as damage. `rows_per_file` limits
     the rows to read from each file. If `problems` is given, errors that would stop a run
     are appended to it instead of being raised; a log without rows always raises an error.
@@ -105,6 +107,7 @@ def ingest(
         privacy=privacy,
         key=key,
         target_dir=target_dir,
+        hard_labels=hard_labels,
     )
     file_numbers = {file.name: f"{prefix}{number}" for number, file in enumerate(files)}
     work = Work(
@@ -115,6 +118,7 @@ def ingest(
         parts_dir=parts_dir,
         file_numbers=file_numbers,
         server=traffic.server,
+        hard_labels=hard_labels,
     )
     console = Console(stderr=True, highlight=False)
     if not_read:
@@ -266,6 +270,7 @@ def _parts_dir(
     privacy: PrivacyConfig,
     key: bytes,
     target_dir: Path,
+    hard_labels: bool,
 ) -> Path:
     """Returns the folder of parts; keeps those made from the same inputs."""
     tokenizer_files = (path for pattern in TOKENIZER_FILES for path in target_dir.glob(pattern))
@@ -276,6 +281,7 @@ def _parts_dir(
         "privacy": privacy.model_dump(mode="json"),
         "privacy key": hashlib.sha256(key).hexdigest(),
         "target": target_digests,
+        "hard labels": hard_labels,
         "version": PARTS_VERSION,
     }
     parts_dir = out_dir / PARTS

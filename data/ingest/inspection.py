@@ -37,6 +37,7 @@ def inspect(
     *,
     rows_per_file: int | None = None,
     privacy: PrivacyConfig | None = None,
+    hard_labels: bool = True,
 ) -> dict[str, Any]:
     """Ingests the log into `scratch`; returns its description, advice and problems."""
     problems: list[str] = []
@@ -45,6 +46,7 @@ def inspect(
         traffic,
         scratch,
         privacy=privacy,
+        hard_labels=hard_labels,
         rows_per_file=rows_per_file,
         problems=problems,
     )
@@ -219,19 +221,26 @@ def _remedy(formats: Mapping[str, int]) -> str:
 
 def _sampling_advice(summary: Mapping[str, Any]) -> list[str]:
     """Advises on responses shaped by a grammar or another parameter."""
-    counts = {name: n for name, n in summary["rejects"].items() if name in SAMPLED_OTHERWISE}
-    total = sum(counts.values())
-    if not total:
-        return []
-    reason_counts = ", ".join(f"{name} {count:,}" for name, count in counts.items())
-    text = (
-        f"{total:,} of {total + summary['exchanges']:,} exchanges are set aside because of how they"
-        f" were sampled ({reason_counts}): they are neither trained on nor measured, and the report"
-        " covers only the others (docs/how-to/log-formats.md)"
-    )
-    if counts.keys() & {"min_p", "other_sampling"}:
-        text += ". vLLM rejects requests with min_p or logit_bias when it speculates"
-    return [text]
+    aside = {name: n for name, n in summary["rejects"].items() if name in SAMPLED_OTHERWISE}
+    kept = summary.get("constraints", {})
+    advice = []
+    if total := sum(aside.values()):
+        advice.append(
+            f"{total:,} of {total + summary['exchanges']:,} exchanges are set aside because of how"
+            f" they were sampled ({_listed(aside)}): they are neither trained on nor measured, and"
+            " the report covers only the others (docs/how-to/log-formats.md)"
+        )
+    if refused := {name: n for name, n in kept.items() if name in ("min_p", "other_sampling")}:
+        advice.append(
+            f"{sum(refused.values()):,} exchanges were sampled with {_listed(refused)}; vLLM 0.32"
+            " rejects requests with min_p, logit_bias or custom logits processors when it"
+            " speculates, so clients must stop sending these before a speculator is deployed"
+        )
+    return advice
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in counts.items())
 
 
 def marked(tokenizer: Tokenizer, token_ids: Sequence[int], completion_start: int) -> Text:

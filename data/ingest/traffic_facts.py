@@ -24,6 +24,7 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     texts["token counts"] = _token_counts(summary["retokenized_against_usage"])
     for name in ("temperature", "top_p", "top_k"):
         texts[name] = _counts(sampling[name])
+    texts["constraints"] = _constraints(summary)
     texts["time"] = _time(summary)
     texts["sessions"] = _sessions(summary["sessions"])
     texts["duplicates"] = _duplicates(summary["duplicates"])
@@ -78,6 +79,18 @@ def _counts(counts: Mapping[str, int]) -> str:
     largest = [f"{_short(name)} {count:,}" for name, count in list(counts.items())[:8]]
     more = len(counts) - len(largest)
     return ", ".join(largest) + (f", and {more} more" if more else "")
+
+
+def _constraints(summary: Mapping[str, Any]) -> str:
+    constraints = summary.get("constraints", {})
+    if not constraints:
+        return ""
+    total = sum(constraints.values())
+    return (
+        f"{counted(total, 'exchange')} sampled otherwise ({_counts(constraints)}):"
+        f" {summary['grammars']:,} with a logged grammar, which masks p; the others are replayed"
+        " and trained on by their tokens and not checked for being on-policy"
+    )
 
 
 def _time(summary: Mapping[str, Any]) -> str:

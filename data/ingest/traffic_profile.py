@@ -64,6 +64,9 @@ def profile(sequences_dir: Path, target_dir: Path) -> dict[str, Any]:
     described["tenants"] = _largest(_counts(table["tenant"]))
     described["routes"] = _largest(_counts(table["route"]))
     described["sampling"] = {name: _largest(values) for name, values in sampling.items()}
+    described["grammars"] = sum(n for text, n in _counts(table["grammar"]).items() if text)
+    constraints = _counts(table["constraint"])
+    described["constraints"] = {name: n for name, n in constraints.items() if name}
     described["sessions"] = {
         "distinct": len(sessions),
         "most_exchanges": int(sessions.max(initial=0)),

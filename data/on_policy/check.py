@@ -24,7 +24,7 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
 from outrider.common.fingerprint import file_digest
 from outrider.data.features.feature_store import MANIFEST, FeatureStore
-from outrider.data.on_policy.evidence import Evidence, judge
+from outrider.data.on_policy.evidence import Evidence, checked_rows, judge_checked
 from outrider.data.sequences import Tables, load_sequences
 from outrider.data.split.slices import Slices, load_slices
 from outrider.data.split.split import GENERAL, PARTS, ids_of
@@ -74,18 +74,25 @@ def examine(
     """Judges all sequences; writes the report and quarantine; returns the report."""
     evidence = Evidence.of(store, table)
     own_S = evidence.own_share()
-    below_S = own_S < min_on_policy if min_on_policy is not None else np.zeros(len(evidence), bool)
+    checked_S = checked_rows(evidence, table)
+    with_grammar_S = np.array([bool(grammar) for grammar in table["grammar"]], bool)
+    limit = -np.inf if min_on_policy is None else min_on_policy
+    below_S = checked_S & (own_S < limit)
     index = {sequence_id: row for row, sequence_id in enumerate(table["sequence_id"])}
 
     def rows(ids: list[str]) -> np.ndarray:
         return np.array([index[sequence_id] for sequence_id in ids if sequence_id in index], int)
 
     def described(rows_N: np.ndarray) -> dict[str, Any]:
-        group = evidence.take(rows_N)
+        group = evidence.take(rows_N[checked_S[rows_N]])
+        not_checked = len(rows_N) - len(group)
         return {
             **group.summary(),
+            "not_checked": not_checked,
+            "masked": int((checked_S & with_grammar_S)[rows_N].sum()),
+            "unusable_grammars": int((~checked_S & with_grammar_S)[rows_N].sum()),
             "quarantined": int(below_S[rows_N].sum()),
-            "verdict": asdict(judge(group)),
+            "verdict": asdict(judge_checked(group, not_checked)),
         }
 
     of_slices: dict[str, dict[str, Any]] = {}
@@ -135,6 +142,14 @@ def two_lines(report: Mapping[str, Any]) -> list[str]:
     """Formats the result as two lines for the terminal."""
     everything = report["all"]
     verdict = everything["verdict"]
+    not_checked = f"{everything['not_checked']:,}"
+    aside = "replayed and trained on with hard labels (docs/explanation/traffic.md)"
+    if verdict["cause"] == "not_checked":
+        return [
+            f"On-policy: not checked. All {not_checked} sequences were shaped by more than"
+            " temperature, top_p and top_k",
+            f"They are {aside}{_unusable(everything)}",
+        ]
     low, high = everything["expected_range"]
     answer = {True: "yes", False: "no", None: "too little text"}[verdict["own"]]
     if verdict["own"] is False and not _is_mostly_off(everything):
@@ -142,14 +157,30 @@ def two_lines(report: Mapping[str, Any]) -> list[str]:
     quarantined = f"{everything['quarantined']:,}" if everything["quarantined"] else "none"
     limit = "off" if report["min_on_policy"] is None else f"{report['min_on_policy']:g}"
     why = "" if verdict["own"] else f"Likely cause: {verdict['text']}. "
+    unchecked = ""
+    if everything["masked"]:
+        unchecked += f". Checked under their logged grammar: {everything['masked']:,}"
+    if everything["not_checked"]:
+        unchecked += f". Not checked: {not_checked}, {aside}{_unusable(everything)}"
     return [
         f"On-policy: {answer}. {everything['sequences']:,} sequences, {everything['tokens']:,} "
         f"tokens, mean log-probability {everything['sampled_mean_logprob']:.3f} (the target's "
         f"samples: {low:.3f} to {high:.3f}); {everything['below_1e4']:.2%} below 1e-4, "
         f"z {everything['z']:.1f}",
         f"{why}Sequences quarantined: {quarantined} (capture.min_on_policy {limit}; the lowest has "
-        f"{everything['lowest_own_share']:.2f})",
+        f"{everything['lowest_own_share']:.2f}){unchecked}",
     ]
+
+
+def _unusable(everything: Mapping[str, Any]) -> str:
+    """Describes logged grammars without a mask, and what most often causes them."""
+    count = everything["unusable_grammars"]
+    if not count:
+        return ""
+    return (
+        f"; {count:,} have a grammar that vLLM does not compile or their tokens do not follow (if"
+        " the endpoint has a reasoning parser, give its command with --from-serve-command)"
+    )
 
 
 def groups_of(report: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:

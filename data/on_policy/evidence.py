@@ -217,9 +217,29 @@ class Verdict:
     """Whether a group of sequences is on-policy, and the likely cause if not."""
 
     own: bool | None
-    """None if there is too little text."""
+    """None if there is too little text, or nothing that can be checked."""
     cause: str
     text: str
+
+
+def checked_rows(evidence: Evidence, table: Dataset) -> np.ndarray:
+    """[S] whether each sequence can be checked.
+
+    Penalties and the like change the distribution that the tokens were sampled from, so scores
+    under temperature, top_k and top_p mean nothing. A logged grammar's mask is part of the scores;
+    where it was unusable, capture scored no token.
+    """
+    free_S = np.array([not constraint for constraint in table["constraint"]], bool)
+    masked_S = np.array([bool(grammar) for grammar in table["grammar"]], bool)
+    return free_S | (masked_S & (evidence.of_each("tokens") > 0))
+
+
+def judge_checked(checked: Evidence, not_checked: int) -> Verdict:
+    """`judge` of a group's checked sequences, of which there may be none."""
+    if not_checked and not len(checked):
+        text = f"{not_checked:,} sequences were sampled otherwise and cannot be checked"
+        return Verdict(None, "not_checked", text)
+    return judge(checked)
 
 
 def judge(evidence: Evidence) -> Verdict:

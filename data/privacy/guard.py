@@ -112,6 +112,10 @@ class PrivacyGuard:
             Reject: If there is no such form.
         """
         self.tally.exchanges += 1
+        replaces = self.config.mode == "surrogate"
+        if replaces and exchange.grammar and self._values([("", exchange.grammar)]):
+            # A schema may list customers; without it, the response has hard labels.
+            exchange = dataclasses.replace(exchange, grammar=None)
         prompt_ids = exchange.prompt_token_ids
         completion_ids = exchange.completion_token_ids
         prompt = _prompt_of(exchange) if prompt_ids is None else self.decode(prompt_ids)

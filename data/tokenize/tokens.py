@@ -4,7 +4,7 @@ Logged ids are used unchanged (`exact`). Otherwise (`retokenized`) the target's 
 renders the conversation (chat_template.py), and the response is reconstructed as R1 emitted it
 (emitted_text.py).
 
-    builder = SequenceBuilder(target_dir)
+    builder = SequenceBuilder(target_dir, hard_labels=True)
     sequence = builder.build(exchange)      # or raises Reject
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
-from outrider.data.exchange import Exchange, Reject
+from outrider.data.exchange import BEAM_SEARCH, Exchange, Reject
 from outrider.data.tokenize.chat_template import render
 from outrider.data.tokenize.emitted_text import END_THINK, THINK, endings, opening_of, readings
 from outrider.speculators.checkpoints.architectures import is_supported, transformers_model
@@ -54,6 +54,10 @@ class TokenSequence:
     top_p: float
     top_k: int
     """0: no limit."""
+    constraint: str
+    """What else shaped the tokens (exchange.SAMPLED_OTHERWISE); empty: nothing."""
+    grammar: str
+    """The grammar (`Exchange.grammar`) if it is all that did, else empty."""
     agrees_with_usage: bool | None
     """Whether the completion has as many tokens as the engine counted; None if not logged."""
     prompt_agrees_with_usage: bool | None = None
@@ -80,10 +84,15 @@ def load_tokenizer(target_dir: Path) -> Any:
 
 
 class SequenceBuilder:
-    """Builds token sequences for a target from its tokenizer and config.json."""
+    """Builds token sequences for a target from its tokenizer and config.json.
 
-    def __init__(self, target_dir: Path):
+    Without `hard_labels`, responses that something besides temperature, top_k and top_p shaped are
+    rejected: their distribution is unknown, and probabilistic drafts are accepted against it.
+    """
+
+    def __init__(self, target_dir: Path, hard_labels: bool = True):
         target_dir = Path(target_dir)
+        self.hard_labels = hard_labels
         config = read_json(target_dir / "config.json")
         self.tokenizer = load_tokenizer(target_dir)
         if not self.tokenizer.chat_template:
@@ -144,6 +153,7 @@ class SequenceBuilder:
         if length > self.longest:
             raise Reject("longer_than_target", f"{length} tokens, the limit is {self.longest}")
         temperature, top_p, top_k = self._sampling(exchange)
+        constraint, grammar = self._constraint(exchange)
         counted = exchange.completion_tokens
         counted_before = exchange.prompt_tokens
         fidelity = "exact" if exact else "retokenized"
@@ -155,6 +165,8 @@ class SequenceBuilder:
             temperature=temperature,
             top_p=top_p,
             top_k=top_k,
+            constraint=constraint,
+            grammar=grammar,
             agrees_with_usage=None if counted is None else counted == len(completion_ids),
             prompt_agrees_with_usage=(
                 None if counted_before is None else counted_before == len(prompt_ids)
@@ -162,28 +174,38 @@ class SequenceBuilder:
         )
 
     def _sampling(self, exchange: Exchange) -> tuple[float, float, int]:
-        """Returns the request's temperature, top_p and top_k.
-
-        Exact replay, the on-policy check and the teacher support only these. Any other parameter
-        that changes the distribution raises a `Reject`, including those that vLLM rejects when it
-        speculates (min_p, logit_bias).
-        """
-        if exchange.constraint is not None:
-            raise Reject(exchange.constraint)
-        values = {
-            name: default if getattr(exchange, name) is None else getattr(exchange, name)
-            for name, default in self.defaults.items()
-        }
-        for name in ("min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"):
-            if values[name] != NEUTRAL[name]:
-                reason = "min_p" if name == "min_p" else "penalties"
-                raise Reject(reason, f"{name} {values[name]:g}")
-        temperature = values["temperature"]
-        top_p = values["top_p"]
+        """Returns the request's temperature, top_p and top_k."""
+        temperature, top_p, top_k = (
+            self._value(exchange, name) for name in ("temperature", "top_p", "top_k")
+        )
         if temperature < 0 or not 0 < top_p <= 1:
             raise Reject("sampling_out_of_range", f"temperature {temperature:g}, top_p {top_p:g}")
-        top_k = int(values["top_k"])
-        return temperature, top_p, top_k if 0 < top_k < self.vocabulary else 0
+        return temperature, top_p, int(top_k) if 0 < int(top_k) < self.vocabulary else 0
+
+    def _constraint(self, exchange: Exchange) -> tuple[str, str]:
+        """Returns what else shaped the tokens, and the grammar if it is all that did.
+
+        A response to be regenerated cannot have a constraint, since the engine would generate it
+        without.
+        """
+        penalties = ("presence_penalty", "frequency_penalty", "repetition_penalty")
+        changed = [
+            name for name in ("min_p", *penalties) if self._value(exchange, name) != NEUTRAL[name]
+        ]
+        constraint = exchange.constraint or ""
+        detail = ""
+        if not constraint and changed:
+            constraint = "min_p" if changed[0] == "min_p" else "penalties"
+            detail = f"{changed[0]} {self._value(exchange, changed[0]):g}"
+        replayed = self.hard_labels and not exchange.regenerate and constraint != BEAM_SEARCH
+        if constraint and not replayed:
+            raise Reject(constraint, detail)
+        return constraint, "" if changed else exchange.grammar or ""
+
+    def _value(self, exchange: Exchange, name: str) -> float:
+        """Returns a sampling parameter of the request, or the target's default."""
+        logged: float | None = getattr(exchange, name)
+        return self.defaults[name] if logged is None else logged
 
     def _prompt(self, exchange: Exchange) -> tuple[list[int], str]:
         """Returns the ids and text of a prompt without logged ids.

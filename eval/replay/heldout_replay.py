@@ -21,7 +21,7 @@ from outrider.common.child_process import in_child
 from outrider.common.cluster.session import open_cluster
 from outrider.common.cluster.tasks import run_tasks, slots
 from outrider.data.features.feature_store import FeatureStore
-from outrider.data.on_policy.evidence import Evidence, judge
+from outrider.data.on_policy.evidence import Evidence, checked_rows, judge_checked
 from outrider.eval.config import SEED
 from outrider.eval.context import EvaluationContext
 from outrider.eval.replay.replay import CEILING, ReplaySums, compare, has_steps, length_at, replay
@@ -187,6 +187,14 @@ def on_policy(store: FeatureStore, heldout: Dataset) -> OnPolicy | None:
     """
     if not store.score_columns:
         return None
-    evidence = Evidence.of(store, heldout)
-    verdict = judge(evidence)
-    return OnPolicy(cause=verdict.cause, text=verdict.text, sequences=len(evidence))
+    everything = Evidence.of(store, heldout)
+    checked_S = checked_rows(everything, heldout)
+    evidence = everything.take(checked_S)
+    not_checked = int((~checked_S).sum())
+    verdict = judge_checked(evidence, not_checked)
+    return OnPolicy(
+        cause=verdict.cause,
+        text=verdict.text,
+        sequences=len(evidence),
+        not_checked=not_checked,
+    )

@@ -1,7 +1,8 @@
 """The upper bound for drafters: the target's own logits.
 
 It is replayed like a speculator with greedy drafts (`replay(CEILING, ...)`). It delivers fewer than
-k + 1 tokens per step because the target samples: no drafter knows which token will be drawn.
+k + 1 tokens per step because the target samples: no drafter knows which token will be drawn. It
+ignores grammars and penalties, so it is no upper bound on responses with hard labels.
 
 Shapes: B rows, T slots, N anchors, H hidden.
 """

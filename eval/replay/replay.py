@@ -49,9 +49,9 @@ CEILING = "ceiling"
 """Name of the perfect drafter, which knows the target's distribution after the logged tokens.
 
 Its greedy draft is the target's most likely token, so no speculator with greedy drafts needs fewer
-steps in expectation. Like every speculator, it is replayed on the logged tokens, so a speculator
-that is almost perfect can exceed it by chance. Its sampled drafts are drawn from the target's
-distribution, so all of them are accepted."""
+steps in expectation, except on responses that a grammar or penalties shaped. Like every speculator,
+it is replayed on the logged tokens, so a speculator that is almost perfect can exceed it by chance.
+Its sampled drafts are drawn from the target's distribution, so all of them are accepted."""
 
 NO_TOKEN = -2
 """Placeholder for positions past a response's end; no draft equals it."""

@@ -39,7 +39,7 @@ from outrider.eval.results.sections import (
 from outrider.speculators.kinds import DEFAULT_LOOKUP, kind_named, lookup_names
 from outrider.speculators.kinds.protocol import DrafterKind
 
-VERSION = 15
+VERSION = 16
 """Version of the measurements and of report.json. Raise it when the same settings would give
 different measurements or the shape of report.json changes."""
 

@@ -64,11 +64,13 @@ class OnPolicy(Part):
     """Whether the held-out sequences are on-policy (docs/explanation/traffic.md)."""
 
     cause: str
-    """`own` if the target wrote the text, else the likely cause"""
+    """`own` if the target wrote the text, `not_checked`, else the likely cause"""
     text: str
     """The cause in words"""
     sequences: int
     """Number of sequences checked"""
+    not_checked: int
+    """Number of sequences with hard labels, which cannot be checked"""
 
 
 Series = dict[Literal["base", "custom", "lookup", "ceiling"], list[float]]

@@ -47,6 +47,7 @@ def _window(run: RunDirectory, recipe: Recipe, options: Options) -> Result:
         recipe.traffic,
         run.traffic,
         privacy=recipe.privacy,
+        hard_labels=recipe.speculator.hard_labels,
         prefix=f"{run.root.name}-",
         is_slice=True,
     )
@@ -127,7 +128,7 @@ def _window_sources(recipe: Recipe) -> dict[str, str]:
 
 ADAPT_WINDOW = Stage(
     name="adapt_window",
-    version=2,
+    version=4,
     needs=(),
     settings=_window_settings,
     sources=_window_sources,

@@ -25,12 +25,25 @@ def _ingest(run: RunDirectory, recipe: Recipe, options: Options) -> Result:
     if not options.get("measured"):
         # The preflight cannot check a hub model, which is downloaded only now.
         check_target(target_dir, recipe.speculator)
-    result = ingest(target_dir, recipe.traffic, run.traffic, privacy=recipe.privacy)
+    result = ingest(
+        target_dir,
+        recipe.traffic,
+        run.traffic,
+        privacy=recipe.privacy,
+        hard_labels=recipe.speculator.hard_labels,
+    )
     if recipe.traffic.general is None:
         shutil.rmtree(run.general, ignore_errors=True)
         return result
     general = recipe.traffic.model_copy(update={"path": recipe.traffic.general})
-    ingested = ingest(target_dir, general, run.general, privacy=recipe.privacy, prefix=PREFIX)
+    ingested = ingest(
+        target_dir,
+        general,
+        run.general,
+        privacy=recipe.privacy,
+        hard_labels=recipe.speculator.hard_labels,
+        prefix=PREFIX,
+    )
     return result | {"general": {name: ingested[name] for name in ("rows", "exchanges", "rejects")}}
 
 
@@ -40,6 +53,8 @@ def _settings(recipe: Recipe) -> Settings:
     return {
         "traffic": section(recipe.traffic, {"path", "general"}),
         "privacy": {"mode": "off"} if is_off else section(recipe.privacy, {"retention"}),
+        # Under its whole name, because `outrider adapt` merges these settings with capture's.
+        "speculator.draft_sample_method": recipe.speculator.draft_sample_method,
     }
 
 
@@ -52,7 +67,7 @@ def _sources(recipe: Recipe) -> dict[str, str]:
 
 INGEST = Stage(
     name="ingest",
-    version=12,
+    version=14,
     needs=(),
     settings=_settings,
     sources=_sources,

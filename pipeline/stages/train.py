@@ -50,16 +50,27 @@ def train_on(
     """
     from outrider.data.sequences import load_sequences
     from outrider.training.distributed.launch import train
-    from outrider.training.distributed.spec import TrainingSpec
+    from outrider.training.distributed.spec import Sampling, TrainingSpec
 
-    names = ["sequence_id", "temperature", "top_p", "top_k"]
+    names = ["sequence_id", "temperature", "top_p", "top_k", "constraint", "grammar"]
     rows = load_sequences(run.tables).select_columns(names)
+    grammars = sorted({text for text in rows["grammar"] if text})
+    grammar_index = {text: number for number, text in enumerate(grammars)}
     spec = TrainingSpec(
         target_dir=recipe.target.training_directory(),
         features_dir=stream_dir or run.features,
         sampling={
-            row["sequence_id"]: (row["temperature"], row["top_p"], row["top_k"]) for row in rows
+            row["sequence_id"]: Sampling(
+                temperature=row["temperature"],
+                top_p=row["top_p"],
+                top_k=row["top_k"],
+                hard=bool(row["constraint"]),
+                grammar=grammar_index.get(row["grammar"], -1),
+            )
+            for row in rows
         },
+        grammars=grammars,
+        structured_outputs=recipe.serving.engine.structured_outputs,
         train=parts["train"],
         validation=parts["validation"],
         speculator=recipe.speculator,

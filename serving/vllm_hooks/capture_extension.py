@@ -42,6 +42,8 @@ H hidden size, C columns of scores in P parts of a completion.
 """
 
 import contextlib
+import dataclasses
+import functools
 import hashlib
 import math
 import os
@@ -57,6 +59,7 @@ import torch
 
 from outrider.common.errors import OutriderError
 from outrider.serving.logged_text import REQUEST_ARGUMENT, Claim, LoggedText, Step, score_step
+from outrider.serving.vllm_hooks.grammar_masks import GrammarMasks
 from outrider.serving.vllm_hooks.swap_extension import SwapExtension
 
 PART, FAILED = ".part", ".failed"
@@ -173,6 +176,7 @@ class CaptureExtension(SwapExtension):
     """Methods added to vLLM's worker; the annotated attributes are the worker's."""
 
     model_config: Any
+    vllm_config: Any
     is_driver_worker: bool
 
     def capture_start(self, layers: Sequence[int] = ()) -> None:
@@ -256,8 +260,20 @@ class CaptureExtension(SwapExtension):
             )
         claim = (request.sampling_params.extra_args or {}).get(REQUEST_ARGUMENT)
         if claim is not None and request.req_id not in self._capture_texts:
-            text = LoggedText(request.prompt_token_ids, Claim(*claim))
-            self._capture_texts[request.req_id] = text
+            ids = request.prompt_token_ids
+            logged = Claim(*claim)
+            masks = None
+            if logged.grammar:
+                masks = self._capture_grammars.of(logged.grammar, ids, logged.completion_start)
+            self._capture_texts[request.req_id] = LoggedText(ids, logged, masks)
+
+    @functools.cached_property
+    def _capture_grammars(self) -> GrammarMasks:
+        return GrammarMasks(
+            target_dir=Path(self.model_config.model),
+            vocabulary=self.model_config.get_vocab_size(),
+            settings=dataclasses.asdict(self.vllm_config.structured_outputs_config),
+        )
 
 
 def write_states(path: Path, states: list[torch.Tensor]) -> None:

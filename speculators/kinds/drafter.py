@@ -31,6 +31,10 @@ class Batch(Slots):
     May be `inputs_BTX` itself."""
     row: tuple[int, ...]
     """Indices of the row's samples."""
+    masks_MW: Tensor | None = None
+    """Distinct masks of the row's grammars (`acceptance.forbid`); None without any."""
+    mask_BT: Tensor | None = None
+    """The mask of each token; -1 in prompts and in samples without masks."""
 
     def to(self, device: torch.device) -> "Batch":
         """The batch on another device."""
@@ -41,7 +45,8 @@ class Batch(Slots):
         return self._mapped(Tensor.pin_memory)
 
     def _mapped(self, change: Callable[[Tensor], Tensor]) -> "Batch":
-        tensors = {name: value for name, value in vars(self).items() if name != "row"}
+        named = {name: value for name, value in vars(self).items() if name != "row"}
+        tensors = {name: tensor for name, tensor in named.items() if tensor is not None}
         changed = {id(tensor): change(tensor) for tensor in tensors.values()}
         return Batch(row=self.row, **{n: changed[id(tensor)] for n, tensor in tensors.items()})
 

@@ -316,7 +316,7 @@ def _findings(custom_speed: float) -> Findings:
         target="nano_r1",
         speculator=SpeculatorIdentity(kind="mtp", weights_sha256="ab" * 32),
         not_measured={},
-        own_text=OnPolicy(cause="own", text="on-policy", sequences=120),
+        own_text=OnPolicy(cause="own", text="on-policy", sequences=120, not_checked=0),
         heldout_until=1.7601e9,
         choice=choose_k(
             {name: replays[name].acceptance_length() for name in DRAFTERS},

@@ -53,6 +53,9 @@ def sample_on_policy() -> dict[str, Any]:
     described = {
         "sequences": 300,
         "tokens": 60000,
+        "not_checked": 0,
+        "masked": 0,
+        "unusable_grammars": 0,
         "sampled_mean_logprob": -0.412,
         "expected_range": [-0.42, -0.405],
         "below_1e4": 0.0015,

@@ -228,6 +228,8 @@ def case(tmp_path):
             "temperature": 0.6,
             "top_p": 0.95,
             "top_k": 0,
+            "constraint": "",
+            "grammar": "",
             "prompt_text": f"prompt {n}",
         }
         for n in range(6)

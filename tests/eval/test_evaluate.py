@@ -74,6 +74,8 @@ def _case(target, run, prompt, completion, depth):
                 "temperature": 0.6,
                 "top_p": 0.95,
                 "top_k": 0,
+                "constraint": "",
+                "grammar": "",
                 "prompt_text": text,
             }
         )

@@ -300,7 +300,7 @@ def test_one_failed_check_outweighs_an_undecided_one(outcomes, verdict, reason):
         ),
         (
             ("own_text",),
-            {"cause": "template", "text": "no <think>", "sequences": 9},
+            {"cause": "template", "text": "no <think>", "sequences": 9, "not_checked": 0},
             "held-out text is on-policy",
         ),
         (
@@ -368,11 +368,23 @@ def test_heldout_text_that_is_not_the_target_s_is_refused_with_its_cause(tmp_pat
     assert verdict.verdict == "do not ship" and found.text in verdict.reason
 
 
+def test_heldout_text_with_hard_labels_is_not_checked_and_ships(tmp_path):
+    toy = ToyTarget()
+    store, table = store_of({"held-out": toy.evidence((toy.drawn() + 1) % VOCAB)}, tmp_path)
+    table = table.remove_columns("constraint").add_column("constraint", ["grammar"] * len(table))
+    found = on_policy(store, table)
+    assert (found.cause, found.sequences, found.not_checked) == ("not_checked", 0, SEQUENCES)
+    verdict = verdict_of(good() | {"own_text": found.model_dump()})
+    (check,) = [check for check in verdict.checks if check.name.endswith("on-policy")]
+    assert verdict.verdict == "ship" and f"{SEQUENCES} not checked" in check.seen
+
+
 def test_off_policy_text_of_a_harmless_cause_is_reported_and_ships():
     found = {
         "cause": "retokenized",
         "text": "tokenizing it again gives other tokens",
         "sequences": 9,
+        "not_checked": 0,
     }
     verdict = verdict_of(good() | {"own_text": found})
     assert verdict.verdict == "ship"

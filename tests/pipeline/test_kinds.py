@@ -158,6 +158,8 @@ def captured_run(folder: Path) -> tuple[Path, RunDirectory]:
             "temperature": 0.6,
             "top_p": 0.95,
             "top_k": 0,
+            "constraint": "",
+            "grammar": "",
             "prompt_text": f"prompt {number}",
         }
         for number, name in enumerate(store.sequence_ids)

@@ -16,6 +16,8 @@ TEXT = [
     "traffic/sequences/data.arrow",
     "traffic/rejects.jsonl",
     "traffic/privacy.key",
+    "training/spec.json",
+    "speculators/eagle3/training/attempt-1/spec.json",
     "evaluation/steps/verification_outputs.json",
     "evaluation/mtp/steps/verification_outputs.json",
     "evaluation/eagle3/steps/verification_outputs.json",

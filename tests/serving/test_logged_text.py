@@ -15,6 +15,7 @@ from outrider.serving.logged_text import (
     score_step,
 )
 from outrider.serving.token_scores import COLUMNS, token_scores
+from outrider.serving.vllm_hooks.grammar_masks import TokenMasks
 from tests.fuzzing import examples
 
 VOCAB, HIDDEN, LENGTH = 40, 6, 60
@@ -22,7 +23,13 @@ GENERATOR = torch.Generator().manual_seed(0)
 WEIGHT = torch.randn(VOCAB, HIDDEN, generator=GENERATOR)
 STATES = [torch.randn(LENGTH, HIDDEN, generator=GENERATOR) for _ in range(2)]
 TOKENS = [torch.randint(0, VOCAB, (LENGTH,), generator=GENERATOR).tolist() for _ in range(2)]
-CLAIMS = [Claim(11, 0.6, 0.95, 1000), Claim(40, 1.0, 1.0, 1000, top_k=7)]
+CLAIMS = [Claim(11, 0.6, 0.95, 1000, grammar="{}"), Claim(40, 1.0, 1.0, 1000, top_k=7)]
+ALLOWED = torch.rand(LENGTH - 11, VOCAB, generator=GENERATOR) < 0.5
+ALLOWED[range(LENGTH - 11), TOKENS[0][11:]] = True
+ALLOWED[:5] = True
+"""Tokens that the first text's grammar allows; it has begun to apply after five tokens."""
+BITS = (ALLOWED.long() << torch.arange(VOCAB)).sum(1)
+MASKS = TokenMasks(BITS[:, None].view(torch.int32), torch.arange(LENGTH - 11))
 
 
 def head(hidden_NH):
@@ -36,6 +43,8 @@ def literal(which):
     for position in range(claim.completion_start, LENGTH):
         sampling = torch.tensor([[claim.temperature], [claim.top_p], [claim.top_k]])
         logits_1V = head(STATES[which][None, position - 1])
+        if which == 0:
+            logits_1V = logits_1V.masked_fill(~ALLOWED[position - 11], -1e4)
         token_1 = torch.tensor([TOKENS[which][position]])
         part = 0 if position < claim.completion_start + HEAD else 1
         fit_1 = torch.tensor([(position - claim.completion_start) % FIT_EVERY == 0])
@@ -46,7 +55,7 @@ def literal(which):
 @examples(20)
 @given(cuts=st.lists(st.integers(1, 25), min_size=1, max_size=30), again=st.integers(0, 5))
 def test_any_cut_into_steps_gives_the_same_sums(cuts, again):
-    texts = [LoggedText(tokens, claim) for tokens, claim in zip(TOKENS, CLAIMS, strict=True)]
+    texts = [LoggedText(TOKENS[0], CLAIMS[0], MASKS), LoggedText(TOKENS[1], CLAIMS[1])]
     start = 0
     for number, size in enumerate([*cuts, LENGTH]):
         size = min(size, LENGTH - start)
@@ -68,7 +77,7 @@ def test_any_cut_into_steps_gives_the_same_sums(cuts, again):
 
 
 def test_a_rank_that_keeps_nothing_still_calls_the_head():
-    text = LoggedText(TOKENS[0], CLAIMS[0])
+    text = LoggedText(TOKENS[0], CLAIMS[0], MASKS)
     asked = []
     score_step(
         [Step(text, 0, 0, LENGTH)],
@@ -78,6 +87,12 @@ def test_a_rank_that_keeps_nothing_still_calls_the_head():
         keep=False,
     )
     assert asked == [LENGTH - 11] and not text.sums_PC.any()
+
+
+def test_a_completion_without_usable_masks_is_not_scored():
+    text = LoggedText(TOKENS[0], CLAIMS[0])
+    score_step([Step(text, 0, 0, LENGTH)], STATES[0], head, VOCAB, keep=True)
+    assert not text.sums_PC.any()
 
 
 def test_a_long_completion_is_checked_at_its_head_and_evenly():

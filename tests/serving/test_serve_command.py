@@ -66,6 +66,7 @@ def test_the_engine_gets_what_vllm_s_own_parser_reads(
     )
     if words[1][0] != "-":
         parsed.model = words[1]
+    parsed.create_structured_outputs_config()  # --reasoning-parser is a key of it
     defaults = EngineArgs()
     values = read_serve_command(command).values
     engine = EngineConfig(**values["serving"]["engine"])
@@ -91,6 +92,26 @@ def test_the_engine_gets_what_vllm_s_own_parser_reads(
                 assert getattr(found, "name", found) == value, name
         else:
             assert ours.get(name) == theirs
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("", {}),
+        ("--reasoning-parser deepseek_r1", {"reasoning_parser": "deepseek_r1"}),
+        (
+            """--reasoning-parser qwen3 --structured-outputs-config '{"backend": "guidance"}'""",
+            {"reasoning_parser": "qwen3", "backend": "guidance"},
+        ),
+        # A plugin's parser is code that Outrider does not import.
+        ("--reasoning-parser of_plugin --reasoning-parser-plugin /plugin.py", {}),
+    ],
+)
+def test_the_reasoning_parser_decides_where_grammars_start(
+    flags: str, expected: dict[str, str]
+) -> None:
+    values = read_serve_command(f"vllm serve deepseek-ai/DeepSeek-R1 {flags}").values
+    assert EngineConfig(**values["serving"]["engine"]).structured_outputs == expected
 
 
 def test_capture_names_each_setting_that_it_cannot_have() -> None:

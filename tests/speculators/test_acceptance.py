@@ -8,12 +8,32 @@ import torch
 from outrider.speculators.acceptance import (
     accept_matrix,
     accept_probability,
+    forbid,
     logged_token_probability,
     pad_anchors,
     replay_chain,
     target_distribution,
 )
 from outrider.speculators.heads import DraftHead
+
+
+def test_forbid_reads_vllm_s_bits() -> None:
+    """Against vLLM's packing: bit i of word w is token 32 w + i."""
+    torch.manual_seed(0)
+    vocabulary = 70
+    allowed_MV = torch.rand(3, vocabulary) < 0.5
+    masks_MW = torch.zeros(3, 3, dtype=torch.int64)
+    for row, token in allowed_MV.nonzero().tolist():
+        masks_MW[row, token // 32] |= 1 << token % 32
+    logits_NV = torch.randn(4, vocabulary)
+    index_N = torch.tensor([2, -1, 0, 2])
+    # Through uint32, since bit 31 is the sign.
+    found_NV = forbid(logits_NV, masks_MW.to(torch.uint32).view(torch.int32), index_N)
+    for n, index in enumerate(index_N.tolist()):
+        kept_V = torch.ones(vocabulary).bool() if index < 0 else allowed_MV[index]
+        assert torch.equal(found_NV[n, kept_V], logits_NV[n, kept_V])
+        expected_V = logits_NV[n].masked_fill(~kept_V, -torch.inf).softmax(-1)
+        assert torch.equal(found_NV[n].softmax(-1), expected_V)
 
 
 def literal_expectation(a_AK, anchors: int, k: int):

@@ -70,6 +70,8 @@ def write_stream(features_dir: Path, directory: Path, limit_bytes: int = 2000) -
             "temperature": 0.6,
             "top_p": 0.95,
             "top_k": 0,
+            "constraint": "",
+            "grammar": "",
         }
         for name in store.sequence_ids
     ]

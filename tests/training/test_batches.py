@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from outrider.data.features.feature_store import SequenceLength
+from outrider.serving.vllm_hooks.grammar_masks import TokenMasks
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream, SequenceStates
+from outrider.speculators.kinds.drafter import Batch
 from outrider.speculators.unroll import valid_BT
 from outrider.training.batches import Prefetch, assemble
 from outrider.training.packing import make_samples
@@ -41,6 +43,32 @@ def test_a_row_holds_its_sequences_side_by_side() -> None:
     assert batch.inputs_BTX is batch.hidden_BTH
     moved = batch.to(torch.device("cpu"))
     assert moved.inputs_BTX is moved.hidden_BTH
+
+
+def test_masks_are_at_their_tokens_and_end_with_the_sample() -> None:
+    """a has two masks for its tokens 3 to 5, b none, and c, of 40 tokens, is cut at 14."""
+    masks = {
+        "a": TokenMasks(torch.tensor([[-1], [5]], dtype=torch.int32), torch.tensor([0, 1, 1])),
+        "c": TokenMasks(torch.tensor([[-1], [7]], dtype=torch.int32), torch.ones(36).long()),
+    }
+
+    def assembled(row: tuple[int, ...], row_tokens: int) -> Batch:
+        return assemble(
+            store=MemoryStore(),
+            samples=SAMPLES,
+            row=row,
+            row_tokens=row_tokens,
+            spec=SPEC,
+            masks_of=lambda sample, states: masks.get(sample.sequence_id),
+        )
+
+    batch = assembled((1, 0, 2), 26).to(torch.device("cpu"))
+    assert batch.masks_MW is not None and batch.mask_BT is not None
+    assert batch.masks_MW[:, 0].tolist() == [-1, 5, -1, 7]
+    of_a = [-1, -1, -1, 0, 1, 1]
+    of_c = [-1] * 4 + [3] * 10
+    assert batch.mask_BT[0].tolist() == [-1] * 5 + of_a + of_c + [-1]
+    assert assembled((1,), 14).masks_MW is None
 
 
 def test_prefetch_keeps_the_order_and_raises_what_the_thread_met() -> None:

@@ -20,6 +20,10 @@ from outrider.training.teacher import Served
 K, N, H, V = 2, 7, 4, 9
 KINDS = ["kl", "ce", "lk_alpha"]
 
+MASKED = [2, 3, 4]
+"""Targets with a grammar."""
+EVEN = 0b101010101
+
 Problem = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Served]
 
 
@@ -30,7 +34,11 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def problem(probabilistic: bool) -> Problem:
-    """Requests with several sampling parameters, greedy ones too; some drafts without a target."""
+    """Requests with several sampling parameters, greedy ones too; some drafts without a target.
+
+    Of greedy drafts, two requests have hard labels, one of them at temperature 0. Three targets
+    have grammars, which allow even tokens and the logged one.
+    """
     torch.manual_seed(0)
     u_KNH = torch.randn(K, N, H, dtype=torch.float64, requires_grad=True)
     teacher_NH = torch.randn(N, H, dtype=torch.float64)
@@ -40,13 +48,21 @@ def problem(probabilistic: bool) -> Problem:
     token_N = torch.randint(0, V, (N,))
     temperature_N = torch.tensor([1.0, 0.6, 0.6, 0.0, 1.3, 0.6, 0.0])
     top_p_N = torch.tensor([1.0, 0.95, 0.5, 1.0, 0.9, 1.0, 0.5])
+    hard_N = torch.tensor([False, True, False, False, False, False, True])
     return (
         u_KNH,
         teacher_NH,
         token_N,
         valid_KN,
         lm_head_VH,
-        Served(temperature_N, top_p_N, probabilistic),
+        Served(
+            temperature_N,
+            top_p_N,
+            probabilistic,
+            hard_N=None if probabilistic else hard_N,
+            masks_MW=(EVEN | 1 << token_N[MASKED]).int()[:, None],
+            mask_N=torch.tensor([-1, -1, 0, 1, 2, -1, -1]),
+        ),
     )
 
 
@@ -71,8 +87,12 @@ def literal(
         weight_DH = head.weight_DH
         ids = head.target_ids_D
     logits_NV = F.linear(teacher_NH, lm_head_VH)
+    for n in MASKED:
+        for token in range(1, V, 2):
+            if token != token_N[n]:
+                logits_NV[n, token] = -torch.inf
     # In float64: `target_distribution` rounds to float32.
-    p_ND = literal_p(logits_NV, served)[:, ids]
+    p_ND = literal_p(logits_NV, served, token_N)[:, ids]
     goal_ND = p_ND / p_ND.sum(-1, keepdim=True).clamp_min(1e-300)
     t_N = served.temperature_N.double().masked_fill(served.temperature_N < GREEDY_BELOW, 1.0)
     drafts_KND = F.linear(u_KNH, weight_DH)
@@ -111,12 +131,18 @@ def literal(
     return torch.where(taught_KN, loss_KN, 0.0), found
 
 
-def literal_p(logits_NV: Tensor, served: Served) -> Tensor:
-    """Row by row: sort by probability, keep until the kept mass reaches top_p, renormalize."""
+def literal_p(logits_NV: Tensor, served: Served, token_N: Tensor) -> Tensor:
+    """Row by row: sort by probability, keep until the kept mass reaches top_p, renormalize.
+
+    With a hard label, the logged token has all the mass.
+    """
     p_NV = torch.zeros_like(logits_NV)
     for n, (temperature, top_p) in enumerate(
         zip(served.temperature_N, served.top_p_N, strict=True)
     ):
+        if served.hard_N is not None and served.hard_N[n]:
+            p_NV[n, token_N[n]] = 1.0
+            continue
         if temperature < GREEDY_BELOW:
             p_NV[n, logits_NV[n].argmax()] = 1.0
             continue
@@ -154,6 +180,36 @@ def test_loss_gradients_and_other_results_equal_the_literal_ones(
     for ours, theirs in zip(found, wanted, strict=True):
         assert theirs.abs().max() > 1e-3
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
+
+
+def test_hard_labels_have_the_gradient_of_kl_in_expectation() -> None:
+    """The mean over x ~ p of the gradient of -log q(x) is that of KL(p||q)."""
+    u_KNH, teacher_NH, token_N, valid_KN, lm_head_VH, _ = problem(False)
+    one_N = torch.ones(N)
+    arguments = {"teacher_NH": teacher_NH, "valid_KN": valid_KN, "lm_head_VH": lm_head_VH}
+    soft_KN, _ = distillation_loss(
+        u_KNH=u_KNH,
+        token_N=token_N,
+        served=Served(one_N, one_N, False),
+        kind="kl",
+        **arguments,
+    )
+    (expected_KNH,) = torch.autograd.grad(soft_KN.sum(), u_KNH)
+    p_NV = F.linear(teacher_NH, lm_head_VH).softmax(-1)
+    for kind in KINDS:
+        mean_KNH = torch.zeros_like(u_KNH)
+        for token in range(V):
+            hard_KN, judged = distillation_loss(
+                u_KNH=u_KNH,
+                token_N=torch.full((N,), token),
+                served=Served(one_N, one_N, False, hard_N=one_N > 0),
+                kind=kind,
+                **arguments,
+            )
+            assert torch.equal(judged.acceptance_KN, judged.accepted_KN)
+            (grad_KNH,) = torch.autograd.grad(hard_KN.sum(), u_KNH)
+            mean_KNH += p_NV[:, token, None] * grad_KNH
+        torch.testing.assert_close(mean_KNH, expected_KNH)
 
 
 P = (0.75, 0.25)

@@ -2,21 +2,28 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from outrider.data.features.feature_store import SequenceLength
+from outrider.serving.vllm_hooks.grammar_masks import TokenMasks
 from outrider.speculators.acceptance import target_distribution
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream, SequenceStates
 from outrider.speculators.heads import DraftHead
 from outrider.speculators.kinds.drafter import Batch
-from outrider.training.batches import assemble
+from outrider.training.batches import MasksOf, assemble
 from outrider.training.config import TrainingConfig
 from outrider.training.distributed.accelerator import Drafted
+from outrider.training.distributed.spec import Sampling
 from outrider.training.objective import Objective
-from outrider.training.packing import make_samples
+from outrider.training.packing import Sample, make_samples
 
 DEPTH, H, V = 3, 8, 4
 LENGTHS = {"a": (16, 3), "b": (9, 2), "c": (5, 3)}
-SAMPLING = {"a": (0.6, 0.9, 0), "b": (0.0, 1.0, 0), "c": (1.0, 1.0, 3)}
+SAMPLING = {
+    "a": Sampling(0.6, 0.9, 0),
+    "b": Sampling(0.0, 1.0, 0, hard=True),
+    "c": Sampling(1.0, 1.0, 3),
+}
 SAMPLES, _ = make_samples(
     [SequenceLength(name, *numbers) for name, numbers in LENGTHS.items()], row_tokens=40
 )
@@ -54,13 +61,17 @@ def by_target_head(u_KNH: torch.Tensor, head_VH: torch.Tensor) -> Drafted:
 
 
 def objective(probabilistic: bool, **settings: str) -> tuple[Objective, torch.Tensor]:
+    """Hard labels exist only with greedy drafts."""
+    sampling = {
+        name: one._replace(hard=one.hard and not probabilistic) for name, one in SAMPLING.items()
+    }
     head_VH = torch.randn(V, H, generator=torch.Generator().manual_seed(0))
     return Objective(
         config=TrainingConfig(**settings),
         depth=DEPTH,
         lm_head_VH=head_VH,
         samples=SAMPLES,
-        sampling=SAMPLING,
+        sampling=sampling,
         probabilistic=probabilistic,
     ), head_VH
 
@@ -91,10 +102,29 @@ def test_rows_add_up_however_sequences_share_them(probabilistic: bool) -> None:
         torch.testing.assert_close(totals[0][1][index], totals[1][1][index])
 
 
-def test_the_loss_is_the_sum_over_single_drafts() -> None:
-    """Draft by draft: token, teacher, the request's sampling parameters, weight."""
+def masks_of_b(sample: Sample, states: SequenceStates) -> TokenMasks | None:
+    """Under b's grammar, the tokens 0 and the logged one are allowed."""
+    if sample.sequence_id != "b":
+        return None
+    completion = states.token_ids[states.completion_start :]
+    return TokenMasks((1 | 1 << completion)[:, None].int(), torch.arange(len(completion)))
+
+
+@pytest.mark.parametrize("masks_of", [None, masks_of_b])
+def test_the_loss_is_the_sum_over_single_drafts(masks_of: MasksOf | None) -> None:
+    """Draft by draft: token, teacher, the request's sampling parameters, weight.
+
+    b has hard labels, or a grammar with masks.
+    """
     goal, head_VH = objective(False, loss="kl")
-    batch = assemble(store=RandomStore(), samples=SAMPLES, row=(0, 1, 2), row_tokens=40, spec=SPEC)
+    batch = assemble(
+        store=RandomStore(),
+        samples=SAMPLES,
+        row=(0, 1, 2),
+        row_tokens=40,
+        spec=SPEC,
+        masks_of=masks_of,
+    )
     u_KNH = drafts(batch)
     loss, judged = goal.of_row(by_target_head(u_KNH, head_VH), batch, goal.share(SAMPLES))
     decay_K = [0.6**s / sum(0.6**depth for depth in range(DEPTH)) for s in range(DEPTH)]
@@ -110,7 +140,14 @@ def test_the_loss_is_the_sum_over_single_drafts() -> None:
             for s in range(DEPTH):
                 if (index := i + 2 + s) < sample.length:
                     logits_V = head_VH @ features.hidden[index - 1]
-                    p_V = target_distribution(logits_V[None], *torch.tensor(sampling)[:, None])[0]
+                    token = int(features.token_ids[index])
+                    if sampling.hard and masks_of:
+                        forbidden = [v for v in range(V) if v not in (0, token)]
+                        logits_V[forbidden] = -torch.inf
+                    parameters = torch.tensor(sampling[:3])[:, None]
+                    p_V = target_distribution(logits_V[None], *parameters)[0]
+                    if sampling.hard and not masks_of:
+                        p_V = F.one_hot(torch.tensor(token), V).float()
                     log_q_V = (head_VH @ u_KNH[s, column + i - anchors[0]]).log_softmax(-1)
                     kl = (torch.special.xlogy(p_V, p_V) - p_V * log_q_V).sum().item()
                     kl_K[s] += kl

@@ -45,7 +45,7 @@ def train(spec: TrainingSpec, cluster: ClusterConfig | None = None) -> dict[str,
     for stale in (*error_files(spec.out_dir), spec.stop_file, spec.out_dir / "result.json"):
         stale.unlink(missing_ok=True)
     spec_path = spec.out_dir / "spec.json"
-    write_json(spec_path, spec.model_dump(mode="json"))
+    write_json(spec_path, spec.model_dump(mode="json"), private=True)
     command = _command(spec_path, spec.training)
     log_path = spec.log_dir / "train.log"
     # The recipe's launcher takes precedence over the cluster.

@@ -268,7 +268,7 @@ def _new_group(spec: TrainingSpec, world: int) -> tuple[str, str, int]:
     training = spec.training.model_copy(update={"processes": world})
     spec = spec.model_copy(update={"training": training, "attempt": number})
     spec.errors_dir.mkdir(parents=True, exist_ok=True)
-    write_json(spec.errors_dir / SPEC, spec.model_dump(mode="json"))
+    write_json(spec.errors_dir / SPEC, spec.model_dump(mode="json"), private=True)
     host = ray.util.get_node_ip_address()
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.bind((host, 0))

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -26,8 +26,19 @@ NOT_OURS = "ignore::FutureWarning:torch.distributed.c10d_logger"
 
 Directory = Annotated[Path, AfterValidator(lambda path: path.resolve())]
 
-Sampling = tuple[float, float, int]
-"""Temperature, top_p and top_k (0: no limit) of a sequence's request."""
+
+class Sampling(NamedTuple):
+    """How a sequence's tokens were sampled."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    """0: no limit."""
+    hard: bool = False
+    """Whether something else shaped the tokens. Unless it is a grammar with usable masks, the
+    teacher is then the logged token (training/teacher.py)."""
+    grammar: int = -1
+    """Index of the grammar in `TrainingSpec.grammars`; -1: none."""
 
 
 class TrainingSpec(BaseModel):
@@ -42,6 +53,10 @@ class TrainingSpec(BaseModel):
     validation: list[str] = Field(min_length=1)
     sampling: dict[str, Sampling]
     """Sampling parameters by sequence id; they determine acceptance in loss and validation."""
+    grammars: list[str] = []
+    """The distinct grammars of the sequences (`GrammarMasks.of`)."""
+    structured_outputs: dict[str, object] = {}
+    """Keys of vLLM's StructuredOutputsConfig, which determine the grammars' masks."""
     speculator: SpeculatorConfig
     training: TrainingConfig
     out_dir: Directory

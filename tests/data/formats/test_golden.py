@@ -19,7 +19,7 @@ from datasets import Dataset, DatasetDict
 
 from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.formats import FORMATS, files_by_format, parse_record, read_records
-from outrider.data.formats.sampling import constraint_of
+from outrider.data.formats.sampling import constraint_of, sampling_of
 from outrider.data.formats.sources import log_files
 from outrider.data.tokenize.tokens import SequenceBuilder
 from tests.data.logs import read_exchanges
@@ -161,7 +161,52 @@ STRICT = {**TOOL, "function": {**TOOL["function"], "strict": True}}
         ({"logit_bias": {}, "min_tokens": 0, "use_beam_search": False}, None),
         ({"min_tokens": 8}, "other_sampling"),
         ({"logit_bias": {"5": 1}, "response_format": JSON_SCHEMA}, "grammar"),
+        ({"use_beam_search": True}, "beam_search"),
+        ({"use_beam_search": True, "response_format": JSON_SCHEMA}, "beam_search"),
     ],
 )
 def test_what_forces_tokens(request_fields, expected):
     assert constraint_of(request_fields) == expected
+
+
+SCHEMA = {"type": "object", "properties": {"total": {"type": "number"}}}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+TAG = {"type": "structural_tag", "format": {"type": "any_text"}}
+OLD_TAG = {"type": "structural_tag", "structures": [], "triggers": ["<f"]}
+
+
+@pytest.mark.parametrize(
+    ("request_fields", "expected"),
+    [
+        ({"response_format": {"type": "json_object"}}, {"json_object": True}),
+        ({"response_format": FORMAT}, {"json": SCHEMA}),
+        ({"response_format": TAG}, {"structural_tag": json.dumps(TAG)}),
+        ({"response_format": OLD_TAG}, {"structural_tag": json.dumps(OLD_TAG)}),
+        ({"structured_outputs": {"json": SCHEMA}}, {"json": SCHEMA}),
+        ({"structured_outputs": {"regex": "a+", "choice": None}}, {"regex": "a+"}),
+        ({"structured_outputs": {"structural_tag": "{}"}}, {"structural_tag": "{}"}),
+        ({"guided_json": json.dumps(SCHEMA)}, {"json": json.dumps(SCHEMA)}),
+        ({"guided_regex": "a+"}, {"regex": "a+"}),
+        ({"guided_choice": ["a", "b"]}, {"choice": ["a", "b"]}),
+        ({"guided_grammar": "root ::= 'a'"}, {"grammar": "root ::= 'a'"}),
+        ({"extra_body": {"guided_choice": ["a"]}}, {"choice": ["a"]}),
+        ({"extra_body": {"structured_outputs": {"choice": ["a"]}}}, {"choice": ["a"]}),
+        ({"tools": [TOOL], "tool_choice": "none", "response_format": FORMAT}, {"json": SCHEMA}),
+        # Not vLLM's, ambiguous, or not all that shapes the tokens: hard labels.
+        ({"regex": "a+"}, None),
+        ({"response_format": {"type": "json_schema"}}, None),
+        ({"response_format": FORMAT, "guided_regex": "a"}, None),
+        ({"response_format": FORMAT, "logit_bias": {"5": 1}}, None),
+        ({"response_format": FORMAT, "tools": [TOOL]}, None),
+        ({"tools": [TOOL], "tool_choice": "required"}, None),
+        ({"response_format": FORMAT, "use_beam_search": True}, None),
+        ({}, None),
+    ],
+    ids=json.dumps,
+)
+def test_grammars_are_read_as_vllm_normalizes_them(request_fields, expected):
+    """tests/serving/vllm_hooks/test_grammar_masks.py compares them with vLLM's protocol."""
+    sampling = sampling_of(request_fields, "request")
+    grammar = sampling["grammar"]
+    assert (None if grammar is None else json.loads(grammar)) == expected
+    assert (sampling["constraint"] is not None) is bool(request_fields)

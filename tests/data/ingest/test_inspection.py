@@ -6,7 +6,7 @@ import pytest
 
 from outrider.data.config import SplitConfig, TrafficConfig
 from outrider.data.ingest.inspection import advise, inspect
-from outrider.data.ingest.traffic_facts import printable
+from outrider.data.ingest.traffic_facts import facts, printable
 from outrider.data.sequences import load_sequences
 from tests.data.logs import pair, screenings, write_log
 
@@ -179,6 +179,23 @@ def test_the_remedy_is_one_that_the_log_s_producer_has(name, said, not_said):
     }
     (advice,) = advise(summary, None, SplitConfig())
     assert said in advice and not_said not in advice
+
+
+def test_rows_with_hard_labels_are_counted_and_what_vllm_refuses_is_named(look_at):
+    formats = [{"type": "json_object"}, None, None]
+    fields = {
+        "request__response_format": lambda index: formats[index % 3],
+        "request__min_p": lambda index: 0.1 * (index % 3 == 1),
+        "request__use_beam_search": lambda index: index == 59,
+    }
+    description = look_at(log=daily(60, **fields))
+    assert description["constraints"] == {"grammar": 20, "min_p": 20}
+    assert description["rejects"] == {"beam_search": 1}
+    (text,) = [text for name, text in facts(description) if name == "constraints"]
+    assert text.startswith("40 exchanges sampled otherwise (grammar 20, min_p 20): 20 with a")
+    aside, refused = description["advice"][-2:]
+    assert "1 of 60 exchanges are set aside" in aside and "beam_search 1" in aside
+    assert refused.startswith("20 exchanges were sampled with min_p 20; vLLM 0.32 rejects")
 
 
 def test_a_log_of_no_known_format_ends_with_the_next_step(look_at):

@@ -4,6 +4,7 @@ One log has groups of one kind each, as tenants: genuine exchanges, answers to o
 prompts of another template.
 """
 
+import itertools
 import json
 
 import pytest
@@ -145,6 +146,66 @@ def test_each_kind_is_told_from_genuine_traffic(judged, tenant):
     _, _, cause = KINDS[tenant]
     verdict = judged[2]["slices"]["tenant"][tenant]["verdict"]
     assert (verdict["own"], verdict["cause"]) == (cause == "own", cause), verdict["text"]
+
+
+RECEIPT = {
+    "type": "object",
+    "properties": {"company": {"type": "string", "maxLength": 30}, "total": {"type": "number"}},
+    "required": ["company", "total"],
+}
+
+
+def constrained_rows(engine, count):
+    """Receipts that the engine reads under a schema, as vLLM and a gateway log them."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
+
+    rows = list(itertools.islice(with_token_ids("document_extraction"), count))
+    sampling = [
+        SamplingParams(
+            temperature=0.6,
+            top_p=0.95,
+            max_tokens=80,
+            structured_outputs=StructuredOutputsParams(json=RECEIPT),
+        )
+        for _ in rows
+    ]
+    prompts = [{"prompt_token_ids": row["response"]["prompt_token_ids"]} for row in rows]
+    outputs = engine.llm.generate(prompts, sampling, use_tqdm=False)
+    for row, output in zip(rows, outputs, strict=True):
+        (choice,) = row["response"]["choices"]
+        choice["token_ids"] = list(output.outputs[0].token_ids)
+        choice["finish_reason"] = output.outputs[0].finish_reason
+        row["response"].pop("usage", None)
+        row["request"]["response_format"] = {
+            "type": "json_schema",
+            "json_schema": {"name": "receipt", "schema": RECEIPT},
+        }
+    return rows
+
+
+@pytest.mark.engine
+def test_a_logged_grammar_is_part_of_the_distribution(engine, nano_r1, tmp_path):
+    """Under its schema the text is on-policy; without, the same text is not."""
+    rows = constrained_rows(engine, 24)
+    for name in ("with", "without"):
+        log = write_log(tmp_path / f"{name}.jsonl", rows)
+        run = tmp_path / name
+        summary = ingest(nano_r1, TrafficConfig(path=str(log)), run, workers=0)
+        assert summary["constraints"] == ({"grammar": 24} if name == "with" else {})
+        divide_by_turns(run)
+        captured(engine, nano_r1, run, CaptureConfig())
+        check_traffic(run / "sequences", run, run / "features", min_on_policy=None)
+        for row in rows:
+            row["request"].pop("response_format", None)
+    reports = [
+        json.loads((tmp_path / name / "features" / "on_policy.json").read_text())["all"]
+        for name in ("with", "without")
+    ]
+    masked, unmasked = reports
+    assert (masked["masked"], masked["not_checked"], masked["unusable_grammars"]) == (24, 0, 0)
+    assert masked["verdict"]["own"] is True, masked["verdict"]["text"]
+    assert unmasked["masked"] == 0 and unmasked["verdict"]["own"] is False
 
 
 def with_an_address(row):

@@ -14,6 +14,7 @@ from outrider.data.on_policy.check import (
     examine,
     load_parts,
     require,
+    two_lines,
     write_quarantine,
 )
 from outrider.data.on_policy.evidence import Evidence
@@ -45,6 +46,8 @@ def store_of(groups: dict[str, Evidence], directory):
                         "temperature": evidence.temperature_S[index],
                         "top_p": evidence.top_p_S[index],
                         "top_k": 0,
+                        "constraint": "",
+                        "grammar": "",
                         "fidelity": "retokenized" if evidence.retokenized_S[index] else "exact",
                     }
                 )
@@ -96,6 +99,37 @@ def test_the_foreign_slice_is_named_and_set_aside(on_policy, foreign, tmp_path):
     for path in (tmp_path / "quarantine.json", tmp_path / "on_policy.json"):
         assert path.stat().st_mode & 0o77 == 0
     require(report)
+
+
+def with_constraint(table, prefix):
+    """The table, with a grammar in the rows whose ids begin with `prefix`."""
+    constraints = ["grammar" if one.startswith(prefix) else "" for one in table["sequence_id"]]
+    return table.remove_columns("constraint").add_column("constraint", constraints)
+
+
+def test_sequences_sampled_otherwise_are_neither_judged_nor_set_aside(on_policy, foreign, tmp_path):
+    store, table = store_of({"own": on_policy, "foreign": foreign.take(slice(0, 20))}, tmp_path)
+    table = with_constraint(table, "foreign")
+    slices = slices_of(table)
+    report = examine(store, table, parts_of(table), slices, min_on_policy=0.95)
+    unchecked = report["slices"]["tenant"]["foreign"]
+    assert (unchecked["not_checked"], unchecked["sequences"], unchecked["quarantined"]) == (
+        20,
+        0,
+        0,
+    )
+    assert unchecked["verdict"]["cause"] == "not_checked" and unchecked["verdict"]["own"] is None
+    assert report["all"]["verdict"]["own"] is True and report["all"]["not_checked"] == 20
+    assert json.loads((tmp_path / "quarantine.json").read_text())["sequences"] == {}
+    first, second = two_lines(report)
+    assert first.startswith(f"On-policy: yes. {len(on_policy)} sequences")
+    assert "Not checked: 20, replayed and trained on with hard labels" in second
+    require(report)
+    everything = examine(
+        store, with_constraint(table, ""), parts_of(table), slices, min_on_policy=1
+    )
+    assert two_lines(everything)[0].startswith(f"On-policy: not checked. All {len(table)} seq")
+    require(everything)
 
 
 def test_parts_are_loaded_without_what_is_set_aside(tmp_path):

@@ -50,6 +50,14 @@ def everything(one):
     return json.dumps(dataclasses.asdict(one), ensure_ascii=False)
 
 
+def test_a_grammar_with_personal_data_is_dropped():
+    with_mail = exchange(grammar=json.dumps({"choice": [EMAIL, "other"]}))
+    assert guard(REPORT).apply(with_mail).grammar == with_mail.grammar
+    assert guard().apply(with_mail) == dataclasses.replace(with_mail, grammar=None)
+    plain = exchange(grammar='{"json_object": true}')
+    assert guard().apply(plain) == plain
+
+
 def test_a_report_counts_by_kind_and_field_and_changes_nothing(tmp_path):
     report = guard(REPORT)
     rows = [

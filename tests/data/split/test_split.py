@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from datasets import Dataset, Features, Value
 
+from outrider.common.errors import OutriderError
 from outrider.data.config import SplitConfig
 from outrider.data.ingest.chunks import SCHEMA
 from outrider.data.sequences import load_sequences, log_order, session_names
@@ -38,6 +39,13 @@ def table(tmp_path, rows, kinds=None, tokens=4):
         columns.setdefault(name, ["" if feature == Value("string") else 1.0] * len(rows))
     Dataset.from_dict(columns, features=COLUMNS).save_to_disk(str(tmp_path / "sequences"))
     return tmp_path / "sequences"
+
+
+def test_a_table_of_an_earlier_version_is_refused(tmp_path):
+    directory = table(tmp_path, [("s", 1.0, prompt(0))])
+    load_sequences(directory).remove_columns("constraint").save_to_disk(str(tmp_path / "old"))
+    with pytest.raises(OutriderError, match=r"earlier version of Outrider.*rerun `outrider train`"):
+        load_sequences(tmp_path / "old")
 
 
 def test_parts_follow_each_other_in_time_and_share_no_session(tmp_path):

@@ -171,12 +171,21 @@ def reason(builder, **fields):
         ({"repetition_penalty": 1.05}, "penalties"),
     ],
 )
-def test_tokens_of_another_distribution_are_set_aside(builder, fields, expected):
+def test_tokens_of_another_distribution_have_a_constraint(builder, fields, expected, text_target):
     text = {"reasoning": "r", "content": "a"}
-    assert reason(builder, **text, **fields) == expected
-    assert reason(builder, **text, **fields, prompt_token_ids=[0, 5]) == expected
+    sequence = builder.build(exchange(**text, **fields))
+    assert sequence.constraint == expected
+    assert sequence.token_ids == builder.build(exchange(**text)).token_ids
+    for ids in ({}, {"prompt_token_ids": [0, 5]}):
+        # Probabilistic drafts are accepted against the distribution, which is not known.
+        soft = SequenceBuilder(text_target, hard_labels=False)
+        assert reason(soft, **text, **fields, **ids) == expected
+        # The engine would generate a new response without the constraint.
+        assert reason(builder, **text, **fields, **ids, regenerate=True) == expected
+        assert reason(builder, **text, **fields | {"constraint": "beam_search"}) == "beam_search"
     off = {"min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0, "repetition_penalty": 1}
-    assert builder.build(exchange(**text, **off)).top_k == 0
+    neutral = SequenceBuilder(text_target, hard_labels=False).build(exchange(**text, **off))
+    assert (neutral.top_k, neutral.constraint) == (0, "")
 
 
 def test_top_k_is_kept_and_the_targets_defaults_apply_where_a_request_has_none(
@@ -187,7 +196,7 @@ def test_top_k_is_kept_and_the_targets_defaults_apply_where_a_request_has_none(
     (tmp_path / "target/generation_config.json").write_text(json.dumps(defaults))
     builder = SequenceBuilder(tmp_path / "target")
     text = {"reasoning": "r", "content": "a"}
-    assert reason(builder, **text) == "penalties"
+    assert builder.build(exchange(**text)).constraint == "penalties"
     text["repetition_penalty"] = 1.0
     top_ks = [builder.build(exchange(**text, top_k=top_k)).top_k for top_k in (None, 0, -1, 7, 1e9)]
     assert top_ks == [20, 0, 0, 7, 0]
