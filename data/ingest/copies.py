@@ -9,10 +9,9 @@ trained on and measured several times, perhaps in other sessions. One row of the
 
 Two rows are copies if their tokens are equal, and the engine's response id, the log's row id, or
 the time. Different response ids are different responses, whatever their text and time are. Equal
-text without ids or times is kept, since prompts repeat in traffic. Under one response id, an equal
-completion is enough, since two exports may render the prompt differently; and so is a retokenized
-completion next to the engine's ids. An id that the log has with different prompts and completions
-identifies nothing, such as a constant that a client sends.
+text without ids or times is kept, since prompts repeat in traffic. Under one response id, a
+retokenized completion is a copy of the one with the engine's ids. An id that the log has with
+different prompts identifies nothing, such as a constant that a client sends.
 """
 
 import hashlib
@@ -117,17 +116,10 @@ def _is_repeated(digests: np.ndarray) -> np.ndarray:
 
 
 def _is_vague(columns: Columns, name: str) -> np.ndarray:
-    """Whether each row's id occurs with different prompts and with different completions."""
-    prompts = _repeated_with_others(columns[name], columns["prompt_key"])
-    completions = _repeated_with_others(columns[name], columns["completion_key"])
-    return np.isin(columns[name], np.intersect1d(prompts, completions))
-
-
-def _repeated_with_others(ids: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """Returns the ids that occur with different keys."""
-    pairs = np.unique(np.stack([ids, keys]), axis=1)
+    """Whether each row's id occurs with different prompts."""
+    pairs = np.unique(np.stack([columns[name], columns["prompt_key"]]), axis=1)
     values, counts = np.unique(pairs[0], return_counts=True)
-    return values[counts > 1]
+    return np.isin(columns[name], values[counts > 1])
 
 
 def _originals(columns: Columns, fidelities: np.ndarray, rows: np.ndarray) -> dict[int, int]:
@@ -156,14 +148,14 @@ def _originals(columns: Columns, fidelities: np.ndarray, rows: np.ndarray) -> di
 
 def _marks(columns: Columns, row: int) -> list[tuple[Any, ...]]:
     """Returns what a row has in common with its copies."""
-    response_id, row_id, time_key, prompt, completion = (
-        int(columns[name][row]) for name in COPY_KEYS
+    response_id, row_id, time_key, completion = (
+        int(columns[name][row]) for name in (*MATCHING, "completion_key")
     )
     marks: list[tuple[Any, ...]] = []
     if response_id:
         marks.append(("response_id", response_id, completion))
     if row_id:
-        marks.append(("row_id", row_id, prompt, completion))
+        marks.append(("row_id", row_id, completion))
     if time_key:
         marks.append(("time_key", time_key))
     return marks

@@ -53,10 +53,6 @@ COPIES = {
     "another time": ({}, {"timestamp": TEN + 500}),
     "no time": ({}, {"timestamp": None, "response__created": None}),
     "an id in one": ({}, {"response__id": None}),
-    "another rendering of the prompt": (
-        {},
-        {"request__messages": [{"role": "user", "content": "Question 0, rendered"}]},
-    ),
     "no ids": ({"response__id": None}, {"response__id": None}),
     "row ids without response ids": (
         {"response__id": None, "id": "a", "timestamp": TEN},
@@ -69,6 +65,10 @@ TRAFFIC = {
     "another answer under the id of a retry": (
         {},
         {"response__choices__0__message__content": "\n\nAnother answer"},
+    ),
+    "another prompt under the same id": (
+        {},
+        {"request__messages": [{"role": "user", "content": "Question 1"}]},
     ),
     "another time without ids": (
         {"response__id": None},
