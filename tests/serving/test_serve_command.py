@@ -380,7 +380,16 @@ def sample(parser: argparse.ArgumentParser, action: argparse.Action) -> list[str
     flag = max(action.option_strings, key=len)
     if action.nargs == 0:
         return [flag]
-    for value in [*map(str, action.choices or ()), "1", "0.5", "word", '{"1": 1}', "[1]", '["a"]']:
+    for value in [
+        *map(str, action.choices or ()),
+        "1",
+        "0.5",
+        "word",
+        "name=path",
+        '{"1": 1}',
+        "[1]",
+        '["a"]',
+    ]:
         try:
             parser.parse_args([flag, value])
         except (SystemExit, ValueError, TypeError):
