@@ -26,8 +26,9 @@ FromServeCommand = Annotated[
     str | None,
     Parameter(
         name="--from-serve-command",
-        help="The `vllm serve ...` command that the endpoint runs today, or a file with it: fills "
-        "`target.*`, `serving.engine.*` and eval.current_k. Overrides take precedence.",
+        help="The `vllm serve ...` command that the endpoint runs today, or a file with it (shell, "
+        "Kubernetes or Compose): fills `target.*`, `serving.engine.*` and eval.current_k. "
+        "Overrides take precedence.",
     ),
 ]
 # `negative=""`: without it, cyclopts adds --no-json, and --no-force for `Flag`.

@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.pipeline.plan.weight_bits import UNQUANTIZED, WeightBits
 from outrider.serving.config import EngineConfig
-from outrider.speculators.checkpoints.architectures import transformers_model
+from outrider.speculators.checkpoints.architectures import (
+    refused_by_transformers,
+    transformers_model,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,9 +63,11 @@ def target_size(config: Mapping[str, Any], online: str | None = None) -> TargetS
     import torch
 
     model_class, settings = transformers_model(config)
-    # 671 billion parameters in no memory.
-    with torch.device("meta"):
-        model = model_class(settings)
+    try:
+        with torch.device("meta"):  # 671 billion parameters in no memory
+            model = model_class(settings)
+    except (AttributeError, TypeError, ValueError) as error:  # of values that are null
+        raise refused_by_transformers(error) from None
     tensors = dict(model.named_parameters())
     counts = {name: tensor.numel() for name, tensor in tensors.items()}
     total = sum(counts.values())

@@ -106,6 +106,14 @@ OF_MLA = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 """Further keys of a target with MLA, whose config.json has `kv_lora_rank`."""
 
 
+NOT_NULL = (
+    "first_k_dense_replace", "kv_lora_rank", "max_position_embeddings", "moe_intermediate_size",
+    "n_routed_experts", "n_shared_experts", "num_experts", "num_experts_per_tok",
+    "partial_rotary_factor", "rope_theta",
+)  # fmt: skip
+"""Keys that may be left out, but are computed with if they are there."""
+
+
 def is_supported(config: Mapping[str, Any]) -> bool:
     """Whether speculators are trained for such targets."""
     return next(iter(config.get("architectures") or []), None) in ARCHITECTURES
@@ -137,6 +145,7 @@ def check_keys(
     latent = OF_MLA if config.get("kv_lora_rank") else ()
     needed = (*OF_EVERY_TARGET, *latent, *keys)
     missing = [key for key in needed if config.get(key) is None]
+    missing += [key for key in NOT_NULL if key in config and config[key] is None]
     if missing:
         raise OutriderError(
             f"{path}: no {', '.join(missing)}, which {reader} needs; copy"
@@ -152,6 +161,7 @@ def transformers_model(config: Mapping[str, Any]) -> "tuple[type, PretrainedConf
     kimi_k2, which vLLM reads as DeepSeek-V3's too (transformers_utils/config.py).
     """
     import transformers
+    from huggingface_hub.errors import StrictDataclassError
 
     model_class = getattr(transformers, config["architectures"][0])
     settings = copy.deepcopy(dict(config))  # transformers modifies its arguments
@@ -159,11 +169,17 @@ def transformers_model(config: Mapping[str, Any]) -> "tuple[type, PretrainedConf
         settings.pop(key, None)
     try:
         return model_class, model_class.config_class(**settings)
-    except (KeyError, TypeError, ValueError) as error:
-        raise OutriderError(
-            f"the target's config.json: transformers refuses it ({error}); compare it with the"
-            " model's original config.json"
-        ) from None
+    except (KeyError, TypeError, ValueError, StrictDataclassError) as error:
+        raise refused_by_transformers(error) from None
+
+
+def refused_by_transformers(error: Exception) -> OutriderError:
+    """The error for a config.json from which transformers makes no model."""
+    why = " ".join(str(error).split())
+    return OutriderError(
+        f"the target's config.json: transformers refuses it ({why}); compare it with the model's"
+        " original config.json"
+    )
 
 
 def layer_of(config: Mapping[str, Any]) -> Layer:
