@@ -136,48 +136,58 @@ def write_recipe(
     check_paths(recipe)
 
     recipe, config = _with_speculator(recipe)
-    template = _template(config)
-    shipped = load_recipe(template).recipe
     facts = _facts(recipe)
     if facts["wrong_target"] and not force:
         raise OutriderError(
             f"{target}: {facts['wrong_target']}. Nothing was written; --force writes the recipe"
             " nevertheless"
         )
-    kind = recipe.speculator.only_kind
     base = recipe.speculator.base
     reason, base_reason = OWN if base is None else FROM_SCRATCH
-    facts["speculator"] = f"speculator.kind = {kind}: {reason}"
+    facts["speculator"] = f"speculator.kind = {recipe.speculator.only_kind}: {reason}"
     if base is not None:
         facts["speculator"] += f"; speculator.base = {base}: {base_reason}"
     # In the current directory, paths stay as they were typed; elsewhere they are absolute.
-    if path.resolve().parent == Path.cwd():
-        model = target
-        log_path: str | list[str] = logs
-    else:
-        model = recipe.target.model
-        log_path = recipe.traffic.path
+    near = path.resolve().parent == Path.cwd()
+    values = {
+        "file": path,
+        "logs": logs,
+        "target": target,
+        "reason": reason,
+        "base_reason": base_reason,
+        "model": _yaml(target if near else recipe.target.model),
+        "path": _yaml(logs if near else recipe.traffic.path),
+    }
+    path.write_text(_recipe_text(values, recipe, config, facts, effort=effort), encoding="utf-8")
+    # A recipe that does not load is a fault of the template: fail here, not at the first run.
+    load_recipe(str(path))
+    return path, facts
+
+
+def _recipe_text(
+    values: dict[str, Any],
+    recipe: "Recipe",
+    config: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    *,
+    effort: str | None,
+) -> str:
+    """Fills in the template; `values` are those that follow from the command line."""
+    from outrider.pipeline.recipe.load import load_recipe
+
+    template = _template(config)
+    shipped = load_recipe(template).recipe
     text = RECIPE.format(
-        file=path,
+        **values,
         first=FIRST,
-        logs=logs,
-        target=target,
         template=template,
         effort=effort or shipped.effort,
-        kind=kind,
-        reason=reason,
-        base=base or "null",
-        base_reason=base_reason,
-        model=_yaml(model),
-        path=_yaml(log_path),
+        kind=recipe.speculator.only_kind,
+        base=recipe.speculator.base or "null",
         **_values(recipe, config, facts, shipped),
     )
     # Aligns the comments in one column.
-    text = re.sub(r"^( *[\w: ]+\S*)  # ", lambda row: f"{row[1]:<34}  # ", text, flags=re.MULTILINE)
-    path.write_text(text, encoding="utf-8")
-    # A recipe that does not load is a fault of the template above: fail here, not at the first run.
-    load_recipe(str(path))
-    return path, facts
+    return re.sub(r"^( *[\w: ]+\S*)  # ", lambda row: f"{row[1]:<34}  # ", text, flags=re.MULTILINE)
 
 
 def _default_path(logs: str) -> Path:

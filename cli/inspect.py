@@ -28,13 +28,7 @@ def inspect_traffic(
     as_json
         Print one JSON object instead, without customer text.
     """
-    for option, value, least in (("--first", first, 1), ("--samples", samples, 0)):
-        if value is not None and value < least:
-            raise UsageError(f"{option} {value}: give a number from {least}")
-    if as_json and samples:
-        raise UsageError(
-            "--samples prints customer text, which --json never contains; give one of them"
-        )
+    _check_options(first, samples, as_json)
     # Without a recipe, the first override is in its place.
     if recipe is not None and "=" in recipe:
         overrides = (recipe, *overrides)
@@ -69,3 +63,13 @@ def inspect_traffic(
     if facts["problems"]:
         raise OutriderError("\n".join(facts["problems"]))
     return 0
+
+
+def _check_options(first: int | None, samples: int | None, as_json: bool) -> None:
+    for option, value, least in (("--first", first, 1), ("--samples", samples, 0)):
+        if value is not None and value < least:
+            raise UsageError(f"{option} {value}: give a number from {least}")
+    if as_json and samples:
+        raise UsageError(
+            "--samples prints customer text, which --json never contains; give one of them"
+        )

@@ -71,14 +71,14 @@ class Stage:
         """Everything that the result depends on, as digests and values."""
         # A stage depends on what those before it wrote: equal output keeps it done.
         records = {name: run.read_record(name) or {} for name in self.needs}
+        artifacts = {name: record.get("artifact", "absent") for name, record in records.items()}
+        values = dict(options)
         return {
             "code": {self.name: f"version {self.version}"},
             "recipe": self.settings(recipe),
             "source": self.sources(recipe),
-            "output of": {
-                name: record.get("artifact", "absent") for name, record in records.items()
-            },
-            "option": {name: dict(options).get(name) for name in self.options},
+            "output of": artifacts,
+            "option": {name: values.get(name) for name in self.options},
         }
 
     def reasons(self, run: RunDirectory, recipe: Recipe, options: Options) -> list[str]:

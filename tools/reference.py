@@ -237,7 +237,13 @@ def python_functions() -> str:
             parts.append(
                 f"## {name}\n\n```python\n{signature}\n```\n\n{inspect.getdoc(function)}\n"
             )
-    return "\n".join(parts)
+    rows = [f"## Run\n\n{inspect.getdoc(outrider.Run)}\n", "| method | |\n|---|---|"]
+    for name, method in inspect.getmembers(outrider.Run, inspect.isfunction):
+        if not name.startswith("_"):
+            parameters = [word for word in inspect.signature(method).parameters if word != "self"]
+            summary = str(inspect.getdoc(method)).partition("\n")[0]
+            rows.append(f"| `{name}({', '.join(parameters)})` | {summary} |")
+    return "\n".join([*parts, *rows, ""])
 
 
 def report_keys() -> str:

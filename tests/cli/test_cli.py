@@ -211,6 +211,13 @@ def test_brackets_in_a_changed_key_are_printed_as_they_are(workplace):
     assert "recipe.traffic.model: None -> 'nano-r1 [/x]'" in again.stderr
 
 
+def test_a_server_that_does_not_answer_is_named(workplace):
+    words = ["eval", "mine.yaml", "name=server", "--server", "http://127.0.0.1:1"]
+    finished = run("outrider", *words, cwd=workplace)
+    assert_one_message(finished, "http://127.0.0.1:1/v1/models does not name a model")
+    assert "nothing is captured yet" in finished.stderr
+
+
 def test_the_same_from_python(workplace, nano_r1, monkeypatch):
     monkeypatch.chdir(workplace)
     recipe = outrider.init("log.jsonl", nano_r1, to="python.yaml", effort="trial")

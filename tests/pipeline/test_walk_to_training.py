@@ -1,11 +1,13 @@
 """The modules between `outrider train` and the first optimizer step, over all processes."""
 
 import json
+import os
 import re
+import subprocess
 from pathlib import Path
 
 from outrider.common.files import write_json
-from tests.cli.commands import start
+from tests.cli.commands import COMMANDS
 from tests.pipeline.test_kinds import captured_run
 from tests.test_rooms import ROOT
 
@@ -31,14 +33,18 @@ def walk(folder: Path) -> list[list[str]]:
     for stage in ("split", "capture"):
         write_json(run.stage_record(stage), {"artifact": "", "result": {}})
     stacks = folder / "stacks.jsonl"
-    finished = start(
-        "outrider",
-        *("train", "resume_screening", "--stages", "train", "--runs", str(folder)),
-        *(f"target.model={target}", *WORDS),
+    words = ["train", "resume_screening", "--stages", "train", "--runs", folder]
+    recorder = {
+        "PYTHONPATH": str(ROOT / "tests" / "pipeline" / "stack_recorder"),
+        "OUTRIDER_TEST_STACKS": str(stacks),
+        "OUTRIDER_TEST_ROOT": str(ROOT),
+    }
+    finished = subprocess.run(
+        [COMMANDS / "outrider", *words, f"target.model={target}", *WORDS],
         cwd=folder,
-        PYTHONPATH=str(ROOT / "tests" / "pipeline" / "stack_recorder"),
-        OUTRIDER_TEST_STACKS=str(stacks),
-        OUTRIDER_TEST_ROOT=str(ROOT),
+        env=os.environ | recorder,
+        capture_output=True,
+        text=True,
     )
     assert finished.returncode == 0, finished.stderr
     assert (run.speculator / "model.safetensors").is_file()
