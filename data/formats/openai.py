@@ -30,7 +30,6 @@ the request has none; `time` always applies. Sources of each field, in order of 
 one request (`prompt_not_messages`) are rejected.
 """
 
-import re
 from typing import Any
 
 from outrider.data.exchange import Exchange, Place, Reject
@@ -61,8 +60,15 @@ REASONING = ("reasoning", "reasoning_content", "thinking")
 MATCHED_STOP = "matched_stop"
 """Key of SGLang's choices, and of no other engine's: the stop string or id of the stop token."""
 
-MOST_KEYS = 12
-"""Maximum number of keys that a detail lists."""
+NAMES = frozenset(
+    {
+        *("id", "object", "created", "model", "usage", "choices", "message", "error", "status"),
+        *("headers", "body", "payload", "data", "result", "results", "response", "request"),
+        *("output", "content", "text", "type", "status_code", "statusCode", "code", "metadata"),
+        *("completion", "generated_text", "predictions", "candidates", "messages", "event"),
+    }
+)
+"""Keys that a detail may list: those of APIs and of wrappers around a response."""
 
 
 def body(row: dict[str, Any], key: str) -> dict[str, Any] | None:
@@ -180,9 +186,10 @@ def _of_choices(
 
 
 def _keys(holder: dict[str, Any]) -> str:
-    """Lists keys that are names; others may be a customer's words."""
-    names = sorted(key for key in holder if re.fullmatch(r"[\w.$@-]{1,40}", key))
-    return ", ".join(names[:MOST_KEYS]) or "none"
+    """Lists keys that are names of protocols; others may be a customer's words."""
+    names = sorted(holder.keys() & NAMES)
+    unnamed = len(holder) - len(names)
+    return ", ".join([*names, *([f"{unnamed} unknown"] if unnamed else [])]) or "none"
 
 
 def _messages(request: dict[str, Any]) -> list[dict[str, Any]] | None:

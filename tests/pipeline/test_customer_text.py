@@ -150,7 +150,7 @@ def test_a_log_full_of_canaries_leaves_none_outside_traffic(workplace):
         "logs/attempt_1/ingest.log",
     } <= assert_no_canary(finished, run_dir)
     counted = json.loads((run_dir / "stages" / "ingest.json").read_text())["result"]
-    assert counted["exchanges"] > 50 and sum(counted["rejects"].values()) > 50
+    assert counted["exchanges"] > 30 and sum(counted["rejects"].values()) > 50
     held = [
         path
         for path in (run_dir / "traffic").rglob("*")

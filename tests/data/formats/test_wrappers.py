@@ -167,7 +167,7 @@ def test_a_response_without_choices_names_its_keys(tmp_path):
     (reject,) = read_exchanges(log_files(str(write_log(tmp_path / "log.jsonl", [row]))))
     assert (reject.reason, reject.detail) == (
         "no_choices",
-        "the response has the keys headers, status",
+        "the response has the keys headers, status, 1 unknown",
     )
 
 
