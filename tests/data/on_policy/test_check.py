@@ -184,6 +184,7 @@ def constrained_rows(engine, count):
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.engine
 def test_a_logged_grammar_is_part_of_the_distribution(engine, nano_r1, tmp_path):
     """Under its schema the text is on-policy; without, the same text is not."""
