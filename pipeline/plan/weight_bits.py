@@ -177,8 +177,9 @@ def _of_algorithm(section: Mapping[str, Any]) -> Scheme | None:
     group = section.get("group_size")
     for name, scheme in ALGORITHMS.items():
         if name in algorithm:
-            by_group = group and scheme.scale_bits and scheme.group not in (0, math.inf)
-            return dataclasses.replace(scheme, group=group) if by_group else scheme
+            if not isinstance(group, int) or scheme.group in (0, math.inf):
+                return scheme
+            return dataclasses.replace(scheme, group=group)
     return None
 
 
