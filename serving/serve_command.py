@@ -90,8 +90,8 @@ def read_serve_command(text: str) -> ServeCommand:
     notes = _notes(given, left_out, harmless_variables, unknown)
     values: dict[str, Any] = {"target": target, "serving": {"engine": engine}}
     if speculative:
-        found, description = read_speculation(source, speculative, target["model"])
-        values |= found
+        speculation, description = read_speculation(source, speculative, target["model"])
+        values |= speculation
         notes.append(f"speculative_config, the endpoint's current speculator: {description}")
     return ServeCommand(values, notes, unknown)
 
@@ -101,17 +101,17 @@ def _with_speculation(source: str, given: dict[str, Any]) -> tuple[dict[str, Any
 
     If the model is a head in the speculators format, its target is the model.
     """
-    others = dict(given)
-    section = others.pop("speculative_config", None) or {}
+    arguments = dict(given)
+    section = arguments.pop("speculative_config", None) or {}
     if not isinstance(section, dict):
         raise OutriderError(f"{source}: --speculative-config: not a JSON object; write it as one")
     speculative = dict(section)
-    if read_from_head := _target_of_head(others["model"]):
-        others["model"], of_head = read_from_head
+    if read_from_head := _target_of_head(arguments["model"]):
+        arguments["model"], of_head = read_from_head
         speculative = of_head | speculative
-    for name in SPECULATIVE.keys() & others.keys():
-        speculative[SPECULATIVE[name]] = others.pop(name)
-    return others, speculative
+    for name in SPECULATIVE.keys() & arguments.keys():
+        speculative[SPECULATIVE[name]] = arguments.pop(name)
+    return arguments, speculative
 
 
 def _sorted_arguments(
@@ -150,8 +150,8 @@ def _notes(
     notes = []
     # Without a flag, vLLM derives these values from the model and the GPU.
     derived = ("max_model_len", "max_num_seqs", "max_num_batched_tokens")
-    if kept := [name for name in derived if name not in given]:
-        notes.append(f"not in the command, so the recipe's values stay: {', '.join(kept)}")
+    if unset := [name for name in derived if name not in given]:
+        notes.append(f"not in the command, so the recipe's values stay: {', '.join(unset)}")
     if changing := [_flag(name) for name in left_out if name in CHANGES_TEXT]:
         notes.append(
             f"left out, although the target's text depends on it: {', '.join(changing)}; log token"

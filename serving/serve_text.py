@@ -52,14 +52,14 @@ def find_command(source: str, text: str) -> Command:
     Raises an `OutriderError` if there is none, or if a shell variable has no value in `text`.
     """
     for candidate in _of_manifest(text):
-        if found := _of_words(candidate):
-            return _checked(source, *found)
+        if command := _of_words(candidate):
+            return _checked(source, *command)
     try:
         words = shell_words(text)
     except ValueError as error:
         raise OutriderError(f"{source}: not a shell command ({error})") from None
-    if found := _of_words(words):
-        return _checked(source, *found)
+    if command := _of_words(words):
+        return _checked(source, *command)
     if any("sglang" in word for word in words):
         raise OutriderError(
             f"{source}: a command of SGLang, and Outrider's engines run vLLM; give the `vllm serve`"
@@ -138,13 +138,13 @@ def _is_image_of_server(words: list[str], index: int) -> bool:
     if is_value or not IMAGE.fullmatch(words[index]):
         return False
     return not any(
-        "vllm serve" in word or _names_server(rest, place) for place, word in enumerate(rest)
+        "vllm serve" in word or _names_server(rest, position) for position, word in enumerate(rest)
     )
 
 
 def _until_end(words: list[str]) -> list[str]:
     """The words of one command, without redirections."""
-    kept: list[str] = []
+    command_words: list[str] = []
     skips_file = False
     for word in words:
         if word in OPERATORS:
@@ -155,10 +155,10 @@ def _until_end(words: list[str]) -> list[str]:
         elif redirection is not None:
             skips_file = not redirection["file"]
         else:
-            kept.append(word.removesuffix(END))
+            command_words.append(word.removesuffix(END))
             if word.endswith(END):
                 break
-    return kept
+    return command_words
 
 
 def _checked(source: str, variables: dict[str, str], words: list[str]) -> Command:

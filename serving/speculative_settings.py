@@ -105,14 +105,14 @@ def _check_keys(source: str, section: dict[str, Any]) -> None:
 def _left_out(section: dict[str, Any], method: str | None) -> str:
     """Names keys that the measured base lacks, and what it has instead."""
     words = ""
-    own = NGRAM_LENGTHS if method == "ngram" else {}
+    base_lengths = NGRAM_LENGTHS if method == "ngram" else {}
     # vLLM 0.32 searches n-grams of 5 tokens if neither length is given.
-    if any(section.get(key) != value for key, value in own.items()):
-        lengths = " ".join(f"{key}={value}" for key, value in own.items())
+    if any(section.get(key) != value for key, value in base_lengths.items()):
+        lengths = " ".join(f"{key}={value}" for key, value in base_lengths.items())
         words += f"; the measured base has {lengths}"
-    named = sorted(section.keys() & NAMED)
-    if named:
-        words += f"; left out, although the measured base may differ: {', '.join(named)}"
+    kept_out = sorted(section.keys() & NAMED)
+    if kept_out:
+        words += f"; left out, although the measured base may differ: {', '.join(kept_out)}"
     harmless = sorted(section.keys() & HARMLESS)
     if harmless:
         words += f"; left out, without effect on acceptance: {', '.join(harmless)}"

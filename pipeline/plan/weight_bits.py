@@ -50,8 +50,8 @@ class WeightBits:
     """Bits per weight by module."""
 
     default: Scheme | None
-    """None: only what `named` lists is quantized."""
-    named: tuple[tuple[str, Scheme], ...] = ()
+    """None: only what `by_pattern` lists is quantized."""
+    by_pattern: tuple[tuple[str, Scheme], ...] = ()
     """Schemes of modules that a pattern selects, before the default."""
     skipped: tuple[str, ...] = ()
     method: str = ""
@@ -68,10 +68,10 @@ class WeightBits:
         skipped = [name for key in SKIPPED for name in section.get(key) or []]
         dynamic = section.get("dynamic") or {}  # GPTQModel: "-:pattern" leaves modules out
         skipped += [f"re:{name[2:]}" for name in dynamic if name.startswith("-:")]
-        default, named = READERS.get(method, _unknown)(section)
+        default, by_pattern = READERS.get(method, _unknown)(section)
         return cls(
             default=default,
-            named=named,
+            by_pattern=by_pattern,
             skipped=tuple(map(str, skipped)),
             method=method,
             head=bool(section.get("lm_head")) or method.startswith("modelopt"),
@@ -81,7 +81,7 @@ class WeightBits:
         """Bits per weight of a module, scales included; 16 if it is not quantized."""
         if self._is_skipped(module):
             return UNQUANTIZED
-        for pattern, scheme in self.named:
+        for pattern, scheme in self.by_pattern:
             if _matches(module, pattern):
                 return scheme.per_weight(columns)
         is_expert = ".experts." in module
@@ -113,7 +113,7 @@ def _matches(module: str, pattern: str) -> bool:
 
 
 Format = tuple[Scheme | None, tuple[tuple[str, Scheme], ...]]
-"""The scheme of all linear layers, and those of named ones."""
+"""The scheme of all linear layers, and those of modules that patterns select."""
 
 
 def _unknown(section: Mapping[str, Any]) -> Format:
@@ -130,7 +130,7 @@ def _integers_with_zeros(section: Mapping[str, Any]) -> Format:
 
 def _compressed_tensors(section: Mapping[str, Any]) -> Format:
     default = None
-    named = []
+    by_pattern = []
     for group in (section.get("config_groups") or {}).values():
         packing = group.get("format") or section.get("format") or ""
         scheme = _of_weights(group.get("weights") or {}, packing)
@@ -138,8 +138,8 @@ def _compressed_tensors(section: Mapping[str, Any]) -> Format:
             if target == "Linear":
                 default = scheme
             else:
-                named.append((target, scheme))
-    return default, tuple(named)
+                by_pattern.append((target, scheme))
+    return default, tuple(by_pattern)
 
 
 def _of_weights(weights: Mapping[str, Any], packing: str) -> Scheme:
@@ -164,12 +164,12 @@ def _fp8(section: Mapping[str, Any]) -> Format:
 
 def _modelopt(section: Mapping[str, Any]) -> Format:
     """NVIDIA Model-Optimizer; `quantized_layers` names each layer of a mixed checkpoint."""
-    named = tuple(
+    by_pattern = tuple(
         (name, scheme)
         for name, layer in (section.get("quantized_layers") or {}).items()
         if (scheme := _of_algorithm(layer)) is not None
     )
-    return _of_algorithm(section), named
+    return _of_algorithm(section), by_pattern
 
 
 def _of_algorithm(section: Mapping[str, Any]) -> Scheme | None:
@@ -177,10 +177,9 @@ def _of_algorithm(section: Mapping[str, Any]) -> Scheme | None:
     group = section.get("group_size")
     for name, scheme in ALGORITHMS.items():
         if name in algorithm:
-            scaled_by_group = scheme.scale_bits and scheme.group not in (0, math.inf)
-            if group is None or not scaled_by_group:
+            if not isinstance(group, int) or scheme.group in (0, math.inf):
                 return scheme
-            return dataclasses.replace(scheme, group=float(group))
+            return dataclasses.replace(scheme, group=group)
     return None
 
 

@@ -164,7 +164,9 @@ def _nearest(config: Mapping[str, Any], name: str) -> str | None:
     part = text_part(config)
     if part in EXAMPLES:
         return part
-    experts = any("experts" in key for each in (config, *_parts(config)) for key in each)
+    experts = any(
+        "experts" in key for part_config in (config, *_parts(config)) for key in part_config
+    )
     names = {candidate: candidate for candidate in EXAMPLES} | CLASSES
     ranked = []
     for candidate, architecture in names.items():
