@@ -3,7 +3,7 @@
     check_whole(text)       # a `Reject` with the option that keeps the text whole
 
 LiteLLM cuts long strings in its database and in what it prints, and whole fields for loggers with
-small limits (LiteLLM 1.80: constants.py, spend_tracking_utils.py, _logging.py, custom_logger.py,
+small limits (in LiteLLM: constants.py, spend_tracking_utils.py, _logging.py, custom_logger.py,
 azure_sentinel.py). The marks are these files' literals with a number, so that a customer who only
 writes about truncation is not rejected.
 """
