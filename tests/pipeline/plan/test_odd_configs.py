@@ -8,9 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from outrider.common.errors import OutriderError
-from outrider.pipeline.kinds import with_kinds
 from outrider.pipeline.plan.target_size import target_size
 from outrider.pipeline.plan.training_cost import features_cost, memory_plan
+from outrider.pipeline.recipe.for_target import resolve_for_target
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.speculators.base import kind_and_base
 from outrider.speculators.checkpoints.layout import read_target_config
@@ -26,7 +26,7 @@ def plan(target: Path) -> None:
     kind, base = kind_and_base(target)
     speculator = recipe.recipe.speculator.of_kinds([kind]).model_copy(update={"base": base})
     resolved = recipe.recipe.model_copy(update={"speculator": speculator})
-    resolved = with_kinds(resolved, target, quiet=True)
+    resolved, _ = resolve_for_target(resolved, target)
     config = read_target_config(target)
     assert target_size(config).parameters > 0
     assert features_cost(1000, resolved, config)["bytes"] > 0

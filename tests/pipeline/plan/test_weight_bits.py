@@ -174,11 +174,10 @@ def test_r1_in_nvfp4_stores_the_published_number_of_values() -> None:
 
 
 def test_sizes_of_published_4_bit_targets() -> None:
-    """Sizes of the repositories on the hub."""
-    # Qwen/Qwen3-32B-AWQ: 19.3 GB.
+    """What the files hold: bf16 embedding and head, 4.16 bits a weight for the rest."""
     qwen = target_size(PUBLISHED["Qwen3-32B-AWQ"][0]).weight_bytes
     assert qwen == pytest.approx(19.3e9, rel=0.005)
-    # RedHatAI/DeepSeek-R1-Distill-Llama-70B-quantized.w4a16 and Llama-3.3-70B-AWQ: 39.8 GB.
+    # 2 x 128,256 x 8,192 values in bf16 and 68.5e9 weights of 4 + 16/128 + 4/128 bits.
     section = {"quant_method": "awq", "bits": 4, "group_size": 128}
     llama = DISTILLS["Llama-70B"][0] | {"quantization_config": section}
     assert target_size(llama).weight_bytes == pytest.approx(39.8e9, rel=0.005)
