@@ -13,8 +13,7 @@ from typing import Any
 from outrider.common.errors import OutriderError
 from outrider.serving.vllm_flags import LOSSY
 from outrider.serving.vllm_hooks.version import WRITTEN_FOR
-from outrider.speculators.kinds import lookup_names
-from outrider.speculators.kinds.ngram import NGRAM_LENGTHS
+from outrider.speculators.kinds import lookup_names, weightless_kind
 
 READ = frozenset({"method", "model", "num_speculative_tokens", "draft_sample_method"})
 """Keys that become recipe values."""
@@ -105,11 +104,14 @@ def _check_keys(source: str, section: dict[str, Any]) -> None:
 def _left_out(section: dict[str, Any], method: str | None) -> str:
     """Names keys that the measured base lacks, and what it has instead."""
     words = ""
-    base_lengths = NGRAM_LENGTHS if method == "ngram" else {}
-    # vLLM 0.32 searches n-grams of 5 tokens if neither length is given.
-    if any(section.get(key) != value for key, value in base_lengths.items()):
-        lengths = " ".join(f"{key}={value}" for key, value in base_lengths.items())
-        words += f"; the measured base has {lengths}"
+    lookup = weightless_kind(method)
+    settings = lookup.vllm_settings(None, 1, "greedy", None) if lookup else None
+    own_settings = {key: value for key, value in (settings or {}).items() if key in NAMED}
+    # A key that the command lacks differs, too: vLLM 0.32 then has another default, such as
+    # n-grams of 5 tokens.
+    if any(section.get(key) != value for key, value in own_settings.items()):
+        values = " ".join(f"{key}={value}" for key, value in own_settings.items())
+        words += f"; the measured base has {values}"
     kept_out = sorted(section.keys() & NAMED)
     if kept_out:
         words += f"; left out, although the measured base may differ: {', '.join(kept_out)}"

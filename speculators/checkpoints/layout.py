@@ -106,7 +106,7 @@ def fp8_blocks(config: dict[str, Any], path: Path, otherwise: str = "") -> tuple
     keys = ("quant_method", *DEFAULTS_OF_FP8, "weight_block_size")
     judged = {key: quantization[key] for key in keys if quantization.get(key) is not None}
     raise OutriderError(
-        f"{path}: quantization_config has {judged}: the MTP layer is read unquantized or in"
+        f"{path}: quantization_config has {judged}: its draft layer is read unquantized or in"
         " DeepSeek's FP8 only (quant_method fp8, fmt e4m3, weight_block_size [128, 128]); point"
         f" target.model at such a checkpoint of the same model{otherwise}"
     )
@@ -130,6 +130,21 @@ def _blocks(config: dict[str, Any]) -> tuple[int, int] | None:
     return None
 
 
+UNREAD_WEIGHTS = frozenset({".bin", ".gguf", ".pt", ".pth"})
+"""Suffixes of weights in formats other than safetensors. Reading a pickle runs its code."""
+
+
+def fix_of_missing_weights(directory: Path) -> str:
+    """What to do about a directory without its safetensors files."""
+    unread = sorted(file.name for file in directory.glob("*") if file.suffix in UNREAD_WEIGHTS)
+    if unread:
+        return (
+            f"{unread[0]} is not read: load its tensors and write them with"
+            f" safetensors.torch.save_file as {SINGLE}"
+        )
+    return "use the directory of a complete checkpoint"
+
+
 def weight_map(directory: Path) -> dict[str, str]:
     """File of each tensor, from the index or the single file's header."""
     index = directory / INDEX
@@ -138,8 +153,8 @@ def weight_map(directory: Path) -> dict[str, str]:
         return read_json(index)["weight_map"]
     if not single.is_file():
         raise OutriderError(
-            f"{directory}: neither {index.name} nor {single.name} exists; use the directory of a"
-            " checkpoint"
+            f"{directory}: neither {index.name} nor {single.name} exists;"
+            f" {fix_of_missing_weights(directory)}"
         )
     with safe_open(single, "np") as file:
         return dict.fromkeys(file.keys(), single.name)

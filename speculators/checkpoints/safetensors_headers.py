@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
-from outrider.speculators.checkpoints.layout import INDEX, SINGLE
+from outrider.speculators.checkpoints.layout import INDEX, SINGLE, fix_of_missing_weights
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,7 +55,7 @@ def tensor_headers(directory: Path, only: Iterable[str] | None = None) -> dict[s
         if not file.is_file():
             listed = f", though {INDEX} names it" if index.is_file() else ""
             raise OutriderError(
-                f"{file}: no such file{listed}; use the directory of a complete checkpoint"
+                f"{file}: no such file{listed}; {fix_of_missing_weights(directory)}"
             )
         try:
             with safe_open(file, "np") as opened:

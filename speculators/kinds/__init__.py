@@ -105,12 +105,34 @@ def kind_of(directory: Path) -> DrafterKind:
         if kind.recognizes(config):
             return kind
     known = [kind.directory_in_words for kind in KINDS.values() if kind.directory_in_words]
+    architectures = config.get("architectures") or []
+    drafter = _other_drafter(config)
+    described = f"{drafter}, which is not read" if drafter else "not a known speculator"
     raise OutriderError(
-        f"{path}: architectures = {config.get('architectures') or []}: not a known speculator. A"
+        f"{path}: architectures = {architectures}: {described}. A"
         f" directory must be {', or '.join(known)}; kinds without a directory are"
         f" {', '.join(weightless_names())}. An endpoint that serves another drafter can be measured"
         " with `outrider eval --server URL`"
     )
+
+
+def _other_drafter(config: Mapping[str, Any]) -> str | None:
+    """Names a drafter of another kind that vLLM 0.32 serves; None if there is none.
+
+    The names are those of its registry (model_executor/models/registry.py) and of
+    `SpeculativeConfig` (config/speculative.py), which finds EAGLE-1 heads by the directory's name;
+    their config.json is the target's with one layer.
+    """
+    architecture = str(next(iter(config.get("architectures") or []), ""))
+    model_type = config.get("model_type")
+    if model_type == "medusa" or "Medusa" in architecture or "medusa_num_heads" in config:
+        return "a Medusa drafter"
+    if model_type == "mlp_speculator" or "MLPSpeculator" in architecture:
+        return "an MLP speculator"
+    has_one_layer = config.get("num_hidden_layers") == 1 and architecture.endswith("ForCausalLM")
+    if architecture.startswith("Eagle") or has_one_layer:
+        return "an EAGLE-1 head"
+    return None
 
 
 def trainable_kind_of(directory: Path) -> TrainableKind:
