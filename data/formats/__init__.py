@@ -30,6 +30,7 @@ from outrider.data.formats import (
     token_ids,
     vllm_log,
 )
+from outrider.data.formats.packing import document_of
 from outrider.data.formats.rows import Sample, count_rows, row_records, sample_of
 from outrider.data.formats.sources import LogFile, members_of, read_ahead
 from outrider.data.formats.unknown import describe
@@ -90,6 +91,10 @@ def _samples(files: Sequence[LogFile]) -> Iterator[tuple[LogFile, Sample]]:
     for file in read_ahead(files):
         sample = sample_of(file)
         members = members_of(file, sample.archive) if sample.archive else []
+        document = document_of(member.member.name for member in members if member.member)
+        if document:
+            yield file, replace(sample, archive=document)
+            continue
         for member in members:
             yield member, sample_of(member)
         if not members:

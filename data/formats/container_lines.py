@@ -7,6 +7,7 @@ containerd: `max_container_log_line_size`; CRI-O: 8 KiB), and R1's lines are lon
   `log` ends with a newline if the line does.
 - CRI (containerd, CRI-O): `TIME stderr P piece`, and `F` for the last piece.
 - `docker logs -t`, `kubectl logs --timestamps`: `TIME ` before every piece, and no newline between.
+- Fluentd's `out_file`, syslog, journald and loggers of programs: a short text before one object.
 
     for number, line in unwrapped(lines): ...       # TIME and the line, or only the line if JSON
 """
@@ -32,6 +33,16 @@ STAMPED = re.compile(STAMP)
 _CRI = re.compile(rb"(" + STAMP + rb")(stdout|stderr) ([PF])(?::[^ ]*)?(?: |$)")
 # `kubectl logs --prefix` and `docker compose logs` write the container's name first.
 _SOURCE = re.compile(rb"(?:\[pod/[^\]\s]{1,300}\] |[\w.-]{1,100} +\| )(?=" + STAMP + rb"|\s*\{)")
+
+_BEFORE_OBJECT = re.compile(
+    rb"(?=<\d{1,3}>|\[|\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:"
+    rb"|(?:DEBUG|INFO|NOTICE|WARN|WARNING|ERROR)\b)"
+    rb"(?:\[[^\]{]{0,300}\]|[^{\[\"'\\]){1,300}(?=\{\s*\"[^\n]*\}\s*$)"
+)
+"""A time, priority (RFC 3164, RFC 5424) or level, and what is before an object up to the end."""
+
+_BODY = b" JSON body: "
+"""What vLLM writes before a request's body, in a line that its own format reads."""
 
 Numbered = Iterator[tuple[int, bytes | None]]
 
@@ -75,8 +86,18 @@ def _whole(time: bytes, text: bytearray, longest: int) -> bytes | None:
     if inner:
         time = inner[1]
         del text[: inner.end()]
-    content = bytes(text)
-    return content if content.lstrip()[:1] in (b"{", b"[") else time + content
+    return _record(time, bytes(text))
+
+
+def _record(time: bytes, text: bytes) -> bytes:
+    """Returns the JSON in a line's text; other text with its time."""
+    first = text.lstrip()[:1]
+    if first == b"{":
+        return text
+    before = _BEFORE_OBJECT.match(text)
+    if before and not before[0].endswith(_BODY):
+        return text[before.end() :]
+    return text if first == b"[" else time + text
 
 
 def _piece(line: bytes) -> _Piece | None:
@@ -120,7 +141,7 @@ def _joined(line: bytes) -> bytes:
         line = line[source.end() :]
     stamp = STAMPED.match(line)
     if stamp is None:
-        return line
+        return line if line[:1] == b"{" else _record(b"", line)
     pieces = []
     begin = stamp.end()
     for inner in STAMPED.finditer(line, begin):
@@ -128,5 +149,4 @@ def _joined(line: bytes) -> bytes:
         if length and length % PIECE == 0:  # any other time belongs to the text
             pieces.append(line[begin : inner.start()])
             begin = inner.end()
-    text = b"".join([*pieces, line[begin:]])
-    return text if text.lstrip()[:1] in (b"{", b"[") else stamp[0] + text
+    return _record(stamp[0], b"".join([*pieces, line[begin:]]))

@@ -33,6 +33,8 @@ CUT = frozenset(
 )
 """The response reached its limit on tokens."""
 
+ENDS = FINISHED | CUT
+
 
 def finish_reason(logged: Any) -> str:
     """Returns `stop` or `length`; tool calls count as `stop`.

@@ -44,7 +44,7 @@ from outrider.data.formats.fields import (
     take_time,
     unpacked,
 )
-from outrider.data.formats.finish_reasons import STOP_STRING, finish_reason, normal_name
+from outrider.data.formats.finish_reasons import ENDS, STOP_STRING, finish_reason, normal_name
 from outrider.data.formats.openai_stream import DATA, chunks_of_sse, join_chunks
 from outrider.data.formats.other_rows import check_completion
 from outrider.data.formats.rows import decode, kind_of, parse_row
@@ -284,6 +284,9 @@ def _of_chat(
 def _end(choice: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
     """Returns how a choice ended as `Exchange` fields."""
     logged = choice.get("finish_reason")
+    if logged is None and normal_name(choice.get("stop_reason")) in ENDS:  # Bedrock's DeepSeek-R1
+        logged = choice["stop_reason"]
+        choice = {key: value for key, value in choice.items() if key != "stop_reason"}
     ended = finish_reason(logged)
     stop_reason = first(
         *(take(choice, key, (int, str), "choice") for key in ("stop_reason", MATCHED_STOP))

@@ -5,7 +5,9 @@
 
 Request and response may be anywhere in the row, under any name, as objects or as JSON text: HTTP
 messages with a `body` (Portkey), Kong's `ai.proxy.payload`, Dynamo's `event`, LiteLLM's
-`proxy_server_request`, tables of Databricks or BigQuery, records of a collector. A streamed
+`proxy_server_request`, tables of Databricks or BigQuery, records of a collector, SageMaker's and
+Vertex AI's captures (also in base64), Bedrock's invocations of R1, Phoenix's spans. Each entry of a
+HAR file and each LLM span of an MLflow trace is a call. A streamed
 response is its event stream's text or a list of its chunks. Token ids are included if requests set
 `return_token_ids`.
 
@@ -16,18 +18,19 @@ are set aside.
 
 from typing import Any
 
-from outrider.data.exchange import Exchange, Record, Reject
+from outrider.data.exchange import Exchange, Place, Record, Reject
 from outrider.data.formats.cache_hits import check_generated
 from outrider.data.formats.cut_texts import check_whole
 from outrider.data.formats.fields import first, unpacked
+from outrider.data.formats.nested_rows import outcomes_of
 from outrider.data.formats.openai import body, exchanges
 from outrider.data.formats.other_rows import check_completion
 from outrider.data.formats.rows import Sample
-from outrider.data.formats.wrappers import open_row, pair_fields, sides
+from outrider.data.formats.wrappers import calls_of, check_call, open_row, pair_fields, sides
 
 
 def recognizes(sample: Sample) -> bool:
-    return any(_is_pair(row) for row in sample.rows)
+    return any(_is_pair(call) for row in sample.rows for call in calls_of(row))
 
 
 def _is_pair(row: dict[str, Any]) -> bool:
@@ -37,7 +40,14 @@ def _is_pair(row: dict[str, Any]) -> bool:
 
 
 def parse(record: Record) -> list[Exchange | Reject]:
-    row = open_row(record.payload)
+    calls = calls_of(open_row(record.payload))
+    if len(calls) == 1:
+        return _outcomes(calls[0], record.place)
+    return outcomes_of(calls, lambda call: _outcomes(call, record.place), "call")
+
+
+def _outcomes(row: dict[str, Any], place: Place) -> list[Exchange | Reject]:
+    check_call(row)
     request, response = sides(row)
     check_generated(row)
     logged = _named(row, ("response", "chunks"))
@@ -52,7 +62,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
         request = body({"request": unpacked({"request": asked}, "request", "row")}, "request")
     if request is None or response is None:
         raise Reject("incomplete_pair", f"no {'request' if request is None else 'response'}")
-    return exchanges(request, response, record.place, **pair_fields(row))
+    return exchanges(request, response, place, **pair_fields(row))
 
 
 def _named(row: dict[str, Any], names: tuple[str, ...]) -> Any:

@@ -23,7 +23,7 @@ import tarfile
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import IO, Any, BinaryIO
 
@@ -189,6 +189,22 @@ class Member:
     def open(self) -> BinaryIO:
         """Opens the member; several may be read at the same time."""
         return io.BufferedReader(_Range(self), HEAD)
+
+
+DOCUMENTS = {
+    "an Excel spreadsheet": {"[Content_Types].xml", "xl/workbook.xml"},  # ECMA-376, part 2
+    "a Word document": {"[Content_Types].xml", "word/document.xml"},
+    "a PowerPoint presentation": {"[Content_Types].xml", "ppt/presentation.xml"},
+    "another document of Office": {"[Content_Types].xml"},
+    "an OpenDocument file": {"mimetype", "content.xml"},  # OpenDocument 1.3, part 2
+}
+"""Members of documents, which are no archives of logs, by what they are."""
+
+
+def document_of(members: Iterable[str]) -> str | None:
+    """Returns what a zip with these members is, if it is a document."""
+    names = set(members)
+    return next((what for what, parts in DOCUMENTS.items() if parts <= names), None)
 
 
 class _Range(io.RawIOBase):

@@ -51,7 +51,7 @@ class Sample:
     stored: bytes = b""
     """Its first bytes, decompressed."""
     archive: str | None = None
-    """`tar` or `zip`, if it is one; then it has no rows."""
+    """`tar` or `zip`, or which document, if it is one; then it has no rows."""
 
     @property
     def is_binary(self) -> bool:

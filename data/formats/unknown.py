@@ -13,12 +13,15 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from outrider.data.exchange import Reject
+from outrider.data.formats.packing import DOCUMENTS
 from outrider.data.formats.rows import Sample, decode
+from outrider.data.formats.wrappers import is_chat_export
 
 SHOWN_KEYS = 8
 """Maximum number of keys in a description."""
 
 EXPORT = "export it as JSON lines or Parquet"
+EXPORT_CELLS = "export it as CSV or JSON lines"
 
 MAGIC: tuple[tuple[bytes, str, str], ...] = (
     (
@@ -42,6 +45,7 @@ MAGIC: tuple[tuple[bytes, str, str], ...] = (
     (b"PAR1", "a Parquet table without rows", "give a log with rows"),
     (b"ARROW1", "an Arrow table without rows", "give a log with rows"),
     (b"%PDF", "a PDF", EXPORT),
+    (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "a spreadsheet or document of Office 2003", EXPORT_CELLS),
     (b"\x89PNG", "an image", EXPORT),
     (b"GGUF", "weights of a model", "give the log of its endpoint"),
 )
@@ -82,6 +86,10 @@ SHAPES: tuple[tuple[frozenset[str], str], ...] = (
 )
 """Keys of known rows that are not read, and the way to a format that is; the first match counts."""
 
+CHAT_EXPORT = (
+    "conversations as a chat interface shows them, without the requests (system prompt, sampling):"
+    " log the endpoint's /v1/chat/completions"
+)
 RESPONSES = (
     "OpenAI's Responses API, whose items are not the engine's messages: log /v1/chat/completions"
 )
@@ -117,6 +125,8 @@ def describe(sample: Sample, formats: Mapping[str, Any]) -> Description:
     for magic, what, way in MAGIC:
         if head.startswith(magic):
             return Description(what, way)
+    if sample.archive in DOCUMENTS:
+        return Description(sample.archive, EXPORT_CELLS)
     if sample.archive:
         what = f"a {sample.archive} archive without files, or in an archive"
         return Description(what, "unpack it and give the folder")
@@ -145,6 +155,8 @@ def _keys(row: dict[str, Any]) -> str:
 
 def _way(row: dict[str, Any], formats: Mapping[str, Any]) -> str:
     """Returns the shortest way from a row to a format."""
+    if is_chat_export(row):
+        return CHAT_EXPORT
     inside = _inside(row, formats)
     if inside:
         return inside

@@ -6,16 +6,19 @@
 One rule: what an object is, its own keys decide, not the keys around it. A request has `messages`
 or a `prompt`, a response `choices` or an event stream, and other producers' rows have the keys of
 `PRODUCERS`. They are looked for breadth first through objects, and through text that holds a JSON
-object, never through lists, so that a customer's text is not searched. `FIELDS` lists where the
-session, user, tenant, route, time and id of a row are.
+object, also in base64, never through lists, so that a customer's text is not searched. `LISTS` are
+the exceptions: rows of several calls. `FIELDS` lists where the session, user, tenant, route, time
+and id of a row are.
 """
 
+import base64
+import binascii
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from outrider.data.exchange import Reject
-from outrider.data.formats.fields import take_text, take_time
+from outrider.data.formats.fields import first, take_text, take_time
 from outrider.data.formats.rows import Row, decode, parse_row
 
 DEEPEST = 6
@@ -41,6 +44,33 @@ PRODUCERS = tuple(
 )
 """Keys of rows that a format other than pairs reads."""
 
+LISTS = (
+    "log.entries",  # HAR 1.2
+    "data.spans",  # MLflow's traces
+)
+"""Paths of the calls in a row that has several."""
+
+CLOUD_EVENT = frozenset({"specversion", "type", "source", "id"})
+"""Attributes that every event has (CloudEvents 1.0): KServe's and Seldon's loggers."""
+
+CHAT_EXPORTS = (
+    frozenset({"title", "chat"}),  # Open WebUI
+    frozenset({"title", "mapping"}),  # ChatGPT
+)
+"""Keys of what chat interfaces export: texts as displayed, without requests."""
+
+SPAN_KINDS = ("attributes.mlflow.spanType", "attributes.openinference.span.kind", "span_kind")
+OTHER_KINDS = frozenset(
+    {
+        *("CHAIN", "AGENT", "TOOL", "RETRIEVER", "RERANKER", "EMBEDDING", "GUARDRAIL"),
+        *("EVALUATOR", "PROMPT", "PARSER", "MEMORY", "WORKFLOW", "TASK"),
+    }
+)
+"""Kinds of spans around calls, whose inputs and outputs they may repeat: OpenInference, MLflow."""
+
+BASE64 = ("eyJ", "eyA", "ewo", "ew0", "ZGF0YT")
+"""How base64 of an object (`{"`, `{ `, `{` and a newline) or an event stream (`data`) begins."""
+
 OBSERVATIONS = frozenset(
     {
         *("SPAN", "GENERATION", "EVENT", "AGENT", "TOOL", "CHAIN"),
@@ -61,12 +91,14 @@ HALF = frozenset({"messages", "prompt", "choices", "request", "response", "conve
 FIELDS = {
     "session": (
         *("session_id", "sessionId", "conversation_id", "metadata.session_id"),
-        *("request.metadata.session_id", "headers.x-session-id"),
+        *("request.metadata.session_id", "headers.x-session-id", "session.id"),
+        "info.trace_metadata.mlflow.trace.session",
     ),
-    # Databricks; LiteLLM; Kong; Portkey; others
+    # Databricks; LiteLLM; Kong; Portkey; Phoenix; MLflow; others
     "user": (
         *("user_id", "userId", "end_user", "requester", "consumer.username", "consumer.id"),
-        *("metadata._user", "metadata.user_id"),
+        *("metadata._user", "metadata.user_id", "user.id"),
+        "info.trace_metadata.mlflow.trace.user",
     ),
     "tenant": ("tenant", "tenant_id", "metadata.tenant", "workspace_id"),
     "route": ("route", "route.name", "metadata.route", "model_group", "prompt_slug"),
@@ -84,10 +116,13 @@ FIELDS = {
             "date",
             "datetime",
         ),
+        # HAR; MLflow; Vertex AI; SageMaker
+        *("startedDateTime", "start_time_unix_nano", "info.request_time", "logging_time"),
+        "eventMetadata.inferenceTime",
     ),
     "log_id": ("databricks_request_id", "request_id", "requestId", "rid", "id"),
 }
-"""Paths of each field of an exchange, in order of preference; a part without keys is a leaf."""
+"""Paths of each field of an exchange, in order of preference; keys may have dots, too."""
 
 
 INHERITED = {
@@ -114,23 +149,77 @@ def open_row(payload: Row | None) -> dict[str, Any]:
 
 def unwrapped(row: dict[str, Any]) -> dict[str, Any]:
     """Returns the innermost row of a known producer, with the fields of the rows around it."""
-    if _is_produced(row):
+    if _is_produced(row) or is_chat_export(row):
         return row
+    if row.keys() >= CLOUD_EVENT:
+        data = _plain(first(row.get("data"), row.get("data_base64")))
+        content = {"response": data} if _is_stream(data) else object_of(data)
+        if content is not None:
+            # Both halves have the request's id, which Seldon's logger writes as `requestid`.
+            event_id = first(row.get("requestid"), row["id"])
+            return {**_inherited(row), "request_id": event_id, **unwrapped(content)}
     holders = list(_objects(row))
     inner = next((holder for holder in holders if _is_produced(holder)), None)
     if inner is None and not HALF & row.keys() and None in sides(row):
         inner = next((holder for holder in holders if HALF & holder.keys()), None)
     if inner is None:
         return row
-    around = fields(row)
-    outer = {name: around[field] for name, field in INHERITED.items() if around[field] is not None}
+    outer = _inherited(row)
     if "request_id" in row:
         outer["request_id"] = row["request_id"]  # joins the halves of an exchange
     return {**outer, **inner}
 
 
+def _inherited(row: dict[str, Any]) -> dict[str, Any]:
+    around = fields(row)
+    return {name: around[field] for name, field in INHERITED.items() if around[field] is not None}
+
+
+def is_chat_export(row: dict[str, Any]) -> bool:
+    """Whether a row is a conversation as a chat interface exports it."""
+    return any(
+        row.keys() >= keys and isinstance(row[key], dict)
+        for keys in CHAT_EXPORTS
+        for key in keys - {"title"}
+    )
+
+
+def calls_of(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns the calls in a row of several, with its fields; else the row itself."""
+    listed = _list_of(row)
+    if listed is None:
+        return [row]
+    around = _inherited(row)
+    calls = []
+    for call in listed:
+        outer = dict(around)
+        if fields(call)["time"] is not None:
+            outer.pop("timestamp", None)
+        calls.append({**outer, **call})
+    return calls
+
+
+def _list_of(row: dict[str, Any]) -> list[dict[str, Any]] | None:
+    for path in LISTS:
+        key, inner_key = path.split(".")
+        holder = row.get(key)
+        calls = holder.get(inner_key) if isinstance(holder, dict) else None
+        if isinstance(calls, list) and calls and all(isinstance(call, dict) for call in calls):
+            return calls
+    return None
+
+
+def check_call(row: dict[str, Any]) -> None:
+    """Raises a `Reject` if a row is a span of another kind than a call."""
+    for path in SPAN_KINDS:
+        where = _find(row, path)
+        kind = where.holder.get(where.key) if where else None
+        if isinstance(kind, str) and kind.strip('"').upper() in OTHER_KINDS:
+            raise Reject("not_a_generation", "the span is not a call")
+
+
 def _is_produced(row: dict[str, Any]) -> bool:
-    if any(row.keys() >= keys for keys in PRODUCERS):
+    if any(row.keys() >= keys for keys in PRODUCERS) or _list_of(row) is not None:
         return True
     if row.get("type") in OBSERVATIONS and ("trace_id" in row or "traceId" in row):
         return True
@@ -168,18 +257,30 @@ def pair_fields(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _at(row: dict[str, Any], path: str, is_time: bool) -> Any:
-    *holders, key = path.split(".")
-    holder: Any = row
-    for level in holders:
-        holder = object_of(holder.get(level))
-        if holder is None:
-            return None
+    where = _find(row, path)
+    if where is None:
+        return None
+    holder, key = where
     if is_time:
         time = take_time(holder, key)
         return time if time is not None and time >= FIRST_SECOND else None
     value = holder.get(key)
     is_id = isinstance(value, str) or type(value) is int
     return (take_text(holder, key, "row") or None) if is_id else None
+
+
+class _Field(NamedTuple):
+    holder: dict[str, Any]
+    key: str
+
+
+def _find(row: dict[str, Any], path: str) -> _Field | None:
+    """Returns the object and key at a path; OpenTelemetry's keys have dots themselves."""
+    if path in row:
+        return _Field(row, path)
+    key, _, rest = path.partition(".")
+    inner = object_of(row.get(key)) if rest else None
+    return None if inner is None else _find(inner, rest)
 
 
 def sides(row: dict[str, Any]) -> Sides:
@@ -246,12 +347,30 @@ def _values(row: dict[str, Any]) -> Iterator[Any]:
         for key, value in holder.items():
             if value is None or key in ("messages", "choices", "tools"):
                 continue
+            value = _plain(value)
             yield value
             inner = object_of(value)
             if inner is None or depth == DEEPEST:
                 continue
             if not _is_request(inner) and not isinstance(inner.get("choices"), list):
                 waiting.append((inner, depth + 1))
+
+
+def _plain(value: Any) -> Any:
+    """Returns text without base64, and the only text of a list (Vertex AI's repeated columns)."""
+    if isinstance(value, str) and value.startswith('["'):
+        try:
+            value = decode(value.encode("utf-8", "surrogatepass"))
+        except Reject:
+            return value
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
+        (value,) = value
+    if not isinstance(value, str) or not value.startswith(BASE64):
+        return value
+    try:
+        return base64.b64decode(value.strip(), validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        return value
 
 
 def object_of(value: Any) -> dict[str, Any] | None:

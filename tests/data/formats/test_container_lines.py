@@ -79,3 +79,44 @@ def test_compose_writes_the_service_first():
         (1, b'{"a": 1}'),
         (2, STAMP + b"text"),
     ]
+
+
+BEFORE_OBJECTS = [
+    "2026-07-01T10:00:00+00:00\tgateway.r1\t",  # Fluentd's out_file
+    "2026-07-01 10:00:00.000000000 +0000 gateway.r1: ",  # Fluentd's stdout
+    "Jul  1 10:00:00 host gateway[12]: ",  # syslog, RFC 3164; journalctl
+    "<34>Jul  1 10:00:00 host gateway: ",
+    '<34>1 2026-07-01T10:00:00.003Z host gateway 12 ID47 [example@1 iut="3"] ',  # RFC 5424
+    "2026-07-01T10:00:00+0200 host gateway[12]: ",  # journalctl -o short-iso
+    "2026-07-01 10:00:00,123 INFO gateway: ",  # Python's logging
+    "2026-07-01 10:00:00,123 - gateway - INFO - ",
+    "INFO:gateway:",
+    "2026-07-01 10:00:00 [INFO] [gateway.py:30] ",
+    "[2026-07-01 10:00:00] INFO: ",
+    "2026/07/01 10:00:00 ",  # Go's log
+    "2026-07-01T10:00:00Z 2026-07-01 10:00:00,123 INFO gateway: ",  # in `docker logs -t`
+    "2026-07-01T10:00:00Z stdout F INFO:gateway:",  # in a CRI file
+]
+
+
+@pytest.mark.parametrize("before", BEFORE_OBJECTS)
+@pytest.mark.parametrize("row", [b'{"a": "} {", "b": [{}]}', b'{ "a": {"b": "INFO {"} } '])
+def test_a_short_text_before_an_object_is_removed(before, row):
+    assert read(before.encode() + row) == [(1, row)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'INFO 07-01 12:00:00 [x.py:1] Request a JSON body: {"model": "r1"}',
+        STAMP + b'DEBUG 07-01 12:00:00 [x.py:1] Request a JSON body: {"model": "r1"}',
+        b"DEBUG 07-01 12:00:00 [x.py:1] Request a details: prompt: '{\"a\": 1}'",
+        b'[2026-07-01 10:00:00] Finish: obj=GenerateReqInput(rid=\'x\'), out={"text": "a"}',
+        b'[1, {"a": 1}]',
+        b'[{"a": 1}, {"b": 1}]',
+        b'INFO call {"a": 1} took 3 s',
+        b'he wrote {"a": 1}',
+    ],
+)
+def test_lines_of_other_formats_and_other_text_are_unchanged(line):
+    assert read(line) == [(1, line)]

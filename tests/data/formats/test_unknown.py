@@ -1,7 +1,9 @@
 """What is said of files that no format recognizes, without their values."""
 
+import io
 import json
 import sqlite3
+import zipfile
 
 import pytest
 
@@ -85,3 +87,22 @@ def test_an_sqlite_database_is_named_with_its_export(tmp_path):
     reject = described(tmp_path, (tmp_path / "x").read_bytes())
     assert reject.detail.startswith("an SQLite database: export the table with `sqlite3 -json FILE")
     assert reject.rows == 1
+
+
+@pytest.mark.parametrize(
+    ("members", "what"),
+    [
+        (["xl/workbook.xml", "xl/worksheets/sheet1.xml", "[Content_Types].xml"], "an Excel spread"),
+        (["[Content_Types].xml", "word/document.xml"], "a Word document"),
+        (["[Content_Types].xml", "_rels/.rels"], "another document of Office"),
+        (["mimetype", "content.xml", "styles.xml"], "an OpenDocument file"),
+    ],
+)
+def test_a_zip_that_is_a_document_is_one_file(tmp_path, members, what):
+    stored = io.BytesIO()
+    with zipfile.ZipFile(stored, "w") as archive:
+        for member in members:
+            archive.writestr(member, "<xml/>")
+    reject = described(tmp_path, stored.getvalue())
+    assert reject.detail.startswith(what) and reject.rows == 1
+    assert reject.detail.endswith(": export it as CSV or JSON lines")

@@ -1,5 +1,6 @@
 """Requests and responses inside what gateways, collectors and databases wrap around them."""
 
+import base64
 import dataclasses
 import json
 import random
@@ -20,6 +21,15 @@ LOGS = sorted(
     for path in (GOLDEN / folder).rglob("*.jsonl")
 )
 
+
+def in_base64(value) -> str:
+    """Text, or JSON, in base64."""
+    text = value if isinstance(value, str) else json.dumps(value)
+    return base64.b64encode(text.encode()).decode()
+
+
+EVENT = {"specversion": "1.0", "id": "e1", "source": "/r1", "type": "org.example.logged"}
+
 COLLECTORS = {
     "body": lambda row: {"body": row},
     "event": lambda row: {"timestamp": 1234, "event": row},
@@ -30,6 +40,10 @@ COLLECTORS = {
     "Datadog": lambda row: {"id": "1", "type": "log", "attributes": {"attributes": row}},
     "Splunk": lambda row: {"preview": False, "result": {"_raw": json.dumps(row)}},
     "EventBridge": lambda row: {"detail-type": "call", "detail": row},
+    "CloudEvents": lambda row: {**EVENT, "datacontenttype": "application/json", "data": row},
+    "CloudEvents, base64": lambda row: {**EVENT, "data_base64": in_base64(row)},
+    "Kinesis": lambda row: {"kinesis": {"partitionKey": "1", "data": in_base64(row)}},
+    "a repeated column": lambda row: {"pk": 7, "payload": [json.dumps(row)]},
     "a database": lambda row: {"pk": 7, "payload": json.dumps({"record": json.dumps(row)})},
 }
 
@@ -105,6 +119,51 @@ SHAPES = {
         "response": json.dumps(answered),
     },
     "LangSmith": lambda asked, answered: {"inputs": asked, "outputs": answered},
+    "SageMaker": lambda asked, answered: {
+        "captureData": {
+            "endpointInput": {"data": in_base64(asked), "encoding": "BASE64"},
+            "endpointOutput": {"data": in_base64(answered), "encoding": "BASE64"},
+        },
+        "eventMetadata": {"inferenceTime": "2026-07-01T10:00:00Z"},
+    },
+    "Vertex AI": lambda asked, answered: {
+        "logging_time": "2026-07-01 10:00:00.250000 UTC",
+        "request_payload": [json.dumps(asked)],
+        "response_payload": [json.dumps(answered)],
+    },
+    "Vertex AI, a table's text": lambda asked, answered: {
+        "request_payload": json.dumps([json.dumps(asked)]),
+        "response_payload": json.dumps([json.dumps(answered)]),
+    },
+    "Phoenix": lambda asked, answered: {
+        "span_kind": "LLM",
+        "attributes": {"input.value": json.dumps(asked), "output.value": json.dumps(answered)},
+    },
+    "MLflow": lambda asked, answered: {
+        "info": {"trace_id": "t"},
+        "data": {
+            "spans": [
+                {
+                    "attributes": {
+                        "mlflow.spanInputs": json.dumps(asked),
+                        "mlflow.spanOutputs": json.dumps(answered),
+                    }
+                }
+            ]
+        },
+    },
+    "HAR": lambda asked, answered: {
+        "log": {
+            "entries": [
+                {
+                    "startedDateTime": "2026-07-01T10:00:00Z",
+                    "request": {"method": "POST", "postData": {"text": json.dumps(asked)}},
+                    "response": {"status": 200, "content": {"text": in_base64(answered)}},
+                }
+            ]
+        },
+    },
+    "a stream in base64": lambda asked, answered: {"request": asked, "response": in_base64(STREAM)},
     "chunks": lambda asked, answered: {"request": asked, "chunks": STREAM.split("\n\n")},
     "event stream": lambda asked, answered: {"httpRequest": {"body": asked}, "sse": STREAM},
     "next to metadata": lambda asked, answered: {
@@ -145,6 +204,11 @@ FIELDS = [
     ({"databricks_request_id": "d"}, "log_id", "d"),
     ({"request_time": "2026-07-01T10:00:00Z"}, "time", 1782900000.0),
     ({"started_at": 1782900000000}, "time", 1782900000.0),
+    ({"eventMetadata": {"inferenceTime": "2026-07-01T10:00:00Z"}}, "time", 1782900000.0),
+    ({"logging_time": "2026-07-01 10:00:00 UTC"}, "time", 1782900000.0),
+    ({"start_time_unix_nano": 1782900000 * 10**9}, "time", 1782900000.0),
+    ({"user.id": "p"}, "user", "p"),
+    ({"user": {"id": "p"}}, "user", "p"),
     ({"timestamp": "a while ago", "created_at": 1782900000}, "time", 1782900000.0),
 ]
 
