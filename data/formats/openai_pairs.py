@@ -7,9 +7,8 @@ Request and response may be anywhere in the row, under any name, as objects or a
 messages with a `body` (Portkey), Kong's `ai.proxy.payload`, Dynamo's `event`, LiteLLM's
 `proxy_server_request`, tables of Databricks or BigQuery, records of a collector, SageMaker's and
 Vertex AI's captures (also in base64), Bedrock's invocations of R1, Phoenix's spans. Each entry of a
-HAR file and each LLM span of an MLflow trace is a call. A streamed
-response is its event stream's text or a list of its chunks. Token ids are included if requests set
-`return_token_ids`.
+HAR file and each LLM span of an MLflow trace is a call. A streamed response is its event stream's
+text or a list of its chunks. Token ids are included if requests set `return_token_ids`.
 
 Session, user, tenant, route and time are read from the names that these producers use
 (data/formats/wrappers.py). Failed requests, rows of other APIs and answers from a gateway's cache

@@ -186,7 +186,7 @@ def is_chat_export(row: dict[str, Any]) -> bool:
 
 def calls_of(row: dict[str, Any]) -> list[dict[str, Any]]:
     """Returns the calls in a row of several, with its fields; else the row itself."""
-    listed = _list_of(row)
+    listed = _listed_calls(row)
     if listed is None:
         return [row]
     around = _inherited(row)
@@ -199,7 +199,7 @@ def calls_of(row: dict[str, Any]) -> list[dict[str, Any]]:
     return calls
 
 
-def _list_of(row: dict[str, Any]) -> list[dict[str, Any]] | None:
+def _listed_calls(row: dict[str, Any]) -> list[dict[str, Any]] | None:
     for path in LISTS:
         key, inner_key = path.split(".")
         holder = row.get(key)
@@ -219,7 +219,7 @@ def check_call(row: dict[str, Any]) -> None:
 
 
 def _is_produced(row: dict[str, Any]) -> bool:
-    if any(row.keys() >= keys for keys in PRODUCERS) or _list_of(row) is not None:
+    if any(row.keys() >= keys for keys in PRODUCERS) or _listed_calls(row) is not None:
         return True
     if row.get("type") in OBSERVATIONS and ("trace_id" in row or "traceId" in row):
         return True
@@ -377,6 +377,7 @@ def object_of(value: Any) -> dict[str, Any] | None:
     """Returns an object, also one written as text; None for anything else."""
     if isinstance(value, dict):
         return value
+    value = _plain(value)
     if isinstance(value, bytes):  # a table's binary column
         value = value.decode("utf-8", "replace")
     if not isinstance(value, str) or not value.lstrip().startswith("{"):
