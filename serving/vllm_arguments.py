@@ -112,9 +112,11 @@ def engine_environment(engine: EngineConfig) -> dict[str, str]:
             "VLLM_USE_AOT_COMPILE": "0",
         }
         openmp = Path(sys.prefix) / "lib" / "libiomp5.so"
-        if openmp.is_file():
+        preloaded = os.environ.get("LD_PRELOAD", "")
+        # vLLM refuses two OpenMP runtimes (vllm/utils/ompmultiprocessing.py, line 41).
+        if openmp.is_file() and "libgomp" not in preloaded:
             # With Intel's OpenMP, idle threads go to sleep after 5 ms instead of spinning.
-            preloads = [*os.environ.get("LD_PRELOAD", "").split(":"), str(openmp)]
+            preloads = [*preloaded.split(":"), str(openmp)]
             environment["LD_PRELOAD"] = ":".join(dict.fromkeys(filter(None, preloads)))
     else:
         # vLLM's default is fork, which deadlocks after GNU's OpenMP has run in this process.

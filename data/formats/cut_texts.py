@@ -1,6 +1,6 @@
 """Marks that LiteLLM leaves in texts that it cut.
 
-    check_whole(text)       # a `Reject` with the option that keeps the text whole
+    check_whole(text, "row.response")       # a `Reject` with the option that keeps the text whole
 
 LiteLLM cuts long strings in its database and in what it prints, and whole fields for loggers with
 small limits (in LiteLLM: constants.py, spend_tracking_utils.py, _logging.py, custom_logger.py,

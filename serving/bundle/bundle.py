@@ -235,7 +235,9 @@ export {{ name }}={{ value }}
 {% endfor %}
 {% if preloads %}
 openmp="$("$python" -P -c 'import sys; print(sys.prefix)')/lib/libiomp5.so"
-if [ -f "$openmp" ]; then export LD_PRELOAD="${LD_PRELOAD:+$LD_PRELOAD:}$openmp"; fi
+if [[ -f "$openmp" && "${LD_PRELOAD:-}" != *libgomp* ]]; then
+  export LD_PRELOAD="${LD_PRELOAD:+$LD_PRELOAD:}$openmp"
+fi
 {% endif %}
 exec {{ command }} serve "$target" \\
 {% for flag in flags %}

@@ -1,6 +1,6 @@
 """Why a target is not supported, and what to do next. Reads config.json only; no torch.
 
-    refusal(config)     # "its text part is Qwen3MoeForCausalLM, ...; measure it with ..."
+    refusal(config, "Qwen3VLForConditionalGeneration")   # "its text part is ...; measure it ..."
 
 The reasons follow from keys of config.json, not from names, so they hold for models that did not
 exist when this was written. The drafters are those that vLLM 0.32 reads from the target's own

@@ -284,7 +284,7 @@ def test_init_prints_nothing_before_its_result(workplace, nano_r1):
 @pytest.mark.parametrize(
     ("logs", "target", "parts"),
     [
-        ("empty", None, ["empty'", "without files that end in .jsonl"]),
+        ("empty", None, ["empty'", "or an empty folder"]),
         ("gone", None, ["gone'", "no such file or folder"]),
         ("bad.jsonl", None, ["no usable row", "bad.jsonl:1", "docs/how-to/log-formats.md"]),
         ("log.jsonl", "gone", ["target.model = 'gone': no such directory"]),

@@ -20,6 +20,7 @@ from outrider.serving.serve_flags import bundle_command
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp
 from tests.cli import commands
 from tests.cli.workplace import write_workplace
+from tests.eval.sample_results import sample_results
 from tests.live.test_manifests import cluster_endpoint
 from tests.tiny import save_drafter
 
@@ -110,7 +111,7 @@ def test_a_run_and_its_bundle_have_no_secret(
     evidence: dict[str, Any] = {"k": {"base": 1, "custom": 2}, "k_per_batch_size": None}
     stub: Any = SimpleNamespace(speculator=tmp_path / "speculator")
     folder = str(made / "bundle")
-    _write(stub, recipe, kind="mtp", evidence=evidence, profile=None, to=folder)
+    _write(stub, recipe, sample_results(), evidence=evidence, profile={}, to=folder)
     (made / "README.md").write_text(model_card(made / "bundle", "acme/resume"))
     cluster = {"model": "pvc://models/r1", "speculator": "pvc://models/resume", "stable": "own"}
     for kind in ("kserve", "argo"):

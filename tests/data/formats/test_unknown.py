@@ -33,16 +33,6 @@ def described(tmp_path, content: bytes) -> Reject:
         ({"input": SECRET, "output": SECRET}, "input, output", "request and response"),
         ({"prompt": SECRET, "chosen": SECRET, "rejected": SECRET}, "chosen", "preference data"),
         ({"object": "response", "output": [], "id": 1}, "object, output", "Responses API"),
-        (
-            {"at": 1, "wrapped": PAIR},
-            "at, wrapped",
-            """openai_pairs: unwrap it with `jq -c '."wr""",
-        ),
-        (
-            {"m": json.dumps(PAIR), "t": 1},
-            "m, t",
-            """openai_pairs: unwrap it with `jq -r '."m"'`""",
-        ),
         ({"line": f"Received request x: {SECRET}"}, "line", "vllm_log: unwrap it with `jq -r"),
         ({"all": [PAIR, PAIR]}, "all", """jq -c '."all"[]'"""),
         ({"request": SECRET[:0] or 5}, "request", "needs response"),

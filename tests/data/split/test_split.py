@@ -43,7 +43,7 @@ def table(tmp_path, rows, kinds=None, tokens=4):
 
 def test_a_table_of_an_earlier_version_is_refused(tmp_path):
     directory = table(tmp_path, [("s", 1.0, prompt(0))])
-    load_sequences(directory).remove_columns("constraint").save_to_disk(str(tmp_path / "old"))
+    load_sequences(directory).remove_columns("grammar").save_to_disk(str(tmp_path / "old"))
     with pytest.raises(OutriderError, match=r"earlier version of Outrider.*rerun `outrider train`"):
         load_sequences(tmp_path / "old")
 

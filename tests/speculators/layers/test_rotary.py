@@ -1,7 +1,10 @@
 """The rotary embedding of heads, bit for bit vLLM's, from config.json as heads have it."""
 
 import copy
+import os
+from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -52,6 +55,13 @@ SCALINGS: st.SearchStrategy[dict[str, Any] | None] = st.one_of(
         },
     ),
 )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def environment() -> Iterator[None]:
+    """vLLM's CPU platform sets variables for processes that start later (platforms/cpu.py)."""
+    with mock.patch.dict(os.environ):
+        yield
 
 
 @settings(deadline=None, max_examples=40)
