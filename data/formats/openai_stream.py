@@ -13,6 +13,7 @@ from typing import Any
 
 from outrider.data.exchange import Reject
 from outrider.data.formats.fields import first, take, take_count, take_ids
+from outrider.data.formats.finish_reasons import ENDS, normal_name
 from outrider.data.formats.rows import parse_row
 
 DATA = "data:"
@@ -159,7 +160,9 @@ def _add_call(calls: dict[int, dict[str, Any]], delta: Any) -> None:
 def _finished(choice: dict[str, Any]) -> dict[str, Any]:
     """Returns a choice in the shape of a non-streamed response."""
     message: dict[str, Any] = {key: "".join(texts) for key, texts in choice["texts"].items()}
-    finished = {"finish_reason": "cut", "message": message, **choice["rest"]}
+    rest = choice["rest"]
+    is_ended = normal_name(rest.get("stop_reason")) in ENDS  # Bedrock has no finish_reason
+    finished = {"finish_reason": None if is_ended else "cut", "message": message, **rest}
     if "text" in message:
         finished["text"] = message.pop("text")
     if choice["tool_calls"]:

@@ -79,6 +79,11 @@ SHAPES: tuple[tuple[frozenset[str], str], ...] = (
         frozenset({"run_type", "inputs", "outputs"}),
         "LangSmith runs: write openai_pairs, {request, response}, from inputs and outputs",
     ),
+    (
+        frozenset({"span_kind", "attributes"}),
+        "OpenInference spans whose input.value and output.value are not the request and response:"
+        " instrument the OpenAI client",
+    ),
     (frozenset({"traceId", "value"}), "Langfuse scores: export the observations"),
     (frozenset({"trace_id", "value"}), "Langfuse scores: export the observations"),
     (frozenset({"input", "output"}), f"rename them to request and response, or {WRITE_MESSAGES}"),

@@ -92,12 +92,13 @@ FIELDS = {
     "session": (
         *("session_id", "sessionId", "conversation_id", "metadata.session_id"),
         *("request.metadata.session_id", "headers.x-session-id", "session.id"),
+        "attributes.session.id",  # a column
         "info.trace_metadata.mlflow.trace.session",
     ),
     # Databricks; LiteLLM; Kong; Portkey; Phoenix; MLflow; others
     "user": (
         *("user_id", "userId", "end_user", "requester", "consumer.username", "consumer.id"),
-        *("metadata._user", "metadata.user_id", "user.id"),
+        *("metadata._user", "metadata.user_id", "user.id", "attributes.user.id"),
         "info.trace_metadata.mlflow.trace.user",
     ),
     "tenant": ("tenant", "tenant_id", "metadata.tenant", "workspace_id"),

@@ -94,6 +94,18 @@ def test_bedrock_writes_the_end_as_stop_reason(tmp_path, logged, ended):
     assert exchange.stop_strings == (("END",) if ended == "stop" else ())
 
 
+def test_a_streamed_bedrock_response_ends_with_its_stop_reason(tmp_path):
+    def row(*ends):
+        chunks = [{"choices": [{"text": "a", "stop_reason": end}]} for end in ends]
+        asked = {"inputBodyJson": {"prompt": "Hi", "max_tokens": 9}}
+        return {"input": asked, "output": {"outputBodyJson": chunks}}
+
+    whole, cut = read_rows(tmp_path, [row(None, None, "length"), row(None, None)])
+    assert isinstance(whole, Exchange)
+    assert (whole.content, whole.finish_reason) == ("aaa", "length")
+    assert cut.reason == "stream_cut"
+
+
 def event(side, event_id, data, **attributes):
     """An event as KServe's logger writes it."""
     kind = f"org.kubeflow.serving.inference.{side}"
@@ -180,22 +192,23 @@ def test_spans_around_an_mlflow_call_are_no_calls(tmp_path, kind):
 
 
 @pytest.mark.parametrize(
-    "attributes",
+    ("attributes", "is_table"),
     [
-        {"session.id": "s", "user.id": "u"},
-        {"session": {"id": "s"}, "user": {"id": "u"}},
+        ({"session.id": "s", "user.id": "u"}, False),
+        ({"session.id": "s", "user.id": "u"}, True),
+        ({"session": {"id": "s"}, "user": {"id": "u"}}, False),
     ],
 )
-def test_openinference_names_session_and_user(tmp_path, attributes):
-    span = {
-        "name": "ChatCompletion",
-        "attributes": {
-            "openinference.span.kind": "LLM",
-            "input.value": json.dumps(ASKED | {"metadata": None}),
-            "output.value": json.dumps(ANSWERED),
-            **attributes,
-        },
+def test_openinference_names_session_and_user(tmp_path, attributes, is_table):
+    logged = {
+        "openinference.span.kind": "LLM",
+        "input.value": json.dumps(ASKED | {"metadata": None}),
+        "output.value": json.dumps(ANSWERED),
+        **attributes,
     }
+    span = {"name": "ChatCompletion", "attributes": logged}
+    if is_table:  # a data frame's columns
+        span = {"name": "x", **{f"attributes.{key}": value for key, value in logged.items()}}
     (exchange,) = read_rows(tmp_path, [span])
     assert (exchange.session, exchange.user) == ("s", "u")
 

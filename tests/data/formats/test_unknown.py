@@ -37,6 +37,7 @@ def described(tmp_path, content: bytes) -> Reject:
         ({"all": [PAIR, PAIR]}, "all", """jq -c '."all"[]'"""),
         ({"request": SECRET[:0] or 5}, "request", "needs response"),
         ({"run_type": "llm", "inputs": {}, "outputs": {}}, "run_type", "LangSmith"),
+        ({"span_kind": "LLM", "attributes": {"input.value": SECRET}}, "span_kind", "OpenInference"),
         ({"model": "x", "colour": "red"}, "model, colour", "needs id, messages, choices"),
         ({"colour": "red"}, "colour", '{"messages"'),
         ({f"k{number}": SECRET for number in range(20)}, "k7, ...", '{"messages"'),
