@@ -9,7 +9,7 @@ containerd: `max_container_log_line_size`; CRI-O: 8 KiB), and R1's lines are lon
 - `docker logs -t`, `kubectl logs --timestamps`: `TIME ` before every piece, and no newline between.
 - Fluentd's `out_file`, syslog, journald and loggers of programs: a short text before one object.
 
-    for number, line in unwrapped(lines, 1 << 30): ...  # TIME and the line, or only the line if JSON
+    for number, line in unwrapped(lines, 1 << 30): ...  # TIME and the line, or the line if JSON
 """
 
 import json
