@@ -15,10 +15,10 @@ PACKED = 2.0
 POSITIONAL = 2.0
 """Calls with five or more positional arguments per 1,000 statements; torchtitan 4.5."""
 
-DENSE = 2.0
+DENSE = 1.5
 """Statements of eight or more calls, conditions and comprehensions per 1,000; speculators 1.2."""
 
-VAGUE = 0.006
+VAGUE = 0.005
 """Share of the names in `SAYS_NOTHING` among all bound names; nanochat 0.003."""
 
 SAYS_NOTHING = set(

@@ -46,6 +46,7 @@ def assemble(
     row: Row,
     row_tokens: int,
     spec: FeatureSpec,
+    *,
     masks_of: MasksOf | None = None,
 ) -> Batch:
     """Concatenates a row's sequences, each truncated to its sample's length."""
@@ -116,6 +117,7 @@ class Prefetch(AbstractContextManager["Prefetch"]):
         rows: Iterable[Row],
         row_tokens: int,
         spec: FeatureSpec,
+        *,
         masks_of: MasksOf | None = None,
     ):
         self._masks_of = masks_of

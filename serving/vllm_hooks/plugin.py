@@ -103,7 +103,7 @@ def release(handler: Any) -> None:
         handler.dtor(ctypes.c_int64.from_address(handler.handler_tensor.data_ptr()).value)
 
 
-def expand(
+def expand(  # noqa: PLR0917 (the signature of vLLM's kernel)
     output: "torch.Tensor",
     input_val: "torch.Tensor",
     cu_num_tokens: "torch.Tensor",
