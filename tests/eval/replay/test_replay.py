@@ -1,5 +1,6 @@
 """Batched replay against a literal walk through each response, one k at a time."""
 
+import dataclasses
 import itertools
 import json
 from types import SimpleNamespace
@@ -155,10 +156,13 @@ def test_sums_survive_json_and_compare_pairs_them(case):
     assert loaded.sequence_ids == sums.sequence_ids and loaded.regions == list(sums.regions)
     for name in ARRAYS:
         assert np.allclose(getattr(loaded, name), getattr(sums, name), atol=1e-6), name
-    estimates = compare(sums, loaded, 2)
-    assert estimates["ratio"].value == 1.0 and estimates["ratio"].low is None  # three sessions
-    assert estimates["base"].value == pytest.approx(sums.acceptance_length()[1])
-    assert estimates["ratio"].clusters == 3
+    slow = dataclasses.replace(loaded, steps_RK=2 * loaded.steps_RK)
+    estimates = compare(slow, loaded, 2)
+    assert estimates["ratio"].value == pytest.approx(2.0)
+    assert estimates["ratio"].low is None and estimates["ratio"].clusters == 3  # too few sessions
+    length = sums.acceptance_length()[1]
+    assert estimates["base"].value == pytest.approx(length / 2)
+    assert estimates["custom"].value == pytest.approx(length)
 
 
 def lookup_drafts(text, k):
