@@ -58,7 +58,8 @@ def read_speculation(
     model = section.get("model")
     method = section.get("method")
     if model in METHODS:  # of releases before 0.8
-        method, model = model, None
+        method = model
+        model = None
     method = METHODS.get(str(method), method)
     k = section.get("num_speculative_tokens")
     words = f"{method or 'its own speculator'}, {k} drafts per step"

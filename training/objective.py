@@ -101,7 +101,13 @@ class Objective:
         requests = [self.sampling[self.samples[index].sequence_id][:4] for index in batch.row]
         sampled_N4 = torch.tensor(requests).repeat_interleave(anchors_R, dim=0).to(device)
         temperature_N, top_p_N, top_k_N, hard_N = sampled_N4.unbind(-1)
-        served = Served(temperature_N, top_p_N, self.probabilistic, top_k_N, hard_N > 0)
+        served = Served(
+            temperature_N=temperature_N,
+            top_p_N=top_p_N,
+            probabilistic=self.probabilistic,
+            top_k_N=top_k_N,
+            hard_N=hard_N > 0,
+        )
         if batch.mask_BT is None:
             return served
         mask_N = batch.mask_BT[0, target_N]

@@ -41,8 +41,11 @@ HEAD = 2**20
 LAYERS = 3
 """Maximum number of compressions around each other: an upload may compress a file again."""
 
-MOST_MEMBERS, LARGEST_MEMBER = 100_000, 4 * 10**9
-"""Maximum number of members of an archive, and unpacked size of one in bytes."""
+MOST_MEMBERS = 100_000
+"""Maximum number of members of an archive."""
+
+LARGEST_MEMBER = 4 * 10**9
+"""Maximum unpacked size of a member in bytes."""
 
 CODECS: tuple[tuple[re.Pattern[bytes], str, Callable[[Any], Any]], ...] = (
     (re.compile(rb"\x1f\x8b\x08"), "gzip", lambda stream: gzip.GzipFile(fileobj=stream)),

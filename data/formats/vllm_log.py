@@ -140,7 +140,9 @@ def _join(files: Sequence[LogFile]) -> Iterator[Record | Reject | Place | None]:
                     yield place
                     continue
                 yield None
-                yield from _joined(waiting, event, kind, place, longest)
+                yield from _joined(
+                    waiting=waiting, event=event, kind=kind, place=place, longest=longest
+                )
     for request in waiting.values():
         yield request.record()
 

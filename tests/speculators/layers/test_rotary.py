@@ -16,15 +16,9 @@ from vllm.model_executor.layers.rotary_embedding import get_rope
 
 from outrider.speculators.layers.rope import head_rope, refused_rope
 from outrider.speculators.layers.rotary import Rotary
+from tests.distill_configs import LLAMA3
 
-# Of meta-llama/Llama-3.1-8B and of Qwen3's card for 131,072 positions.
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
+# Of Qwen3's card for 131,072 positions.
 QWEN_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 
 factors = st.floats(1.5, 40)
