@@ -56,6 +56,9 @@ TrainedParameters = Literal["all", "non_routed", "lora"]
 KPerBatchSize = Sequence[tuple[int, int, int]]
 """(first batch size, last batch size, drafts per step) of each batch size range."""
 
+Runner = Literal["v1", "v2"]
+"""vLLM's model runner."""
+
 NO_DRAFT = -1
 """Token id for no draft."""
 
@@ -103,8 +106,8 @@ class DrafterKind:
     one_block = False
     """True if drafts attend to each other and thus depend on K.
     Replay is then exact for `speculator.depth` drafts, but not for fewer."""
-    needs_v2 = False
-    """True if the kind needs vLLM's model runner V2, and thus a GPU."""
+    only_runner: Runner | None = None
+    """The only model runner of vLLM that drafts with the kind; None if both do."""
 
     def recognizes(self, config: Mapping[str, Any]) -> bool:
         """True for the config.json of a directory of this kind."""
