@@ -90,7 +90,7 @@ def earlier_matches(
     for n in range(1, min(lengths.stop, count)):
         end_N = np.arange(n - 1, count)
         if n > 1:
-            # An n-gram is a shorter one and a token: equal n-grams have equal numbers below `count`.
+            # An n-gram is a shorter one and a token; equal ones get the same number below `count`.
             _, ngram_N = np.unique(ngram_N[:-1] * count + token_T[n - 1 :], return_inverse=True)
         if n not in lengths:
             continue

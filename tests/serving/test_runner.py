@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, get_args
+from typing import Any
 from unittest import mock
 
 import pytest
