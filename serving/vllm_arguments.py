@@ -21,7 +21,7 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.hooked import HOOKED
-from outrider.serving.runner import runner_refusal
+from outrider.serving.runner import runner_of, runner_refusal
 from outrider.serving.speculator import Drafting
 from outrider.serving.vllm_hooks.version import runs_on_cpu
 
@@ -142,11 +142,11 @@ def engine_arguments(
         arguments["kv_cache_memory_bytes"] = round(kv_cache_gb * 2**30)
     if drafting is None:
         return arguments
-    if drafting.speculator.directory is not None and (refusal := pipeline_refusal(engine)):
+    if drafting.speculator.family.has_weights and (refusal := pipeline_refusal(engine)):
         raise OutriderError(refusal)
     if refusal := speculator_refusal(drafting, engine):
         raise OutriderError(refusal)
-    if settings := drafting.settings():
+    if settings := drafting.settings(runner_of(drafting.speculator.family, engine)):
         arguments["speculative_config"] = settings
     return arguments
 

@@ -1,7 +1,7 @@
 """N-gram lookup: drafts what followed the same tokens earlier in the request.
 
-    first_occurrence_drafts(token_ids_T, first=10, k=4, lengths=range(2, 5))    # V1
-    last_occurrence_drafts(token_ids_T, first=10, k=4, lengths=range(2, 5))     # V2
+    lookup = Lookup("ngram", {"prompt_lookup_min": 2, "prompt_lookup_max": 4}, runner="v2")
+    NGramLookup().drafts(token_ids_T, first=10, numbers=[4], lookup=lookup)
 
 vLLM 0.32 has three implementations of two algorithms. Each looks for the longest n-gram that ends
 the context and also ends at an earlier token, with or without overlap, and drafts the tokens
@@ -15,46 +15,63 @@ between: k, or as many as there are. The match does not depend on k.
 `max_model_len` has no effect on what is accepted, except that V1 stops to look up for a whole batch
 when one of its requests is within k tokens of it (worker/gpu_model_runner.py:4298).
 
-Shapes: T tokens of a sequence, N n-grams of one length, A anchors, K drafts.
+Shapes: T tokens of a sequence, G n-grams of one length, A anchors, N numbers of drafts per step, K
+drafts.
 """
 
-from pathlib import Path
-from typing import Any
+import itertools
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.speculators.kinds.protocol import NO_DRAFT, KPerBatchSize, WeightlessKind
+from outrider.speculators.kinds.protocol import (
+    NO_DRAFT,
+    Lookup,
+    Runner,
+    Settings,
+    WeightlessKind,
+)
 
-NGRAM_LENGTHS = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
-"""Range of n-gram lengths; vLLM's documentation uses a maximum of 4."""
+SHORTEST, LONGEST = "prompt_lookup_min", "prompt_lookup_max"
+"""vLLM's keys for the range of n-gram lengths."""
 
 NO_MATCH = -1
 """Index of no token."""
 
 
 class NGramLookup(WeightlessKind):
-    """Drafts the tokens after the first occurrence of the longest matching n-gram."""
+    """Drafts the tokens after an earlier occurrence of the longest matching n-gram."""
 
     name = "ngram"
     in_words = "n-gram lookup"
     source_of_drafts = "what followed the same tokens earlier in the request"
+    # vLLM's documentation uses a maximum of 4.
+    default_settings: ClassVar[Settings] = {SHORTEST: 2, LONGEST: 4}
+    # A shorter minimum finds matches in more steps, so the longest minimum proposes the fewest.
+    searched_settings: ClassVar[Sequence[Settings]] = tuple(
+        {SHORTEST: shortest, LONGEST: longest}
+        for shortest, longest in itertools.product((3, 2, 1), (8, 5, 4, 3))
+    )
 
-    def drafts(self, token_ids_T: NDArray[np.int32], first: int, k: int) -> NDArray[np.int32]:
-        """Drafts of model runner V1."""
-        lengths = range(NGRAM_LENGTHS["prompt_lookup_min"], NGRAM_LENGTHS["prompt_lookup_max"] + 1)
-        return first_occurrence_drafts(token_ids_T, first, k, lengths)
+    def drafts(
+        self, token_ids_T: NDArray[np.int32], first: int, numbers: Sequence[int], lookup: Lookup
+    ) -> NDArray[np.int32]:
+        """Drafts of the algorithm of `lookup.runner`; the same for every number of drafts."""
+        settings = {**self.default_settings, **lookup.settings}
+        lengths = range(int(settings[SHORTEST]), int(settings[LONGEST]) + 1)
+        algorithm = first_occurrence_drafts if lookup.runner == "v1" else last_occurrence_drafts
+        drafts_AK = algorithm(token_ids_T, first, max(numbers), lengths)
+        return np.broadcast_to(drafts_AK, (len(numbers), *drafts_AK.shape))
 
-    def vllm_settings(
-        self,
-        directory: Path | None,
-        k: int,
-        draft_sample_method: str,
-        k_per_batch_size: KPerBatchSize | None,
-    ) -> dict[str, Any] | None:
-        """vLLM's settings, with the range of n-gram lengths."""
-        settings = super().vllm_settings(directory, k, draft_sample_method, k_per_batch_size)
-        return (settings or {}) | NGRAM_LENGTHS
+    def runner_settings(self, runner: Runner) -> dict[str, Any]:
+        """The method with which vLLM keeps async scheduling on (vllm/config/vllm.py:1600).
+
+        V2 runs the same code for both methods. V1's `ngram_gpu` refuses fewer drafts than it was
+        started for, and turns the cache of torch.compile off.
+        """
+        return {"method": "ngram_gpu"} if runner == "v2" else {}
 
 
 def first_occurrence_drafts(
@@ -86,21 +103,21 @@ def earlier_matches(
     first_T = np.full(count, NO_MATCH)
     last_T = np.full(count, NO_MATCH)
     _, token_T = np.unique(token_ids_T, return_inverse=True)
-    ngram_N = token_T
+    ngram_G = token_T
     for n in range(1, min(lengths.stop, count)):
-        end_N = np.arange(n - 1, count)
+        end_G = np.arange(n - 1, count)
         if n > 1:
             # An n-gram is a shorter one and a token; equal ones get the same number below `count`.
-            _, ngram_N = np.unique(ngram_N[:-1] * count + token_T[n - 1 :], return_inverse=True)
+            _, ngram_G = np.unique(ngram_G[:-1] * count + token_T[n - 1 :], return_inverse=True)
         if n not in lengths:
             continue
-        order_N = np.argsort(ngram_N, kind="stable")
-        is_new_N = np.diff(ngram_N[order_N], prepend=NO_MATCH) > 0
-        repeated = order_N[~is_new_N]
-        first_of = end_N[order_N[is_new_N]]
+        order_G = np.argsort(ngram_G, kind="stable")
+        is_new_G = np.diff(ngram_G[order_G], prepend=NO_MATCH) > 0
+        repeated = order_G[~is_new_G]
+        first_of = end_G[order_G[is_new_G]]
         # Longer n-grams come later and overwrite shorter ones.
-        first_T[end_N[repeated]] = first_of[ngram_N[repeated]]
-        last_T[end_N[repeated]] = end_N[order_N[np.flatnonzero(~is_new_N) - 1]]
+        first_T[end_G[repeated]] = first_of[ngram_G[repeated]]
+        last_T[end_G[repeated]] = end_G[order_G[np.flatnonzero(~is_new_G) - 1]]
     return first_T, last_T
 
 
