@@ -92,6 +92,9 @@ class V2Lookup:
             total_len=SimpleNamespace(gpu=torch.zeros(requests).int()),
         )
         self.speculator = NgramGPUSpeculator(settings, torch.device("cpu"), self.states)
+        # The interpreter takes as long for a block of 256 tokens, vLLM's choice, as for all.
+        self.speculator.block_l = 1 << (most_tokens - 1).bit_length()
+        self.speculator.n_blocks = 1
         self.most_tokens = most_tokens
 
     def __call__(self, contexts: Sequence[Sequence[int]]) -> list[list[int]]:
