@@ -3,14 +3,16 @@
 import os
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 from unittest import mock
 
 import pytest
 
 from outrider.common.errors import OutriderError
-from outrider.serving.config import EngineConfig
+from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.runner import VARIABLE, compiles_triton, runner_of, runner_refusal
+from outrider.serving.speculator import Drafting, Speculator
+from outrider.serving.vllm_arguments import engine_arguments
 from outrider.speculators.kinds import KINDS, kind_named
 
 DBO = {"enable_dbo": True}
@@ -108,6 +110,23 @@ def test_the_variable_of_the_command_counts_and_the_recipes_overrides_it(
     monkeypatch.setenv(VARIABLE, "yes")
     with pytest.raises(OutriderError, match=f"{VARIABLE} = 'yes': .*set it to 0 or 1"):
         runner_of(ngram, EngineConfig())
+
+
+def test_ngram_lookup_keeps_async_scheduling_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU vLLM has none, and V1 must be able to draft fewer tokens than at its start."""
+    from vllm.config.speculative import NgramGPUTypes
+
+    drafting = Drafting(Speculator("ngram", settings={"prompt_lookup_min": 1}), 4)
+    target = TargetConfig(model="nano_r1")
+    methods = {}
+    for on_cpu in (True, False):
+        monkeypatch.setattr("outrider.serving.runner.runs_on_cpu", lambda on_cpu=on_cpu: on_cpu)
+        settings = engine_arguments(target, EngineConfig(), drafting)["speculative_config"]
+        assert settings["prompt_lookup_min"] == 1
+        methods[on_cpu] = settings["method"]
+    assert methods == {True: "ngram", False: get_args(NgramGPUTypes)[0]}
+    v1 = EngineConfig(environment={VARIABLE: "0"})
+    assert engine_arguments(target, v1, drafting)["speculative_config"]["method"] == "ngram"
 
 
 def test_triton_is_used_as_by_the_installed_vllm() -> None:

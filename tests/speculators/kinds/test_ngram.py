@@ -6,6 +6,7 @@ import subprocess
 import sys
 from itertools import islice
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -13,8 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from outrider.speculators.kinds.ngram import first_occurrence_drafts, last_occurrence_drafts
-from outrider.speculators.kinds.protocol import NO_DRAFT
+from outrider.speculators.kinds.ngram import (
+    LONGEST,
+    SHORTEST,
+    NGramLookup,
+    first_occurrence_drafts,
+    last_occurrence_drafts,
+)
+from outrider.speculators.kinds.protocol import NO_DRAFT, Lookup, Runner
 from tests.fuzzing import examples
 from tests.shipped_traffic import token_ids, with_token_ids
 from tests.speculators.kinds.ngram_in_vllm import V1GPULookup, V1Lookup, walked_steps
@@ -133,3 +140,19 @@ def test_drafts_of_v2_are_those_of_vllms_kernels(tmp_path: Path) -> None:
             assert drafts_AK.tolist() == [row]
             matched += row != [context[-1]] * k
     assert matched > 100
+
+
+def test_replay_follows_the_runner_and_the_settings_of_the_lookup() -> None:
+    text = np.array([5, 6, 7, 1, 1, 9, 8, 5, 6, 7, 2, 2, 3, 5, 6, 7, 0], np.int32)
+    drafts = {}
+    for runner in get_args(Runner):
+        drafts_NAK = NGramLookup().drafts(text, 15, [1, 3], Lookup("ngram", runner=runner))
+        assert drafts_NAK.shape == (2, 1, 3)
+        drafts[runner] = drafts_NAK[1, 0].tolist()
+    assert drafts == {"v1": [1, 1, 9], "v2": [2, 2, 3]}
+    long = {SHORTEST: 4, LONGEST: 5}
+    unmatched = {
+        runner: NGramLookup().drafts(text, 15, [2], Lookup("ngram", long, runner=runner)).tolist()
+        for runner in get_args(Runner)
+    }
+    assert unmatched == {"v1": [[[NO_DRAFT, NO_DRAFT]]], "v2": [[[7, 7]]]}
