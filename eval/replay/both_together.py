@@ -1,6 +1,6 @@
 """What a head and a lookup would deliver together, by replay. No engine serves it.
 
-    rule = fit(validation, seconds)
+    rule = fit(validation, time)
     combined = combine(heldout, rule)
     combined.steps_R, combined.lookup_steps_R
 
@@ -28,10 +28,15 @@ Shapes: R responses, N their anchors in a flat list, one response after another.
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+
+from outrider.eval.replay.lookups import LoggedText, accepted_drafts
+from outrider.eval.replay.sums import ReplaySums
+from outrider.speculators.kinds import weightless_kind
+from outrider.speculators.kinds.protocol import Lookup, Matches
 
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -73,32 +78,38 @@ class Anchors:
 
 
 @dataclasses.dataclass(frozen=True)
-class StepSeconds:
-    """Seconds of a step of the two, each with its own number of drafts."""
+class StepTime:
+    """Milliseconds of a step of the two, each with its own number of drafts."""
 
-    head: float
+    head_ms: float
     """A step with the head alone: all its passes, and the verification of its drafts."""
-    lookup: float
+    lookup_ms: float
     """A step with the lookup alone."""
-    head_pass: float
+    pass_ms: float
     """One pass of the head."""
+
+    @property
+    def both_ms(self) -> float:
+        """A step of a server with both in which the lookup drafts."""
+        return self.lookup_ms + self.pass_ms
 
     @classmethod
     def of_timed(
-        cls, *, none: float, head: float, passes: int, k: int, lookup: float, lookup_k: int
-    ) -> "StepSeconds":
-        """Derives the pass from timed steps: without drafts, and of both with k drafts.
+        cls, head: Mapping[int, float], k: int, lookup: Mapping[int, float], lookup_k: int
+    ) -> "StepTime":
+        """Derives a pass from timed steps of the two, by number of drafts.
 
-        Verifying a draft takes as long whoever drafted it, so the lookup's step gives that time.
-        The rest of the head's step is its `passes`.
+        Verifying the drafts takes as long whoever made them. So at equal numbers of drafts, the
+        head's step is longer by one pass for each draft: the slope of a line through the origin.
         """
-        verified = max(lookup - none, 0.0) * k / lookup_k
-        return cls(head=head, lookup=lookup, head_pass=max(head - none - verified, 0.0) / passes)
+        both = sorted(head.keys() & lookup.keys())
+        longer = sum(number * (head[number] - lookup[number]) for number in both)
+        pass_ms = longer / sum(number**2 for number in both)
+        return cls(head_ms=head[k], lookup_ms=lookup[lookup_k], pass_ms=max(pass_ms, 0.0))
 
     def of_steps(self, steps_R: Counts, lookup_steps_R: Counts) -> Array:
-        """Seconds of responses, of whose steps some have the lookup's drafts."""
-        with_lookup = self.lookup + self.head_pass
-        return self.head * (steps_R - lookup_steps_R) + with_lookup * lookup_steps_R
+        """Milliseconds of responses, in some of whose steps the lookup drafts."""
+        return self.head_ms * (steps_R - lookup_steps_R) + self.both_ms * lookup_steps_R
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +138,7 @@ class Combined:
     """Those with the lookup's drafts."""
 
 
-def fit(validation: Anchors, seconds: StepSeconds) -> Rule:
+def fit(validation: Anchors, time: StepTime) -> Rule:
     """Fits the tables, and chooses the handicap with the most tokens/s.
 
     Of equal ones, the first of HANDICAPS is chosen.
@@ -136,12 +147,12 @@ def fit(validation: Anchors, seconds: StepSeconds) -> Rule:
     match = [(validation.score_N, SCORES), (validation.length_N, LENGTHS)]
     lookup = expected(match, validation.lookup_N)
     rules = [Rule(head, lookup, handicap) for handicap in HANDICAPS]
-    return min(rules, key=lambda rule: _total_seconds(validation, rule, seconds))
+    return min(rules, key=lambda rule: _total_ms(validation, rule, time))
 
 
-def _total_seconds(anchors: Anchors, rule: Rule, seconds: StepSeconds) -> float:
+def _total_ms(anchors: Anchors, rule: Rule, time: StepTime) -> float:
     combined = combine(anchors, rule)
-    return float(seconds.of_steps(combined.steps_R, combined.lookup_steps_R).sum())
+    return float(time.of_steps(combined.steps_R, combined.lookup_steps_R).sum())
 
 
 def expected(
@@ -218,3 +229,32 @@ def fewest_steps(anchors: Anchors) -> int:
             steps.append(1 + min(steps[-1 - head], steps[-1 - lookup]))
         total += steps[-1]
     return total
+
+
+def anchors_of(
+    head: ReplaySums, k: int, texts: Iterable[LoggedText], lookup: Lookup, lookup_k: int
+) -> Anchors:
+    """Both drafters at the anchors of replayed responses.
+
+    `head` was replayed `by_anchor`, for at least k drafts; `texts` are the same responses.
+    """
+    kind = weightless_kind(lookup.kind)
+    assert kind is not None
+    accepted: list[Counts] = []
+    matches: list[Matches] = []
+    for text in texts:
+        match = kind.matches(text.token_ids_T, text.completion_start, lookup_k, lookup)
+        (accepted_A,) = accepted_drafts(match.drafts_AK[None], text, [lookup_k])
+        accepted.append(accepted_A)
+        matches.append(match)
+    head_N = np.concatenate([accepted_A for accepted_A, _ in head.anchors])
+    thousandths_N = np.concatenate([first_A for _, first_A in head.anchors])
+    return Anchors(
+        anchors_R=np.array([len(accepted_A) for accepted_A in accepted]),
+        probability_N=thousandths_N / 1000,
+        # With k drafts, those after them are not offered.
+        head_N=np.minimum(head_N, k),
+        score_N=np.concatenate([match.score_A for match in matches]),
+        length_N=np.concatenate([match.length_A for match in matches]),
+        lookup_N=np.concatenate(accepted),
+    )

@@ -15,7 +15,7 @@ import collections
 import functools
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,7 +24,13 @@ from numpy.typing import NDArray
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import publish
-from outrider.speculators.kinds.protocol import NO_DRAFT, Lookup, Settings, WeightlessKind
+from outrider.speculators.kinds.protocol import (
+    NO_DRAFT,
+    Lookup,
+    Matches,
+    Settings,
+    WeightlessKind,
+)
 
 # vllm/config/speculative.py:505 and 509 (vLLM 0.32).
 DEPTH, CACHED = 24, 10_000
@@ -142,21 +148,30 @@ class SuffixLookup(WeightlessKind):
 
     def matches(
         self, token_ids_T: NDArray[np.int32], first: int, k: int, lookup: Lookup
-    ) -> Iterator[Any]:
-        """Yields the cache's answer at every anchor: `token_ids`, at most k, and their `score`."""
+    ) -> Matches:
+        """Queries vLLM's cache at every anchor."""
         settings = {**self.default_settings, **lookup.settings}
+        anchors = max(len(token_ids_T) - 1 - first, 0)
+        drafts_AK = np.full((anchors, k), NO_DRAFT, np.int32)
+        score_A = np.zeros(anchors)
+        length_A = np.zeros(anchors, np.int64)
         cache = fixed_cache(lookup.history)
         cache.start_request(self.name, token_ids_T[:first])
-        for end in range(first + 1, len(token_ids_T)):
+        for anchor in range(anchors):
+            end = first + anchor + 1
             cache.add_active_response(self.name, token_ids_T[end - 1 : end])
-            yield cache.speculate(
+            match = cache.speculate(
                 self.name,
                 token_ids_T[max(end - DEPTH, 0) : end],
                 max_spec_tokens=k,
                 max_spec_factor=settings[FACTOR],
                 min_token_prob=settings[PROBABILITY],
             )
+            drafts_AK[anchor, : len(match.token_ids)] = match.token_ids
+            score_A[anchor] = match.score
+            length_A[anchor] = match.match_len
         cache.stop_request(self.name)
+        return Matches(drafts_AK, score_A, length_A)
 
 
 def _accepted(drafts_K: NDArray[np.int32], next_T: NDArray[np.int32]) -> int:

@@ -16,7 +16,7 @@ from outrider.eval.replay.both_together import (
     SCORES,
     Anchors,
     Rule,
-    StepSeconds,
+    StepTime,
     combine,
     expected,
     fewest_steps,
@@ -25,7 +25,7 @@ from outrider.eval.replay.both_together import (
 from outrider.speculators.acceptance import pad_anchors, replay_chain
 
 MOST = 4
-SECONDS = StepSeconds(head=1.3, lookup=0.9, head_pass=0.1)
+TIME = StepTime(head_ms=1.3, lookup_ms=0.9, pass_ms=0.1)
 
 
 def rule(handicap, head=0.0, lookup=0.0):
@@ -133,19 +133,18 @@ def test_the_bound_is_the_best_of_all_choices(given):
 
 @given(anchors(), st.floats(-3, 3))
 def test_no_rule_takes_fewer_steps_than_the_bound(given, handicap):
-    steps = combine(given, fit(given, SECONDS)).steps_R.sum()
+    steps = combine(given, fit(given, TIME)).steps_R.sum()
     assert fewest_steps(given) <= steps
     assert fewest_steps(given) <= combine(given, rule(handicap, 1.0, 1.0)).steps_R.sum()
 
 
 @given(anchors())
 def test_the_fitted_rule_is_at_least_as_fast_as_either_on_validation(given):
-    def seconds(one):
+    def time(one):
         combined = combine(given, one)
-        return SECONDS.of_steps(combined.steps_R, combined.lookup_steps_R).sum()
+        return TIME.of_steps(combined.steps_R, combined.lookup_steps_R).sum()
 
-    fastest = min(seconds(ALWAYS_HEAD), seconds(ALWAYS_LOOKUP))
-    assert seconds(fit(given, SECONDS)) <= fastest
+    assert time(fit(given, TIME)) <= min(time(ALWAYS_HEAD), time(ALWAYS_LOOKUP))
 
 
 def test_means_of_bins_by_hand():
@@ -196,23 +195,21 @@ def many_anchors(number=4000):
 def test_a_slow_pass_of_the_head_gives_the_lookup_fewer_steps():
     given = many_anchors()
     shares = []
-    for head_pass in (0.0, 10.0):
-        combined = combine(given, fit(given, dataclasses.replace(SECONDS, head_pass=head_pass)))
+    for pass_ms in (0.0, 10.0):
+        combined = combine(given, fit(given, dataclasses.replace(TIME, pass_ms=pass_ms)))
         shares.append(combined.lookup_steps_R.sum() / combined.steps_R.sum())
     assert shares[0] > 0.3 and shares[1] == 0
-    free = combine(given, fit(given, StepSeconds(head=1, lookup=1, head_pass=0)))
+    free = combine(given, fit(given, StepTime(head_ms=1, lookup_ms=1, pass_ms=0)))
     alone = [combine(given, one).steps_R.sum() for one in (ALWAYS_HEAD, ALWAYS_LOOKUP)]
     assert free.steps_R.sum() < 0.9 * min(alone)
 
 
-def test_seconds_by_hand():
-    """None 20 ms; the lookup's 8 drafts add 4, so the head's 4 drafts cost 2 of its 10."""
-    seconds = StepSeconds.of_timed(none=20, head=30, passes=4, k=4, lookup=24, lookup_k=8)
-    assert (seconds.head, seconds.lookup, seconds.head_pass) == (30, 24, 2)
-    in_one_pass = StepSeconds.of_timed(none=20, head=30, passes=1, k=4, lookup=24, lookup_k=8)
-    assert in_one_pass.head_pass == 8
+def test_the_time_of_a_pass_by_hand():
+    """At 1 and 3 drafts, the head's step is 2 and 5 longer: a slope of (2 + 15) / (1 + 9)."""
+    head, lookup = {1: 23.0, 3: 27.0, 4: 30.0}, {1: 21.0, 3: 22.0, 8: 25.0}
+    time = StepTime.of_timed(head, 4, lookup, 8)
+    assert (time.head_ms, time.lookup_ms, time.pass_ms) == (30, 25, 1.7)
     # Of 10 steps, 3 have the lookup's drafts and one pass of the head.
-    assert seconds.of_steps(np.array([10]), np.array([3])).tolist() == [7 * 30 + 3 * 26]
-    # Noise may make a step without drafts the longest, or a pass free.
-    noisy = StepSeconds.of_timed(none=35, head=30, passes=4, k=4, lookup=24, lookup_k=8)
-    assert noisy.head_pass == 0
+    assert time.of_steps(np.array([10]), np.array([3])) == pytest.approx([7 * 30 + 3 * 26.7])
+    # Noise may make the head's steps the shorter ones.
+    assert StepTime.of_timed(lookup, 8, head, 4).pass_ms == 0
