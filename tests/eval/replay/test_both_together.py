@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 import math
 
 import numpy as np
@@ -17,14 +18,22 @@ from outrider.eval.replay.both_together import (
     Anchors,
     Rule,
     StepTime,
+    anchors_of,
     combine,
     expected,
     fewest_steps,
     fit,
 )
+from outrider.eval.replay.lookups import LoggedText, lookup_sums
+from outrider.eval.replay.replay import replay
+from outrider.eval.replay.sums import ReplaySums
 from outrider.speculators.acceptance import pad_anchors, replay_chain
+from outrider.speculators.kinds import kind_named
+from outrider.speculators.kinds.protocol import Lookup
+from tests.eval.replay_case import replay_case, states_of
 
 MOST = 4
+K = 3
 TIME = StepTime(head_ms=1.3, lookup_ms=0.9, pass_ms=0.1)
 
 
@@ -213,3 +222,77 @@ def test_the_time_of_a_pass_by_hand():
     assert time.of_steps(np.array([10]), np.array([3])) == pytest.approx([7 * 30 + 3 * 26.7])
     # Noise may make the head's steps the shorter ones.
     assert StepTime.of_timed(lookup, 8, head, 4).pass_ms == 0
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory):
+    case = replay_case(tmp_path_factory.mktemp("tiny"))
+    tokens = case.store["r1"].token_ids
+    tokens[22:30] = tokens[12:20]  # an n-gram that occurs twice
+    return case
+
+
+def replayed(case, speculator, **settings):
+    return replay(
+        speculator=speculator,
+        target_dir=case.target,
+        feature_store=case.store,
+        rows=case.rows[:5],  # the last has no step
+        depth=K,
+        **settings,
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"), [("ngram", {"prompt_lookup_min": 1}), ("suffix", {})]
+)
+def test_both_alone_equal_their_replays_for_every_number_of_drafts(case, kind, settings, tmp_path):
+    if not kind_named(kind).is_installed():
+        pytest.skip("suffix lookup needs arctic-inference")
+    texts = [
+        LoggedText(
+            name, "", "", case.store[name].token_ids.numpy(), case.store[name].completion_start
+        )
+        for name in ("r0", "r1", "r2", "r3", "r4")
+    ]
+    directory = kind_named(kind).prepare([text.token_ids_T[3:] for text in texts[::2]], tmp_path)
+    lookup = Lookup(kind, settings, kind_named(kind).history(directory))
+    head = replayed(case, case.target, by_anchor=True)
+    sums = lookup_sums(lookup, texts)
+    for k in range(1, K + 1):
+        given = anchors_of(head, k, texts, lookup, 2 * k)
+        assert (combine(given, ALWAYS_HEAD).steps_R == head.steps_RK[:, k - 1]).all()
+        assert (combine(given, ALWAYS_LOOKUP).steps_R == sums.steps_RK[:, 2 * k - 1]).all()
+    assert head.acceptance_length()[-1] > 1.3
+    assert given.lookup_N.any() and (given.length_N[given.lookup_N > 0] > 0).all()
+    assert (given.score_N[given.lookup_N > 0] > 0).all() == (kind == "suffix")
+
+
+def test_drafts_by_anchor_are_those_of_the_unroll(case):
+    head = replayed(case, case.target, by_anchor=True)
+    for name, (accepted, thousandths) in zip(head.sequence_ids, head.anchors, strict=True):
+        states = case.store[name]
+        tokens = states.token_ids.long()
+        drafts = states_of(case.speculator, case.ends, tokens, states.hidden.float())
+        for anchor, (number, first) in enumerate(zip(accepted, thousandths, strict=True)):
+            t = states.completion_start + anchor
+            logits = [case.ends.logits(drafts[j][0, t - 1]) for j in range(K)]
+            hits = [
+                t + 1 + j < len(tokens) and int(logits[j].argmax()) == tokens[t + 1 + j]
+                for j in range(K)
+            ]
+            assert number == [*hits, False].index(False)
+            assert abs(first - 1000 * float(logits[0].softmax(-1).max())) < 0.51
+
+
+def test_sampled_drafts_have_no_number_of_accepted_ones(case):
+    sums = replayed(case, case.target, by_anchor=True, draft_sample_method="probabilistic")
+    assert not sums.anchors and not replayed(case, case.target).anchors
+
+
+def test_drafts_by_anchor_are_joined_selected_and_kept(case):
+    sums = replayed(case, case.target, by_anchor=True)
+    parts = [sums.selected(sums.sequence_ids[:2]), sums.selected(sums.sequence_ids[2:])]
+    assert ReplaySums.joined(parts).anchors == sums.anchors
+    loaded = ReplaySums.from_dict(json.loads(json.dumps(sums.as_dict())))
+    assert [tuple(anchors) for anchors in loaded.anchors] == sums.anchors
