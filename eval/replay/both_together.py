@@ -243,7 +243,7 @@ def anchors_of(
     accepted: list[Counts] = []
     matches: list[Matches] = []
     for text in texts:
-        match = kind.matches(text.token_ids_T, text.completion_start, lookup_k, lookup)
+        match = kind.all_matches(text.token_ids_T, text.completion_start, lookup_k, lookup)
         (accepted_A,) = accepted_drafts(match.drafts_AK[None], text, [lookup_k])
         accepted.append(accepted_A)
         matches.append(match)

@@ -67,7 +67,7 @@ class NGramLookup(WeightlessKind):
             row_K[: len(proposed)] = proposed
         return np.broadcast_to(drafts_AK, (len(numbers), *drafts_AK.shape))
 
-    def matches(
+    def all_matches(
         self, token_ids_T: NDArray[np.int32], first: int, k: int, lookup: Lookup
     ) -> Matches:
         """The drafts and the length of the longest n-gram that occurred before; it has no score."""

@@ -240,7 +240,7 @@ class WeightlessKind(DrafterKind):
         """
         raise NotImplementedError
 
-    def matches(
+    def all_matches(
         self, token_ids_T: NDArray[np.int32], first: int, k: int, lookup: Lookup
     ) -> Matches:
         """The lookup's k drafts and its match at every anchor."""

@@ -15,7 +15,7 @@ import collections
 import functools
 import itertools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -148,29 +148,34 @@ class SuffixLookup(WeightlessKind):
 
     def matches(
         self, token_ids_T: NDArray[np.int32], first: int, k: int, lookup: Lookup
-    ) -> Matches:
-        """Queries vLLM's cache at every anchor."""
+    ) -> Iterator[Any]:
+        """Yields the cache's answer at every anchor: `token_ids`, at most k, and their `score`."""
         settings = {**self.default_settings, **lookup.settings}
-        anchors = max(len(token_ids_T) - 1 - first, 0)
-        drafts_AK = np.full((anchors, k), NO_DRAFT, np.int32)
-        score_A = np.zeros(anchors)
-        length_A = np.zeros(anchors, np.int64)
         cache = fixed_cache(lookup.history)
         cache.start_request(self.name, token_ids_T[:first])
-        for anchor in range(anchors):
-            end = first + anchor + 1
+        for end in range(first + 1, len(token_ids_T)):
             cache.add_active_response(self.name, token_ids_T[end - 1 : end])
-            match = cache.speculate(
+            yield cache.speculate(
                 self.name,
                 token_ids_T[max(end - DEPTH, 0) : end],
                 max_spec_tokens=k,
                 max_spec_factor=settings[FACTOR],
                 min_token_prob=settings[PROBABILITY],
             )
+        cache.stop_request(self.name)
+
+    def all_matches(
+        self, token_ids_T: NDArray[np.int32], first: int, k: int, lookup: Lookup
+    ) -> Matches:
+        """Queries vLLM's cache at every anchor."""
+        anchors = max(len(token_ids_T) - 1 - first, 0)
+        drafts_AK = np.full((anchors, k), NO_DRAFT, np.int32)
+        score_A = np.zeros(anchors)
+        length_A = np.zeros(anchors, np.int64)
+        for anchor, match in enumerate(self.matches(token_ids_T, first, k, lookup)):
             drafts_AK[anchor, : len(match.token_ids)] = match.token_ids
             score_A[anchor] = match.score
             length_A[anchor] = match.match_len
-        cache.stop_request(self.name)
         return Matches(drafts_AK, score_A, length_A)
 
 

@@ -23,7 +23,7 @@ def test_an_ngram_s_length_is_that_of_the_longest_earlier_occurrence(shortest, l
     for first, length in ((1, 2), (5, 40), (20, 60)):
         ids_T = random.integers(0, 4, length, dtype=np.int32)
         settings = {"prompt_lookup_min": shortest, "prompt_lookup_max": longest}
-        matches = NGramLookup().matches(ids_T, first, 3, Lookup("ngram", settings))
+        matches = NGramLookup().all_matches(ids_T, first, 3, Lookup("ngram", settings))
         ends = range(first + 1, length)
         expected = [literal_length(ids_T[:end].tolist(), shortest, longest) for end in ends]
         assert matches.length_A.tolist() == expected
@@ -43,7 +43,7 @@ def test_suffix_lookup_has_matches_at_anchors_that_its_own_steps_skip(tmp_path):
     responses = [random.integers(0, 4, 40).tolist() for _ in range(5)]
     lookup = Lookup("suffix", history=kind.history(kind.prepare(responses, tmp_path)))
     ids_T = random.integers(0, 4, 60, dtype=np.int32)
-    matches = kind.matches(ids_T, 10, 8, lookup)
+    matches = kind.all_matches(ids_T, 10, 8, lookup)
     (own_AK,) = kind.drafts(ids_T, 10, [8], lookup)
     visited = (own_AK != NO_DRAFT).any(axis=1)
     np.testing.assert_array_equal(matches.drafts_AK[visited], own_AK[visited])
