@@ -40,6 +40,8 @@ from outrider.speculators.kinds.protocol import Lookup, Matches
 
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
+Feature = tuple[Array | Counts, Sequence[float]]
+"""What is known at each anchor [N], and the boundaries of its bins."""
 
 PROBABILITIES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)
 """Boundaries of the bins of the head's first probability. A value on a boundary is in the bin
@@ -144,7 +146,7 @@ def fit(validation: Anchors, time: StepTime) -> Rule:
     Of equal ones, the first of HANDICAPS is chosen.
     """
     head = expected([(validation.probability_N, PROBABILITIES)], validation.head_N)
-    match = [(validation.score_N, SCORES), (validation.length_N, LENGTHS)]
+    match: list[Feature] = [(validation.score_N, SCORES), (validation.length_N, LENGTHS)]
     lookup = expected(match, validation.lookup_N)
     rules = [Rule(head, lookup, handicap) for handicap in HANDICAPS]
     return min(rules, key=lambda rule: _total_ms(validation, rule, time))
@@ -155,13 +157,10 @@ def _total_ms(anchors: Anchors, rule: Rule, time: StepTime) -> float:
     return float(time.of_steps(combined.steps_R, combined.lookup_steps_R).sum())
 
 
-def expected(
-    features: Sequence[tuple[Array | Counts, Sequence[float]]], accepted_N: Counts
-) -> Array:
+def expected(features: Sequence[Feature], accepted_N: Counts) -> Array:
     """Mean accepted drafts by bin of one feature, or of a feature within those before it.
 
-    A feature has values [N] and the boundaries of its bins. The mean of each bin is drawn towards
-    that of the larger bin, which counts as PRIOR anchors.
+    The mean of each bin is drawn towards that of the larger bin, which counts as PRIOR anchors.
     """
     mean = np.array(accepted_N.mean())
     cell_N = np.zeros(len(accepted_N), np.int64)
