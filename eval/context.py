@@ -40,6 +40,7 @@ from outrider.serving.client import Sampling
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.engine import Engine, open_engine
 from outrider.serving.load_generator import WARM_UP_TOKENS, LoadGenerator
+from outrider.serving.runner import runner_of
 from outrider.serving.server import Server
 from outrider.serving.speculator import Speculator
 from outrider.speculators.features import FeatureSpec
@@ -238,7 +239,7 @@ class EvaluationContext:
 
     def runner(self, speculator: Speculator) -> Runner:
         """The model runner of the speculator's engine."""
-        return "v1"
+        return runner_of(speculator.family, self.serving.engine)
 
     @property
     def base_has_own_k(self) -> bool:
@@ -267,7 +268,7 @@ class EvaluationContext:
             "version": VERSION,
             "kinds": kinds,
             "settings": {name: dict(one.settings) for name, one in self.speculators.items()},
-            "runners": {name: self.runner(one) for name, one in self.speculators.items()},
+            "runners": {name: self.runner(one) for name, one in self.variants.items()},
             "speculator": self.weights,
             "base": base_weights,
             "target": file_digest(target_dir / "config.json"),

@@ -16,10 +16,13 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
 from outrider.eval.results.parts import (
     DOCUMENTED,
+    RATIOS,
+    VARIANTS,
     ClusteredEstimate,
     Drafters,
     Estimate,
     Part,
+    Variants,
     interval,
     k_list,
 )
@@ -39,6 +42,7 @@ from outrider.eval.results.sections import (
     Workload,
 )
 from outrider.speculators.kinds import kind_named, lookup_names
+from outrider.speculators.kinds.protocol import Runner
 
 VERSION = 17
 """Version of the measurements and of report.json. Raise it when the same settings would give
@@ -159,6 +163,8 @@ class Findings(Part):
     """Dimension -> its slices"""
     counted: Counted
     """Acceptance from vLLM's counters, pooled over all passes at `choice.k`"""
+    runners: Variants[Runner]
+    """vLLM's model runner of each variant; `choice.lookups` has those of lookups"""
     served: dict[str, Served]
     """Engine mode -> speed"""
     rates: dict[str, dict[str, dict[str, RateRow]]]
@@ -192,6 +198,30 @@ class Findings(Part):
         """`acceptance_k` in words."""
         k = self.acceptance_k
         return f"{'both ' if k.base == k.custom else ''}at K = {k_list(k)}"
+
+    @property
+    def runners_in_words(self) -> str:
+        """The model runner of each served variant, and which speeds compare two runners."""
+        runners: dict[str, Runner] = {name: self.runners.of(name) for name in VARIANTS}
+        ratios: list[tuple[str, str]] = [*RATIOS.values()]
+        if self.choice.lookup is not None:
+            lookup = self.lookup_in_words
+            runners[lookup] = self.choice.lookups[self.choice.lookup].runner
+            ratios.append(("custom", lookup))
+        if len(set(runners.values())) == 1:
+            return f"All are served by vLLM's model runner {self.runners.none.upper()}."
+        variants_of: dict[Runner, list[str]] = {}
+        for name, runner in runners.items():
+            variants_of.setdefault(runner, []).append(name)
+        of_runner = [
+            f"{runner.upper()} for {', '.join(names)}"
+            for runner, names in sorted(variants_of.items())
+        ]
+        across = [f"{a} / {b}" for a, b in ratios if runners[a] != runners[b]]
+        return (
+            f"vLLM's model runner is {' and '.join(of_runner)}. Ratios of tokens/s across runners"
+            f" also compare the runners: {', '.join(across)}."
+        )
 
     @property
     def lookup_in_words(self) -> str:

@@ -16,6 +16,7 @@ from outrider.eval.results.parts import (
     Ratios,
     Variants,
 )
+from outrider.speculators.kinds.protocol import Runner
 
 
 class LookupChoice(Part):
@@ -25,8 +26,8 @@ class LookupChoice(Part):
     """vLLM's settings of the lookup: keys of its speculative_config"""
     k: int
     """Drafted tokens per step"""
-    runner: Literal["v1", "v2"]
-    """Model runner of vLLM whose algorithm is replayed"""
+    runner: Runner
+    """Model runner of vLLM that serves it, and whose algorithm is replayed"""
     acceptance_length: list[float] | None = None
     """Acceptance length on the validation part for k = 1..24; null without exact replay"""
     step_ms: dict[int, float] = Field(default_factory=dict)
@@ -69,6 +70,8 @@ class KindSpeed(Part):
     """Acceptance length at k on the validation part"""
     step_ms: float
     """Milliseconds per step at k"""
+    runner: Runner
+    """Model runner of vLLM that serves it"""
     over_lookup: ClusteredEstimate | None = None
     """Its tokens/s over those of the lookup, with an interval over sessions; null for lookup
     itself and if lookup is not a candidate"""

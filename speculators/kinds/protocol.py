@@ -125,8 +125,8 @@ class DrafterKind:
     one_block = False
     """True if drafts attend to each other and thus depend on K.
     Replay is then exact for `speculator.depth` drafts, but not for fewer."""
-    needs_v2 = False
-    """True if the kind needs vLLM's model runner V2, and thus a GPU."""
+    only_runner: Runner | None = None
+    """The only model runner of vLLM that drafts with the kind; None if both do."""
 
     def recognizes(self, config: Mapping[str, Any]) -> bool:
         """True for the config.json of a directory of this kind."""
@@ -200,6 +200,10 @@ class DrafterKind:
             schedule = [list(row) for row in k_per_batch_size]
             settings["num_speculative_tokens_per_batch_size"] = schedule
         return settings
+
+    def runner_settings(self, runner: Runner) -> dict[str, Any]:
+        """Keys of vLLM's `speculative_config` that have other values in this model runner."""
+        return {}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -54,6 +54,7 @@ class SuffixLookup(WeightlessKind):
 
     name = "suffix"
     in_words = "suffix lookup"
+    only_runner = "v1"
     source_of_drafts = (
         "what most often followed the same tokens in the request and in the responses to earlier"
         " requests"

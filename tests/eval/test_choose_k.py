@@ -194,7 +194,7 @@ def test_steps_are_timed_once_and_only_where_the_recipe_leaves_it_to_them(case) 
     lookup_numbers = {"ngram": [1, 2, 4, 8, 24]}
     assert timed[:1] == [("eager", lookup_numbers, {"ngram": [1]}, ["a"])]
     length = ClusteredEstimate(value=1.5, low=None, high=None, observations=3, clusters=3, over="")
-    lookup = KindSpeed(kind="ngram", k=1, acceptance_length=length, step_ms=1.0)
+    lookup = KindSpeed(kind="ngram", k=1, acceptance_length=length, step_ms=1.0, runner="v1")
     assert chosen_for(dataclasses.replace(context, kinds=[lookup])).lookup_k == 1
 
 
