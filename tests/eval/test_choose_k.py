@@ -23,6 +23,7 @@ from outrider.eval.results.parts import CURRENT, ClusteredEstimate, Drafters
 from outrider.eval.results.sections import Choice, KindSpeed
 from outrider.serving.client import Sampling
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
+from outrider.serving.runner import VARIABLE
 from outrider.serving.speculator import Speculator
 from outrider.speculators.features import FeatureSpec, FeatureStream, layer_name
 from tests.dflash_head import write_dflash_head
@@ -174,6 +175,16 @@ def chosen_for(context, replayed=True, **settings):
     )
 
 
+def test_lookups_have_the_model_runner_of_the_engine(case) -> None:
+    context, _ = case
+    assert chosen_for(context).lookups["ngram"].runner == "v1"
+    engine = EngineConfig(environment={VARIABLE: "1"})
+    on_v2 = dataclasses.replace(context, serving=ServingConfig(engine=engine))
+    assert chosen_for(on_v2).lookups["ngram"].runner == "v2"
+    assert on_v2.runner(Speculator("none")) == "v2"
+    assert on_v2.digest != context.digest
+
+
 def test_steps_are_timed_once_and_only_where_the_recipe_leaves_it_to_them(case) -> None:
     context, timed = case
     by_hand = chosen_for(context, k=1)
@@ -188,11 +199,11 @@ def test_steps_are_timed_once_and_only_where_the_recipe_leaves_it_to_them(case) 
     assert choice.lookups["ngram"].acceptance_length[3] == 2.0
     assert chosen_for(context) == choice
     numbers = {"custom": [1, 2], "ngram": [2, 4, 8, 24]}
-    assert timed[1:] == [("eager", numbers, {"custom": [1, 4], "ngram": [1]}, ["a"])]
+    assert timed[1:] == [("eager", numbers, {"custom": [1, 4], "ngram": (1,)}, ["a"])]
     # With K set by hand, only lookup is timed.
     assert by_hand.lookup_k == 4
     lookup_numbers = {"ngram": [1, 2, 4, 8, 24]}
-    assert timed[:1] == [("eager", lookup_numbers, {"ngram": [1]}, ["a"])]
+    assert timed[:1] == [("eager", lookup_numbers, {"ngram": (1,)}, ["a"])]
     length = ClusteredEstimate(value=1.5, low=None, high=None, observations=3, clusters=3, over="")
     lookup = KindSpeed(kind="ngram", k=1, acceptance_length=length, step_ms=1.0, runner="v1")
     assert chosen_for(dataclasses.replace(context, kinds=[lookup])).lookup_k == 1
