@@ -58,7 +58,8 @@ def test_the_engine_gets_what_vllm_s_own_parser_reads(
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     # Flags for a GPU, and of a target whose weights are not here.
-    monkeypatch.setattr("outrider.serving.vllm_arguments.runs_on_cpu", lambda: False)
+    for module in ("runner", "vllm_arguments"):
+        monkeypatch.setattr(f"outrider.serving.{module}.runs_on_cpu", lambda: False)
     monkeypatch.setattr(TargetConfig, "directory", lambda target: Path(target.model))
     words = shlex.split(command)
     words = words[next(i for i, word in enumerate(words) if "serve" in word or "api_" in word) :]
