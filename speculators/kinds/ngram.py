@@ -20,7 +20,7 @@ drafts.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -76,6 +76,15 @@ class NGramLookup(WeightlessKind):
             token_ids_T.tolist(), first, int(lengths[SHORTEST]), int(lengths[LONGEST])
         )
         return Matches(drafts_AK, np.zeros(len(drafts_AK)), length_A)
+
+    def settings_of(self, section: Mapping[str, Any]) -> Settings:
+        """The range of lengths; vLLM's default is 5, and one end is that of the other.
+
+        vllm/config/speculative.py:1197 (vLLM 0.32)
+        """
+        given = {key: section[key] for key in (SHORTEST, LONGEST) if section.get(key) is not None}
+        one_end = next(iter(given.values()), 5)
+        return {SHORTEST: one_end, LONGEST: one_end, **given}
 
     def runner_settings(self, runner: Runner) -> dict[str, Any]:
         """The method with which vLLM keeps async scheduling on (vllm/config/vllm.py:1600).
