@@ -182,8 +182,9 @@ class EvaluationContext:
         if self.settings.k != "auto":
             numbers = {self.settings.k, self.settings.current_k or self.settings.k}
         if speculator.speculates and not speculator.family.has_weights:
-            # A lookup has no trained depth.
-            return sorted(numbers.union(LOOKUP_NUMBERS))
+            # A lookup has no trained depth, so today's number may be larger.
+            today = {self.settings.current_k} if self.settings.current_k else set()
+            return sorted(numbers.union(LOOKUP_NUMBERS, today))
         if self.settings.k == "auto":
             numbers.update(range(1, self.depth + 1))
         return sorted(numbers)

@@ -56,7 +56,7 @@ from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.speculator import Speculator
 from outrider.serving.vllm_hooks.drafts_file import Drafts
 from outrider.speculators.kinds import check_speculator
-from outrider.speculators.kinds.protocol import Runner
+from outrider.speculators.kinds.protocol import MOST_LOOKED_UP, Runner
 
 
 def evaluate(context: EvaluationContext) -> dict[str, Any]:
@@ -227,10 +227,12 @@ def _check_drafts(context: EvaluationContext) -> None:
     """Checks `eval.k` and `eval.current_k` against the trained depth and the kinds."""
     settings = context.settings
     depth = context.depth
-    if settings.current_k is not None and settings.current_k > depth:
+    most = depth if context.speculators["base"].family.has_weights else MOST_LOOKED_UP
+    if settings.current_k is not None and settings.current_k > most:
         raise OutriderError(
-            f"eval.current_k = {settings.current_k}, but the speculator was trained with "
-            f"speculator.depth = {depth}; raise speculator.depth or remove eval.current_k"
+            f"eval.current_k = {settings.current_k}, but base has at most {most} drafts per"
+            " step (speculator.depth, or 24 for a lookup); raise speculator.depth or remove"
+            " eval.current_k"
         )
     kinds = [speculator.family for speculator in context.speculators.values()]
     blocks = [kind.in_words for kind in kinds if kind.one_block]

@@ -64,7 +64,8 @@ def log_digest(source: str) -> str:
 def served_base_of(run: RunDirectory, recipe: Recipe) -> Speculator:
     """The speculator in use, with the directory from which engines load it."""
     base = base_of(recipe.speculator.base, recipe.target.directory())
-    return served(Speculator(base.kind.name, base.directory), run, recipe)
+    settings = recipe.speculator.base_settings
+    return served(Speculator(base.kind.name, base.directory, settings), run, recipe)
 
 
 def served(speculator: Speculator, run: RunDirectory, recipe: Recipe) -> Speculator:

@@ -21,7 +21,7 @@ drafts.
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -72,6 +72,15 @@ class NGramLookup(WeightlessKind):
         (drafts_AK,) = self.drafts(token_ids_T, first, [k], lookup)
         length_A = earlier_matches(token_ids_T, self._lengths(lookup)).length_T[first:-1]
         return Matches(drafts_AK, np.zeros(len(drafts_AK)), length_A)
+
+    def settings_of(self, section: Mapping[str, Any]) -> Settings:
+        """The range of lengths; vLLM's default is 5, and one end is that of the other.
+
+        vllm/config/speculative.py:1197 (vLLM 0.32)
+        """
+        given = {key: section[key] for key in (SHORTEST, LONGEST) if section.get(key) is not None}
+        one_end = next(iter(given.values()), 5)
+        return {SHORTEST: one_end, LONGEST: one_end, **given}
 
     def runner_settings(self, runner: Runner) -> dict[str, Any]:
         """The method with which vLLM keeps async scheduling on (vllm/config/vllm.py:1600).
