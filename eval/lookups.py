@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from outrider.common.errors import OutriderError
-from outrider.data.sequences import log_order
+from outrider.data.sequences import load_sequences, log_order
 from outrider.eval.config import AUTO_LOOKUP
 from outrider.eval.context import EvaluationContext
 from outrider.eval.replay.lookups import LoggedText, best_settings
@@ -140,8 +140,11 @@ def history_facts(speculator: Speculator) -> HistoryFacts | None:
 
 
 def _training_responses(context: EvaluationContext) -> Iterator[Response]:
-    """Yields the training part's responses, oldest first; reads nothing before."""
-    rows = context.data.rows(context.data.parts["train"])
+    """Yields the training part's responses, oldest first; reads nothing before.
+
+    With the log's own sessions, because they are erased by the names that the log has.
+    """
+    rows = load_sequences(context.data.sequences, context.data.parts["train"])
     order = log_order(rows["time"])
     for index in sorted(range(len(rows)), key=order.__getitem__):
         row = rows[index]
