@@ -281,12 +281,9 @@ class EvaluationContext:
             "target": file_digest(target_dir / "config.json"),
             "features": manifest,
             "parts": {name: self.data.parts.get(name) for name in parts},
-<<<<<<< HEAD
             "lookup": self.lookup.model_dump(),
-            "lookups": {name: dict(one.settings) for name, one in self.lookups.items()},
-=======
+            "histories": {name: one.history_digest for name, one in self.speculators.items()},
             "lookups": installed_lookups(),
->>>>>>> main
             "depth": self.depth,
             "lookup_k": [speed.k for speed in self.kinds if speed.kind in lookup_names()],
             "serving": self.serving.model_dump(mode="json", exclude={"ignored_flags"}),

@@ -83,6 +83,13 @@ class Speculator:
         return {path.name: file_digest(path) for path in files}
 
     @property
+    def history_digest(self) -> str | None:
+        """SHA-256 of a lookup's history; None without one."""
+        kind = self.family
+        path = kind.history(self.directory) if isinstance(kind, WeightlessKind) else None
+        return None if path is None else file_digest(path)
+
+    @property
     def family(self) -> DrafterKind:
         """The kind, which decides which measurements are possible."""
         return kind_named(self.kind)
