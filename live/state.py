@@ -172,9 +172,7 @@ class _Erased(TypedDict):
 def _erased(state: State, entry: Entry) -> State:
     """Names the releases without the erased sessions instead of those that had them."""
     replaced = cast(_Erased, entry.facts)["replaced"]
-    before = {
-        replaced.get(new, new): replaced.get(old, old) for new, old in state.before.items()
-    }
+    before = {replaced.get(new, new): replaced.get(old, old) for new, old in state.before.items()}
     serving = state.serving and replaced.get(state.serving, state.serving)
     return replace(state, serving=serving, before=before)
 

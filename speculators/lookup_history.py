@@ -16,7 +16,7 @@ import dataclasses
 import hashlib
 import zipfile
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +90,8 @@ class History:
         responses, and a request without `cache_salt` those without a tenant.
         """
         by_tenant: dict[bytes, list[Response]] = defaultdict(list)
-        offered = _Counted(responses)
-        for response in newest(offered, max_gb):
+        fitting, offered = newest(responses, max_gb)
+        for response in fitting:
             key = EVERYONE if shared else tenant_key(response.tenant)
             by_tenant[key].append(response)
         grouped = [response for group in by_tenant.values() for response in group]
@@ -101,7 +101,7 @@ class History:
         rows_G = [suffix_array(text_N) + np.int32(start) for text_N, start in pairs]
         sizes = [len(response.token_ids) + 1 for response in grouped]
         return cls(
-            offered=np.array(offered.count, np.int64),
+            offered=np.array(offered, np.int64),
             tokens_N=np.concatenate([*texts_G, np.full(DEPTH, END, np.int32)]),
             rows_N=np.concatenate([*rows_G, np.empty(0, np.int32)]),
             ends_R=np.cumsum(sizes, dtype=np.int64),
@@ -189,26 +189,20 @@ class SearchedHistory:
         }
 
     def drafts(
-        self, recent_T: NDArray[np.int32], tenant: bytes | None, *, k: int, factor: float, least: float
+        self,
+        recent_T: NDArray[np.int32],
+        tenant: bytes | None,
+        *,
+        k: int,
+        factor: float,
+        least: float,
     ) -> tuple[NDArray[np.int32], float]:
         """Drafts and score (`SuffixArray.drafts`) from the responses that `tenant` may see."""
-        bounds = self._bounds.get(EVERYONE) or self._bounds.get(tenant)
+        bounds = self._bounds.get(EVERYONE) or self._bounds.get(tenant or b"")
         if bounds is None:
             return np.empty(0, np.int32), 0.0
         first, last = bounds
         return self._array.drafts(recent_T, first=first, last=last, k=k, factor=factor, least=least)
-
-
-class _Counted:
-    """Counts what an iteration has yielded."""
-
-    def __init__(self, responses: Iterable[Response]) -> None:
-        self._responses = responses
-        self.count = 0
-
-    def __iter__(self) -> Iterator[Response]:
-        for self.count, response in enumerate(self._responses, start=1):
-            yield response
 
 
 def _text(responses: Iterable[Response]) -> NDArray[np.int32]:
@@ -217,16 +211,21 @@ def _text(responses: Iterable[Response]) -> NDArray[np.int32]:
     return np.concatenate([ids for response in responses for ids in (response.token_ids, end)])
 
 
-def newest(responses: Iterable[Response], max_gb: float) -> list[Response]:
-    """The newest responses that fit into `max_gb`; `responses` begin with the oldest."""
+def newest(responses: Iterable[Response], max_gb: float) -> tuple[deque[Response], int]:
+    """The newest responses that fit into `max_gb`, and the number of all.
+
+    `responses` begin with the oldest.
+    """
     fitting: deque[Response] = deque()
+    offered = 0
     free = max_gb * 1e9
     for response in responses:
+        offered += 1
         fitting.append(response)
         free -= _size(response)
         while free < 0:
             free += _size(fitting.popleft())
-    return [*fitting]
+    return fitting, offered
 
 
 def _size(response: Response) -> int:
@@ -279,24 +278,35 @@ def _malformed(history: History, version: NDArray[np.int64]) -> str | None:
             return f"{name}: dtype or shape is wrong"
     if version.shape != () or version != VERSION:
         return f"version {version}, but this Outrider reads version {VERSION}"
-    tokens_N, rows_N, firsts_G = history.tokens_N, history.rows_N, history.firsts_G
-    keys = (history.sessions_R, history.tenants_G)
-    if any(array.shape[1] != KEY_BYTES for array in keys):
+    return _misplaced_keys(history) or _misplaced_tokens(history)
+
+
+def _misplaced_keys(history: History) -> str | None:
+    """Why the keys do not belong to the responses and rows."""
+    firsts_G = history.firsts_G
+    if any(array.shape[1] != KEY_BYTES for array in (history.sessions_R, history.tenants_G)):
         return "a key has another length"
     if len(history.ends_R) != len(history.sessions_R):
         return "ends_R and sessions_R differ in length"
     if len(firsts_G) != len(history.tenants_G) + 1:
         return "firsts_G and tenants_G do not belong together"
-    if firsts_G[0] != 0 or firsts_G[-1] != len(rows_N) or (np.diff(firsts_G) < 0).any():
+    if firsts_G[0] != 0 or firsts_G[-1] != len(history.rows_N) or (np.diff(firsts_G) < 0).any():
         return "firsts_G: not in the order of rows_N"
+    return None
+
+
+def _misplaced_tokens(history: History) -> str | None:
+    """Why the rows or the ends are not those of the tokens."""
+    tokens_N = history.tokens_N
+    rows_N = history.rows_N
     sizes_R = np.diff(history.ends_R, prepend=0)
     if (sizes_R < 1).any() or sizes_R.sum() + DEPTH != len(tokens_N):
         return "ends_R: not the ends of the responses"
     is_end_N = np.ones(len(tokens_N), bool)
-    is_end_N[: -DEPTH] = False
+    is_end_N[:-DEPTH] = False
     is_end_N[history.ends_R - 1] = True
     if ((tokens_N == END) != is_end_N).any() or (tokens_N < END).any():
-        return "tokens_N: not ended where ends_R says"
+        return "tokens_N: not ended where ends_R has the ends"
     if len(rows_N) and (rows_N.min() < 0 or rows_N.max() >= len(tokens_N) - DEPTH):
         return "rows_N: outside of tokens_N"
     return None

@@ -11,6 +11,8 @@ equally frequent tokens and this search the one with the smaller id. A token of 
 Shapes: N tokens of all responses, T recent tokens of a request, K drafts, M matches.
 """
 
+from typing import Any, NamedTuple
+
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
@@ -22,6 +24,16 @@ _FEW = 64
 
 _SMALLEST_SHARE = 64
 """A token is drafted only if it follows at least every 64th match."""
+
+
+class Rows(NamedTuple):
+    """A range of rows, and the offset of the tokens by which it is sorted."""
+
+    tokens_N: NDArray[np.int32]
+    rows_N: NDArray[np.int32]
+    low: int
+    high: int
+    offset: int
 
 
 class SuffixArray:
@@ -49,26 +61,20 @@ class SuffixArray:
         so far. Of all lengths of a match, the drafts with the best score are returned.
         """
         drafts_K = np.empty(k, np.int32)
-        count, score = _search(
-            self._tokens_N,
-            self._rows_N,
-            first,
-            last,
-            recent_T[-DEPTH:],
-            np.float32(factor),
-            np.float32(least),
-            drafts_K,
-        )
+        rows = Rows(self._tokens_N, self._rows_N, low=first, high=last, offset=0)
+        limits = (np.float32(factor), np.float32(least))
+        count, score = _search(rows, recent_T[-DEPTH:], limits, drafts_K)
         return drafts_K[:count], score
 
 
 @njit(nogil=True)
-def _search(tokens_N, rows_N, first, last, recent_T, factor, least, drafts_K):
+def _search(rows: Rows, recent_T: Any, limits: Any, drafts_K: Any) -> Any:
     """Writes the best drafts to `drafts_K`; returns their number and score.
 
     As `SuffixTree::speculate`: every length of a match but that of all of `recent_T`; of equal
     scores the longest match's.
     """
+    factor, least = limits
     total = len(recent_T)
     path_K = np.empty_like(drafts_K)
     ends_M = np.empty(_FEW, np.int32)
@@ -78,23 +84,22 @@ def _search(tokens_N, rows_N, first, last, recent_T, factor, least, drafts_K):
     for length in range(1, total):
         start = total - length
         if few == 0:
-            low = _bound(tokens_N, rows_N, first, last, recent_T[start:], False)
-            high = _bound(tokens_N, rows_N, low, last, recent_T[start:], True)
+            low, high = _range(rows, recent_T[start:])
             matches = high - low
             if 0 < matches <= _FEW:
                 few = matches
-                for match in range(few):
-                    ends_M[match] = rows_N[low + match] + length
+                ends_M[:few] = rows.rows_N[low:high] + length
         else:
-            few = _longer(tokens_N, ends_M, few, length, recent_T[start])
+            few = _longer(rows.tokens_N, ends_M[:few], length, recent_T[start])
             matches = few
         if matches == 0:
             break
         most = min(len(drafts_K), int(length * factor + np.float32(1e-6)), DEPTH - length)
         if few > 0:
-            count, score = _path(tokens_N, ends_M, 0, few, 0, most, least, path_K)
+            matched = Rows(rows.tokens_N, ends_M, 0, few, 0)
         else:
-            count, score = _path(tokens_N, rows_N, low, high, length, most, least, path_K)
+            matched = Rows(rows.tokens_N, rows.rows_N, low, high, length)
+        count, score = _path(matched, least, path_K[:most])
         if score >= best_score:
             best_count = count
             best_score = score
@@ -103,26 +108,36 @@ def _search(tokens_N, rows_N, first, last, recent_T, factor, least, drafts_K):
 
 
 @njit(nogil=True)
-def _longer(tokens_N, ends_M, few, length, token):
+def _longer(tokens_N: Any, ends_M: Any, length: int, token: int) -> int:
     """Keeps the matches with `token` in front; they stay sorted by what follows."""
-    kept = 0
-    for match in range(few):
-        before = ends_M[match] - length
+    count = 0
+    for end in ends_M:
+        before = end - length
         if before >= 0 and tokens_N[before] == token:
-            ends_M[kept] = ends_M[match]
-            kept += 1
-    return kept
+            ends_M[count] = end
+            count += 1
+    return count
 
 
 @njit(nogil=True)
-def _bound(tokens_N, rows_N, low, high, text_T, after):
+def _range(rows: Rows, text_T: Any) -> Any:
+    """First and last of the rows whose text begins with `text_T`."""
+    low = _bound(rows, text_T, False)
+    after = Rows(rows.tokens_N, rows.rows_N, low, rows.high, 0)
+    return low, _bound(after, text_T, True)
+
+
+@njit(nogil=True)
+def _bound(rows: Rows, text_T: Any, after: bool) -> int:
     """First row whose text is not before `text_T`; with `after`, that is behind it."""
+    low = rows.low
+    high = rows.high
     while low < high:
         middle = (low + high) // 2
-        row = rows_N[middle]
+        row = rows.rows_N[middle]
         is_before = after
         for index in range(len(text_T)):
-            token = tokens_N[row + index]
+            token = rows.tokens_N[row + index]
             if token != text_T[index]:
                 is_before = token < text_T[index]
                 break
@@ -134,38 +149,42 @@ def _bound(tokens_N, rows_N, low, high, text_T, after):
 
 
 @njit(nogil=True)
-def _path(tokens_N, rows_N, low, high, offset, most, least, path_K):
-    """Follows the most frequent token from rows `low` to `high`, as `_speculate_path`."""
+def _path(matched: Rows, least: float, path_K: Any) -> Any:
+    """Follows the most frequent token from the matched rows, as `_speculate_path`."""
     count = 0
+    low = matched.low
+    high = matched.high
     probability = np.float32(1)
     score = np.float32(0)
-    while count < most and low < high:
+    while count < len(path_K) and low < high:
         matches = high - low
+        offset = matched.offset + count
         smallest = max(1, int(least * matches / probability), matches // _SMALLEST_SHARE)
-        low, high = _longest_run(tokens_N, rows_N, low, high, offset, smallest)
+        rows = Rows(matched.tokens_N, matched.rows_N, low, high, offset)
+        low, high = _longest_run(rows, smallest)
         probability *= np.float32(high - low) / np.float32(matches)
         if low == high or probability < least:
             break
-        path_K[count] = tokens_N[rows_N[low] + offset]
+        path_K[count] = matched.tokens_N[matched.rows_N[low] + offset]
         score += probability
         count += 1
-        offset += 1
     return count, score
 
 
 @njit(nogil=True)
-def _longest_run(tokens_N, rows_N, low, high, offset, smallest):
+def _longest_run(rows: Rows, smallest: int) -> Any:
     """The longest run of one token, at least `smallest` rows; an empty range without one.
 
     A run of n rows has a row at every n-th place, so only every n-th is read.
     """
+    low = rows.low
     best_low = low
     best_high = low
-    while low + smallest <= high:
-        place = low + smallest - 1
-        token = tokens_N[rows_N[place] + offset]
-        start = _first_not_below(tokens_N, rows_N, low, place, offset, token)
-        end = _first_not_below(tokens_N, rows_N, place + 1, high, offset, token + 1)
+    while low + smallest <= rows.high:
+        middle = low + smallest - 1
+        token = rows.tokens_N[rows.rows_N[middle] + rows.offset]
+        start = _first_not_below(rows, low, middle, token)
+        end = _first_not_below(rows, middle + 1, rows.high, token + 1)
         if token != END and end - start >= smallest:
             best_low = start
             best_high = end
@@ -175,11 +194,11 @@ def _longest_run(tokens_N, rows_N, low, high, offset, smallest):
 
 
 @njit(nogil=True)
-def _first_not_below(tokens_N, rows_N, low, high, offset, token):
-    """The first row whose token at `offset` is `token` or above."""
+def _first_not_below(rows: Rows, low: int, high: int, token: int) -> int:
+    """First row from `low` to `high` whose token at the offset is `token` or above."""
     while low < high:
         middle = (low + high) // 2
-        if tokens_N[rows_N[middle] + offset] < token:
+        if rows.tokens_N[rows.rows_N[middle] + rows.offset] < token:
             low = middle + 1
         else:
             high = middle

@@ -20,7 +20,6 @@ from outrider.serving.bundle.bundle_digest import (
 )
 from outrider.speculators.lookup_history import HISTORY_FILE, read_history, session_key
 
-
 _LEFT_OUT = shutil.ignore_patterns(HISTORY_FILE, MANIFEST, *OF_THE_HUB)
 
 

@@ -5,9 +5,9 @@
     SuffixLookup().drafts(token_ids_T, first=10, numbers=[4, 8], lookup=lookup)
 
 It searches the request and a history: responses to earlier requests (lookup_history.py). vLLM's own
-cache of live responses is off: it would show a tenant's text to others, and an evaluation's servers,
-which answer the same prompts several times, their own answers. The history is loaded when an engine
-starts, and a live engine loads another one between two steps.
+cache of live responses is off: it would show a tenant's text to others, and to an evaluation's
+servers, which answer the same prompts several times, their own answers. The history is loaded when
+an engine starts, and a live engine loads another one between two steps.
 
 Shapes: T tokens of a sequence, A anchors, N numbers of drafts per step, K drafts.
 """
@@ -42,6 +42,9 @@ from outrider.speculators.suffix_array import DEPTH
 
 FACTOR, PROBABILITY = "suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob"
 """vLLM's keys for the drafts per matched token and for the least share of each draft."""
+
+_TENANT = "outrider_tenant"
+"""Attribute of vLLM's messages about new requests: the request's `tenant_key`."""
 
 INSTALL = "pip install --no-deps arctic-inference==0.1.1"
 """Installs what vLLM needs for suffix lookup; compiles for a minute."""
@@ -127,12 +130,12 @@ class SuffixLookup(WeightlessKind):
             message = describe(request, *args, **kwargs)
             # vLLM 0.32 sends `cache_salt` to the scheduler only. Messages to workers are pickled,
             # with attributes that are no fields.
-            message.outrider_tenant = tenant_key(request.cache_salt)
+            vars(message)[_TENANT] = tenant_key(request.cache_salt)
             return message
 
         SuffixDecodingProposer.__init__ = init  # type: ignore[method-assign, assignment]
         SuffixDecodingProposer.propose = propose_up_to  # type: ignore[method-assign, assignment]
-        NewRequestData.from_request = with_tenant  # type: ignore[method-assign, assignment]
+        NewRequestData.from_request = with_tenant  # type: ignore[method-assign]
 
     def load_live(self, runner: Any, directory: Path) -> None:
         """Searches the history in `directory` from the next step on."""
@@ -218,10 +221,10 @@ def _hook_runner() -> None:
             tenants.pop(request_id, None)
         for message in output.scheduled_new_reqs:
             # Without it, the request sees a shared history only.
-            tenants[message.req_id] = getattr(message, "outrider_tenant", None)
+            tenants[message.req_id] = vars(message).get(_TENANT)
         return update(self, output)
 
-    GPUModelRunner._update_states = update_with_tenants  # type: ignore[method-assign]
+    GPUModelRunner._update_states = update_with_tenants  # type: ignore[method-assign, assignment]
 
 
 @functools.cache
