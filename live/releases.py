@@ -70,6 +70,7 @@ class BundleManifest(TypedDict):
     method: str
     num_speculative_tokens: int
     draft_sample_method: str
+    files: dict[str, str]
     target: ManifestTarget
     vllm: str
     serve: dict[str, object]

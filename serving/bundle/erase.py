@@ -31,11 +31,11 @@ def holds_sessions(bundle: Path, sessions: Collection[str]) -> bool:
     return any(bytes(key) in keys for key in read_history(bundle / HISTORY_FILE).sessions_R)
 
 
-def erase_sessions(bundle: Path, sessions: Sequence[str]) -> int:
+def erase_sessions(bundle: Path, sessions: Sequence[str] | None) -> int:
     """Erases sessions from the bundle in a local folder; returns the number of responses.
 
-    The folder is replaced at once. Raises an `OutriderError` if the bundle has no history, or was
-    changed since it was written.
+    None erases all. The folder is replaced at once. Raises an `OutriderError` if the bundle has no
+    history, or was changed since it was written.
     """
     manifest = read_manifest(bundle)
     bundle_digest(bundle)
@@ -44,7 +44,10 @@ def erase_sessions(bundle: Path, sessions: Sequence[str]) -> int:
             f"{bundle}: has no {HISTORY_FILE}, so it holds no session: nothing to erase"
         )
     history = read_history(bundle / HISTORY_FILE)
-    erased = history.without({session_key(name) for name in sessions})
+    keys = {*map(bytes, history.sessions_R)}
+    if sessions is not None:
+        keys = {session_key(name) for name in sessions}
+    erased = history.without(keys)
     with publish(bundle) as temporary:
         shutil.copytree(bundle, temporary, ignore=_LEFT_OUT)
         erased.write(temporary / HISTORY_FILE)

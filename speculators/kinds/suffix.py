@@ -59,7 +59,7 @@ class SuffixLookup(WeightlessKind):
         "what most often followed the same tokens in the request and in the responses to earlier"
         " requests"
     )
-    serving_note = f"vLLM keeps these responses in memory, and needs a package for it: `{INSTALL}`."
+    serving_note = f"Servers need Outrider, for the history, and a package: `{INSTALL}`."
 
     # vllm/config/speculative.py:515 and 520 (vLLM 0.32).
     default_settings: ClassVar[Settings] = {FACTOR: 1.0, PROBABILITY: 0.1}
