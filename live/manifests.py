@@ -45,8 +45,8 @@ def write_manifest(kind: ManifestKind, bundle: str | Path, endpoint: Endpoint) -
     if HISTORY_FILE in manifest["files"]:
         if cluster.image is None:
             raise OutriderError(
-                f"cluster.image: missing; {HISTORY_FILE} of this bundle is loaded by Outrider, which"
-                " vLLM's image lacks; set an image with vLLM, Outrider and arctic-inference"
+                f"cluster.image: missing; {HISTORY_FILE} of this bundle is loaded by Outrider,"
+                " which vLLM's image lacks; set an image with vLLM, Outrider and arctic-inference"
             )
         flags = dataclasses.replace(flags, environment=flags.environment | HOOKED)
     target = manifest["target"]

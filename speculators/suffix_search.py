@@ -72,39 +72,56 @@ def _search(rows: Rows, recent_T: Any, limits: Any, drafts_K: Any) -> Any:
     """Writes the best drafts to `drafts_K`; returns their number and score.
 
     As `SuffixTree::speculate`: every length of a match but that of all of `recent_T`; of equal
-    scores the longest match's.
+    scores the longest match's. Counting what follows many matches is slow, so short matches come
+    last, and only those that can have a better score than long ones.
     """
     factor, least = limits
     total = len(recent_T)
     path_K = np.empty_like(drafts_K)
     ends_M = np.empty(_FEW, np.int32)
+    ranges_L2 = np.empty((total, 2), np.int64)
     few = 0
+    many = 0
     best_count = 0
     best_score = np.float32(0)
     for length in range(1, total):
-        start = total - length
         if few == 0:
-            low, high = _range(rows, recent_T[start:])
-            matches = high - low
-            if 0 < matches <= _FEW:
-                few = matches
-                ends_M[:few] = rows.rows_N[low:high] + length
+            low, high = _range(rows, recent_T[total - length :])
+            if high - low > _FEW:
+                many = length
+                ranges_L2[length] = low, high
+                continue
+            few = high - low
+            ends_M[:few] = rows.rows_N[low:high] + length
         else:
-            few = _longer(rows.tokens_N, ends_M[:few], length, recent_T[start])
-            matches = few
-        if matches == 0:
+            few = _longer(rows.tokens_N, ends_M[:few], length, recent_T[total - length])
+        if few == 0:
             break
-        most = min(len(drafts_K), int(length * factor + np.float32(1e-6)), DEPTH - length)
-        if few > 0:
-            matched = Rows(rows.tokens_N, ends_M, 0, few, 0)
-        else:
-            matched = Rows(rows.tokens_N, rows.rows_N, low, high, length)
+        most = _most(length, factor, drafts_K)
+        matched = Rows(rows.tokens_N, ends_M, 0, few, 0)
         count, score = _path(matched, least, path_K[:most])
         if score >= best_score:
             best_count = count
             best_score = score
             drafts_K[:count] = path_K[:count]
+    for length in range(many, 0, -1):
+        most = _most(length, factor, drafts_K)
+        if most <= best_score:
+            continue
+        low, high = ranges_L2[length]
+        matched = Rows(rows.tokens_N, rows.rows_N, low, high, length)
+        count, score = _path(matched, least, path_K[:most])
+        if score > best_score:
+            best_count = count
+            best_score = score
+            drafts_K[:count] = path_K[:count]
     return best_count, best_score
+
+
+@njit(nogil=True)
+def _most(length: int, factor: float, drafts_K: Any) -> int:
+    """The most drafts after a match of `length` tokens, and so the largest score."""
+    return min(len(drafts_K), int(length * factor + np.float32(1e-6)), DEPTH - length)
 
 
 @njit(nogil=True)

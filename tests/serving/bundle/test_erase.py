@@ -42,7 +42,7 @@ def test_a_bundle_has_the_history_and_the_server_gets_it(bundle: Path) -> None:
     command, _ = bundle_command(bundle)
     assert str(bundle) in " ".join(command)
     script = (bundle / "serve.sh").read_text()
-    assert "\"model\": \"'\"$here\"'\"" in script and "OUTRIDER_HOOKS=1" in script
+    assert '"model": "\'"$here"\'"' in script and "OUTRIDER_HOOKS=1" in script
     assert "10 of the 10 responses" in model_card(bundle, "acme/lookup")
 
 
