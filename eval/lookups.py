@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
+from datasets import Dataset
 from pydantic import BaseModel
 
 from outrider.common.errors import OutriderError
@@ -147,7 +148,11 @@ def _training_responses(context: EvaluationContext) -> Iterator[Response]:
 
     With the log's own sessions, because they are erased by the names that the log has.
     """
-    rows = load_sequences(context.data.sequences, context.data.parts["train"])
+    yield from responses_of(load_sequences(context.data.sequences, context.data.parts["train"]))
+
+
+def responses_of(rows: Dataset) -> Iterator[Response]:
+    """Yields the responses of a table of sequences, oldest first."""
     order = log_order(rows["time"])
     for index in sorted(range(len(rows)), key=order.__getitem__):
         row = rows[index]

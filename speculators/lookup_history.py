@@ -14,11 +14,12 @@ Shapes: N tokens of all responses, R responses, G tenants.
 
 import dataclasses
 import hashlib
+import itertools
 import zipfile
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,26 +90,56 @@ class History:
         Requests of all tenants search a `shared` history; otherwise each searches its own tenant's
         responses, and a request without `cache_salt` those without a tenant.
         """
-        by_tenant: dict[bytes, list[Response]] = defaultdict(list)
-        fitting, offered = newest(responses, max_gb)
-        for response in fitting:
-            key = EVERYONE if shared else tenant_key(response.tenant)
-            by_tenant[key].append(response)
-        grouped = [response for group in by_tenant.values() for response in group]
+        entries = (
+            _Entry(
+                token_ids=response.token_ids,
+                session=session_key(response.session),
+                tenant=EVERYONE if shared else tenant_key(response.tenant),
+            )
+            for response in responses
+            if len(response.token_ids)
+        )
+        return cls._of_entries(entries, max_gb, already_offered=0)
+
+    def extended(self, responses: Iterable[Response], max_gb: float) -> "History":
+        """The newest of these responses and of `responses`, which are newer."""
+        new = History.of(responses, max_gb, self.shared)
+        forgotten = int(self.offered) - self.responses + int(new.offered) - new.responses
+        entries = itertools.chain(self._entries(), new._entries())
+        return self._of_entries(entries, max_gb, already_offered=forgotten)
+
+    @classmethod
+    def _of_entries(
+        cls, entries: Iterable["_Entry"], max_gb: float, already_offered: int
+    ) -> "History":
+        by_tenant: dict[bytes, list[_Entry]] = defaultdict(list)
+        fitting, offered = newest(entries, max_gb)
+        for entry in fitting:
+            by_tenant[entry.tenant].append(entry)
+        grouped = [entry for group in by_tenant.values() for entry in group]
         texts_G = [_text(group) for group in by_tenant.values()]
         starts = np.cumsum([0, *map(len, texts_G)])
         pairs = zip(texts_G, starts[:-1], strict=True)
         rows_G = [suffix_array(text_N) + np.int32(start) for text_N, start in pairs]
-        sizes = [len(response.token_ids) + 1 for response in grouped]
+        sizes = [len(entry.token_ids) + 1 for entry in grouped]
         return cls(
-            offered=np.array(offered, np.int64),
+            offered=np.array(already_offered + offered, np.int64),
             tokens_N=np.concatenate([*texts_G, np.full(DEPTH, END, np.int32)]),
             rows_N=np.concatenate([*rows_G, np.empty(0, np.int32)]),
             ends_R=np.cumsum(sizes, dtype=np.int64),
-            sessions_R=_keys(session_key(response.session) for response in grouped),
+            sessions_R=_keys(entry.session for entry in grouped),
             tenants_G=_keys(by_tenant),
             firsts_G=np.cumsum([0, *map(len, rows_G)], dtype=np.int64),
         )
+
+    def _entries(self) -> Iterator["_Entry"]:
+        """Yields the responses, tenant after tenant."""
+        texts = np.split(self.tokens_N[:-DEPTH], self.ends_R[:-1])
+        # Rows are counted as tokens are, tenant after tenant, but without END.
+        before_R = self.ends_R - 1 - np.arange(self.responses)
+        groups_R = np.searchsorted(self.firsts_G[1:], before_R - 1, side="right")
+        for text_N, session, group in zip(texts, self.sessions_R, groups_R, strict=False):
+            yield _Entry(text_N[:-1], bytes(session), bytes(self.tenants_G[group]))
 
     @property
     def shared(self) -> bool:
@@ -174,6 +205,14 @@ class History:
         return SearchedHistory(self)
 
 
+class _Entry(NamedTuple):
+    """A response as it is stored."""
+
+    token_ids: NDArray[np.int32]
+    session: bytes
+    tenant: bytes
+
+
 class SearchedHistory:
     """Finds each tenant's drafts in a history."""
 
@@ -207,31 +246,28 @@ class SearchedHistory:
         return self._array.drafts(recent_T, first=first, last=last, k=k, factor=factor, least=least)
 
 
-def _text(responses: Iterable[Response]) -> NDArray[np.int32]:
+def _text(entries: Iterable[_Entry]) -> NDArray[np.int32]:
     """The tokens of all responses, each followed by END."""
     end = np.array([END], np.int32)
-    return np.concatenate([ids for response in responses for ids in (response.token_ids, end)])
+    return np.concatenate([ids for entry in entries for ids in (entry.token_ids, end)])
 
 
-def newest(responses: Iterable[Response], max_gb: float) -> tuple[deque[Response], int]:
-    """The newest responses that fit into `max_gb`, and the number of all.
-
-    `responses` begin with the oldest.
-    """
-    fitting: deque[Response] = deque()
+def newest(entries: Iterable[_Entry], max_gb: float) -> tuple[deque[_Entry], int]:
+    """The newest responses that fit into `max_gb`, and the number of all; the oldest come first."""
+    fitting: deque[_Entry] = deque()
     offered = 0
     free = max_gb * 1e9
-    for response in responses:
+    for entry in entries:
         offered += 1
-        fitting.append(response)
-        free -= _size(response)
+        fitting.append(entry)
+        free -= _size(entry)
         while free < 0:
             free += _size(fitting.popleft())
     return fitting, offered
 
 
-def _size(response: Response) -> int:
-    return TOKEN_BYTES * len(response.token_ids) + RESPONSE_BYTES
+def _size(entry: _Entry) -> int:
+    return TOKEN_BYTES * len(entry.token_ids) + RESPONSE_BYTES
 
 
 def session_key(session: str) -> bytes:

@@ -69,12 +69,35 @@ def test_an_erased_history_is_the_one_without_those_sessions(tmp_path, seed, sha
     read_history(path).without([session_key(name) for name in gone]).write(path)
     erased = read_history(path)
     left = History.of([r for r in responses if r.session not in gone], 1.0, shared)
-    assert erased.facts == left.facts and 0 < erased.responses < 40
+    assert erased.facts == left.facts and 0 < erased.responses < 39
     for tenant in ("", "acme", "umbrella"):
         for recent in itertools.product(range(4), repeat=3):
             assert asked(erased, tenant_key(tenant), recent) == asked(
                 left, tenant_key(tenant), recent
             )
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("seed", range(5))
+def test_an_extended_history_is_the_one_of_all_responses(seed, shared):
+    responses = random_responses(seed)
+    together = History.of(responses, 1.0, shared)
+    extended = History.of(responses[:15], 1.0, shared).extended(responses[15:], 1.0)
+    assert extended.facts == together.facts
+    for tenant in ("", "acme", "umbrella"):
+        for recent in itertools.product(range(4), repeat=3):
+            key = tenant_key(tenant)
+            assert asked(extended, key, recent) == asked(together, key, recent)
+    erased = extended.without([session_key("session 1")])
+    left = [response for response in responses if response.session != "session 1"]
+    assert erased.facts == History.of(left, 1.0, shared).facts
+
+
+def test_an_extended_history_forgets_the_oldest():
+    first = History.of([response([n] * 100) for n in range(30)], 20 * 832e-9, shared=True)
+    second = first.extended([response([n] * 100) for n in range(30, 40)], 20 * 832e-9)
+    assert set(second.tokens_N) == {-1, *range(20, 40)}
+    assert second.facts["offered"] == 40
 
 
 def test_the_newest_responses_that_fit_are_kept_and_their_share_is_stated():
