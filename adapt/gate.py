@@ -41,6 +41,7 @@ from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stages.adapt import usable_ids
 from outrider.serving.bundle.bundle import export_bundle, speculation_profile
+from outrider.serving.runner import runner_of
 from outrider.serving.speculator import Drafting, Speculator
 from outrider.speculators.kinds.protocol import Lookup
 
@@ -76,7 +77,9 @@ def replayed(
 ) -> ReplaySums:
     """Replays a speculator on sequences of a window; runs in a child process."""
     rows = load_sequences(window.sequences, list(ids))
-    replayed_as = Speculator.named(speculator_dir).replayed_as("v1")
+    speculator = Speculator.named(speculator_dir)
+    runner = runner_of(speculator.family, recipe.serving.engine)
+    replayed_as = speculator.replayed_as(runner)
     if isinstance(replayed_as, Lookup):
         texts = map(LoggedText.of, rows.select_columns(TEXT_COLUMNS))
         return lookup_sums(replayed_as, texts)

@@ -52,7 +52,12 @@ def choose_kind(
     replays["none"] = replays["base"].without_drafts()
     times = first.cached("step_times_of_kinds", StepTimes, lambda: _time_kinds(contexts))
     main = first.settings.main
-    return ranked(replays, {kind: row[main] for kind, row in times.seconds.items()}, main, facts)
+    steps = {kind: row[main] for kind, row in times.seconds.items()}
+    described = {
+        kind: {**facts.get(kind, {}), "runner": first.runner(speculator)}
+        for kind, speculator in _speculators(contexts).items()
+    }
+    return ranked(replays, steps, main, described)
 
 
 def ranked(
@@ -63,7 +68,8 @@ def ranked(
 ) -> list[KindSpeed]:
     """Ranks the kinds: the chosen one, then the others and REFERENCES, fastest first.
 
-    `steps` holds seconds per step at concurrency `main`, by kind and number of drafts.
+    `steps` holds seconds per step at concurrency `main`, by kind and number of drafts; `facts` the
+    further fields of each `KindSpeed`.
     """
     best = {
         kind: best_k(
@@ -96,7 +102,7 @@ def ranked(
             acceptance_length=length_at(sums, best[kind]),
             step_ms=1000 * steps[kind][best[kind]],
             over_lookup=over_lookup(kind),
-            **facts.get(kind, {}),
+            **facts[kind],
         )
         for kind, sums in replays.items()
     ]
@@ -121,6 +127,13 @@ def _chosen(kinds: Sequence[KindSpeed], lookup: str) -> KindSpeed:
     return trained if faster else of_lookup
 
 
+def _speculators(contexts: Mapping[str, EvaluationContext]) -> dict[str, Speculator]:
+    """The speculator of each kind and of REFERENCES."""
+    first = next(iter(contexts.values()))
+    speculators = {kind: context.speculators["custom"] for kind, context in contexts.items()}
+    return {**speculators, "base": first.speculators["base"], "none": Speculator("none")}
+
+
 def _time_kinds(contexts: Mapping[str, EvaluationContext]) -> StepTimes:
     """Times the steps of all kinds at the main concurrency, in turn."""
     first = next(iter(contexts.values()))
@@ -130,8 +143,7 @@ def _time_kinds(contexts: Mapping[str, EvaluationContext]) -> StepTimes:
     _, prompts = evaluation_prompts(validation, settings, first.serving)
     sampling = customers_sampling(validation)
     texts = [prompt.text for prompt in prompts]
-    speculators = {kind: context.speculators["custom"] for kind, context in contexts.items()}
-    speculators |= {"base": first.speculators["base"], "none": Speculator("none")}
+    speculators = _speculators(contexts)
     numbers: dict[str, Sequence[int]] = {}
     for kind, speculator in speculators.items():
         drafts = [number for number in first.draft_numbers(speculator) if number]

@@ -31,7 +31,7 @@ from outrider.common.fingerprint import Kept, file_digest, value_digest
 from outrider.data.features.feature_store import FeatureStore
 from outrider.data.sequences import Tables, load_sequences
 from outrider.eval.bench.servers import Servers
-from outrider.eval.config import RESPONSE_STATES, EvalConfig
+from outrider.eval.config import LOOKUP_NUMBERS, RESPONSE_STATES, EvalConfig
 from outrider.eval.replay.slices import Slices
 from outrider.eval.results.parts import Drafter
 from outrider.eval.results.report import VERSION
@@ -40,17 +40,13 @@ from outrider.serving.client import Sampling
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.engine import Engine, open_engine
 from outrider.serving.load_generator import WARM_UP_TOKENS, LoadGenerator
+from outrider.serving.runner import runner_of
 from outrider.serving.server import Server
 from outrider.serving.speculator import Speculator
 from outrider.speculators.config import LookupConfig
 from outrider.speculators.features import FeatureSpec
 from outrider.speculators.kinds import installed_lookups, lookup_names
-from outrider.speculators.kinds.protocol import MOST_LOOKED_UP, Runner
-
-LOOKUP_NUMBERS = (2, 4, 8, MOST_LOOKED_UP)
-"""Numbers of drafts per step at which a lookup's engine is measured. On SmolLM2's profiles suffix
-lookup delivers 2.29, 2.55, 2.67 and 2.70 tokens per step with 3, 5, 8 and 24 drafts, so numbers in
-between gain little, and each takes 20 blocks to time."""
+from outrider.speculators.kinds.protocol import Runner
 
 Model = TypeVar("Model", bound=BaseModel)
 Row = tuple[str, list[int], int]
@@ -246,7 +242,7 @@ class EvaluationContext:
 
     def runner(self, speculator: Speculator) -> Runner:
         """The model runner of the speculator's engine."""
-        return "v1"
+        return runner_of(speculator.family, self.serving.engine)
 
     @property
     def base_has_own_k(self) -> bool:
@@ -275,7 +271,7 @@ class EvaluationContext:
             "version": VERSION,
             "kinds": kinds,
             "settings": {name: dict(one.settings) for name, one in self.speculators.items()},
-            "runners": {name: self.runner(one) for name, one in self.speculators.items()},
+            "runners": {name: self.runner(one) for name, one in self.variants.items()},
             "speculator": self.weights,
             "base": base_weights,
             "target": file_digest(target_dir / "config.json"),

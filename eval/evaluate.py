@@ -39,6 +39,7 @@ from outrider.eval.bench.prompts import (
     select,
 )
 from outrider.eval.bench.servers import Servers
+from outrider.eval.both_together import both_together
 from outrider.eval.choose_k import choose, draft_plan
 from outrider.eval.context import EvaluationContext
 from outrider.eval.lookups import history_facts, missing_lookups, served_lookups, with_lookups
@@ -46,14 +47,16 @@ from outrider.eval.lossless.verification import verify
 from outrider.eval.replay.example_traces import sample_responses
 from outrider.eval.replay.heldout_replay import Replays, on_policy, replay_figures, replay_parts
 from outrider.eval.replay.slices import by_prompt_length, sliced
-from outrider.eval.results.parts import DRAFTERS, LOOKUP, Drafters
+from outrider.eval.results.parts import DRAFTERS, LOOKUP, Drafters, Variants
 from outrider.eval.results.report import Example, Findings, RequestSampling, SpeculatorIdentity
 from outrider.eval.results.sections import Choice, RateRow, Served
 from outrider.eval.summary import conclude
 from outrider.eval.workloads import measured_workloads, prompts_of
 from outrider.serving.load_generator import LoadGenerator
+from outrider.serving.speculator import Speculator
 from outrider.serving.vllm_hooks.drafts_file import Drafts
 from outrider.speculators.kinds import check_speculator
+from outrider.speculators.kinds.protocol import Runner
 
 
 def evaluate(context: EvaluationContext) -> dict[str, Any]:
@@ -110,8 +113,10 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
         missing_lookups=missing_lookups(context),
         lost_ends=requests.lost_ends,
         **replayed,
+        both_together=both_together(context, replays, choice),
         workloads=workloads,
         counted=counted_acceptance(measured.passes, context.speculators, k),
+        runners=_runners(context),
         served=measured.served,
         rates=measured.rates,
         scenarios={traffic.name: traffic.described for traffic in requests.traffic},
@@ -182,6 +187,15 @@ def _identity(context: EvaluationContext) -> SpeculatorIdentity:
         weights_sha256=weights,
         settings=dict(custom.settings),
         history=history_facts(custom),
+    )
+
+
+def _runners(context: EvaluationContext) -> Variants[Runner]:
+    """The model runner of each variant's engine."""
+    return Variants[Runner](
+        none=context.runner(Speculator("none")),
+        base=context.runner(context.speculators["base"]),
+        custom=context.runner(context.speculators["custom"]),
     )
 
 

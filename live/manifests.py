@@ -19,6 +19,7 @@ from outrider.serving.bundle.bundle_digest import MANIFEST, bundle_digest, serve
 from outrider.serving.bundle.bundle_places import local_bundle, pinned
 from outrider.serving.config import hub_id
 from outrider.serving.hooked import HOOKED
+from outrider.serving.runner import runner_with
 from outrider.serving.serve_flags import ServeFlags, read_serve_flags, without_quotes
 from outrider.serving.speculator import Drafting, Speculator
 from outrider.speculators.kinds import kind_named
@@ -137,7 +138,8 @@ def _stable(
         )
     drafter = Speculator(manifest["method"], Path(MODEL))
     drafting = Drafting(drafter, k, manifest["draft_sample_method"])
-    return None, flags.replacing(drafting.settings())
+    runner = runner_with(drafter.family, flags.arguments, flags.environment)
+    return None, flags.replacing(drafting.settings(runner))
 
 
 def _hub_source(target: ManifestTarget, name: str | None) -> str:

@@ -24,6 +24,7 @@ from outrider.common.files import read_json
 from outrider.serving.allowed import why_not_of_bundle, why_not_variable_of_bundle
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.hooked import HOOKED
+from outrider.serving.runner import runner_with
 from outrider.serving.speculator import Drafting
 from outrider.serving.vllm_arguments import engine_arguments, engine_environment, flags_of
 from outrider.serving.vllm_command import COMMAND
@@ -133,7 +134,8 @@ def read_serve_flags(bundle: Path, speculator: str) -> ServeFlags:
     for name, value in environment.items():
         if reason := why_not_variable_of_bundle(name, value):
             raise OutriderError(f"{path}: serve.environment: {reason}; {_REFUSED}")
-    return ServeFlags(arguments, environment).replacing(drafting.settings())
+    runner = runner_with(drafting.speculator.family, arguments, environment)
+    return ServeFlags(arguments, environment).replacing(drafting.settings(runner))
 
 
 def bundle_command(bundle: Path) -> tuple[list[str], dict[str, str]]:

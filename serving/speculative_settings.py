@@ -46,7 +46,7 @@ NAMED = frozenset({
 """Keys that may change what the endpoint accepts, or how fast, and that have no recipe key."""
 
 METHODS = {"[ngram]": "ngram", "ngram_gpu": "ngram"}
-"""Other names of methods; the GPU's lookup proposes the same tokens."""
+"""Other names of methods; in one model runner, both n-gram methods draft the same tokens."""
 
 
 def read_speculation(
@@ -108,6 +108,9 @@ def _left_out(section: dict[str, Any], method: str | None) -> str:
     lookup = weightless_kind(method)
     settings = lookup.vllm_settings(None, 1, "greedy", None) if lookup else None
     own_settings = {key: value for key, value in (settings or {}).items() if key in NAMED}
+    served_as = lookup.runner_settings("v2").get("method") if lookup else None
+    if served_as not in {None, section.get("method")}:
+        words += f"; in model runner V2 measured as {served_as}, with async scheduling"
     # A key that the command lacks differs, too: vLLM 0.32 then has another default, such as
     # n-grams of 5 tokens.
     if any(section.get(key) != value for key, value in own_settings.items()):

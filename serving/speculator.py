@@ -1,7 +1,7 @@
 """An engine's speculator: a drafter kind and the directory of its weights.
 
     Speculator.named("runs/NAME/speculator")     # a directory, or a weightless kind's name
-    Drafting(Speculator("ngram"), k=4).settings()       # vLLM's speculative_config
+    Drafting(Speculator("ngram"), k=4).settings("v1")       # vLLM's speculative_config
     Speculator("suffix", folder, {"suffix_decoding_max_spec_factor": 2.0})    # with its history
 
 The kind decides which measurements are possible (speculators/kinds/).
@@ -152,12 +152,15 @@ class Drafting:
     k_per_batch_size: KPerBatchSize | None = None
     """Rows of (first batch size, last batch size, k)."""
 
-    def settings(self) -> dict[str, Any] | None:
-        """Returns vLLM's `speculative_config`; None without speculation."""
-        settings = self.speculator.family.vllm_settings(
+    def settings(self, runner: Runner) -> dict[str, Any] | None:
+        """Returns vLLM's `speculative_config`, for its model runner; None without speculation."""
+        kind = self.speculator.family
+        settings = kind.vllm_settings(
             self.speculator.directory, self.k, self.sample_method, self.k_per_batch_size
         )
-        return None if settings is None else {**settings, **self.speculator.settings}
+        if settings is None:
+            return None
+        return {**settings, **kind.runner_settings(runner), **self.speculator.settings}
 
     def as_manifest(self) -> dict[str, Any]:
         """Returns the drafting entries of bundle.json."""

@@ -21,9 +21,9 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.hooked import HOOKED
+from outrider.serving.runner import runner_of, runner_refusal
 from outrider.serving.speculator import Drafting
 from outrider.serving.vllm_hooks.version import runs_on_cpu
-from outrider.speculators.kinds.protocol import DrafterKind
 
 
 def runs_mla(target_config: Mapping[str, Any], engine: EngineConfig) -> bool:
@@ -34,23 +34,6 @@ def runs_mla(target_config: Mapping[str, Any], engine: EngineConfig) -> bool:
     if not target_config.get("kv_lora_rank"):
         return False
     return (os.environ | engine_environment(engine)).get("VLLM_MLA_DISABLE", "0") == "0"
-
-
-def runner_refusal(kind: DrafterKind, engine: EngineConfig) -> str | None:
-    """Why the engine's runner cannot draft with `kind`; None if it can.
-
-    Model runner V2 needs Triton, so a CPU build uses V1. Without vLLM, a GPU engine is assumed.
-    """
-    if not kind.needs_v2:
-        return None
-    runner = "0" if runs_on_cpu() else "1"
-    if (os.environ | engine.environment).get("VLLM_USE_V2_MODEL_RUNNER", runner) == "1":
-        return None
-    return (
-        f"vLLM 0.32 drafts with {kind.in_words} in its model runner V2 only, which needs a GPU, and"
-        " this engine has V1; run it on a GPU without VLLM_USE_V2_MODEL_RUNNER=0, or choose another"
-        " kind"
-    )
 
 
 def pipeline_refusal(engine: EngineConfig) -> str | None:
@@ -163,7 +146,7 @@ def engine_arguments(
         raise OutriderError(refusal)
     if refusal := speculator_refusal(drafting, engine):
         raise OutriderError(refusal)
-    if settings := drafting.settings():
+    if settings := drafting.settings(runner_of(drafting.speculator.family, engine)):
         arguments["speculative_config"] = settings
     return arguments
 

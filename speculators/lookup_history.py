@@ -237,11 +237,14 @@ class SearchedHistory:
         k: int,
         factor: float,
         least: float,
-    ) -> tuple[NDArray[np.int32], float]:
-        """Drafts and score (`SuffixArray.drafts`) from the responses that `tenant` may see."""
+    ) -> tuple[NDArray[np.int32], float, int]:
+        """Drafts from the responses that `tenant` may see, score and length of the match.
+
+        As `SuffixArray.drafts` returns them.
+        """
         bounds = self._bounds.get(EVERYONE) or self._bounds.get(tenant or b"")
         if bounds is None:
-            return np.empty(0, np.int32), 0.0
+            return np.empty(0, np.int32), 0.0, 0
         first, last = bounds
         return self._array.drafts(recent_T, first=first, last=last, k=k, factor=factor, least=least)
 

@@ -1,7 +1,7 @@
 """Search of a suffix array: what most often followed the same tokens, in microseconds.
 
     array = SuffixArray(tokens_N, rows_N)
-    drafts, score = array.drafts(recent_T, first=0, last=len(rows_N), k=8, factor=2.0, least=0.1)
+    array.drafts(recent_T, first=0, last=len(rows_N), k=8, factor=2.0, least=0.1)
 
 The drafts are those of the suffix tree of arctic-inference 0.1.1 (csrc/suffix_decoding/
 suffix_tree.cc), which vLLM's suffix lookup searches, except that a tree chooses the older of
@@ -53,8 +53,10 @@ class SuffixArray:
         k: int,
         factor: float,
         least: float,
-    ) -> tuple[NDArray[np.int32], float]:
-        """At most `k` drafts after `recent_T`, and their score, from rows `first` to `last - 1`.
+    ) -> tuple[NDArray[np.int32], float, int]:
+        """At most `k` drafts after `recent_T`, from rows `first` to `last - 1`.
+
+        Also returns their score, and the length of the match that they follow.
 
         A match of m tokens drafts at most m * `factor` tokens. The score is the sum of the drafts'
         probabilities, each at least `least`: the share of the matches that continue with the drafts
@@ -63,13 +65,13 @@ class SuffixArray:
         drafts_K = np.empty(k, np.int32)
         rows = Rows(self._tokens_N, self._rows_N, low=first, high=last, offset=0)
         limits = (np.float32(factor), np.float32(least))
-        count, score = _search(rows, recent_T[-DEPTH:], limits, drafts_K)
-        return drafts_K[:count], score
+        count, score, length = _search(rows, recent_T[-DEPTH:], limits, drafts_K)
+        return drafts_K[:count], score, length
 
 
 @njit(nogil=True)
 def _search(rows: Rows, recent_T: Any, limits: Any, drafts_K: Any) -> Any:
-    """Writes the best drafts to `drafts_K`; returns their number and score.
+    """Writes the best drafts to `drafts_K`; returns their number, score and match length.
 
     As `SuffixTree::speculate`: every length of a match but that of all of `recent_T`; of equal
     scores the longest match's. Counting what follows many matches is slow, so short matches come
@@ -83,6 +85,7 @@ def _search(rows: Rows, recent_T: Any, limits: Any, drafts_K: Any) -> Any:
     few = 0
     many = 0
     best_count = 0
+    best_length = 0
     best_score = np.float32(0)
     for length in range(1, total):
         if few == 0:
@@ -102,6 +105,7 @@ def _search(rows: Rows, recent_T: Any, limits: Any, drafts_K: Any) -> Any:
         count, score = _path(matched, least, path_K[:most])
         if score >= best_score:
             best_count = count
+            best_length = length
             best_score = score
             drafts_K[:count] = path_K[:count]
     for length in range(many, 0, -1):
@@ -113,9 +117,10 @@ def _search(rows: Rows, recent_T: Any, limits: Any, drafts_K: Any) -> Any:
         count, score = _path(matched, least, path_K[:most])
         if score > best_score:
             best_count = count
+            best_length = length
             best_score = score
             drafts_K[:count] = path_K[:count]
-    return best_count, best_score
+    return best_count, best_score, best_length
 
 
 @njit(nogil=True)

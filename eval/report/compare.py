@@ -25,7 +25,13 @@ from scipy.stats import norm
 from outrider.common.errors import OutriderError
 from outrider.data.ingest.traffic_facts import date
 from outrider.eval.report.formatting import render
-from outrider.eval.results.parts import ClusteredEstimate, Estimate, interval, k_list
+from outrider.eval.results.parts import (
+    VARIANTS,
+    ClusteredEstimate,
+    Estimate,
+    interval,
+    k_list,
+)
 from outrider.eval.results.report import Report
 from outrider.eval.results.sections import Replay
 
@@ -35,7 +41,9 @@ LEVEL = 0.05
 """A change is significant if its p-value is below this level divided by the number of later runs in
 its series."""
 
-SETTINGS = ("kind of custom", "K, base and custom", "temperature, top_p")
+MODEL_RUNNERS = "model runner, none / base / custom"
+
+SETTINGS = ("kind of custom", "K, base and custom", "temperature, top_p", MODEL_RUNNERS)
 """Figures that should be equal in all compared runs."""
 
 Figure = str | int | ClusteredEstimate | Estimate
@@ -203,6 +211,7 @@ def _figures(run: Report) -> dict[str, Figure]:
         "kind of custom": run.speculator.kind,
         "K, base and custom": k_list(run.choice.k),
         "temperature, top_p": f"{run.sampling.temperature:g}, {run.sampling.top_p:g}",
+        MODEL_RUNNERS: " / ".join(run.runners.of(name).upper() for name in VARIANTS),
         "held-out responses": run.replay.ratio.observations,
         "acceptance, base": run.replay.base,
         "acceptance, custom": run.replay.custom,

@@ -16,14 +16,18 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
 from outrider.eval.results.parts import (
     DOCUMENTED,
+    RATIOS,
+    VARIANTS,
     ClusteredEstimate,
     Drafters,
     Estimate,
     Part,
+    Variants,
     interval,
     k_list,
 )
 from outrider.eval.results.sections import (
+    BothTogether,
     Choice,
     Cost,
     Counted,
@@ -39,6 +43,7 @@ from outrider.eval.results.sections import (
     Workload,
 )
 from outrider.speculators.kinds import kind_named, lookup_names
+from outrider.speculators.kinds.protocol import Runner
 
 VERSION = 17
 """Version of the measurements and of report.json. Raise it when the same settings would give
@@ -153,12 +158,16 @@ class Findings(Part):
     measured"""
     general: Replay | None
     """The same on general traffic; null without traffic.general"""
+    both_together: BothTogether | str
+    """Custom and the fastest lookup in one server, predicted by replay; or why it is not"""
     workloads: dict[str, Workload] = Field(default_factory=dict)
     """Public workload of eval.general -> its acceptance"""
     slices: dict[str, list[Slice]]
     """Dimension -> its slices"""
     counted: Counted
     """Acceptance from vLLM's counters, pooled over all passes at `choice.k`"""
+    runners: Variants[Runner]
+    """vLLM's model runner of each variant; `choice.lookups` has those of lookups"""
     served: dict[str, Served]
     """Engine mode -> speed"""
     rates: dict[str, dict[str, dict[str, RateRow]]]
@@ -194,6 +203,30 @@ class Findings(Part):
         return f"{'both ' if k.base == k.custom else ''}at K = {k_list(k)}"
 
     @property
+    def runners_in_words(self) -> str:
+        """The model runner of each served variant, and which speeds compare two runners."""
+        runners: dict[str, Runner] = {name: self.runners.of(name) for name in VARIANTS}
+        ratios: list[tuple[str, str]] = [*RATIOS.values()]
+        if self.choice.lookup is not None:
+            lookup = self.lookup_in_words
+            runners[lookup] = self.choice.lookups[self.choice.lookup].runner
+            ratios.append(("custom", lookup))
+        if len(set(runners.values())) == 1:
+            return f"All are served by vLLM's model runner {self.runners.none.upper()}."
+        variants_of: dict[Runner, list[str]] = {}
+        for name, runner in runners.items():
+            variants_of.setdefault(runner, []).append(name)
+        of_runner = [
+            f"{runner.upper()} for {', '.join(names)}"
+            for runner, names in sorted(variants_of.items())
+        ]
+        across = [f"{a} / {b}" for a, b in ratios if runners[a] != runners[b]]
+        return (
+            f"vLLM's model runner is {' and '.join(of_runner)}. Ratios of tokens/s across runners"
+            f" also compare the runners: {', '.join(across)}."
+        )
+
+    @property
     def lookup_in_words(self) -> str:
         """The served lookup in words."""
         assert self.choice.lookup is not None
@@ -209,6 +242,29 @@ class Findings(Part):
             for name, length in self.replay.lookups.items()
         ]
         return ", ".join(clauses)
+
+    @property
+    def both_line(self) -> str:
+        """Custom and the fastest lookup in one server, in sentences."""
+        both = self.both_together
+        if isinstance(both, str):
+            return f"Custom and a lookup together, by replay: not predicted ({both})."
+        lookup = kind_named(both.lookup).in_words
+        line = (
+            f"Both together (by replay): a server in which custom (K = {both.k}) or {lookup}"
+            f" (K = {both.lookup_k}) drafts at each step, by a rule fitted on validation, would"
+            f" deliver {interval(both.tokens_per_step)} tokens per step, with the best choice"
+            f" {both.upper_bound:.2f}. {lookup.capitalize()} drafts in {both.lookup_share:.0%} of"
+            " the steps."
+        )
+        if both.over_custom and both.over_lookup and both.step_ms:
+            line += (
+                f" Predicted tokens/s: {interval(both.over_custom)} of custom alone,"
+                f" {interval(both.over_lookup)} of {lookup} alone. A step takes"
+                f" {both.step_ms['custom']:.1f} ms if custom drafts, and {both.step_ms['both']:.1f}"
+                f" if {lookup} does, with one pass of custom for its KV cache."
+            )
+        return f"{line} No engine serves this: vLLM runs one method per server."
 
     @property
     def unmeasured_lookups(self) -> list[str]:

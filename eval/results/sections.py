@@ -16,6 +16,7 @@ from outrider.eval.results.parts import (
     Ratios,
     Variants,
 )
+from outrider.speculators.kinds.protocol import Runner
 
 
 class HistoryFacts(Part):
@@ -40,8 +41,8 @@ class LookupChoice(Part):
     """vLLM's settings of the lookup: keys of its speculative_config"""
     k: int
     """Drafted tokens per step"""
-    runner: Literal["v1", "v2"]
-    """Model runner of vLLM whose algorithm is replayed"""
+    runner: Runner
+    """Model runner of vLLM that serves it, and whose algorithm is replayed"""
     acceptance_length: list[float] | None = None
     """Acceptance length on the validation part for k = 1..24; null without exact replay"""
     step_ms: dict[int, float] = Field(default_factory=dict)
@@ -86,6 +87,8 @@ class KindSpeed(Part):
     """Acceptance length at k on the validation part"""
     step_ms: float
     """Milliseconds per step at k"""
+    runner: Runner
+    """Model runner of vLLM that serves it"""
     over_lookup: ClusteredEstimate | None = None
     """Its tokens/s over those of the lookup, with an interval over sessions; null for lookup
     itself and if lookup is not a candidate"""
@@ -161,6 +164,40 @@ class Slice(Part):
     """Acceptance length of custom"""
     ratio: ClusteredEstimate
     """custom / base"""
+
+
+class BothTogether(Part):
+    """Custom and a lookup in one server, predicted by replay of the held-out responses.
+
+    At each step one of them drafts, by a rule fitted on the validation part. No engine serves this.
+    """
+
+    lookup: str
+    """Kind of the lookup"""
+    k: int
+    """Custom's drafted tokens per step"""
+    lookup_k: int
+    """The lookup's drafted tokens per step"""
+    tokens_per_step: ClusteredEstimate
+    """Acceptance length of both together"""
+    lookup_share: float
+    """Share of steps in which the lookup drafts"""
+    upper_bound: float
+    """Acceptance length if the drafter of each step were the one that saves the most steps"""
+    step_ms: dict[Literal["custom", "lookup", "both"], float] | None
+    """Milliseconds per step at the main concurrency with custom's drafts, with the lookup's alone,
+    and with the lookup's and one pass of custom; null if steps were not timed"""
+    over_custom: ClusteredEstimate | None
+    """Predicted tokens/s of both together over custom alone; null if steps were not timed"""
+    over_lookup: ClusteredEstimate | None
+    """The same over the lookup alone"""
+
+    @property
+    def over_better(self) -> ClusteredEstimate | None:
+        """Predicted tokens/s over the faster of the two alone."""
+        if self.over_custom is None or self.over_lookup is None:
+            return None
+        return min(self.over_custom, self.over_lookup, key=lambda ratio: ratio.value)
 
 
 class CountedDrafter(Part):

@@ -22,7 +22,8 @@ from outrider.pipeline.preflight import local_target
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.serving.attention import mixed_cache_refusal, mla_refusal
 from outrider.serving.config import EngineConfig
-from outrider.serving.vllm_arguments import runner_refusal, runs_mla
+from outrider.serving.runner import runner_refusal
+from outrider.serving.vllm_arguments import runs_mla
 from outrider.speculators.base import main_refusal, planned, unsupported_kinds, warm_directory
 from outrider.speculators.checkpoints.architectures import architecture_of, check_keys
 from outrider.speculators.checkpoints.layout import CONFIG_FILES

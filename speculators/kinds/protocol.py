@@ -128,8 +128,8 @@ class DrafterKind:
     one_block = False
     """True if drafts attend to each other and thus depend on K.
     Replay is then exact for `speculator.depth` drafts, but not for fewer."""
-    needs_v2 = False
-    """True if the kind needs vLLM's model runner V2, and thus a GPU."""
+    only_runner: Runner | None = None
+    """The only model runner of vLLM that drafts with the kind; None if both do."""
 
     def recognizes(self, config: Mapping[str, Any]) -> bool:
         """True for the config.json of a directory of this kind."""
@@ -203,6 +203,24 @@ class DrafterKind:
             settings["num_speculative_tokens_per_batch_size"] = schedule
         return settings
 
+    def runner_settings(self, runner: Runner) -> dict[str, Any]:
+        """Keys of vLLM's `speculative_config` that have other values in this model runner."""
+        return {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Matches:
+    """A lookup's drafts at every anchor, and how good its match is.
+
+    Shapes: A anchors, K drafts.
+    """
+
+    drafts_AK: NDArray[np.int32]
+    score_A: NDArray[np.float64]
+    """The lookup's own estimate of accepted drafts; 0 if it has none."""
+    length_A: NDArray[np.int64]
+    """Tokens of the match; 0 without one."""
+
 
 class WeightlessKind(DrafterKind):
     """A kind whose drafts depend only on the request's tokens so far, and on earlier responses."""
@@ -231,6 +249,12 @@ class WeightlessKind(DrafterKind):
         Anchors are the tokens from `first` to the second-to-last. Rows of anchors at which no step
         with that number starts, if the engine is to deliver `token_ids_T`, may hold no drafts.
         """
+        raise NotImplementedError
+
+    def all_matches(
+        self, token_ids_T: NDArray[np.int32], first: int, k: int, lookup: Lookup
+    ) -> Matches:
+        """The lookup's k drafts and its match at every anchor."""
         raise NotImplementedError
 
     def vllm_settings(

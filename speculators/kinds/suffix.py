@@ -27,6 +27,7 @@ from outrider.speculators.kinds.protocol import (
     NO_DRAFT,
     KPerBatchSize,
     Lookup,
+    Matches,
     Settings,
     WeightlessKind,
 )
@@ -55,6 +56,7 @@ class SuffixLookup(WeightlessKind):
 
     name = "suffix"
     in_words = "suffix lookup"
+    only_runner = "v1"
     source_of_drafts = (
         "what most often followed the same tokens in the request and in the responses to earlier"
         " requests"
@@ -199,6 +201,20 @@ class SuffixLookup(WeightlessKind):
             )
         cache.stop_request(self.name)
 
+    def all_matches(
+        self, token_ids_T: NDArray[np.int32], first: int, k: int, lookup: Lookup
+    ) -> Matches:
+        """Queries vLLM's cache at every anchor."""
+        anchors = max(len(token_ids_T) - 1 - first, 0)
+        drafts_AK = np.full((anchors, k), NO_DRAFT, np.int32)
+        score_A = np.zeros(anchors)
+        length_A = np.zeros(anchors, np.int64)
+        for anchor, match in enumerate(self.matches(token_ids_T, first, k, lookup)):
+            drafts_AK[anchor, : len(match.token_ids)] = match.token_ids
+            score_A[anchor] = match.score
+            length_A[anchor] = match.match_len
+        return Matches(drafts_AK, score_A, length_A)
+
 
 def _accepted(drafts_K: NDArray[np.int32], next_T: NDArray[np.int32]) -> int:
     """The number of drafts before the first that differs from the tokens that follow."""
@@ -279,7 +295,7 @@ def lookup_cache() -> Any:
             )
             if self._history is None:
                 return draft
-            drafts_K, score = self._history.drafts(
+            drafts_K, score, length = self._history.drafts(
                 context,
                 self.tenants.get(req_id),
                 k=max_spec_tokens,
@@ -288,6 +304,6 @@ def lookup_cache() -> Any:
             )
             if score <= draft.score:
                 return draft
-            return SuffixDecodingDraft(token_ids=drafts_K.tolist(), score=score)
+            return SuffixDecodingDraft(token_ids=drafts_K.tolist(), score=score, match_len=length)
 
     return LookupCache()

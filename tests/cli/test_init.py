@@ -53,7 +53,8 @@ def test_every_supported_target_gets_a_recipe(
     opened = outrider.open(path, runs=tmp_path / "runs", dry_run=True)
     cost = price(opened.directory, opened.recipe)
     assert cost["parameters"]["trained"] > 0 and cost["target"]["parameters"] > 1e8
-    monkeypatch.setattr("outrider.serving.vllm_arguments.runs_on_cpu", lambda: False)
+    for module in ("runner", "vllm_arguments"):
+        monkeypatch.setattr(f"outrider.serving.{module}.runs_on_cpu", lambda: False)
     outrider.open(path, runs=tmp_path / "runs", dry_run=True)
 
 
@@ -83,7 +84,8 @@ def test_a_recipe_does_not_depend_on_the_machine(
     words = str(workplace / "log.jsonl"), str(target), tmp_path / "mine.yaml"
     here = write_recipe(*words)[0].read_text()
     words[2].unlink()
-    monkeypatch.setattr("outrider.serving.vllm_arguments.runs_on_cpu", lambda: False)
+    for module in ("runner", "vllm_arguments"):
+        monkeypatch.setattr(f"outrider.serving.{module}.runs_on_cpu", lambda: False)
     monkeypatch.setattr(
         "outrider.pipeline.plan.training_cost.gpus", lambda: [Gpu("L4", 23034, "580")]
     )

@@ -188,13 +188,13 @@ def test_steps_are_timed_once_and_only_where_the_recipe_leaves_it_to_them(case) 
     assert choice.lookups["ngram"].acceptance_length[3] == 2.0
     assert chosen_for(context) == choice
     numbers = {"custom": [1, 2], "ngram": [2, 4, 8, 24]}
-    assert timed[1:] == [("eager", numbers, {"custom": [1, 4], "ngram": [1]}, ["a"])]
+    assert timed[1:] == [("eager", numbers, {"custom": [1, 4], "ngram": (1,)}, ["a"])]
     # With K set by hand, only lookup is timed.
     assert by_hand.lookup_k == 4
     lookup_numbers = {"ngram": [1, 2, 4, 8, 24]}
-    assert timed[:1] == [("eager", lookup_numbers, {"ngram": [1]}, ["a"])]
+    assert timed[:1] == [("eager", lookup_numbers, {"ngram": (1,)}, ["a"])]
     length = ClusteredEstimate(value=1.5, low=None, high=None, observations=3, clusters=3, over="")
-    lookup = KindSpeed(kind="ngram", k=1, acceptance_length=length, step_ms=1.0)
+    lookup = KindSpeed(kind="ngram", k=1, acceptance_length=length, step_ms=1.0, runner="v1")
     assert chosen_for(dataclasses.replace(context, kinds=[lookup])).lookup_k == 1
 
 

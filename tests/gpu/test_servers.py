@@ -9,6 +9,7 @@ from outrider.serving.client import Sampling, complete
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.server import Server
 from outrider.serving.speculator import Drafting, Speculator
+from outrider.speculators.kinds.protocol import Runner
 from tests.gpu.inputs import (
     NANO,
     K,
@@ -82,8 +83,8 @@ def test_data_parallel_ranks_with_experts_answer_as_one(two_gpus, tmp_path, reco
 class BlockDrafting(Drafting):
     """Drafts that are verified together (Sun et al., arXiv 2403.10444)."""
 
-    def settings(self) -> dict[str, Any] | None:
-        settings = super().settings()
+    def settings(self, runner: Runner) -> dict[str, Any] | None:
+        settings = super().settings(runner)
         return None if settings is None else settings | {"rejection_sample_method": "block"}
 
 

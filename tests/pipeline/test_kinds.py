@@ -119,7 +119,7 @@ def test_a_kind_of_model_runner_v2_is_refused_by_an_engine_with_v1(
     assert v2.speculator.kinds == ("dspark",)
     arguments = engine_arguments(v2.target, v2.serving.engine, drafting)
     assert arguments["speculative_config"]["method"] == "dspark"
-    monkeypatch.setattr("outrider.serving.vllm_arguments.runs_on_cpu", lambda: False)
+    monkeypatch.setattr("outrider.serving.runner.runs_on_cpu", lambda: False)
     assert resolved(one).speculator.kinds == ("dspark",)
 
 

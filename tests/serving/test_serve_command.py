@@ -58,7 +58,8 @@ def test_the_engine_gets_what_vllm_s_own_parser_reads(
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     # Flags for a GPU, and of a target whose weights are not here.
-    monkeypatch.setattr("outrider.serving.vllm_arguments.runs_on_cpu", lambda: False)
+    for module in ("runner", "vllm_arguments"):
+        monkeypatch.setattr(f"outrider.serving.{module}.runs_on_cpu", lambda: False)
     monkeypatch.setattr(TargetConfig, "directory", lambda target: Path(target.model))
     words = shlex.split(command)
     words = words[next(i for i, word in enumerate(words) if "serve" in word or "api_" in word) :]
@@ -297,7 +298,8 @@ def test_the_command_s_speculation_in_vllm_s_short_form() -> None:
     assert found.values["eval"] == {"current_k": 4}
     assert found.values["speculator"] == {"base": "ngram"}
     assert found.notes[-1].endswith(
-        "ngram, 4 drafts per step; the measured base has prompt_lookup_min=2 prompt_lookup_max=4;"
+        "ngram, 4 drafts per step; in model runner V2 measured as ngram_gpu, with async scheduling;"
+        " the measured base has prompt_lookup_min=2 prompt_lookup_max=4;"
         " left out, although the measured base may differ: prompt_lookup_max"
     )
 
@@ -393,8 +395,9 @@ def test_how_the_endpoint_samples_drafts_is_kept_and_other_keys_are_named() -> N
     for method in ("suffix", "ngram_gpu", "[ngram]"):
         section = {"method": method, "num_speculative_tokens": 3}
         words = ["vllm", "serve", "x/y", "--speculative-config", json.dumps(section)]
-        base = read_serve_command(shlex.join(words)).values["speculator"]["base"]
-        assert base == ("suffix" if method == "suffix" else "ngram")
+        found = read_serve_command(shlex.join(words))
+        assert found.values["speculator"]["base"] == ("suffix" if method == "suffix" else "ngram")
+        assert ("measured as ngram_gpu" in found.notes[-1]) is (method == "[ngram]")
 
 
 def sample(parser: argparse.ArgumentParser, action: argparse.Action) -> list[str]:

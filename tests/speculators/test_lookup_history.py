@@ -34,7 +34,7 @@ def random_responses(seed, tenants=("", "acme", "umbrella")):
 
 
 def asked(history, tenant, recent=(0, 1, 2, 3)):
-    drafts, _ = history.searched().drafts(np.array(recent, np.int32), tenant, **SETTINGS)
+    drafts, *_ = history.searched().drafts(np.array(recent, np.int32), tenant, **SETTINGS)
     return drafts.tolist()
 
 

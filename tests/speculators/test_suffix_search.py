@@ -12,7 +12,7 @@ from outrider.speculators.suffix_search import SuffixArray
 
 def by_counting(responses, recent, k, factor, least):
     """The best drafts and score of all lengths of a match, by counting continuations."""
-    best = ([], 0.0)
+    best = ([], 0.0, 0)
     for length in range(1, len(recent)):
         text = recent[-length:]
         drafts, score, probability = [], 0.0, 1.0
@@ -31,7 +31,7 @@ def by_counting(responses, recent, k, factor, least):
             drafts.append(token)
             score += probability
         if score >= best[1]:
-            best = (drafts, score)
+            best = (drafts, score, length)
     return best
 
 
@@ -66,12 +66,13 @@ def test_drafts_are_the_most_frequent_continuations(vocabulary):
         recent = response[: random.integers(1, len(response) + 1)][-DEPTH:]
         factor, least = random.choice([1.0, 2.0, 4.0]), random.choice([0.05, 0.1, 0.3])
         k = int(random.integers(1, 25))
-        drafts, score = array.drafts(
+        drafts, score, length = array.drafts(
             np.array(recent, np.int32), first=0, last=rows, k=k, factor=factor, least=least
         )
-        expected, best = by_counting(responses, recent, k, factor, least)
+        expected, best, longest = by_counting(responses, recent, k, factor, least)
         assert score == pytest.approx(best, rel=1e-5)
         assert drafts.tolist() == expected
+        assert length == longest or not expected
         drafted += len(drafts)
     assert drafted > 60
 
@@ -108,12 +109,13 @@ def test_drafts_and_scores_are_those_of_the_tree_that_vllm_searches():
         response = responses[random.integers(50)]
         end = random.integers(DEPTH, len(response)) if len(response) > DEPTH else len(response)
         recent = response[:end][-DEPTH:]
-        drafts, score = array.drafts(
+        drafts, score, length = array.drafts(
             np.array(recent, np.int32), first=0, last=rows, k=8, factor=2.0, least=0.1
         )
         expected = tree.speculate(
             "request", recent, max_spec_tokens=8, max_spec_factor=2.0, min_token_prob=0.1
         )
         assert score == pytest.approx(expected.score, rel=1e-5)
+        assert length == expected.match_len or not expected.token_ids
         same += drafts.tolist() == expected.token_ids
     assert same > 250

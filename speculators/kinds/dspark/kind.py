@@ -48,7 +48,7 @@ class DSpark(DFlash):
     directory_in_words: str | None = (
         f"a DSpark checkpoint (config.json of a {ARCHITECTURE}, and its weights)"
     )
-    needs_v2 = True
+    only_runner = "v2"
 
     def shape(
         self, config: Mapping[str, Any], target_config: Mapping[str, Any], path: object

@@ -55,6 +55,7 @@ class PEagle(Eagle3):
         " mask_hidden)"
     )
     fixed_k = True
+    only_runner = "v1"
     head_keys: frozenset[str] = Eagle3.head_keys - {"layer_type"}
 
     def recognizes(self, config: Mapping[str, Any]) -> bool:

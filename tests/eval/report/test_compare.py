@@ -6,7 +6,7 @@ import pytest
 
 from outrider.common.errors import OutriderError
 from outrider.eval.report.compare import change, compare, history, rendered
-from outrider.eval.results.parts import Drafters
+from outrider.eval.results.parts import VARIANTS, Drafters
 from outrider.eval.results.report import SpeculatorIdentity
 from tests.eval.sample_results import SPREAD, estimate, sample_results
 from tests.eval.sample_results import history_report as report
@@ -40,6 +40,17 @@ def test_figures_of_all_runs_and_a_dash_where_one_has_none(runs):
     assert "tokens/s, eager, concurrency 1, custom / none" in by_name
     (note,) = compared.notes
     assert "differ in kind of custom" in note
+
+
+def test_runs_on_two_model_runners_are_noted(tmp_path):
+    first = report(0, 2, 3)
+    runners = first.runners.model_copy(update=dict.fromkeys(VARIANTS, "v2"))
+    for name, whole in (("cpu", first), ("gpu", report(9, 2, 3, runners=runners))):
+        whole.write(tmp_path / name / "report.json")
+    compared = compare([tmp_path / "cpu", tmp_path / "gpu"])
+    figure = "model runner, none / base / custom"
+    assert compared.figures[figure] == ["V1 / V1 / V1", "V2 / V2 / V2"]
+    assert compared.notes == [f"The runs differ in {figure}: compare their figures with care."]
 
 
 def test_page_and_terminal_say_what_changed(runs):

@@ -12,7 +12,7 @@ from outrider.common.files import write_json
 from outrider.common.lost_ends import lost_ends as cut
 from outrider.eval.config import CostConfig
 from outrider.eval.report.report import headline, lost_ends, write_report
-from outrider.eval.results.parts import interval
+from outrider.eval.results.parts import VARIANTS, interval
 from outrider.eval.results.report import Report
 from outrider.eval.results.sections import Block, Served, SpeedRow
 from outrider.eval.summary import HOURS_A_MONTH, money, summary
@@ -60,7 +60,7 @@ def test_the_page_is_whole_and_needs_nothing_else(forms):
         "http://www.w3.org/1999/xlink",
     }
     # Two engine modes, two scenarios, by position, training.
-    assert page.count("<svg") == 6 and "<svg" not in markdown
+    assert page.count("<svg") == 7 and "<svg" not in markdown
     for form in forms:
         assert not re.search(r"\b(nan|None|Undefined)\b", form)
 
@@ -103,6 +103,7 @@ def test_both_forms_have_every_figure_that_people_act_on(forms, report):
         "180 / 205 / 220",
         interval(acme.ratio),
         f"{1 - 1 / ratio.value:.1%} [{1 - 1 / ratio.low:.1%}, {1 - 1 / ratio.high:.1%}]",
+        report.both_line,
         "eagle3 (chosen)",
         "1.91 M",
         "7 = 5 exchanges + 2 rejects",
@@ -117,6 +118,25 @@ def test_both_forms_have_every_figure_that_people_act_on(forms, report):
         text = form.replace("&#39;", "'")
         missing = [figure for figure in wanted if figure not in text]
         assert not missing
+
+
+def test_ratios_across_model_runners_are_named(results, tmp_path):
+    """Suffix lookup runs in V1 only, all else on a GPU in V2."""
+    for form in rendered(results, tmp_path):
+        assert "All are served by vLLM's model runner V1." in form.replace("&#39;", "'")
+    lookups = results.choice.lookups
+    lookups = lookups | {"suffix": lookups["ngram"].model_copy(update={"runner": "v1"})}
+    choice = results.choice.model_copy(update={"lookups": lookups, "lookup": "suffix"})
+    runners = results.runners.model_copy(update=dict.fromkeys(VARIANTS, "v2"))
+    update = {"choice": choice, "runners": runners}
+    for form in rendered(results.model_copy(update=update), tmp_path):
+        assert (
+            "model runner is V1 for suffix lookup and V2 for none, base, custom. Ratios of tokens/s"
+            " across runners also compare the runners: custom / suffix lookup." in form
+        )
+    update["runners"] = runners.model_copy(update={"custom": "v1"})
+    for form in rendered(results.model_copy(update=update), tmp_path):
+        assert "the runners: custom / base, custom / none." in form
 
 
 def test_sections_without_figures_are_left_out(results, tmp_path):

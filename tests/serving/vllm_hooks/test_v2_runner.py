@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from outrider.speculators.parity import ParityConfig, complaint
 
 HOOKS, ON_CPU = "tests.serving.vllm_hooks.v2_hooks", "tests.serving.vllm_hooks.v2_on_cpu"
+LOOKUP = "tests.serving.vllm_hooks.v2_lookup"
 DSPARK = "tests.serving.vllm_hooks.v2_dspark"
 
 
@@ -65,6 +66,23 @@ def test_a_kind_of_v2_alone_drafts_as_its_unroll(
     assert found["first"][0][0] > 30
     for name, wrong in (("first", False), ("second", False), ("crossed", True)):
         assert (complaint(found[name], ParityConfig()) is not None) is wrong, (name, found[name])
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+def test_lookup_takes_the_replayed_steps(
+    nano_r1: Path, prompts: list[list[int]], tmp_path: Path
+) -> None:
+    """V2 drafts in every step, so vLLM counts them all."""
+    file = tmp_path / "prompts.json"
+    file.write_text(json.dumps(prompts[:6]))
+    words = [sys.executable, "-m", ON_CPU, LOOKUP, str(nano_r1), str(file)]
+    environment = os.environ | {"VLLM_LOGGING_LEVEL": "ERROR"}
+    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, env=environment)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (found["runner"], found["method"]) == ("v2", "ngram_gpu")
+    assert found["steps"] == found["replayed"]["v2"]
+    assert found["steps"] != found["replayed"]["v1"]
 
 
 def text(step: dict[str, Any]) -> tuple[int, ...]:

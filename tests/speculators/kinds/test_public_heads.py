@@ -17,7 +17,7 @@ from outrider.common.files import read_json
 from outrider.pipeline import preflight
 from outrider.pipeline.preflight import check_served, check_target
 from outrider.pipeline.recipe.load import load_recipe
-from outrider.serving import vllm_arguments
+from outrider.serving import runner, vllm_arguments
 from outrider.serving.speculator import Drafting, Speculator
 from outrider.serving.vllm_arguments import speculator_refusal
 from outrider.speculators.base import unsupported_kinds
@@ -162,7 +162,8 @@ def test_several_layers_of_a_block_need_a_gpu(
 def test_more_drafts_than_the_block_has_are_refused_with_the_number(
     qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vllm_arguments, "runs_on_cpu", lambda: False)
+    for module in (vllm_arguments, runner):
+        monkeypatch.setattr(module, "runs_on_cpu", lambda: False)
     engine = load_recipe("r1_distill/template").recipe.serving.engine
     for write, name, _, most in SERVED:
         if most is None:
@@ -263,7 +264,8 @@ def test_preflight_checks_the_base(
     qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """K of the endpoint is compared with the block before anything is spent."""
-    monkeypatch.setattr(vllm_arguments, "runs_on_cpu", lambda: False)
+    for module in (vllm_arguments, runner):
+        monkeypatch.setattr(module, "runs_on_cpu", lambda: False)
     monkeypatch.setattr(preflight, "check_traffic", lambda recipe: None)
     head = write_z_lab(qwen3, tmp_path / "head")
     options = [f"target.model={qwen3}", f"speculator.base={head}", "speculator.kind=eagle3"]

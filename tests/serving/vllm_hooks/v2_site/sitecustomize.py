@@ -12,3 +12,22 @@ class _Driver:
 
 
 backends.backends["cpu"] = backends.Backend(None, _Driver)
+
+
+def _with_boolean_masks() -> None:
+    """Lets the interpreter load where a scalar condition is part of a mask.
+
+    A scalar of one bit is an int8 array in Triton's interpreter, which makes the mask one, and its
+    `load` takes booleans only: vllm/v1/worker/gpu/spec_decode/ngram/speculator.py:137 needs it.
+    """
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    load = InterpreterBuilder.create_masked_load
+
+    def create_masked_load(self, ptrs, mask, *args):  # type: ignore[no-untyped-def]
+        return load(self, ptrs, TensorHandle(mask.data.astype(bool), mask.dtype), *args)
+
+    InterpreterBuilder.create_masked_load = create_masked_load
+
+
+_with_boolean_masks()
