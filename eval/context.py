@@ -43,6 +43,7 @@ from outrider.serving.load_generator import WARM_UP_TOKENS, LoadGenerator
 from outrider.serving.runner import runner_of
 from outrider.serving.server import Server
 from outrider.serving.speculator import Speculator
+from outrider.speculators.config import LookupConfig
 from outrider.speculators.features import FeatureSpec
 from outrider.speculators.kinds import installed_lookups, lookup_names
 from outrider.speculators.kinds.protocol import Runner
@@ -117,6 +118,8 @@ class EvaluationContext:
     lookups: Mapping[str, Speculator] = field(default_factory=dict)
     """The lookups that custom is measured against, at their best settings, by kind; `with_lookups`
     (lookups.py) sets them."""
+    lookup: LookupConfig = field(default_factory=LookupConfig)
+    """Which responses a lookup searches."""
     kinds: Sequence[KindSpeed] = ()
     """Kinds compared on the validation part, the chosen one first; empty if there is only one."""
     draft_sample_method: Literal["greedy", "probabilistic"] = "greedy"
@@ -275,6 +278,8 @@ class EvaluationContext:
             "target": file_digest(target_dir / "config.json"),
             "features": manifest,
             "parts": {name: self.data.parts.get(name) for name in parts},
+            "lookup": self.lookup.model_dump(),
+            "histories": {name: one.history_digest for name, one in self.speculators.items()},
             "lookups": installed_lookups(),
             "depth": self.depth,
             "lookup_k": [speed.k for speed in self.kinds if speed.kind in lookup_names()],

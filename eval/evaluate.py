@@ -42,7 +42,7 @@ from outrider.eval.bench.servers import Servers
 from outrider.eval.both_together import both_together
 from outrider.eval.choose_k import choose, draft_plan
 from outrider.eval.context import EvaluationContext
-from outrider.eval.lookups import missing_lookups, served_lookups, with_lookups
+from outrider.eval.lookups import history_facts, missing_lookups, served_lookups, with_lookups
 from outrider.eval.lossless.verification import verify
 from outrider.eval.replay.example_traces import sample_responses
 from outrider.eval.replay.heldout_replay import Replays, on_policy, replay_figures, replay_parts
@@ -183,7 +183,10 @@ def _identity(context: EvaluationContext) -> SpeculatorIdentity:
     custom = context.speculators["custom"]
     weights = value_digest(context.weights) if context.weights else None
     return SpeculatorIdentity(
-        kind=custom.kind, weights_sha256=weights, settings=dict(custom.settings)
+        kind=custom.kind,
+        weights_sha256=weights,
+        settings=dict(custom.settings),
+        history=history_facts(custom),
     )
 
 

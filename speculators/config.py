@@ -44,6 +44,22 @@ def _candidates(kind: str | list[str]) -> str | list[str]:
     return names[0] if len(names) == 1 else names
 
 
+class LookupConfig(BaseModel):
+    """The `lookup` section: the responses that suffix lookup searches."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    max_gb: float = Field(default=1.0, gt=0, le=16)
+    """Memory of each engine process for the history, in GB. The newest responses that fit are kept;
+    report and model card state their share. A token takes 8 bytes: 1 GB holds 600,000 responses of
+    200 tokens."""
+
+    shared: bool = False
+    """Whether requests of all tenants search one history. false: a request searches the responses
+    of the tenant that its `cache_salt` names, as logged; without `cache_salt`, those that were
+    logged without a tenant."""
+
+
 class SpeculatorConfig(BaseModel):
     """The `speculator` section of a recipe."""
 

@@ -76,7 +76,7 @@ def test_lookup_has_a_bundle_without_weights(nano_r1, tmp_path):
     assert Speculator.named(out) == Speculator("ngram")
     assert base_of(str(out), nano_r1).kind.name == "ngram"
     assert "It has no weights" in model_card(out, "acme/lookup")
-    with pytest.raises(OutriderError, match=r"ngram has no weights to load.*serve\.sh"):
+    with pytest.raises(OutriderError, match=r"ngram has nothing to load.*serve\.sh"):
         release_files(out, tmp_path, bundle_digest(out))
 
 
