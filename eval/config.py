@@ -183,7 +183,8 @@ class EvalConfig(BaseModel):
     lookup: Annotated[str, AfterValidator(_lookup)] = DEFAULT_LOOKUP
     """What an endpoint gets without training, measured as a reference that custom must beat.
     `ngram`: vLLM's n-gram lookup. `suffix`: its suffix lookup, which also searches the responses to
-    earlier requests, here those of the training part; stronger, but vLLM needs arctic-inference."""
+    earlier requests, here those of the training part; stronger, but needs `outrider doctor
+    --install-suffix`."""
 
     side_by_side: bool = True
     """Whether the server without speculation and the one for base and custom run at the same time,

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from outrider.common.errors import OutriderError
 from outrider.common.files import publish
 from outrider.speculators.kinds.protocol import NO_DRAFT, WeightlessKind
+from outrider.speculators.kinds.suffix_package import INSTALL
 
 # vllm/config/speculative.py:505 and 509 (vLLM 0.32).
 DEPTH, CACHED = 24, 10_000
@@ -30,10 +31,6 @@ DEPTH, CACHED = 24, 10_000
 
 HISTORY = "OUTRIDER_SUFFIX_HISTORY"
 """Environment variable with the path of earlier responses, as `write_history` writes them."""
-
-INSTALL = "pip install --no-deps arctic-inference==0.1.1"
-"""Installs what vLLM needs for suffix lookup; compiles for a minute."""
-
 
 class SuffixLookup(WeightlessKind):
     """Drafts what most often followed the longest match in request and earlier responses."""
@@ -123,8 +120,7 @@ def fixed_cache(history: str | None) -> Any:
         from arctic_inference.suffix_decoding import SuffixDecodingCache
     except ImportError:
         raise OutriderError(
-            f"suffix lookup: vLLM needs arctic-inference for it; run `{INSTALL}` (it compiles for"
-            " a minute)"
+            f"suffix lookup: vLLM needs a package for it; run `{INSTALL}`, which takes a minute"
         ) from None
 
     class Fixed(SuffixDecodingCache):

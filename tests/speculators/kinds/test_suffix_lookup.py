@@ -49,7 +49,7 @@ def test_vllms_proposer_is_changed_once_and_only_where_responses_are_fixed(monke
 def test_without_its_package_suffix_lookup_names_the_command(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "arctic_inference.suffix_decoding", None)
     fixed_cache.cache_clear()
-    with pytest.raises(OutriderError, match="pip install --no-deps arctic-inference"):
+    with pytest.raises(OutriderError, match="outrider doctor --install-suffix"):
         base_of("suffix", tmp_path)
 
 
