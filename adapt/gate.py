@@ -31,7 +31,8 @@ from outrider.data.split.rounds import held_back, unseen
 from outrider.eval.config import SHIP
 from outrider.eval.gate import check_over_sessions, conclusion
 from outrider.eval.replay.heldout_replay import COLUMNS
-from outrider.eval.replay.replay import ReplaySums, compare, replay
+from outrider.eval.replay.replay import replay
+from outrider.eval.replay.sums import ReplaySums, compare
 from outrider.eval.results.parts import ClusteredEstimate
 from outrider.eval.results.report import Check
 from outrider.pipeline.recipe.recipe import Recipe

@@ -19,7 +19,8 @@ from outrider.data.features.capture import capture_ids
 from outrider.data.features.feature_store import FeatureStore
 from outrider.data.on_policy.check import load_parts
 from outrider.data.sequences import load_sequences
-from outrider.eval.replay.replay import length_at, replay
+from outrider.eval.replay.replay import replay
+from outrider.eval.replay.sums import length_at
 from outrider.eval.results.parts import interval
 from outrider.serving.client import Sampling
 from outrider.serving.config import EngineConfig, TargetConfig

@@ -21,9 +21,10 @@ from outrider.eval.bench.prompts import HeldoutRequests
 from outrider.eval.bench.servers import Servers
 from outrider.eval.bench.step_times import StepTimes, time_steps
 from outrider.eval.context import EvaluationContext
-from outrider.eval.replay.replay import ReplaySums
+from outrider.eval.lookups import served_lookups
+from outrider.eval.replay.sums import ReplaySums
 from outrider.eval.results.parts import CURRENT, DRAFTERS, LOOKUP, Drafter, Drafters
-from outrider.eval.results.sections import Choice
+from outrider.eval.results.sections import Choice, LookupChoice
 from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.vllm_hooks.drafts_file import Drafts
 
@@ -64,27 +65,37 @@ def choose(
         "acceptance_length": Drafters[list[float]](**lengths) if lengths else None
     }
     if settings.k != "auto" or not validation or not timed:
-        facts["lookup_k"] = lookup_k(context, validation)
+        facts |= choose_lookups(context, validation, {})
         return Choice(k=Drafters[int](**k), main_concurrency=main, **facts)
     # Swapped weights of one shape take the same time per step, so one of the two is timed.
-    engines = ["custom"] if context.one_engine else timed
+    engines: list[str] = ["custom"] if context.one_engine else [*timed]
+    references = served_lookups(context, validation)
+    speculators = context.variants
 
     def measured() -> StepTimes:
-        context.say(f"timing steps of the {mode} engine, up to {context.depth} drafts")
+        shown = ", ".join((*engines, *references))
+        context.say(f"timing steps of the {mode} engine by number of drafts: {shown}")
         return time_steps(
             servers=servers,
             mode=mode,
             load=load,
-            numbers=dict.fromkeys(engines, context.draft_numbers),
-            batch_sizes=settings.concurrency,
+            numbers={
+                name: context.draft_numbers(speculators[name]) for name in (*engines, *references)
+            },
+            batch_sizes={
+                **dict.fromkeys(engines, settings.concurrency),
+                # Lookup is served at the main concurrency only (bench/closed_loop.py).
+                **dict.fromkeys(references, [main]),
+            },
             prompts=[prompt.text for prompt in requests.timed],
             sampling=requests.sampling,
-            speculators=context.speculators,
+            speculators=speculators,
         )
 
     times = context.cached(f"step_times_{mode}", StepTimes, measured)
     steps = {name: times.seconds["custom" if context.one_engine else name] for name in timed}
-    facts["lookup_k"] = lookup_k(context, validation, steps[timed[-1]][main])
+    lookup_steps = {name: times.seconds[name][main] for name in references}
+    facts |= choose_lookups(context, validation, lookup_steps)
     return choose_k(lengths, steps, main, k, **facts)
 
 
@@ -98,28 +109,41 @@ def _timed_drafters(context: EvaluationContext) -> list[Drafter]:
     return [name for name in DRAFTERS if name not in fixed and context.speculators[name].speculates]
 
 
-def lookup_k(
+def choose_lookups(
     context: EvaluationContext,
     validation: Mapping[str, ReplaySums] | None,
-    steps: Mapping[int, float] | None = None,
-) -> int | None:
-    """K of lookup as a reference; None if not served.
+    timed: Mapping[str, Mapping[int, float]],
+) -> dict[str, Any]:
+    """Fields of `Choice`: the K of each lookup, and the fastest one.
 
-    If `choose_kind` timed lookup, its k is used; otherwise `eval.k` if it is a number. With "auto",
-    k follows from replay and `steps`, the seconds per step of custom's engine, so that lookup's
-    engine need not be timed. They include custom's drafting, so k may be too small by one.
+    `timed` holds the seconds per step, by K, of the lookups that are served. A lookup that is not
+    timed is assumed to take the steps of one that is. If none is, each gets `eval.k`; with "auto",
+    the K after which acceptance grows by less than MIN_GAIN.
     """
-    if not context.serves_lookup:
-        return None
-    for speed in context.kinds:
-        if speed.kind == context.settings.lookup:
-            return speed.k
-    if context.settings.k != "auto" or validation is None:
-        return context.depth if context.settings.k == "auto" else context.settings.k
-    lengths = validation[LOOKUP].acceptance_length()
-    # Without timed steps every k costs the same, so the longest useful one is chosen.
-    steps = steps or dict.fromkeys(range(1, context.depth + 1), 1.0)
-    return best_k(speeds_of(lengths, {1: steps})[1], least=1)
+    if validation is None:
+        return {}
+    of_kinds = {speed.kind: speed for speed in context.kinds}
+    choices: dict[str, LookupChoice] = {}
+    speeds: dict[str, float] = {}
+    for name, speculator in context.lookups.items():
+        lengths = validation[name].acceptance_length()
+        numbers = context.draft_numbers(speculator)
+        steps = timed.get(name) or next(iter(timed.values()), dict.fromkeys(numbers, 1.0))
+        by_k = speeds_of(lengths, {1: steps})[1]
+        k = best_k(by_k, least=1)
+        if name in of_kinds:  # choose_kind timed it, with all other kinds in turn
+            k = of_kinds[name].k
+        choices[name] = LookupChoice(
+            settings=dict(speculator.settings),
+            k=k,
+            runner=context.runner(speculator),
+            acceptance_length=lengths,
+            step_ms={number: 1000 * seconds for number, seconds in timed.get(name, {}).items()},
+        )
+        speeds[name] = by_k.get(k, lengths[k - 1])
+    served = served_lookups(context, validation)
+    fastest = max(served, key=lambda name: speeds[name], default=None)
+    return {"lookups": choices, "lookup": fastest}
 
 
 def choose_k(
@@ -204,7 +228,7 @@ def batch_ranges(best: Mapping[int, int]) -> list[tuple[int, int, int]]:
 def draft_plan(
     choice: Choice, current_k: int | None, by_batch_size: bool, fixed: bool = False
 ) -> dict[str, Drafts]:
-    """Drafts per step of all speculating variants, including lookup if served.
+    """Drafts per step of all speculating variants, including the served lookup.
 
     With `by_batch_size`, each speculator uses its own best schedule. Base at `current_k` is omitted
     if that is base's k or if base's server has a `fixed` k.

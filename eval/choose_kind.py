@@ -18,9 +18,10 @@ from outrider.eval.bench.prompts import customers_sampling, evaluation_prompts
 from outrider.eval.bench.step_times import StepTimes, time_steps
 from outrider.eval.choose_k import MIN_GAIN, best_k, speeds_of
 from outrider.eval.context import EvaluationContext
-from outrider.eval.evaluate import check, prepare_kinds
+from outrider.eval.evaluate import check
+from outrider.eval.lookups import with_lookups
 from outrider.eval.replay.heldout_replay import replay_drafter
-from outrider.eval.replay.replay import ReplaySums, length_at
+from outrider.eval.replay.sums import ReplaySums, length_at
 from outrider.eval.results.parts import ClusteredEstimate
 from outrider.eval.results.sections import KindSpeed
 from outrider.eval.stats.clusters import clustered
@@ -37,7 +38,7 @@ def choose_kind(
     """
     for context in contexts.values():
         check(context)
-        prepare_kinds(context)
+    contexts = {kind: with_lookups(context) for kind, context in contexts.items()}
     first = next(iter(contexts.values()))
     replays = {
         kind: replay_drafter(context, "validation", "custom") for kind, context in contexts.items()
@@ -66,7 +67,9 @@ def ranked(
         for kind, sums in replays.items()
     }
 
-    lookup = next((kind for kind in replays if kind in lookup_names()), "")
+    lookups = [kind for kind in replays if kind in lookup_names()]
+    # With the smallest sum of seconds, over the same responses.
+    lookup = min(lookups, key=lambda kind: seconds_R[kind].sum(), default="")
 
     def over_lookup(kind: str) -> ClusteredEstimate | None:
         if not lookup or kind == lookup:
@@ -95,7 +98,7 @@ def ranked(
 
 def _chosen(kinds: Sequence[KindSpeed], lookup: str) -> KindSpeed:
     """The fastest trained kind, or `lookup` unless that kind is shown to be faster."""
-    chosen = next(speed for speed in kinds if speed.kind != lookup)
+    chosen = next(speed for speed in kinds if speed.kind not in lookup_names())
     ratio = chosen.over_lookup
     if ratio is not None:
         # With too few sessions for an interval, the estimated gain must exceed MIN_GAIN.
@@ -115,9 +118,9 @@ def _time_kinds(contexts: Mapping[str, EvaluationContext]) -> StepTimes:
     sampling = customers_sampling(validation)
     texts = [prompt.text for prompt in prompts]
     speculators = {kind: context.speculators["custom"] for kind, context in contexts.items()}
-    drafts = range(1, first.depth + 1) if settings.k == "auto" else [settings.k]
     numbers: dict[str, Sequence[int]] = {}
     for kind, speculator in speculators.items():
+        drafts = [number for number in first.draft_numbers(speculator) if number]
         # An engine whose k is fixed would have to be started once per number.
         numbers[kind] = [max(drafts)] if speculator.family.fixed_k else drafts
     first.say(f"timing steps of the {mode} engine: {', '.join(contexts)} in turn")
@@ -127,7 +130,7 @@ def _time_kinds(contexts: Mapping[str, EvaluationContext]) -> StepTimes:
             mode=mode,
             load=load,
             numbers=numbers,
-            batch_sizes=[settings.main],
+            batch_sizes=dict.fromkeys(numbers, [settings.main]),
             prompts=texts,
             sampling=sampling,
             speculators=speculators,

@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from outrider.speculators.kinds import DEFAULT_LOOKUP, kind_named, lookup_names
+from outrider.speculators.kinds import kind_named, lookup_names
 
 SHIP: Literal["ship"] = "ship"
 DO_NOT_SHIP: Literal["do not ship"] = "do not ship"
@@ -152,10 +152,16 @@ class ReportConfig(BaseModel):
     is refused."""
 
 
+AUTO_LOOKUP = "auto"
+"""Value of `eval.lookup` that measures every lookup that is installed."""
+
+
 def _lookup(name: str) -> str:
     """Validates the name of a lookup, and that vLLM has the package for it, if any."""
+    if name == AUTO_LOOKUP:
+        return name
     if name not in lookup_names():
-        raise ValueError(f"must be {' or '.join(lookup_names())}")
+        raise ValueError(f"must be {', '.join((AUTO_LOOKUP, *lookup_names()))}")
     kind_named(name).require_installed()
     return name
 
@@ -180,11 +186,12 @@ class EvalConfig(BaseModel):
     in the first one. With a small target, the modes give different results: compilation leaves less
     for speculation to gain."""
 
-    lookup: Annotated[str, AfterValidator(_lookup)] = DEFAULT_LOOKUP
-    """What an endpoint gets without training, measured as a reference that custom must beat.
-    `ngram`: vLLM's n-gram lookup. `suffix`: its suffix lookup, which also searches the responses to
-    earlier requests, here those of the training part; stronger, but needs `outrider doctor
-    --install-suffix`."""
+    lookup: Annotated[str, AfterValidator(_lookup)] = AUTO_LOOKUP
+    """What an endpoint gets without training, measured as a reference that custom must beat, at its
+    best settings and K (up to 24). `ngram`: vLLM's n-gram lookup. `suffix`: its suffix lookup,
+    which also searches the responses to earlier requests, here those of the training part. `auto`:
+    both are replayed, and the faster one is served; suffix lookup only if it is installed (`outrider
+    doctor --install-suffix`)."""
 
     side_by_side: bool = True
     """Whether the server without speculation and the one for base and custom run at the same time,

@@ -33,7 +33,6 @@ from outrider.data.sequences import Tables, load_sequences
 from outrider.eval.bench.servers import Servers
 from outrider.eval.config import RESPONSE_STATES, EvalConfig
 from outrider.eval.replay.slices import Slices
-from outrider.eval.results.parts import LOOKUP as LOOKUP_VARIANT
 from outrider.eval.results.parts import Drafter
 from outrider.eval.results.report import VERSION
 from outrider.eval.results.sections import KindSpeed
@@ -45,6 +44,10 @@ from outrider.serving.server import Server
 from outrider.serving.speculator import Speculator
 from outrider.speculators.features import FeatureSpec
 from outrider.speculators.kinds import lookup_names
+from outrider.speculators.kinds.protocol import MOST_LOOKED_UP, Runner
+
+LOOKUP_NUMBERS = (1, 2, 3, 4, 5, 6, 8, 12, 16, MOST_LOOKED_UP)
+"""Numbers of drafts per step at which a lookup's engine is measured."""
 
 Model = TypeVar("Model", bound=BaseModel)
 Row = tuple[str, list[int], int]
@@ -113,6 +116,9 @@ class EvaluationContext:
     """`base`, which is in use, and `custom`, which is judged against it."""
     data: EvaluationData
     folders: EvaluationFolders
+    lookups: Mapping[str, Speculator] = field(default_factory=dict)
+    """The lookups that custom is measured against, at their best settings, by kind; `with_lookups`
+    (lookups.py) sets them."""
     kinds: Sequence[KindSpeed] = ()
     """Kinds compared on the validation part, the chosen one first; empty if there is only one."""
     draft_sample_method: Literal["greedy", "probabilistic"] = "greedy"
@@ -160,7 +166,10 @@ class EvaluationContext:
                 target=self.target,
                 serving=self.serving,
                 speculators=speculators,
-                numbers=self.draft_numbers,
+                numbers={
+                    variant: self.draft_numbers(speculator)
+                    for variant, speculator in speculators.items()
+                },
                 log_dir=self.folders.logs,
                 side_by_side=self.settings.side_by_side,
                 warm_up=warm_up,
@@ -169,12 +178,15 @@ class EvaluationContext:
         ):
             yield load, servers
 
-    @property
-    def draft_numbers(self) -> list[int]:
+    def draft_numbers(self, speculator: Speculator) -> list[int]:
         """Numbers of drafts per step that may be measured, ascending."""
-        if self.settings.k == "auto":
-            return [*range(0 if self.by_batch_size else 1, self.depth + 1)]
-        return sorted({self.settings.k, self.settings.current_k or self.settings.k})
+        if self.settings.k != "auto":
+            return sorted({self.settings.k, self.settings.current_k or self.settings.k})
+        least = 0 if self.by_batch_size else 1
+        if speculator.family.has_weights or not speculator.speculates:
+            return [*range(least, self.depth + 1)]
+        # Lookups are not limited to a trained depth. More numbers would take longer to time.
+        return [*range(least, 1), *LOOKUP_NUMBERS]
 
     @contextlib.contextmanager
     def captured(self, rows: Callable[[Engine], Sequence[Row]]) -> Iterator[FeatureStore]:
@@ -220,16 +232,14 @@ class EvaluationContext:
         return able and self.speculators["custom"].swaps_with(self.speculators["base"])
 
     @property
-    def serves_lookup(self) -> bool:
-        """Whether to serve lookup: custom has weights and base is not lookup."""
-        trained = self.speculators["custom"].directory is not None
-        return trained and self.speculators["base"].kind != self.settings.lookup
+    def variants(self) -> dict[str, Speculator]:
+        """Base, custom and the lookups, by name in replay."""
+        speculators = {str(name): speculator for name, speculator in self.speculators.items()}
+        return {**self.lookups, **speculators}
 
-    @property
-    def served(self) -> dict[str, Speculator]:
-        """The served speculators by variant."""
-        lookup = {LOOKUP_VARIANT: Speculator(self.settings.lookup)} if self.serves_lookup else {}
-        return {str(name): speculator for name, speculator in self.speculators.items()} | lookup
+    def runner(self, speculator: Speculator) -> Runner:
+        """The model runner of the speculator's engine."""
+        return "v1"
 
     @property
     def base_has_own_k(self) -> bool:
@@ -247,7 +257,8 @@ class EvaluationContext:
         """Digest of all inputs of the measurements."""
         target_dir = self.target.directory()
         base = self.speculators["base"]
-        parts = ("validation", "heldout", "general")
+        # Lookups search the training part's responses.
+        parts = ("train", "validation", "heldout", "general")
         features = self.data.features
         base_weights = None if base.directory in (None, target_dir) else base.weights()
         # The manifest holds the digests of all shards.
@@ -256,13 +267,16 @@ class EvaluationContext:
         inputs: dict[str, Any] = {
             "version": VERSION,
             "kinds": kinds,
+            "settings": {name: dict(one.settings) for name, one in self.speculators.items()},
+            "runners": {name: self.runner(one) for name, one in self.speculators.items()},
             "speculator": self.weights,
             "base": base_weights,
             "target": file_digest(target_dir / "config.json"),
             "features": manifest,
             "parts": {name: self.data.parts.get(name) for name in parts},
+            "lookups": {name: dict(one.settings) for name, one in self.lookups.items()},
             "depth": self.depth,
-            "lookup": [speed.k for speed in self.kinds if speed.kind in lookup_names()],
+            "lookup_k": [speed.k for speed in self.kinds if speed.kind in lookup_names()],
             "serving": self.serving.model_dump(mode="json", exclude={"ignored_flags"}),
             "draft_sample_method": self.draft_sample_method,
             # The excluded keys affect only results that are computed from the measurements.

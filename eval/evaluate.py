@@ -11,8 +11,7 @@ resumes; intervals, verdict and report are recomputed from the cache each time.
 """
 
 import functools
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,31 +41,34 @@ from outrider.eval.bench.prompts import (
 from outrider.eval.bench.servers import Servers
 from outrider.eval.choose_k import choose, draft_plan
 from outrider.eval.context import EvaluationContext
+from outrider.eval.lookups import missing_lookups, served_lookups, with_lookups
 from outrider.eval.lossless.verification import verify
 from outrider.eval.replay.example_traces import sample_responses
 from outrider.eval.replay.heldout_replay import Replays, on_policy, replay_figures, replay_parts
 from outrider.eval.replay.slices import by_prompt_length, sliced
-from outrider.eval.results.parts import Drafters
+from outrider.eval.results.parts import DRAFTERS, LOOKUP, Drafters
 from outrider.eval.results.report import Example, Findings, RequestSampling, SpeculatorIdentity
 from outrider.eval.results.sections import Choice, RateRow, Served
 from outrider.eval.summary import conclude
 from outrider.eval.workloads import measured_workloads, prompts_of
 from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.vllm_hooks.drafts_file import Drafts
-from outrider.speculators.kinds import check_speculator, kind_named
+from outrider.speculators.kinds import check_speculator
 
 
 def evaluate(context: EvaluationContext) -> dict[str, Any]:
     """Evaluates custom against base and no speculation; returns the summary for scripts."""
     check(context)
-    prepare_kinds(context)
+    context = with_lookups(context)
     heldout = context.data.rows(context.data.parts["heldout"])
     requests = heldout_requests(context, heldout)
     replays = replay_parts(context)
     replayed_heldout = replays.get("heldout")
     validation = replays.get("validation")
     texts = [prompt.text for prompt in requests.timed]
-    with context.open_servers(context.served, texts) as (load, servers):
+    references = served_lookups(context, validation)
+    served = {name: context.variants[name] for name in (*DRAFTERS, *references)}
+    with context.open_servers(served, texts) as (load, servers):
         workloads = measured_workloads(context, requests.sampling)
         modes = context.settings.engine_modes
         choice = choose(
@@ -78,9 +80,9 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
             mode=modes[0],
         )
         k = choice.k
-        lookup = "" if choice.lookup_k is None else f", {choice.lookup_k} for lookup"
+        lookup = f", {choice.lookup_k} for {choice.lookup} lookup" if choice.lookup else ""
         context.say(f"k = {k.base} for base, {k.custom} for custom{lookup}")
-        replayed = replay_stage(context, replays, k, heldout)
+        replayed = replay_stage(context, replays, choice, heldout)
         measured = MeasuredModes()
         for mode in modes:
             _measure_mode(
@@ -105,6 +107,7 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
         sampling=_sampling_of(requests),
         draft_sample_method=context.draft_sample_method,
         not_measured=not_measured(context),
+        missing_lookups=missing_lookups(context),
         lost_ends=requests.lost_ends,
         **replayed,
         workloads=workloads,
@@ -172,8 +175,11 @@ def _measure_mode(
 
 def _identity(context: EvaluationContext) -> SpeculatorIdentity:
     """The kind and the weights of the custom speculator."""
+    custom = context.speculators["custom"]
     weights = value_digest(context.weights) if context.weights else None
-    return SpeculatorIdentity(kind=context.speculators["custom"].kind, weights_sha256=weights)
+    return SpeculatorIdentity(
+        kind=custom.kind, weights_sha256=weights, settings=dict(custom.settings)
+    )
 
 
 def _sampling_of(requests: HeldoutRequests) -> RequestSampling:
@@ -198,8 +204,9 @@ def check(context: EvaluationContext) -> None:
             )
     target_dir = context.target.directory()
     for speculator in context.speculators.values():
-        if speculator.directory not in (None, target_dir):
-            check_speculator(speculator.directory, target_dir)
+        directory = speculator.directory
+        if speculator.family.has_weights and directory not in (None, target_dir):
+            check_speculator(directory, target_dir)
 
 
 def _check_drafts(context: EvaluationContext) -> None:
@@ -248,26 +255,6 @@ def _check_schedule(context: EvaluationContext) -> None:
         )
 
 
-def prepare_kinds(context: EvaluationContext) -> None:
-    """Prepares replay and servers, as after serving the training part's requests.
-
-    The environment is that of this process, which replays kinds without weights, and of its
-    children, the servers.
-    """
-    # Also base's and custom's kind: a lookup may be either.
-    names = {context.settings.lookup, *(one.kind for one in context.speculators.values())}
-    folder = context.folders.out / "steps"  # which privacy.retention deletes
-    for name in sorted(names):
-        os.environ |= kind_named(name).prepare(_training_responses(context), folder)
-
-
-def _training_responses(context: EvaluationContext) -> Iterator[list[int]]:
-    """Yields the token ids of the training part's responses; reads nothing before."""
-    rows = context.data.rows(context.data.parts["train"])
-    for ids, start in zip(rows["token_ids"], rows["completion_start"], strict=True):
-        yield ids[start:]
-
-
 def not_measured(context: EvaluationContext) -> dict[str, str]:
     """Figures that the gate cannot check -> reason; empty with exact replay."""
     if context.no_replay is None:
@@ -310,7 +297,7 @@ def heldout_requests(context: EvaluationContext, heldout: Dataset) -> HeldoutReq
 
 
 def replay_stage(
-    context: EvaluationContext, replays: Mapping[str, Replays], k: Drafters[int], table: Dataset
+    context: EvaluationContext, replays: Mapping[str, Replays], choice: Choice, table: Dataset
 ) -> dict[str, Any]:
     """Findings of exact replay.
 
@@ -324,9 +311,9 @@ def replay_stage(
     slices = {**context.data.slices, "prompt length": by_prompt_length(starts)}
     return {
         "own_text": on_policy(context.feature_store, table),
-        "replay": replay_figures(heldout, k),
-        "general": replay_figures(general, k) if general else None,
-        "slices": sliced(heldout["base"], heldout["custom"], k.custom, slices),
+        "replay": replay_figures(heldout, choice),
+        "general": replay_figures(general, choice) if general else None,
+        "slices": sliced(heldout["base"], heldout["custom"], choice.k.custom, slices),
     }
 
 
@@ -357,8 +344,10 @@ def measure_speed(
         settings,
         requests.timed,
         choice.main_concurrency,
-        replayed_steps(replays, plan) if replays else None,
+        replayed_steps(replays, plan, choice.lookup) if replays else None,
     )
+    if choice.lookup is not None:
+        servers.alias(LOOKUP, choice.lookup)
     blocks = context.kept(f"speed_{mode}").run(
         lambda: measure(
             servers,
@@ -379,11 +368,15 @@ def measure_speed(
     return served, blocks, rates
 
 
-def replayed_steps(replays: Replays, plan: Mapping[str, Drafts | None]) -> ReplayedSteps:
+def replayed_steps(
+    replays: Replays, plan: Mapping[str, Drafts | None], lookup: str | None
+) -> ReplayedSteps:
     """Replayed steps of held-out responses by variant; variants with schedules are omitted."""
     steps = {}
     for variant, drafts in plan.items():
-        sums = replays.get(variant, replays["base"])  # base at eval.current_k uses base's sums
+        # Base at eval.current_k uses base's sums.
+        replayed = lookup if variant == LOOKUP else variant
+        sums = replays.get(str(replayed), replays["base"])
         if variant == "none" or drafts == 0:
             steps[variant] = sums.tokens_R
         elif isinstance(drafts, int):
@@ -400,7 +393,7 @@ def samples_stage(
         return None
     directories: dict[str, Path] = {}
     for name, speculator in context.speculators.items():
-        if speculator.directory is None:
+        if speculator.directory is None or not speculator.family.has_weights:
             return None
         directories[name] = speculator.directory
     work = functools.partial(

@@ -20,8 +20,8 @@ from outrider.data.tokenize.chat_template import render
 from outrider.data.tokenize.tokens import load_tokenizer
 from outrider.eval.config import SEED, EvalConfig, PublicWorkload
 from outrider.eval.context import EvaluationContext, Row
-from outrider.eval.replay.replay import compare, replay
-from outrider.eval.results.parts import DRAFTERS
+from outrider.eval.replay.replay import replay
+from outrider.eval.replay.sums import compare
 from outrider.eval.results.sections import Workload
 from outrider.serving.client import Sampling
 from outrider.serving.engine import AskedRow, Engine
@@ -115,7 +115,7 @@ def _measure(context: EvaluationContext, name: PublicWorkload, sampling: Samplin
         sums = {
             name: in_child(
                 replay,
-                speculator=context.speculators[name].replayed_as,
+                speculator=speculator.replayed_as(context.runner(speculator)),
                 target_dir=target_dir,
                 feature_store=store,
                 rows=rows_replayed,
@@ -124,7 +124,7 @@ def _measure(context: EvaluationContext, name: PublicWorkload, sampling: Samplin
                 sampling=sampling,
                 dtype=dtype,
             )
-            for name in DRAFTERS
+            for name, speculator in context.speculators.items()
         }
     return Workload(
         by_k={name: replayed.acceptance_length() for name, replayed in sums.items()},

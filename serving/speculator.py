@@ -2,6 +2,7 @@
 
     Speculator.named("runs/NAME/speculator")     # a directory, or a weightless kind's name
     Drafting(Speculator("ngram"), k=4).settings()       # vLLM's speculative_config
+    Speculator("suffix", folder, {"suffix_decoding_max_spec_factor": 2.0})    # with its history
 
 The kind decides which measurements are possible (speculators/kinds/).
 """
@@ -24,7 +25,10 @@ from outrider.speculators.kinds import (
 from outrider.speculators.kinds.protocol import (
     DrafterKind,
     KPerBatchSize,
+    Lookup,
     Origin,
+    Runner,
+    Settings,
     TrainableKind,
     WeightlessKind,
 )
@@ -32,20 +36,27 @@ from outrider.speculators.kinds.protocol import (
 
 @dataclasses.dataclass(frozen=True)
 class Speculator:
-    """The name of a kind and, if it has weights, their directory."""
+    """The name of a kind, the directory of what it reads, and how it is set."""
 
     kind: str
     directory: Path | None = None
+    """Directory of its weights, or of the history of a lookup; None if it reads neither."""
+    settings: Settings = dataclasses.field(default_factory=dict)
+    """vLLM's settings of a lookup that differ from the kind's `default_settings`."""
 
     @property
     def has_replay(self) -> bool:
         """Whether exact replay can compute its drafts from states or text alone."""
         return isinstance(self.family, TrainableKind | WeightlessKind)
 
-    @property
-    def replayed_as(self) -> Path | str:
-        """Argument for exact replay: the directory, or a weightless kind's name."""
-        return self.directory or self.kind
+    def replayed_as(self, runner: Runner) -> Path | Lookup:
+        """Argument for exact replay, as the engine's model runner drafts."""
+        kind = self.family
+        if isinstance(kind, WeightlessKind):
+            history = kind.history(self.directory)
+            return Lookup(self.kind, settings=self.settings, history=history, runner=runner)
+        assert self.directory is not None
+        return self.directory
 
     @classmethod
     def named(cls, name: str | Path) -> "Speculator":
@@ -128,14 +139,16 @@ class Drafting:
 
     def settings(self) -> dict[str, Any] | None:
         """Returns vLLM's `speculative_config`; None without speculation."""
-        return self.speculator.family.vllm_settings(
+        settings = self.speculator.family.vllm_settings(
             self.speculator.directory, self.k, self.sample_method, self.k_per_batch_size
         )
+        return None if settings is None else {**settings, **self.speculator.settings}
 
     def as_manifest(self) -> dict[str, Any]:
         """Returns the drafting entries of bundle.json."""
         return {
             "method": self.speculator.kind,
+            "settings": dict(self.speculator.settings),
             "num_speculative_tokens": self.k,
             "num_speculative_tokens_per_batch_size": [*map(list, self.k_per_batch_size or [])]
             or None,
@@ -146,7 +159,7 @@ class Drafting:
     def of_manifest(cls, manifest: Mapping[str, Any], directory: Path) -> "Drafting":
         """Reads the entries of bundle.json; the engine finds the bundle at `directory`."""
         return cls(
-            Speculator(str(manifest["method"]), directory),
+            Speculator(str(manifest["method"]), directory, manifest.get("settings", {})),
             int(manifest["num_speculative_tokens"]),
             str(manifest["draft_sample_method"]),
             manifest["num_speculative_tokens_per_batch_size"],

@@ -159,7 +159,7 @@ def engine_arguments(
         arguments["kv_cache_memory_bytes"] = round(kv_cache_gb * 2**30)
     if drafting is None:
         return arguments
-    if drafting.speculator.directory is not None and (refusal := pipeline_refusal(engine)):
+    if drafting.speculator.family.has_weights and (refusal := pipeline_refusal(engine)):
         raise OutriderError(refusal)
     if refusal := speculator_refusal(drafting, engine):
         raise OutriderError(refusal)

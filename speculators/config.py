@@ -17,7 +17,7 @@ from outrider.speculators.kinds import (
 )
 
 AUTO = "auto"
-"""Value of `speculator.kind` that selects `eval.lookup` and every supported kind."""
+"""Value of `speculator.kind` that selects every lookup and every supported kind."""
 
 
 def _candidates(kind: str | list[str]) -> str | list[str]:
@@ -28,11 +28,10 @@ def _candidates(kind: str | list[str]) -> str | list[str]:
     lookups = [name for name in names if name in lookup_names()]
     trained = [name for name in names if name not in lookups]
     twice = len(set(names)) < len(names)
-    if not trained or set(trained) - set(trainable_names()) or twice or len(lookups) > 1:
+    if not names or set(trained) - set(trainable_names()) or twice:
         raise ValueError(
-            f"list trainable kinds, each once: {', '.join(trainable_names())}; one of"
-            f" {' and '.join(lookup_names())} may be listed with them; {AUTO} alone selects all"
-            " that the target supports"
+            f"list kinds, each once: {', '.join((*trainable_names(), *lookup_names()))}; {AUTO}"
+            " alone selects all that the target supports"
         )
     return names[0] if len(names) == 1 else names
 
@@ -51,8 +50,9 @@ class SpeculatorConfig(BaseModel):
     each other. `dspark`: a DFlash head whose drafts also depend on the preceding token; needs a
     GPU. docs/explanation/kinds.md compares them. With a list, such as `[mtp, eagle3, ngram]`, each
     kind is trained on the same captured states, and the one that serves the validation traffic
-    fastest is evaluated. `ngram` or `suffix`, vLLM's lookups, need no training, so a trained kind
-    must be shown to be faster. `auto`: `eval.lookup` and every kind that the target supports."""
+    fastest is evaluated. `ngram` and `suffix`, vLLM's lookups, need no training, so a trained kind
+    must be shown to be faster. `auto`: the lookups of `eval.lookup` and every kind that the target
+    supports."""
 
     base: str | None = None
     """The speculator in use today, the baseline of the evaluation.
@@ -104,7 +104,7 @@ class SpeculatorConfig(BaseModel):
                 f"speculator.kind: {self.base} is speculator.base, which every kind is compared"
                 " with; leave it out of the list"
             )
-        if not any(self.train in kind.trains for kind in kinds):
+        if kinds and not any(self.train in kind.trains for kind in kinds):
             raise ValueError(
                 f"speculator.train = {self.train}: {words} has no routed experts to freeze;"
                 " leave the key out"

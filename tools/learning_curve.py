@@ -22,7 +22,8 @@ from outrider.common.files import read_json, write_json
 from outrider.data.features.feature_store import FeatureStore
 from outrider.data.sequences import load_sequences
 from outrider.eval.replay.heldout_replay import COLUMNS
-from outrider.eval.replay.replay import length_at, replay
+from outrider.eval.replay.replay import replay
+from outrider.eval.replay.sums import length_at
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory

@@ -147,7 +147,8 @@ def _alternating(servers: Servers, turns: list[Turn], size: int) -> list[list[Tu
     for turn in turns:
         by_engine.setdefault(servers.name(turn[0]), []).append(turn)
     # Two engines without lookup's: the one without speculation, and the one that is shared.
-    if turns and len(by_engine.keys() - {LOOKUP}) <= 2:
+    judged = {servers.name(variant) for variant, _ in turns if variant != LOOKUP}
+    if turns and len(judged) <= 2:
         return [turns]
     return list(by_engine.values())
 

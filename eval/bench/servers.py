@@ -1,6 +1,7 @@
 """Servers of an evaluation: one without speculation, one for base and custom.
 
-    with Servers(target, serving, speculators, numbers=range(1, 4), log_dir=logs) as servers:
+    numbers = {"base": range(1, 4), "custom": range(1, 4)}
+    with Servers(target, serving, speculators, numbers=numbers, log_dir=logs) as servers:
         server = servers.server("eager", "base", drafts=3)
         complete(server.url, ...)
 
@@ -64,13 +65,13 @@ class Servers(AbstractContextManager["Servers"]):
         serving: ServingConfig,
         speculators: Mapping[str, Speculator],
         *,
-        numbers: Sequence[int],
+        numbers: Mapping[str, Sequence[int]],
         log_dir: Path,
         side_by_side: bool = True,
         warm_up: Callable[[Server], None] = lambda server: None,
         sample_method: str = "greedy",
     ) -> None:
-        """`numbers` are the possible numbers of drafts per step.
+        """`numbers` are the possible numbers of drafts per step of each variant.
 
         `warm_up` sends a started server its first requests.
         """
@@ -80,7 +81,8 @@ class Servers(AbstractContextManager["Servers"]):
         self._sharing = set() if self._apart else _sharing(self._speculators)
         self._target = target
         self._serving = serving
-        self._numbers = tuple(sorted(numbers))
+        self._numbers = {variant: tuple(sorted(row)) for variant, row in numbers.items()}
+        self._aliases: dict[str, str] = {}
         self._log_dir = Path(log_dir)
         self._side_by_side = side_by_side
         self._warm_up = warm_up
@@ -116,6 +118,10 @@ class Servers(AbstractContextManager["Servers"]):
             running.server.reset_prefix_cache()
         return running.server
 
+    def alias(self, alias: str, variant: str) -> None:
+        """Makes `alias` another name of the variant."""
+        self._aliases[alias] = variant
+
     def groups(self, turns: Sequence[tuple[str, SomeDrafts]]) -> list[list[tuple[str, SomeDrafts]]]:
         """Groups turns that can alternate without starting a server in between."""
         by_server: dict[tuple[str, tuple[int, ...]], list[tuple[str, SomeDrafts]]] = {}
@@ -130,6 +136,7 @@ class Servers(AbstractContextManager["Servers"]):
         """Name of the variant's server; variants with swappable weights share one."""
         if not self._speculator(variant).speculates:
             return PLAIN
+        variant = self._aliases.get(variant, variant)
         drafter = variant if self._apart or variant in self._speculators else "base"
         return SHARED if drafter in self._sharing else drafter
 
@@ -210,11 +217,16 @@ class Servers(AbstractContextManager["Servers"]):
             return ()
         if isinstance(drafts, int) and (self._apart or speculator.family.fixed_k):
             return (drafts,)
-        return self._numbers
+        return self._numbers[self._known(variant)]
 
     def _speculator(self, variant: str) -> Speculator:
-        """Returns the variant's speculator; `CURRENT` (results/parts.py) is base."""
-        return self._speculators.get(variant) or self._speculators["base"]
+        """Returns the variant's speculator."""
+        return self._speculators[self._known(variant)]
+
+    def _known(self, variant: str) -> str:
+        """The variant's name in `speculators`; `CURRENT` (results/parts.py) is base."""
+        variant = self._aliases.get(variant, variant)
+        return variant if variant in self._speculators else "base"
 
 
 def gpu_memory(gpus: int) -> int | None:

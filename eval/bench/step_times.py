@@ -1,7 +1,7 @@
 """Times the engine's steps for every number of drafts, to choose K.
 
     times = time_steps(servers=servers, mode="eager", load=load, numbers={"custom": [1, 2, 3]},
-                       batch_sizes=[1, 8], prompts=texts, sampling=sampling,
+                       batch_sizes={"custom": [1, 8]}, prompts=texts, sampling=sampling,
                        speculators=speculators)
     times.seconds["custom"][8][3]       # seconds of a step of 8 requests with 3 drafts
 
@@ -39,26 +39,29 @@ def time_steps(
     mode: str,
     load: LoadGenerator,
     numbers: Mapping[str, Sequence[int]],
-    batch_sizes: Sequence[int],
+    batch_sizes: Mapping[str, Sequence[int]],
     prompts: Sequence[str],
     sampling: Sampling,
     speculators: Mapping[Any, Speculator],
 ) -> StepTimes:
-    """Times each variant's steps at each batch size and number of drafts.
+    """Times each variant's steps at each of its batch sizes and numbers of drafts.
 
     `prompts` are rendered text. Raises an `OutriderError` if responses are too short for a step.
     """
     turns = [(variant, k) for variant, counts in numbers.items() for k in counts]
     seconds: dict[str, dict[int, dict[int, float]]] = {
-        variant: {size: {} for size in batch_sizes} for variant in numbers
+        variant: {size: {} for size in batch_sizes[variant]} for variant in numbers
     }
+    sizes = list(dict.fromkeys(itertools.chain.from_iterable(batch_sizes.values())))
     for group in servers.groups(turns):
         supply = itertools.cycle(prompts)
         step_seconds: dict[tuple[str, int], dict[int, list[float]]] = {}
-        for _, size in itertools.product(range(STEP_ROUNDS), batch_sizes):
+        for _, size in itertools.product(range(STEP_ROUNDS), sizes):
             # At least twice the batch size: until the last requests end, the batch is full.
             texts = list(itertools.islice(supply, max(4, 2 * size)))
             for variant, k in group:
+                if size not in batch_sizes[variant]:
+                    continue
                 server = servers.server(mode, variant, k)
                 block = load.run_block(
                     url=server.url,

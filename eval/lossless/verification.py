@@ -284,7 +284,7 @@ def replay_against_engine(
             ]
             sums = in_child(
                 replay,
-                speculator=speculator.replayed_as,
+                speculator=speculator.replayed_as(context.runner(speculator)),
                 target_dir=context.target.directory(),
                 feature_store=store,
                 rows=rows,

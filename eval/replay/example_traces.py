@@ -18,7 +18,8 @@ import torch
 from tokenizers import Tokenizer
 
 from outrider.data.features.feature_store import FeatureStore
-from outrider.eval.replay.replay import ReplaySums, batches, load_replayed, unroll_responses
+from outrider.eval.replay.replay import batches, load_replayed, unroll_responses
+from outrider.eval.replay.sums import ReplaySums
 from outrider.serving.client import Sampling
 
 PLACES = {"gains least": 0.1, "gains a typical amount": 0.5, "gains most": 0.9}

@@ -1,7 +1,7 @@
 """Exact replays of an evaluation: cached sums and figures derived from them.
 
     replays = replay_parts(context)               # before servers start
-    replay_figures(replays["heldout"], k).ratio
+    replay_figures(replays["heldout"], choice).ratio
 
 A replay covers every k at once, so it needs no choice of k and no server.
 """
@@ -24,23 +24,21 @@ from outrider.data.features.feature_store import FeatureStore
 from outrider.data.on_policy.evidence import Evidence, checked_rows, judge_checked
 from outrider.eval.config import SEED
 from outrider.eval.context import EvaluationContext
-from outrider.eval.replay.replay import CEILING, ReplaySums, compare, has_steps, length_at, replay
-from outrider.eval.results.parts import DRAFTERS, Drafters, interval
-from outrider.eval.results.sections import OnPolicy, Replay
-from outrider.speculators.kinds import weightless_kind
+from outrider.eval.replay.replay import CEILING, has_steps, replay
+from outrider.eval.replay.sums import ReplaySums, compare, length_at
+from outrider.eval.results.parts import DRAFTERS, interval
+from outrider.eval.results.sections import Choice, OnPolicy, Replay
+from outrider.speculators.kinds.protocol import Lookup
 
 Replays = Mapping[str, ReplaySums]
-"""Sums of each drafter, of `lookup` and, for held-out and general traffic, of `ceiling`."""
-
-REFERENCES = ("lookup", CEILING)
-"""References for base and custom -> the `speculator` argument of `replay`."""
+"""Sums of each drafter, of each lookup and, for held-out and general traffic, of `ceiling`."""
 
 COLUMNS = ["sequence_id", "session", "user", "temperature", "top_p", "top_k"]
 """Columns that replay reads from the sequence table."""
 
 
 def replay_parts(context: EvaluationContext) -> dict[str, Replays]:
-    """Replays base, custom and REFERENCES on every part; prints the first result.
+    """Replays base, custom, lookups and the ceiling on every part; prints the first result.
 
     Empty if exact replay is not measured. Must run before servers start: a replay uses 90 % of a
     GPU's memory, needs its cluster node to itself, and is ten times slower on a CPU while servers
@@ -54,7 +52,7 @@ def replay_parts(context: EvaluationContext) -> dict[str, Replays]:
             # The validation part only serves to choose K, which does not need the ceiling.
             replays[part] = {
                 name: replay_drafter(context, part, name)
-                for name in (*DRAFTERS, *REFERENCES)
+                for name in (*DRAFTERS, *context.lookups, CEILING)
                 if name != CEILING or part != "validation"
             }
         if part == "heldout":
@@ -63,15 +61,14 @@ def replay_parts(context: EvaluationContext) -> dict[str, Replays]:
 
 
 def replay_drafter(context: EvaluationContext, part: str, name: str) -> ReplaySums:
-    """Cached sums of base, custom or one of REFERENCES on a part.
+    """Cached sums of base, custom, a lookup or the ceiling on a part.
 
     At most `eval.replay_sequences` held-out or general sequences are replayed, in a child process
     or as tasks on the cluster; kinds without weights need no device and run in this process.
     """
-    replayed: dict[str, Path | str] = {"lookup": context.settings.lookup, CEILING: CEILING}
-    for drafter, served in context.speculators.items():
-        replayed[drafter] = served.replayed_as
-    speculator = replayed[name]
+    replayed: dict[str, Path | str | Lookup] = {CEILING: CEILING}
+    for variant, speculator in context.variants.items():
+        replayed[variant] = speculator.replayed_as(context.runner(speculator))
     ids = context.data.parts.get(part, [])
     most = context.settings.replay_sequences
     if part != "validation" and most is not None and most < len(ids):
@@ -81,7 +78,7 @@ def replay_drafter(context: EvaluationContext, part: str, name: str) -> ReplaySu
         begin = time.monotonic()
         rows = context.data.rows(ids).select_columns(COLUMNS).to_list()
         shared: dict[str, Any] = {
-            "speculator": speculator,
+            "speculator": replayed[name],
             "target_dir": context.target.directory(),
             "feature_store": context.feature_store,
             "depth": context.depth,
@@ -89,7 +86,7 @@ def replay_drafter(context: EvaluationContext, part: str, name: str) -> ReplaySu
             "dtype": context.settings.replay_dtype,
             "by_region": part == "heldout",
         }
-        if weightless_kind(str(speculator)):
+        if isinstance(replayed[name], Lookup):
             sums = replay(rows=rows, **shared)
         elif context.cluster.address is None:
             sums = in_child(replay, rows=rows, **shared)
@@ -152,7 +149,7 @@ def print_first_result(context: EvaluationContext, heldout: Replays) -> None:
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
     )
-    drafters = ("lookup", "base", "custom", "ceiling")
+    drafters = (*context.lookups, *DRAFTERS, CEILING)
     for column in ("k", *drafters, "custom / base"):
         table.add_column(column, justify="right", no_wrap=True)
     for k in range(1, context.depth + 1):
@@ -163,17 +160,18 @@ def print_first_result(context: EvaluationContext, heldout: Replays) -> None:
     context.console.print(table)
 
 
-def replay_figures(replays: Replays, k: Drafters[int]) -> Replay:
-    """Acceptance lengths at custom's k; base's acceptance by position at its own."""
-    shown = ("base", "custom", *REFERENCES)
-    own_k = dict.fromkeys(shown, k.custom) | {"base": k.base}
+def replay_figures(replays: Replays, choice: Choice) -> Replay:
+    """Acceptance lengths at custom's k; lookups, and base's acceptance by position, at their own."""
+    k = choice.k
+    own_k = dict.fromkeys(replays, k.custom)
+    own_k |= {"base": k.base, **{name: lookup.k for name, lookup in choice.lookups.items()}}
     lengths = compare(replays["base"], replays["custom"], k.custom)
-    references = {name: length_at(replays[name], k.custom) for name in REFERENCES}
     return Replay(
         **lengths,
-        **references,
-        by_k={name: replays[name].acceptance_length() for name in shown},
-        cumulative={name: replays[name].cumulative(own_k[name]) for name in shown},
+        lookups={name: length_at(replays[name], own_k[name]) for name in choice.lookups},
+        ceiling=length_at(replays[CEILING], k.custom),
+        by_k={name: sums.acceptance_length() for name, sums in replays.items()},
+        cumulative={name: sums.cumulative(own_k[name]) for name, sums in replays.items()},
         cumulative_ci95=replays["custom"].cumulative_intervals(k.custom),
     )
 

@@ -7,7 +7,7 @@ noise is the choice of responses.
     sums = replay(speculator_dir, target_dir, FeatureStore.open(features), rows, depth=4)
     sums.acceptance_length()          # k = 1..4, pooled over requests
     compare(base, custom, k=3)        # custom / base, interval over sessions
-    replay("ngram", ...)              # a kind without weights, by name
+    replay(Lookup("ngram"), ...)      # from token ids alone (lookups.py), K = 1..24
     replay(CEILING, ...)              # a perfect drafter
 
 Shapes: R responses, K depth, G regions, T tokens of a batch, N anchors, H hidden, X input values of
@@ -16,30 +16,29 @@ the drafter per token; those of the chain are in speculators/acceptance.py.
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.data.features.feature_store import FeatureStore
+from outrider.eval.replay.lookups import LoggedText, lookup_sums
 from outrider.eval.replay.perfect_drafter import PerfectDrafter
 from outrider.eval.replay.regions import NAMES, Regions
-from outrider.eval.results.parts import ClusteredEstimate
-from outrider.eval.stats.clusters import clustered
+from outrider.eval.replay.sums import ReplaySums
 from outrider.serving.client import Sampling
 from outrider.speculators.acceptance import accept_matrix, pad_anchors, replay_chain
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream, SequenceStates
 from outrider.speculators.heads import TargetEnds
-from outrider.speculators.kinds import trainable_kind_of, weightless_kind
+from outrider.speculators.kinds import trainable_kind_of
 from outrider.speculators.kinds.drafter import Drafter
-from outrider.speculators.kinds.protocol import WeightlessKind
+from outrider.speculators.kinds.protocol import Lookup
 from outrider.speculators.unroll import Slots
 
 BATCH_TOKENS = 8192
@@ -53,111 +52,9 @@ steps in expectation, except on responses that a grammar or penalties shaped. Li
 it is replayed on the logged tokens, so a speculator that is almost perfect can exceed it by chance.
 Its sampled drafts are drawn from the target's distribution, so all of them are accepted."""
 
-NO_TOKEN = -2
-"""Placeholder for positions past a response's end; no draft equals it."""
-
-Array = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class ReplaySums:
-    """Expected counts per response, by number of drafts (`ReplayChain`).
-
-    Index k - 1 of the first K axis holds the counts for k drafts per step. Without `by_region`,
-    G = 0 (regions.py).
-    """
-
-    sequence_ids: list[str]
-    sessions: list[str]
-    users: list[str]
-    tokens_R: Array
-    steps_RK: Array
-    accepted_RKK: Array
-    region_tokens_RG: Array
-    region_steps_RGK: Array
-    regions: Sequence[tuple[str, str]] = ()
-    """(dimension, name) of the G regions."""
-
-    def acceptance_length(self) -> list[float]:
-        """Delivered tokens per step for k = 1..K, as a ratio of sums."""
-        return [float(value) for value in self.tokens_R.sum() / self.steps_RK.sum(axis=0)]
-
-    def cumulative(self, k: int) -> list[float]:
-        """Share of steps whose drafts 1..j were all accepted, by position j."""
-        accepted_K = self.accepted_RKK[:, k - 1, :k].sum(axis=0)
-        return [float(share) for share in accepted_K / self.steps_RK[:, k - 1].sum()]
-
-    def cumulative_intervals(self, k: int) -> list[tuple[float, float] | None]:
-        """95 % intervals of `cumulative`, by position.
-
-        None where there are too few sessions or no accepted drafts.
-        """
-        intervals: list[tuple[float, float] | None] = []
-        for j in range(k):
-            sums_R2 = np.stack([self.accepted_RKK[:, k - 1, j], self.steps_RK[:, k - 1]], axis=1)
-            share = clustered(
-                sums_R2, self.sessions, lambda s: s[..., 0] / s[..., 1], users=self.users
-            )
-            low = share.low
-            high = share.high
-            intervals.append(None if low is None or high is None else (low, min(high, 1.0)))
-        return intervals
-
-    @classmethod
-    def joined(cls, parts: Sequence["ReplaySums"]) -> "ReplaySums":
-        """Joins the responses of parts, which must share depth and regions."""
-        arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ARRAYS}
-        return cls(
-            sequence_ids=[name for part in parts for name in part.sequence_ids],
-            sessions=[name for part in parts for name in part.sessions],
-            users=[name for part in parts for name in part.users],
-            **arrays,
-            regions=parts[0].regions,
-        )
-
-    def selected(
-        self, ids: Sequence[str], sessions: Mapping[str, str] | None = None
-    ) -> "ReplaySums":
-        """Selects the responses `ids`, in that order, skipping those not replayed.
-
-        Replay leaves out responses of one token. `sessions` overrides the recorded sessions, by id.
-        """
-        row_of = {name: row for row, name in enumerate(self.sequence_ids)}
-        replayed = [name for name in ids if name in row_of]
-        rows = [row_of[name] for name in replayed]
-        return ReplaySums(
-            sequence_ids=replayed,
-            sessions=[(sessions or {}).get(name, self.sessions[row_of[name]]) for name in replayed],
-            users=[self.users[row] for row in rows],
-            **{name: getattr(self, name)[rows] for name in ARRAYS},
-            regions=self.regions,
-        )
-
-    def region(self, g: int) -> "ReplaySums":
-        """Sums within region g, excluding responses that have no token there."""
-        tokens_R = self.region_tokens_RG[:, g]
-        steps_RK = self.region_steps_RGK[:, g]
-        inside = [self.sequence_ids[row] for row in tokens_R.nonzero()[0]]
-        return replace(self, tokens_R=tokens_R, steps_RK=steps_RK).selected(inside)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Converts to JSON values; counts are rounded to six decimals."""
-        arrays = {name: np.round(getattr(self, name), 6).tolist() for name in ARRAYS}
-        return {**vars(self), **arrays, "regions": [[*region] for region in self.regions]}
-
-    @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> "ReplaySums":
-        """The inverse of `as_dict`."""
-        arrays = {name: np.array(value[name]) for name in ARRAYS}
-        regions = [(dimension, name) for dimension, name in value["regions"]]
-        return cls(**{**value, **arrays, "regions": regions})
-
-
-ARRAYS = ("tokens_R", "steps_RK", "accepted_RKK", "region_tokens_RG", "region_steps_RGK")
-
 
 def replay(
-    speculator: Path | str,
+    speculator: Path | str | Lookup,
     target_dir: Path,
     feature_store: FeatureStore,
     rows: Iterable[Mapping[str, Any]],
@@ -170,11 +67,13 @@ def replay(
 ) -> ReplaySums:
     """Replays `rows` (with `heldout_replay.COLUMNS`); `sampling` overrides the rows' own.
 
-    `user` may be missing. `speculator` is a directory, the name of a kind without weights, or
-    CEILING. Responses of one token have no step and are left out. Runs on a GPU if there is one.
+    `user` may be missing. `speculator` is a directory, a lookup, which ignores `depth`, or CEILING.
+    Responses of one token have no step and are left out. Runs on a GPU if there is one.
     """
-    rule = rule_of(speculator, target_dir, draft_sample_method == "probabilistic", dtype)
     regions = Regions.of_target(target_dir) if by_region else None
+    if isinstance(speculator, Lookup):
+        return lookup_sums(speculator, logged_texts(feature_store, rows), regions)
+    rule = rule_of(speculator, target_dir, draft_sample_method == "probabilistic", dtype)
     chains = []
     sums_by_region: list[tuple[Tensor, Tensor]] = []
     replayed: list[Mapping[str, Any]] = []
@@ -223,35 +122,10 @@ def _sums_by_region(
     return member_AG.sum(dim=0), member_AG.T @ visits_AK[: len(member_AG)]
 
 
-def length_at(sums: ReplaySums, k: int) -> ClusteredEstimate:
-    """Acceptance length with k drafts."""
-    sums_R2 = np.stack([sums.tokens_R, sums.steps_RK[:, k - 1]], axis=1)
-    return clustered(sums_R2, sums.sessions, lambda s: s[..., 0] / s[..., 1], users=sums.users)
-
-
-def compare(base: ReplaySums, custom: ReplaySums, k: int) -> dict[str, ClusteredEstimate]:
-    """Acceptance lengths of base and custom at k, and their paired ratio."""
-    if base.sequence_ids != custom.sequence_ids:
-        raise ValueError("base and custom were replayed on different sequences")
-    sums_RM = np.stack([base.tokens_R, base.steps_RK[:, k - 1], custom.steps_RK[:, k - 1]], axis=1)
-    statistics: dict[str, Callable[[Array], Any]] = {
-        "base": lambda s: s[..., 0] / s[..., 1],
-        "custom": lambda s: s[..., 0] / s[..., 2],
-        "ratio": lambda s: s[..., 1] / s[..., 2],  # the token counts cancel
-    }
-    return {
-        name: clustered(sums_RM, base.sessions, statistic, users=base.users)
-        for name, statistic in statistics.items()
-    }
-
-
 def rule_of(
     speculator: Path | str, target_dir: Path, probabilistic: bool, dtype: str
 ) -> Callable[[Sequence["Response"], int], tuple[Tensor, Tensor]]:
     """Returns a function (batch, depth) -> (a_NK, anchors_R), as in `acceptances`."""
-    kind = weightless_kind(str(speculator))
-    if kind is not None:
-        return functools.partial(text_acceptances, kind)
     if speculator == CEILING and probabilistic:
         return all_accepted
     model = load_replayed(speculator, target_dir, dtype)
@@ -434,17 +308,11 @@ def all_accepted(batch: Sequence[Response], depth: int) -> tuple[Tensor, Tensor]
     return torch.ones(int(anchors_R.sum()), depth, dtype=torch.float64), anchors_R
 
 
-def text_acceptances(
-    kind: WeightlessKind, batch: Sequence[Response], depth: int
-) -> tuple[Tensor, Tensor]:
-    """`acceptances` of a kind without weights: 1 where drafts equal logged tokens."""
-    accepted = []
-    for response in batch:
-        ids_T = response.states.token_ids.numpy()
-        start = response.states.completion_start
-        logged_AK = np.full((len(ids_T) - 1 - start, depth), NO_TOKEN)
-        for j in range(min(depth, len(logged_AK))):
-            # Column j holds the logged token j + 1 after the anchor.
-            logged_AK[: len(logged_AK) - j, j] = ids_T[start + 1 + j :]
-        accepted.append(torch.from_numpy(kind.drafts(ids_T, start, depth) == logged_AK))
-    return torch.cat(accepted).double(), torch.tensor([len(a_AK) for a_AK in accepted])
+def logged_texts(store: FeatureStore, rows: Iterable[Mapping[str, Any]]) -> Iterator[LoggedText]:
+    """The token ids of stored sequences."""
+    for row in rows:
+        name = row["sequence_id"]
+        ids = store.tokens(name).numpy()
+        yield LoggedText.of(
+            {**row, "token_ids": ids, "completion_start": store.completion_start(name)}
+        )

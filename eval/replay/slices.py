@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from outrider.eval.replay.replay import ReplaySums, compare
+from outrider.eval.replay.sums import ReplaySums, compare
 from outrider.eval.results.sections import Slice
 
 PROMPT_LENGTHS = (256, 1024, 4096, 16384)

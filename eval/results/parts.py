@@ -23,7 +23,7 @@ RATIOS: dict[str, tuple[Variant, Variant]] = {
 CURRENT = "base_current"
 """Base at eval.current_k, measured if that differs from base's K."""
 LOOKUP = "lookup"
-"""`eval.lookup`, which needs no training; served if custom has weights and base is not lookup."""
+"""The fastest lookup, which needs no training; served if custom has weights."""
 
 
 class Part(BaseModel):

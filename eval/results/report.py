@@ -36,10 +36,9 @@ from outrider.eval.results.sections import (
     Verification,
     Workload,
 )
-from outrider.speculators.kinds import DEFAULT_LOOKUP, kind_named, lookup_names
-from outrider.speculators.kinds.protocol import DrafterKind
+from outrider.speculators.kinds import kind_named, lookup_names
 
-VERSION = 16
+VERSION = 17
 """Version of the measurements and of report.json. Raise it when the same settings would give
 different measurements or the shape of report.json changes."""
 
@@ -78,6 +77,8 @@ class SpeculatorIdentity(Part):
     """Its kind: a value of `speculator.kind` or of `speculator.base`"""
     weights_sha256: str | None
     """Digest of its weights, identical across runs of the same speculator; null without weights"""
+    settings: dict[str, float] = Field(default_factory=dict)
+    """vLLM's settings of a lookup, chosen on the validation part; empty with weights"""
 
 
 class RequestSampling(Part):
@@ -137,6 +138,8 @@ class Findings(Part):
     """speculator.draft_sample_method"""
     not_measured: dict[str, str]
     """Figure -> why it is not measured; empty with exact replay"""
+    missing_lookups: dict[str, str] = Field(default_factory=dict)
+    """Lookup that was not measured -> why, and what installs it"""
     lost_ends: tuple[str, ...] = ()
     """Responses cut off by length limits, prompts too long to send, and the settings to raise"""
     own_text: OnPolicy | None
@@ -188,17 +191,36 @@ class Findings(Part):
 
     @property
     def lookup_in_words(self) -> str:
-        """The reference `eval.lookup` in words."""
-        return self._lookup.in_words
+        """The served lookup in words."""
+        assert self.choice.lookup is not None
+        return kind_named(self.choice.lookup).in_words
 
     @property
-    def lookup_source(self) -> str:
-        """What the reference `eval.lookup` drafts."""
-        return self._lookup.source_of_drafts
+    def lookups_in_words(self) -> str:
+        """What each replayed lookup delivers at its own K, in one clause; empty if none was."""
+        if self.replay is None:
+            return ""
+        clauses = [
+            f"{kind_named(name).in_words} (K = {self.choice.lookups[name].k}) {length.value:.2f}"
+            for name, length in self.replay.lookups.items()
+        ]
+        return ", ".join(clauses)
 
     @property
-    def _lookup(self) -> DrafterKind:
-        return kind_named(str(self.settings.get("lookup", DEFAULT_LOOKUP)))
+    def unmeasured_lookups(self) -> list[str]:
+        """A sentence for each lookup that was not measured."""
+        return [
+            f"{kind_named(name).in_words.capitalize()}, which needs no training, was not measured:"
+            f" {why}."
+            for name, why in self.missing_lookups.items()
+        ]
+
+    @property
+    def lookup_sources(self) -> str:
+        """What each replayed lookup drafts, in sentences."""
+        kinds = [kind_named(name) for name in self.choice.lookups]
+        words = [f"{kind.in_words.capitalize()} drafts {kind.source_of_drafts}" for kind in kinds]
+        return ". ".join(words)
 
 
 class Report(Findings):
@@ -242,7 +264,7 @@ class Report(Findings):
                     f"{self.lookup_in_words.capitalize()}, which needs no training, is"
                     f" {'faster' if ratio.high < 1 else 'as fast'} ({mode}: custom / lookup"
                     f" {interval(ratio)}): ship it instead. `outrider eval RECIPE --speculator"
-                    f" {self.settings.get('lookup', DEFAULT_LOOKUP)}` evaluates it."
+                    f" {self.choice.lookup}` evaluates it."
                 )
         return ""
 

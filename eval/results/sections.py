@@ -18,6 +18,21 @@ from outrider.eval.results.parts import (
 )
 
 
+class LookupChoice(Part):
+    """A lookup at its best, as chosen on the validation part."""
+
+    settings: dict[str, float]
+    """vLLM's settings of the lookup: keys of its speculative_config"""
+    k: int
+    """Drafted tokens per step"""
+    runner: Literal["v1", "v2"]
+    """Model runner of vLLM whose algorithm is replayed"""
+    acceptance_length: list[float] | None = None
+    """Acceptance length on the validation part for k = 1..24; null without exact replay"""
+    step_ms: dict[int, float] = Field(default_factory=dict)
+    """k -> milliseconds per step at the main concurrency; empty if it was not timed"""
+
+
 class Choice(Part):
     """The k of base and of custom, chosen on the validation part."""
 
@@ -32,8 +47,15 @@ class Choice(Part):
     """Acceptance length on the validation part for k = 1..depth; null without exact replay"""
     step_ms: dict[Drafter, dict[str, dict[int, float]]] = Field(default_factory=dict)
     """Speculator -> batch size -> k -> milliseconds per step; empty if nothing was timed"""
-    lookup_k: int | None = None
-    """Drafted tokens per step of `eval.lookup`; null if it is not served as a reference"""
+    lookups: dict[str, LookupChoice] = Field(default_factory=dict)
+    """Lookups that custom is measured against, by kind"""
+    lookup: str | None = None
+    """The fastest of `lookups`, which is served as a reference; null if none is served"""
+
+    @property
+    def lookup_k(self) -> int | None:
+        """Drafted tokens per step of the served lookup."""
+        return None if self.lookup is None else self.lookups[self.lookup].k
 
 
 class KindSpeed(Part):
@@ -73,7 +95,8 @@ class OnPolicy(Part):
     """Number of sequences with hard labels, which cannot be checked"""
 
 
-Series = dict[Literal["base", "custom", "lookup", "ceiling"], list[float]]
+Series = dict[str, list[float]]
+"""Values of `base`, `custom`, `ceiling` and each lookup, by name."""
 
 
 class Replay(Part):
@@ -88,15 +111,15 @@ class Replay(Part):
     """Acceptance length of custom at its K"""
     ratio: ClusteredEstimate
     """custom / base, paired by response"""
-    lookup: ClusteredEstimate
-    """Acceptance length of `eval.lookup` at custom's K"""
+    lookups: dict[str, ClusteredEstimate]
+    """Acceptance length of each lookup at its own K"""
     ceiling: ClusteredEstimate
     """Acceptance length of a perfect drafter at custom's K"""
     by_k: Series
-    """Acceptance length for k = 1..depth"""
+    """Acceptance length for k = 1..depth; of lookups, for k = 1..24"""
     cumulative: Series
-    """Share of steps whose drafts 1..j were all accepted, by position j; base at its own K, all
-    others at custom's"""
+    """Share of steps whose drafts 1..j were all accepted, by position j; base and lookups at their
+    own K, the others at custom's"""
     cumulative_ci95: list[tuple[float, float] | None]
     """95 % intervals of custom's shares; null with too few sessions or no accepted draft"""
 
@@ -176,7 +199,7 @@ class Block(Part):
 
 
 class Reference(Part):
-    """Another reference for custom: base at eval.current_k, or `eval.lookup`."""
+    """Another reference for custom: base at eval.current_k, or `choice.lookup`."""
 
     block: Block
     """The reference's timed blocks"""
@@ -197,7 +220,7 @@ class SpeedRow(Ratios, Variants[Block]):
     current: Reference | None = None
     """Base at eval.current_k; null if that is not set or is base's own K"""
     lookup: Reference | None = None
-    """`eval.lookup` at `choice.lookup_k`; null except at the main concurrency"""
+    """`choice.lookup` at its own K; null except at the main concurrency"""
     starts: int | None = None
     """Number of times the engines of base and custom were started; null if they share one. With
     fewer than three starts, their ratio is undecided"""

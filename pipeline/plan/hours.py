@@ -21,7 +21,7 @@ from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stages.sources import listed
 from outrider.serving.config import EMBEDDED_TARGETS
 from outrider.speculators.base import planned, warms_up
-from outrider.speculators.kinds import trainable_kind
+from outrider.speculators.kinds import lookup_names, trainable_kind
 from outrider.speculators.size import drafter_size
 
 LOG_BYTES_PER_TOKEN = 6
@@ -321,7 +321,7 @@ def engine_starts(recipe: Recipe) -> int:
     step timing starts one, verification and the first repeat each start both, and each further
     repeat starts the one that is not running. If engines cannot change drafters, step timing starts
     one for each speculator and K, verification starts three, and each repeat starts all variants.
-    Lookup starts one more server unless it is the base.
+    Lookup starts one more server unless a lookup is the base.
     """
     measured = recipe.eval
     times_steps = measured.k == "auto"
@@ -335,6 +335,6 @@ def engine_starts(recipe: Recipe) -> int:
         starts = 3 + measured.repeats
         if times_steps:
             starts += 1
-    if recipe.speculator.base != measured.lookup:
+    if recipe.speculator.base not in lookup_names():
         starts += 1
     return len(measured.engine_modes) * starts

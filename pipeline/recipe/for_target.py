@@ -17,6 +17,7 @@ from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
+from outrider.eval.config import AUTO_LOOKUP
 from outrider.pipeline.preflight import local_target
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.serving.attention import mixed_cache_refusal, mla_refusal
@@ -26,7 +27,12 @@ from outrider.speculators.base import main_refusal, planned, unsupported_kinds, 
 from outrider.speculators.checkpoints.architectures import architecture_of, check_keys
 from outrider.speculators.checkpoints.layout import CONFIG_FILES
 from outrider.speculators.config import AUTO
-from outrider.speculators.kinds import DEFAULT_KIND, trainable_kind, trainable_names
+from outrider.speculators.kinds import (
+    DEFAULT_KIND,
+    installed_lookups,
+    trainable_kind,
+    trainable_names,
+)
 from outrider.speculators.layers.rope import rope_of
 
 MAX_MODEL_LEN = 32_768
@@ -135,9 +141,9 @@ def _with_kinds(recipe: Recipe, target: Target) -> tuple[Recipe, tuple[str, ...]
     if not names:
         why = main_refusal(refusals, target.config)
         raise OutriderError(f"speculator.kind = {AUTO}: no kind can be trained: {why}")
-    lookup = recipe.eval.lookup
-    if recipe.speculator.base != lookup:  # as the base, it is compared with every kind anyway
-        names.append(lookup)
+    lookups = installed_lookups() if recipe.eval.lookup == AUTO_LOOKUP else [recipe.eval.lookup]
+    # As the base, a lookup is compared with every kind anyway.
+    names += [lookup for lookup in lookups if lookup != recipe.speculator.base]
     left_out = "".join(f"; not {name}: {why}" for name, why in refusals.items())
     note = f"speculator.kind = {AUTO}: {', '.join(names)}{left_out}"
     return recipe.of_kinds(names), (note,)

@@ -44,8 +44,9 @@ DEFAULT_KIND = "mtp"
 SCRATCH_KIND = Eagle3.name
 """The kind that a new recipe trains for a target whose own speculator cannot be trained."""
 
-DEFAULT_LOOKUP = "ngram"
-"""The lookup that recipes measure by default (`eval.lookup`); it needs no package."""
+
+DEFAULT_LOOKUP = NGramLookup.name
+"""The base of a new recipe for a target without a speculator; it needs no package."""
 
 
 def kind_named(name: str) -> DrafterKind:
@@ -70,6 +71,11 @@ def weightless_names() -> list[str]:
 def lookup_names() -> list[str]:
     """Names of the kinds that draft without weights, on any endpoint, without training."""
     return [name for name in weightless_names() if KINDS[name].speculates]
+
+
+def installed_lookups() -> list[str]:
+    """The lookups whose package, if they need one, is installed."""
+    return [name for name in lookup_names() if KINDS[name].is_installed()]
 
 
 def weightless_kind(name: str | None) -> WeightlessKind | None:

@@ -1,20 +1,21 @@
 """N-gram lookup: drafts what followed the same tokens earlier in the request.
 
-    NGramLookup().drafts(token_ids_T, first=10, k=4)    # vLLM's own proposer at every anchor
+    NGramLookup().drafts(token_ids_T, first=10, numbers=[4], lookup=Lookup("ngram"))
 
-Shapes: T tokens of a sequence, A anchors, K drafts.
+Shapes: T tokens of a sequence, A anchors, N numbers of drafts per step, K drafts.
 """
 
-from pathlib import Path
-from typing import Any
+import itertools
+from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.speculators.kinds.protocol import NO_DRAFT, KPerBatchSize, WeightlessKind
+from outrider.speculators.kinds.protocol import NO_DRAFT, Lookup, Settings, WeightlessKind
 
-NGRAM_LENGTHS = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
-"""Range of n-gram lengths; vLLM's documentation uses a maximum of 4."""
+SHORTEST, LONGEST = "prompt_lookup_min", "prompt_lookup_max"
+"""vLLM's keys for the range of n-gram lengths."""
 
 
 class NGramLookup(WeightlessKind):
@@ -23,35 +24,39 @@ class NGramLookup(WeightlessKind):
     name = "ngram"
     in_words = "n-gram lookup"
     source_of_drafts = "what followed the same tokens earlier in the request"
+    # vLLM's documentation uses a maximum of 4.
+    default_settings: ClassVar[Settings] = {SHORTEST: 2, LONGEST: 4}
+    # A shorter minimum finds matches in more steps, so the longest minimum proposes the fewest.
+    searched_settings: ClassVar[Sequence[Settings]] = tuple(
+        {SHORTEST: shortest, LONGEST: longest}
+        for shortest, longest in itertools.product((3, 2, 1), (8, 5, 4, 3))
+    )
 
-    def drafts(self, token_ids_T: NDArray[np.int32], first: int, k: int) -> NDArray[np.int32]:
+    def drafts(
+        self, token_ids_T: NDArray[np.int32], first: int, numbers: Sequence[int], lookup: Lookup
+    ) -> NDArray[np.int32]:
         """Runs vLLM's proposer on the tokens up to each anchor.
 
-        The match does not depend on k. max_model_len has no effect, since logged tokens, and
-        therefore all drafts that can be accepted, are within this limit.
+        The match does not depend on the number of drafts. max_model_len has no effect, since logged
+        tokens, and therefore all drafts that can be accepted, are within this limit.
         """
         from vllm.v1.spec_decode.ngram_proposer import (
             _find_longest_matched_ngram_and_propose_tokens,
         )
 
+        lengths = {**self.default_settings, **lookup.settings}
         anchors = range(first, len(token_ids_T) - 1)
-        drafts_AK = np.full((len(anchors), k), NO_DRAFT, np.int32)
+        most = max(numbers)
+        drafts_AK = np.full((len(anchors), most), NO_DRAFT, np.int32)
         for row_K, anchor in zip(drafts_AK, anchors, strict=True):
             # vLLM's compiled function, called for one request as in
             # v1/spec_decode/ngram_proposer.py:196.
             proposed = _find_longest_matched_ngram_and_propose_tokens(
-                token_ids_T[: anchor + 1], *NGRAM_LENGTHS.values(), len(token_ids_T) + k, k
+                origin_tokens=token_ids_T[: anchor + 1],
+                min_ngram=int(lengths[SHORTEST]),
+                max_ngram=int(lengths[LONGEST]),
+                max_model_len=len(token_ids_T) + most,
+                k=most,
             )
             row_K[: len(proposed)] = proposed
-        return drafts_AK
-
-    def vllm_settings(
-        self,
-        directory: Path | None,
-        k: int,
-        draft_sample_method: str,
-        k_per_batch_size: KPerBatchSize | None,
-    ) -> dict[str, Any] | None:
-        """vLLM's settings, with the range of n-gram lengths."""
-        settings = super().vllm_settings(directory, k, draft_sample_method, k_per_batch_size)
-        return (settings or {}) | NGRAM_LENGTHS
+        return np.broadcast_to(drafts_AK, (len(numbers), *drafts_AK.shape))

@@ -3,12 +3,13 @@
 NoSpeculation().vllm_settings(None, 0, "greedy", None)    # None
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.speculators.kinds.protocol import NO_DRAFT, KPerBatchSize, WeightlessKind
+from outrider.speculators.kinds.protocol import NO_DRAFT, KPerBatchSize, Lookup, WeightlessKind
 
 
 class NoSpeculation(WeightlessKind):
@@ -18,9 +19,12 @@ class NoSpeculation(WeightlessKind):
     in_words = "no speculation"
     speculates = False
 
-    def drafts(self, token_ids_T: NDArray[np.int32], first: int, k: int) -> NDArray[np.int32]:
+    def drafts(
+        self, token_ids_T: NDArray[np.int32], first: int, numbers: Sequence[int], lookup: Lookup
+    ) -> NDArray[np.int32]:
         """`NO_DRAFT` everywhere."""
-        return np.full((max(len(token_ids_T) - 1 - first, 0), k), NO_DRAFT, np.int32)
+        anchors = max(len(token_ids_T) - 1 - first, 0)
+        return np.full((len(numbers), anchors, max(numbers)), NO_DRAFT, np.int32)
 
     def vllm_settings(
         self,

@@ -34,7 +34,7 @@ Shapes: T tokens, A or N anchors, K depths.
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +58,28 @@ KPerBatchSize = Sequence[tuple[int, int, int]]
 
 NO_DRAFT = -1
 """Token id for no draft."""
+
+MOST_LOOKED_UP = 24
+"""Largest number of drafts per step of a lookup: vLLM's default `suffix_decoding_max_tree_depth`
+(vllm/config/speculative.py:505, vLLM 0.32)."""
+
+Settings = Mapping[str, float]
+"""Keys of vLLM's `speculative_config` that change what a lookup drafts, other than K."""
+
+Runner = Literal["v1", "v2"]
+"""vLLM's model runner, which decides which algorithm a lookup runs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Lookup:
+    """A lookup as an engine serves it: all that its drafts depend on except text and K."""
+
+    kind: str
+    settings: Settings = dataclasses.field(default_factory=dict)
+    """Those that differ from the kind's `default_settings`."""
+    history: Path | None = None
+    """File of earlier responses that are searched, too (`prepare`)."""
+    runner: Runner = "v1"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,12 +142,24 @@ class DrafterKind:
     def require_installed(self) -> None:
         """Raises an `OutriderError` if a package that vLLM needs for the kind is missing."""
 
-    def prepare(self, responses: Iterable[Sequence[int]], folder: Path) -> dict[str, str]:
+    def is_installed(self) -> bool:
+        """Whether the package that vLLM needs for the kind, if any, is installed."""
+        try:
+            self.require_installed()
+        except OutriderError:
+            return False
+        return True
+
+    def prepare(self, responses: Iterable[Sequence[int]], folder: Path) -> Path | None:
         """Prepares replay and engines, as if they had given `responses` to earlier requests.
 
-        Returns environment variables for their processes. Files are written to `folder`;
-        `responses` (token ids) are read only if needed.
+        Writes to `folder` what they read and returns it, the speculator's directory; None if the
+        kind reads nothing. `responses` (token ids) are read only if needed.
         """
+        return None
+
+    def environment(self, directory: Path | None) -> dict[str, str]:
+        """Environment variables of an engine that serves `directory`."""
         return {}
 
     def hook_engine(self) -> None:
@@ -146,7 +180,10 @@ class DrafterKind:
         draft_sample_method: str,
         k_per_batch_size: KPerBatchSize | None,
     ) -> dict[str, Any] | None:
-        """vLLM's `speculative_config` for `k` drafts per step; None for no speculation."""
+        """vLLM's `speculative_config` for `k` drafts per step; None for no speculation.
+
+        The keys of `Speculator.settings` are added by `Drafting.settings`.
+        """
         settings: dict[str, Any] = {
             "method": self.name,
             "num_speculative_tokens": k,
@@ -166,12 +203,27 @@ class DrafterKind:
 
 
 class WeightlessKind(DrafterKind):
-    """A kind whose drafts depend only on the request's tokens so far."""
+    """A kind whose drafts depend only on the request's tokens so far, and on earlier responses."""
 
     has_weights = False
+    default_settings: ClassVar[Settings] = {}
+    """Settings of an engine for which none are chosen."""
+    searched_settings: ClassVar[Sequence[Settings]] = ()
+    """Settings from which an evaluation chooses the best on the validation part, those that
+    propose the fewest drafts first."""
 
-    def drafts(self, token_ids_T: NDArray[np.int32], first: int, k: int) -> NDArray[np.int32]:
-        """Drafts [A, K] after each token from `first` to the second-to-last."""
+    def history(self, directory: Path | None) -> Path | None:
+        """File of earlier responses in a speculator's directory; None if the kind reads none."""
+        return None
+
+    def drafts(
+        self, token_ids_T: NDArray[np.int32], first: int, numbers: Sequence[int], lookup: Lookup
+    ) -> NDArray[np.int32]:
+        """Drafts [N, A, K] for each of N `numbers` of drafts per step, up to K.
+
+        Anchors are the tokens from `first` to the second-to-last. Rows of anchors at which no step
+        with that number starts, if the engine is to deliver `token_ids_T`, may hold no drafts.
+        """
         raise NotImplementedError
 
     def vllm_settings(
@@ -184,7 +236,8 @@ class WeightlessKind(DrafterKind):
         """vLLM's settings without a model or draft sampling method."""
         settings = super().vllm_settings(directory, k, draft_sample_method, k_per_batch_size) or {}
         unread = ("model", "draft_sample_method")
-        return {key: value for key, value in settings.items() if key not in unread}
+        served = {key: value for key, value in settings.items() if key not in unread}
+        return {**served, **self.default_settings}
 
 
 class TrainableKind(DrafterKind):

@@ -7,7 +7,7 @@ import pytest
 
 from outrider.adapt import gate
 from outrider.common.files import write_json
-from outrider.eval.replay.replay import ReplaySums
+from outrider.eval.replay.sums import ReplaySums
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.run_dir import RunDirectory
 from tests.data.split.test_split import prompt, table

@@ -12,7 +12,8 @@ from outrider.adapt.loop import BASE, Adapter, Serving, adapting
 from outrider.common.files import read_json
 from outrider.data.features.feature_store import FeatureStore
 from outrider.data.sequences import load_sequences
-from outrider.eval.replay.replay import compare, replay
+from outrider.eval.replay.replay import replay
+from outrider.eval.replay.sums import compare
 from outrider.live.endpoint_file import Endpoint
 from outrider.live.state import PROMOTED
 from outrider.pipeline.recipe.load import load_recipe

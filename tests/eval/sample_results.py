@@ -23,8 +23,8 @@ from outrider.eval.gate import judge
 from outrider.eval.lossless.equal_text import compare_greedy, excess, tail_share
 from outrider.eval.lossless.task_accuracy import task_accuracy
 from outrider.eval.replay.heldout_replay import replay_figures
-from outrider.eval.replay.replay import ReplaySums
 from outrider.eval.replay.slices import sliced
+from outrider.eval.replay.sums import ReplaySums
 from outrider.eval.results.parts import (
     DRAFTERS,
     LOOKUP,
@@ -43,8 +43,10 @@ from outrider.eval.results.report import (
     Walk,
 )
 from outrider.eval.results.sections import (
+    Choice,
     EngineFindings,
     KindSpeed,
+    LookupChoice,
     OnPolicy,
     Quantiles,
     RateRow,
@@ -213,7 +215,32 @@ def sample_replay(acceptance: float) -> ReplaySums:
 
 def sample_references() -> dict[str, ReplaySums]:
     """Sums of n-gram lookup and of a perfect drafter."""
-    return {"lookup": sample_replay(0.4), "ceiling": sample_replay(0.9)}
+    return {"ngram": sample_replay(0.4), "ceiling": sample_replay(0.9)}
+
+
+LOOKUPS = {
+    "ngram": LookupChoice(
+        settings={"prompt_lookup_min": 1, "prompt_lookup_max": 4}, k=2, runner="v1"
+    )
+}
+
+
+def sample_choice(replays: dict[str, ReplaySums]) -> Choice:
+    """K from `STEP_S`, 2 for base and 3 for custom, with n-gram lookup at K = 2."""
+    lengths = {name: replays[name].acceptance_length() for name in DRAFTERS}
+    return choose_k(
+        lengths,
+        dict.fromkeys(DRAFTERS, STEP_S),
+        1,
+        {},
+        lookups=LOOKUPS,
+        lookup="ngram",
+        acceptance_length=Drafters[list[float]](**lengths),
+    )
+
+
+AT_BOTH_K = Choice(k=BOTH_K, main_concurrency=1, lookups=LOOKUPS, lookup="ngram")
+"""Both at `BOTH_K`, chosen by hand."""
 
 
 def sample_examples(text: str = "word") -> list[Example]:
@@ -318,19 +345,10 @@ def _findings(custom_speed: float) -> Findings:
         not_measured={},
         own_text=OnPolicy(cause="own", text="on-policy", sequences=120, not_checked=0),
         heldout_until=1.7601e9,
-        choice=choose_k(
-            {name: replays[name].acceptance_length() for name in DRAFTERS},
-            dict.fromkeys(DRAFTERS, STEP_S),
-            1,
-            {},
-            lookup_k=2,
-            acceptance_length=Drafters[list[float]](
-                **{name: replays[name].acceptance_length() for name in DRAFTERS}
-            ),
-        ),
+        choice=sample_choice(replays),
         sampling=RequestSampling(temperature=0.6, top_p=0.95),
         draft_sample_method="greedy",
-        replay=replay_figures(replays, BOTH_K),
+        replay=replay_figures(replays, AT_BOTH_K),
         general=None,
         slices=sliced(base, custom, K, SLICES),
         counted=counted_acceptance([*passes["eager"], *passes["compiled"]], SPECULATORS, BOTH_K),

@@ -15,7 +15,7 @@ from outrider.eval.replay.heldout_replay import replay_figures
 from outrider.eval.report.report import sections_of, write_report
 from outrider.eval.summary import money
 from tests.eval.sample_results import (
-    BOTH_K,
+    AT_BOTH_K,
     sample_examples,
     sample_kinds,
     sample_references,
@@ -77,7 +77,7 @@ def write_sample_run(run: Path, text: str = "word") -> Path:
     results = sample_results()
     cost = CostConfig(gpu_hour_price=2.5, tokens_per_s=20000)
     replays = {"base": sample_replay(0.6), "custom": sample_replay(0.59), **sample_references()}
-    general = replay_figures(replays, BOTH_K)
+    general = replay_figures(replays, AT_BOTH_K)
     results = results.model_copy(
         update={
             "cost": money(results.served, cost, gpus=8),

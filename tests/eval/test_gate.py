@@ -11,7 +11,7 @@ from outrider.eval.config import GateConfig
 from outrider.eval.gate import LEAST_GREEDY_P, conclusion, judge
 from outrider.eval.lossless.equal_text import compare_greedy, excess
 from outrider.eval.replay.heldout_replay import on_policy
-from outrider.eval.replay.replay import compare
+from outrider.eval.replay.sums import compare
 from outrider.eval.results.report import Check, Findings, Report, Verdict
 from tests.data.on_policy.test_quarantine import store_of
 from tests.data.toy_target import SEQUENCES, VOCAB, ToyTarget

@@ -46,7 +46,8 @@ from outrider.eval.context import (
 from outrider.eval.evaluate import evaluate
 from outrider.eval.gate import NOT_SERVED, judge
 from outrider.eval.replay.heldout_replay import COLUMNS, on_policy
-from outrider.eval.replay.replay import compare, replay
+from outrider.eval.replay.replay import replay
+from outrider.eval.replay.sums import compare
 from outrider.eval.results.report import Report
 from outrider.eval.speed_checks import LEAST_STARTS, SUPERIOR, Demand
 from outrider.serving import token_scores

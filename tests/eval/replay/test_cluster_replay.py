@@ -9,7 +9,8 @@ from outrider.common.errors import OutriderError
 from outrider.data.features.feature_store import FeatureStore
 from outrider.data.features.feature_writer import FeatureWriter
 from outrider.eval.replay.heldout_replay import cluster_replay
-from outrider.eval.replay.replay import ARRAYS, replay
+from outrider.eval.replay.replay import replay
+from outrider.eval.replay.sums import ARRAYS
 from outrider.speculators.features import FeatureSpec
 from tests.eval.replay_case import DEPTH, replay_case
 from tests.tiny import HIDDEN

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.eval.replay.replay import ARRAYS, CEILING, ReplaySums, compare, replay
+from outrider.eval.replay.replay import CEILING, replay
+from outrider.eval.replay.sums import ARRAYS, ReplaySums, compare
 from outrider.serving.client import Sampling
 from outrider.speculators.acceptance import target_distribution
 from outrider.speculators.features import FINAL_NORM, SequenceStates

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from outrider.eval.replay.regions import NAMES, Regions
-from outrider.eval.replay.replay import ReplaySums
 from outrider.eval.replay.slices import by_prompt_length, sliced
+from outrider.eval.replay.sums import ReplaySums
 
 K = 2
 THINK, END, NEWLINE = 100, 101, 7

@@ -9,24 +9,47 @@ import pytest
 from outrider.common.errors import OutriderError
 from outrider.serving.speculator import Speculator
 from outrider.speculators.base import base_of
-from outrider.speculators.kinds.protocol import NO_DRAFT
-from outrider.speculators.kinds.suffix import HISTORY, SuffixLookup, fixed_cache
+from outrider.speculators.kinds.protocol import NO_DRAFT, Lookup
+from outrider.speculators.kinds.suffix import FACTOR, HISTORY, SuffixLookup, fixed_cache
 
 
-def test_suffix_lookup_continues_earlier_responses_and_the_request_itself(tmp_path, monkeypatch):
+def test_suffix_lookup_continues_earlier_responses_and_the_request_itself(tmp_path: Path) -> None:
     pytest.importorskip("arctic_inference", reason="suffix lookup needs arctic-inference")
-    environment = SuffixLookup().prepare([[7, 8, 9, 10, 11, 12], [20, 21, 22]], tmp_path)
-    ((variable, history),) = environment.items()
-    assert Path(history).stat().st_mode & 0o077 == 0
-    monkeypatch.setenv(variable, history)
+    kind = SuffixLookup()
+    directory = kind.prepare([[7, 8, 9, 10, 11, 12], [20, 21, 22]], tmp_path)
+    history = kind.history(directory)
+    assert history is not None and history.stat().st_mode & 0o077 == 0
+    assert kind.environment(directory) == {HISTORY: str(history)}
+    lookup = Lookup("suffix", history=history)
     ids_T = np.array([1, 2, 3, 7, 8, 9, 5, 1, 2, 3, 6], np.int32)
-    drafts_AK = SuffixLookup().drafts(ids_T, 3, 3)
-    assert drafts_AK.shape == (7, 3)
-    assert drafts_AK[1].tolist() == [9, 10, NO_DRAFT]  # after 7 8: as many as match
-    assert drafts_AK[2].tolist() == [10, 11, 12]  # after 7 8 9
-    assert drafts_AK[3].tolist() == [NO_DRAFT] * 3
-    assert drafts_AK[5].tolist() == [3, 7, NO_DRAFT]  # after 1 2, in the prompt
-    np.testing.assert_array_equal(SuffixLookup().drafts(ids_T, 3, 3), drafts_AK)  # nothing learned
+    ((first_K, second_K, *others),) = kind.drafts(ids_T, 3, [3], lookup)
+    assert len(others) == 5
+    # The first step starts after 7, where a match of one token allows one draft, 8; the target
+    # adds 9. The next starts after 7 8 9, whose three continuations are drafted.
+    assert first_K.tolist() == [8, NO_DRAFT, NO_DRAFT] and (second_K == NO_DRAFT).all()
+    assert others[0].tolist() == [10, 11, 12]
+    # It starts after 5, the token that the target delivered instead; 1 was not seen after it.
+    assert others[1].tolist() == [NO_DRAFT] * 3
+    again_NAK = kind.drafts(ids_T, 3, [3], lookup)
+    np.testing.assert_array_equal(again_NAK[0, 0], first_K)  # nothing was learned
+
+
+def test_every_number_of_drafts_has_the_steps_that_it_has_alone(tmp_path: Path) -> None:
+    pytest.importorskip("arctic_inference", reason="suffix lookup needs arctic-inference")
+    kind = SuffixLookup()
+    random = np.random.default_rng(0)
+    responses = [random.integers(0, 4, 40).tolist() for _ in range(5)]
+    history = kind.history(kind.prepare(responses, tmp_path))
+    ids_T = random.integers(0, 4, 60, dtype=np.int32)
+    for factor in (1.0, 4.0):
+        lookup = Lookup("suffix", {FACTOR: factor}, history)
+        together_NAK = kind.drafts(ids_T, 10, [1, 2, 7, 24], lookup)
+        for row, number in enumerate([1, 2, 7, 24]):
+            (alone_AK,) = kind.drafts(ids_T, 10, [number], lookup)
+            np.testing.assert_array_equal(together_NAK[row, :, :number], alone_AK)
+            assert (together_NAK[row, :, number:] == NO_DRAFT).all()
+    drafted = (together_NAK != NO_DRAFT).any(axis=2).sum(axis=1)
+    assert drafted[0] > drafted[2] > 0  # fewer, longer steps
 
 
 def test_vllms_proposer_is_changed_once_and_only_where_responses_are_fixed(monkeypatch):

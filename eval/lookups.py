@@ -1,0 +1,127 @@
+"""The lookups that a custom speculator is measured against, at their best.
+
+    context = with_lookups(context)           # before replay
+    context.lookups["suffix"].settings
+    served_lookups(context, validation)       # those that servers are started for
+
+A lookup costs nothing to train, so it is measured at its best: its settings are chosen on the
+validation part, and it searches the responses of the training part, as after serving them. A lookup
+that is the base or custom gets its settings in the same way, unless the recipe sets them.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+
+from pydantic import BaseModel
+
+from outrider.common.errors import OutriderError
+from outrider.eval.config import AUTO_LOOKUP
+from outrider.eval.context import EvaluationContext
+from outrider.eval.replay.lookups import LoggedText, best_settings
+from outrider.eval.replay.sums import ReplaySums
+from outrider.serving.speculator import Speculator
+from outrider.speculators.kinds import (
+    installed_lookups,
+    kind_named,
+    lookup_names,
+    weightless_kind,
+)
+from outrider.speculators.kinds.protocol import Lookup, Settings
+
+
+class ChosenSettings(BaseModel):
+    """A lookup's best settings, as they are cached."""
+
+    settings: dict[str, float]
+
+
+def with_lookups(context: EvaluationContext) -> EvaluationContext:
+    """Prepares the lookups of `eval.lookup`, and those that are base or custom."""
+    named = context.settings.lookup
+    names = installed_lookups() if named == AUTO_LOOKUP else [named]
+    # Base is a reference anyway, and custom is what is judged.
+    measured = {speculator.kind for speculator in context.speculators.values()}
+    lookups = {name: _at_best(context, Speculator(name)) for name in names if name not in measured}
+    speculators = {
+        name: _at_best(context, speculator) for name, speculator in context.speculators.items()
+    }
+    return dataclasses.replace(context, speculators=speculators, lookups=lookups)
+
+
+def missing_lookups(context: EvaluationContext) -> dict[str, str]:
+    """The lookups that `eval.lookup: auto` leaves out, and why."""
+    if context.settings.lookup != AUTO_LOOKUP:
+        return {}
+    missing: dict[str, str] = {}
+    for name in lookup_names():
+        try:
+            kind_named(name).require_installed()
+        except OutriderError as error:
+            missing[name] = str(error)
+    return missing
+
+
+def served_lookups(
+    context: EvaluationContext, validation: Mapping[str, ReplaySums] | None
+) -> dict[str, Speculator]:
+    """The lookups that are served as references, by kind: the best one of each model runner.
+
+    Lookups of one runner take steps of about equal length, because neither runs a model, so replay
+    alone shows which is faster. Custom without weights is a lookup itself, and needs none.
+    """
+    if not context.speculators["custom"].family.has_weights:
+        return {}
+    best: dict[str, str] = {}
+    for name, speculator in context.lookups.items():
+        runner = context.runner(speculator)
+        leader = best.get(runner)
+        if leader is None or (
+            validation and _longest(validation[name]) > _longest(validation[leader])
+        ):
+            best[runner] = name
+    return {name: context.lookups[name] for name in best.values()}
+
+
+def _longest(sums: ReplaySums) -> float:
+    return max(sums.acceptance_length())
+
+
+def _at_best(context: EvaluationContext, speculator: Speculator) -> Speculator:
+    """The speculator with its history and its best settings; unchanged with weights."""
+    kind = weightless_kind(speculator.kind)
+    if kind is None:
+        return speculator
+    directory = speculator.directory
+    if directory is None:
+        # In the folder that privacy.retention deletes, because a history is customer text.
+        folder = context.folders.out / "steps" / speculator.kind
+        directory = kind.prepare(_training_responses(context), folder)
+    prepared = dataclasses.replace(speculator, directory=directory)
+    if speculator.settings or not kind.searched_settings:
+        return prepared
+    replayed = prepared.replayed_as(context.runner(prepared))
+    assert isinstance(replayed, Lookup)
+    chosen = context.cached(
+        f"settings_{speculator.kind}",
+        ChosenSettings,
+        lambda: ChosenSettings(settings=dict(_chosen(context, replayed))),
+    )
+    return dataclasses.replace(prepared, settings=chosen.settings)
+
+
+def _chosen(context: EvaluationContext, lookup: Lookup) -> Settings:
+    context.say(f"choosing the settings of {lookup.kind} lookup on the validation part")
+    rows = context.data.rows(context.data.parts["validation"])
+    texts = [LoggedText.of(row) for row in rows.select_columns(COLUMNS)]
+    return best_settings(lookup, texts)
+
+
+def _training_responses(context: EvaluationContext) -> Iterator[list[int]]:
+    """Yields the token ids of the training part's responses; reads nothing before."""
+    rows = context.data.rows(context.data.parts["train"])
+    for ids, start in zip(rows["token_ids"], rows["completion_start"], strict=True):
+        yield ids[start:]
+
+
+COLUMNS = ["sequence_id", "session", "user", "token_ids", "completion_start"]
+"""Columns of the sequence table that a lookup's replay reads."""
