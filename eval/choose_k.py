@@ -54,7 +54,9 @@ def choose(
     """
     settings = context.settings
     main = context.settings.main
-    timed = _timed_drafters(context)
+    # With K set by hand, only lookups are timed: they have their own.
+    timed = _timed_drafters(context) if settings.k == "auto" else []
+    references = served_lookups(context, validation) if validation else {}
     # Without timed steps nothing weighs a longer step against more tokens, so k is the recipe's, or
     # the largest that was trained.
     k = dict.fromkeys(DRAFTERS, context.depth if settings.k == "auto" else settings.k)
@@ -64,12 +66,11 @@ def choose(
     facts: dict[str, Any] = {
         "acceptance_length": Drafters[list[float]](**lengths) if lengths else None
     }
-    if settings.k != "auto" or not validation or not timed:
+    if not validation or not (timed or references):
         facts |= choose_lookups(context, validation, {})
         return Choice(k=Drafters[int](**k), main_concurrency=main, **facts)
     # Swapped weights of one shape take the same time per step, so one of the two is timed.
-    engines: list[str] = ["custom"] if context.one_engine else [*timed]
-    references = served_lookups(context, validation)
+    engines: list[str] = ["custom"] if timed and context.one_engine else [*timed]
     speculators = context.variants
 
     def measured() -> StepTimes:
@@ -96,6 +97,8 @@ def choose(
     steps = {name: times.seconds["custom" if context.one_engine else name] for name in timed}
     lookup_steps = {name: times.seconds[name][main] for name in references}
     facts |= choose_lookups(context, validation, lookup_steps)
+    if not timed:
+        return Choice(k=Drafters[int](**k), main_concurrency=main, **facts)
     return choose_k(lengths, steps, main, k, **facts)
 
 
@@ -117,8 +120,8 @@ def choose_lookups(
     """Fields of `Choice`: the K of each lookup, and the fastest one.
 
     `timed` holds the seconds per step, by K, of the lookups that are served. A lookup that is not
-    timed is assumed to take the steps of one that is. If none is, each gets `eval.k`; with "auto",
-    the K after which acceptance grows by less than MIN_GAIN.
+    timed is assumed to take the steps of one that is. If none is, each gets the K after which
+    acceptance grows by less than MIN_GAIN.
     """
     if validation is None:
         return {}

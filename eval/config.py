@@ -172,7 +172,7 @@ class EvalConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     k: PositiveInt | Literal["auto"] = "auto"
-    """Drafted tokens per step. A number applies to base and custom. "auto" chooses k for each of
+    """Drafted tokens per step. A number applies to base and custom; lookups have their own. "auto" chooses k for each of
     them in every engine mode, from the validation part and timed engine steps: the smallest k, up
     to the trained depth, that no larger k beats by more than 1 % in tokens/s at the main
     concurrency (eval/choose_k.py)."""

@@ -172,17 +172,21 @@ def rates_of(recipe: Recipe, target_config: Mapping[str, Any]) -> Rates | None:
         return None
     target = target_size(target_config, recipe.serving.engine.extra_arguments.get("quantization"))
     gpus = recipe.serving.engine.gpus
-    speculator = recipe.of_kinds(recipe.speculator.kinds[:1]).speculator
-    kind = trainable_kind(speculator.only_kind)
-    size = drafter_size(kind, planned(speculator, target_config), target_config)
-    training = 0.1 * H100_FLOPS * recipe.training.processes / size.step_flops(speculator.depth, 1)
+    capture = 0.4 * H100_FLOPS * gpus / (2 * target.used)
+    training = capture  # of a lookup, which nothing trains and whose replay takes no GPU
+    if recipe.speculator.kinds:
+        speculator = recipe.of_kinds(recipe.speculator.kinds[:1]).speculator
+        kind = trainable_kind(speculator.only_kind)
+        size = drafter_size(kind, planned(speculator, target_config), target_config)
+        flops = size.step_flops(speculator.depth, 1)
+        training = 0.1 * H100_FLOPS * recipe.training.processes / flops
     read_bytes = target.weight_bytes * target.used / target.parameters
     one_request = 0.6 * H100_BYTES_PER_S * gpus / read_bytes
     return Rates(
         # By data sheets: 0.09 to 0.3 of an H100's bandwidth, 0.12 to 0.17 of its FLOPs.
         source=f"{gpus} x H100, assumed; L4, A10 and RTX 4090 take several times as long",
         engine_start_s=90 + target.weight_bytes / 2e9,
-        capture_tokens_per_s=0.4 * H100_FLOPS * gpus / (2 * target.used),
+        capture_tokens_per_s=capture,
         training_tokens_per_s=training,
         replay_tokens_per_s=2 * training,
         one_request_tokens_per_s=one_request,
@@ -205,7 +209,8 @@ def stage_seconds(
         return {}
     candidates = len(recipe.speculator.candidates)
     captured = volume.captured
-    if recipe.training.streams:  # the training part is captured while it trains
+    # The training part is captured while it trains, or not at all.
+    if recipe.training.streams or not recipe.speculator.kinds:
         captured -= volume.train
     reading = volume.log / rates.ingest_tokens_per_s
     stages: dict[str, dict[str, float]] = {

@@ -98,7 +98,9 @@ def price(
         "stages": stage_seconds(volume, recipe, config, checkpoints),
     }
     # One kind's keys are not nested: most recipes train one.
-    return cost | ({"kinds": kinds} if len(kinds) > 1 else kinds[recipe.speculator.only_kind])
+    if len(kinds) == 1:
+        return cost | kinds[recipe.speculator.only_kind]
+    return cost | {"kinds": kinds}
 
 
 def _of_target(recipe: Recipe, config: dict[str, Any], gpu_bytes: int | None) -> dict[str, Any]:

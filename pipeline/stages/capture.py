@@ -17,7 +17,9 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> Result:
     from outrider.data.on_policy.check import check_traffic
 
     parts = read_json(run.split / "parts.json")
-    streamed = ("train",) if recipe.training.streams else ()
+    # Nothing reads the training part's states if nothing is trained.
+    unread = recipe.training.streams or not recipe.speculator.kinds
+    streamed = ("train",) if unread else ()
     captured = capture(
         target=recipe.target,
         sequences_dir=run.tables,

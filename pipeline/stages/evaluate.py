@@ -53,8 +53,9 @@ def _evaluate(
 
 
 def _evaluate_own(run: RunDirectory, recipe: Recipe, options: Options) -> Result:
-    """Evaluates the run's trained speculator."""
-    speculator = str(run.speculator)
+    """Evaluates the run's speculator, trained or a lookup."""
+    (kind,) = recipe.speculator.candidates
+    speculator = str(run.speculator) if kind_named(kind).has_weights else kind
     return _evaluate(run, recipe, speculator=speculator, out=run.evaluation, report=run.root)
 
 

@@ -21,6 +21,18 @@ STAGES: dict[str, Stage] = {
 }
 """The stages of `outrider train` for one kind of drafter."""
 
+UNTRAINED_STAGES: dict[str, Stage] = {
+    stage.name: stage
+    for stage in (
+        INGEST,
+        SPLIT,
+        CAPTURE,
+        dataclasses.replace(EVALUATE, needs=("split", "capture")),
+        EXPORT,
+    )
+}
+"""The stages of `outrider train` for a lookup, which is not trained."""
+
 OTHER_STAGES: dict[str, Stage] = {
     stage.name: stage for stage in (EVALUATE_OTHER, ADAPT_WINDOW, ADAPT_ROUND)
 }
@@ -31,7 +43,7 @@ def stages_of(recipe: Recipe) -> dict[str, Stage]:
     """The stages of the recipe's run, with one training stage per kind."""
     # One kind has no choice to make, and its files are not in a folder of a kind.
     if len(recipe.speculator.candidates) == 1:
-        return STAGES
+        return STAGES if recipe.speculator.kinds else UNTRAINED_STAGES
     trained = [train_of(kind) for kind in recipe.speculator.kinds]
     needs = ("split", "capture", *(stage.name for stage in trained))
     choose = dataclasses.replace(CHOOSE_KIND, needs=needs)

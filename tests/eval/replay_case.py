@@ -25,6 +25,12 @@ class Store(dict):
     def read(self, sequence_id):
         return self[sequence_id]
 
+    def tokens(self, sequence_id):
+        return self[sequence_id].token_ids
+
+    def completion_start(self, sequence_id):
+        return self[sequence_id].completion_start
+
 
 def states_of(speculator, ends, tokens, hidden):
     sequence = torch.zeros(1, len(tokens), dtype=torch.long)

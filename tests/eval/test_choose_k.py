@@ -41,6 +41,12 @@ SUMS = SimpleNamespace(
 )
 
 
+LOOKED_UP = SimpleNamespace(
+    acceptance_length=lambda: [1.4, 1.6, 1.8, 2.0, 2.3, 2.6, 2.8, *[2.9] * 17],
+    tokens_R=SUMS.tokens_R,
+)
+
+
 def chosen(step_s, lengths=LENGTHS, base=LENGTHS, main=1, base_s=None) -> Choice:
     """From steps of 1..K drafts, or of 0..K where there are more than LENGTHS."""
     first = 0 if len(step_s[1]) > len(LENGTHS) else 1
@@ -122,10 +128,15 @@ def case(tmp_path, monkeypatch):
         pass
 
     def measured(servers, mode, load, numbers, batch_sizes, prompts, sampling, speculators):
-        timed.append((mode, dict(numbers), batch_sizes, prompts))
+        timed.append((mode, dict(numbers), dict(batch_sizes), prompts))
         row = {1: 0.012, 2: 0.03} if "base" in numbers else {1: 0.012, 2: 0.014}
-        rows = {size: row if size == 1 else {1: 0.04, 2: 0.08} for size in batch_sizes}
-        return StepTimes(seconds=dict.fromkeys(numbers, rows))
+        seconds = {
+            name: {size: row if size == 1 else {1: 0.04, 2: 0.08} for size in sizes}
+            for name, sizes in batch_sizes.items()
+        }
+        if "ngram" in numbers:
+            seconds["ngram"] = {1: {2: 0.011, 4: 0.012, 8: 0.018, 24: 0.018}}
+        return StepTimes(seconds=seconds)
 
     monkeypatch.setattr(module, "time_steps", measured)
     context = EvaluationContext(
@@ -138,6 +149,7 @@ def case(tmp_path, monkeypatch):
             "base": Speculator("mtp", target),
             "custom": Speculator("mtp", tmp_path / "custom"),
         },
+        lookups={"ngram": Speculator("ngram")},
         data=EvaluationData(
             tmp_path, {"validation": ["a"], "heldout": ["b"]}, tmp_path / "features"
         ),
@@ -151,7 +163,7 @@ def chosen_for(context, replayed=True, **settings):
     requests = HeldoutRequests(
         Sampling(), [], [Prompt(sequence_id="q", session="s", user="", token_ids=[1], text="a")]
     )
-    validation = dict.fromkeys(("base", "custom", "lookup"), SUMS) if replayed else None
+    validation = {"base": SUMS, "custom": SUMS, "ngram": LOOKED_UP} if replayed else None
     return choose(
         context=context,
         servers="servers",
@@ -168,13 +180,19 @@ def test_steps_are_timed_once_and_only_where_the_recipe_leaves_it_to_them(case) 
     assert (by_hand.k.custom, by_hand.step_ms) == (1, {})
     assert by_hand.acceptance_length.custom == [1.8, 2.4]
     without_replay = chosen_for(context, replayed=False)
-    assert without_replay.k.custom == without_replay.lookup_k == 2 and not timed
+    assert without_replay.k.custom == 2 and without_replay.lookup_k is None
     choice = chosen_for(context)
     assert choice.k.custom == 2 and choice.k_per_batch_size.custom == [(1, 1, 2), (2, 4, 1)]
-    # Lookup: 2.4 tokens in custom's 14 ms beat 1.8 in 12; where it was timed, what was chosen.
-    assert choice.lookup_k == 2 and draft_plan(choice, None, False)["lookup"] == 2
+    # Lookup has numbers of its own: 2.0 tokens in 12 ms beat 1.6 in 11 and 2.9 in 18.
+    assert choice.lookup == "ngram" and draft_plan(choice, None, False)["lookup"] == 4
+    assert choice.lookups["ngram"].acceptance_length[3] == 2.0
     assert chosen_for(context) == choice
-    assert timed == [("eager", {"custom": [1, 2]}, [1, 4], ["a"])]
+    numbers = {"custom": [1, 2], "ngram": [2, 4, 8, 24]}
+    assert timed[1:] == [("eager", numbers, {"custom": [1, 4], "ngram": [1]}, ["a"])]
+    # With K set by hand, only lookup is timed.
+    assert by_hand.lookup_k == 4
+    lookup_numbers = {"ngram": [1, 2, 4, 8, 24]}
+    assert timed[:1] == [("eager", lookup_numbers, {"ngram": [1]}, ["a"])]
     length = ClusteredEstimate(value=1.5, low=None, high=None, observations=3, clusters=3, over="")
     lookup = KindSpeed(kind="ngram", k=1, acceptance_length=length, step_ms=1.0)
     assert chosen_for(dataclasses.replace(context, kinds=[lookup])).lookup_k == 1
@@ -193,7 +211,7 @@ def with_heads(context, folder, *names):
         (["custom"], (1, 2), [["base"]]),
         # At custom's depth alone, a base whose drafts do not pay would look slower than it is.
         (["base"], (1, 1), [["base", "custom"]]),
-        (["base", "custom"], (2, 2), []),
+        (["base", "custom"], (2, 2), [[]]),
     ],
 )
 def test_speculators_of_one_number_are_timed_where_they_start_for_another(
@@ -202,7 +220,7 @@ def test_speculators_of_one_number_are_timed_where_they_start_for_another(
     context, timed = case
     choice = chosen_for(with_heads(context, tmp_path, *of_one_number))
     assert (choice.k.base, choice.k.custom) == k
-    assert [list(each) for _, each, _, _ in timed] == numbers
+    assert [[name for name in each if name != "ngram"] for _, each, _, _ in timed] == numbers
     lookup = {"lookup": choice.lookup_k}
     assert draft_plan(choice, None, False) == {"base": k[0], "custom": k[1]} | lookup
 
@@ -215,14 +233,14 @@ def test_a_base_of_one_number_is_started_for_today_s(case, tmp_path):
     with pytest.raises(OutriderError, match=r"config\.json: no such file"):
         check(today)  # which only misses the files of the case's custom
     assert chosen_for(today).k.base == 1
-    assert list(timed[-1][1]) == ["custom"]
+    assert list(timed[-1][1]) == ["custom", "ngram"]
 
 
 def test_two_of_one_number_have_no_other_and_no_schedule(case, tmp_path):
     context = with_heads(case[0], tmp_path, "base", "custom")
     assert context.one_engine
     plan = draft_plan(chosen_for(context), 2, False, fixed=True)
-    assert plan == {"base": 2, "custom": 2, "lookup": 2}
+    assert plan == {"base": 2, "custom": 2, "lookup": 4}
     settings = context.settings.model_copy(update={"current_k": 1})
     with pytest.raises(OutriderError, match=r"eval\.current_k = 1: a P-EAGLE head always drafts"):
         check(dataclasses.replace(context, settings=settings))

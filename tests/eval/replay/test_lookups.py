@@ -52,8 +52,9 @@ def served(text: LoggedText, k: int, shortest: int, longest: int) -> tuple[list[
     while position < len(ids):
         count = 0
         starts.append(position - 1 - text.completion_start)
+        drafts = proposed(ids[:position], k, shortest, longest)
         # The engine may accept a draft past the end, but nothing logged shows it.
-        for draft, logged in zip(proposed(ids[:position], k, shortest, longest), ids[position:]):
+        for draft, logged in zip(drafts, ids[position:], strict=False):
             if draft != logged:
                 break
             count += 1

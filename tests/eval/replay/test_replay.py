@@ -14,6 +14,7 @@ from outrider.eval.replay.sums import ARRAYS, ReplaySums, compare
 from outrider.serving.client import Sampling
 from outrider.speculators.acceptance import target_distribution
 from outrider.speculators.features import FINAL_NORM, SequenceStates
+from outrider.speculators.kinds.protocol import MOST_LOOKED_UP, Lookup
 from tests.eval.replay_case import DEPTH, TEMPERATURE, TOP_K, TOP_P, replay_case, states_of
 
 
@@ -222,7 +223,7 @@ def test_lookup_is_the_literal_walk(case, copying, method):
     """Its drafts are one-hot whatever the sampling of drafts."""
     store, rows = copying
     sums = replay(
-        speculator="ngram",
+        speculator=Lookup("ngram"),
         target_dir=case.target,
         feature_store=store,
         rows=rows,
@@ -242,8 +243,8 @@ def test_lookup_is_the_literal_walk(case, copying, method):
 
 
 def test_no_speculation_makes_a_step_a_token(case, copying):
-    sums = replay("none", case.target, *copying, DEPTH)
-    assert sums.acceptance_length() == [1.0] * DEPTH and sums.accepted_RKK.sum() == 0
+    sums = replay(Lookup("none"), case.target, *copying, DEPTH)
+    assert sums.acceptance_length() == [1.0] * MOST_LOOKED_UP and sums.accepted_RKK.sum() == 0
 
 
 def test_the_ceiling_is_the_literal_walk_of_the_target_s_most_likely_tokens(case):
