@@ -86,7 +86,7 @@ def choose(
             batch_sizes={
                 **dict.fromkeys(engines, settings.concurrency),
                 # Lookup is served at the main concurrency only (bench/closed_loop.py).
-                **dict.fromkeys(references, [main]),
+                **dict.fromkeys(references, (main,)),
             },
             prompts=[prompt.text for prompt in requests.timed],
             sampling=requests.sampling,

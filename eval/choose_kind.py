@@ -4,9 +4,10 @@
     kinds[0].kind
 
 Kinds are compared in the same way as numbers of drafts (choose_k.py): by replayed steps times
-seconds per step, each kind at its best K, at the main concurrency. The servers of all kinds are
-timed in turn. A lookup needs no training, so it is chosen unless a trained kind is shown to be
-faster. The choice does not use the held-out part, whose intervals therefore need no correction.
+seconds per step, each kind at its best K, at the main concurrency. The servers of all kinds, of
+base and without speculation are timed in turn. A lookup needs no training, so the fastest one is
+chosen unless a trained kind is shown to be faster. The choice does not use the held-out part, whose
+intervals therefore need no correction.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,13 +26,17 @@ from outrider.eval.replay.sums import ReplaySums, length_at
 from outrider.eval.results.parts import ClusteredEstimate
 from outrider.eval.results.sections import KindSpeed
 from outrider.eval.stats.clusters import clustered
+from outrider.serving.speculator import Speculator
 from outrider.speculators.kinds import lookup_names
+
+REFERENCES = ("base", "none")
+"""Names of the speculator in use and of no speculation, which are timed but cannot be chosen."""
 
 
 def choose_kind(
     contexts: Mapping[str, EvaluationContext], facts: Mapping[str, Mapping[str, Any]]
 ) -> list[KindSpeed]:
-    """Times and ranks all kinds, the chosen one first.
+    """Times and ranks all kinds, base and no speculation; the chosen kind comes first.
 
     The contexts differ only in the custom speculator and its folders. `facts` holds `parameters`
     and `training_minutes` of each trained kind.
@@ -43,6 +48,8 @@ def choose_kind(
     replays = {
         kind: replay_drafter(context, "validation", "custom") for kind, context in contexts.items()
     }
+    replays["base"] = replay_drafter(first, "validation", "base")
+    replays["none"] = replays["base"].without_drafts()
     times = first.cached("step_times_of_kinds", StepTimes, lambda: _time_kinds(contexts))
     main = first.settings.main
     return ranked(replays, {kind: row[main] for kind, row in times.seconds.items()}, main, facts)
@@ -54,17 +61,19 @@ def ranked(
     main: int,
     facts: Mapping[str, Any],
 ) -> list[KindSpeed]:
-    """Ranks the kinds: the chosen one, then the others, fastest first.
+    """Ranks the kinds: the chosen one, then the others and REFERENCES, fastest first.
 
     `steps` holds seconds per step at concurrency `main`, by kind and number of drafts.
     """
     best = {
-        kind: best_k(speeds_of(sums.acceptance_length(), {main: steps[kind]})[main], least=1)
+        kind: best_k(
+            speeds_of(sums.acceptance_length(), {main: steps[kind]})[main],
+            least=min(1, max(steps[kind])),
+        )
         for kind, sums in replays.items()
     }
     seconds_R = {
-        kind: sums.steps_RK[:, best[kind] - 1] * steps[kind][best[kind]]
-        for kind, sums in replays.items()
+        kind: sums.steps_at(best[kind]) * steps[kind][best[kind]] for kind, sums in replays.items()
     }
 
     lookups = [kind for kind in replays if kind in lookup_names()]
@@ -98,14 +107,18 @@ def ranked(
 
 def _chosen(kinds: Sequence[KindSpeed], lookup: str) -> KindSpeed:
     """The fastest trained kind, or `lookup` unless that kind is shown to be faster."""
-    chosen = next(speed for speed in kinds if speed.kind not in lookup_names())
-    ratio = chosen.over_lookup
-    if ratio is not None:
-        # With too few sessions for an interval, the estimated gain must exceed MIN_GAIN.
-        faster = ratio.value > 1 + MIN_GAIN if ratio.low is None else ratio.low > 1
-        if not faster:
-            return next(speed for speed in kinds if speed.kind == lookup)
-    return chosen
+    of_lookup = next((speed for speed in kinds if speed.kind == lookup), None)
+    untrained = (*lookup_names(), *REFERENCES)
+    trained = next((speed for speed in kinds if speed.kind not in untrained), None)
+    if trained is None or of_lookup is None:
+        chosen = trained or of_lookup
+        assert chosen is not None
+        return chosen
+    ratio = trained.over_lookup
+    assert ratio is not None
+    # With too few sessions for an interval, the estimated gain must exceed MIN_GAIN.
+    faster = ratio.value > 1 + MIN_GAIN if ratio.low is None else ratio.low > 1
+    return trained if faster else of_lookup
 
 
 def _time_kinds(contexts: Mapping[str, EvaluationContext]) -> StepTimes:
@@ -118,19 +131,22 @@ def _time_kinds(contexts: Mapping[str, EvaluationContext]) -> StepTimes:
     sampling = customers_sampling(validation)
     texts = [prompt.text for prompt in prompts]
     speculators = {kind: context.speculators["custom"] for kind, context in contexts.items()}
+    speculators |= {"base": first.speculators["base"], "none": Speculator("none")}
     numbers: dict[str, Sequence[int]] = {}
     for kind, speculator in speculators.items():
         drafts = [number for number in first.draft_numbers(speculator) if number]
+        if not speculator.speculates:
+            drafts = [0]
         # An engine whose k is fixed would have to be started once per number.
         numbers[kind] = [max(drafts)] if speculator.family.fixed_k else drafts
-    first.say(f"timing steps of the {mode} engine: {', '.join(contexts)} in turn")
+    first.say(f"timing steps of the {mode} engine: {', '.join(speculators)} in turn")
     with first.open_servers(speculators, texts) as (load, servers):
         return time_steps(
             servers=servers,
             mode=mode,
             load=load,
             numbers=numbers,
-            batch_sizes=dict.fromkeys(numbers, [settings.main]),
+            batch_sizes=dict.fromkeys(numbers, (settings.main,)),
             prompts=texts,
             sampling=sampling,
             speculators=speculators,

@@ -172,10 +172,10 @@ class EvalConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     k: PositiveInt | Literal["auto"] = "auto"
-    """Drafted tokens per step. A number applies to base and custom; lookups have their own. "auto" chooses k for each of
+    """Drafted tokens per step. A number applies to base and custom. "auto" chooses k for each of
     them in every engine mode, from the validation part and timed engine steps: the smallest k, up
     to the trained depth, that no larger k beats by more than 1 % in tokens/s at the main
-    concurrency (eval/choose_k.py)."""
+    concurrency (eval/choose_k.py). The k of a lookup is always chosen so, up to 24."""
 
     current_k: PositiveInt | None = None
     """Drafted tokens per step of today's endpoint. If set, base is also measured at this K, and
@@ -190,8 +190,8 @@ class EvalConfig(BaseModel):
     """What an endpoint gets without training, measured as a reference that custom must beat, at its
     best settings and K (up to 24). `ngram`: vLLM's n-gram lookup. `suffix`: its suffix lookup,
     which also searches the responses to earlier requests, here those of the training part. `auto`:
-    both are replayed, and the faster one is served; suffix lookup only if it is installed (`outrider
-    doctor --install-suffix`)."""
+    both are replayed, and the faster one is served; suffix lookup only if it is installed
+    (`outrider doctor --install-suffix`)."""
 
     side_by_side: bool = True
     """Whether the server without speculation and the one for base and custom run at the same time,

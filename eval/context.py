@@ -43,7 +43,7 @@ from outrider.serving.load_generator import WARM_UP_TOKENS, LoadGenerator
 from outrider.serving.server import Server
 from outrider.serving.speculator import Speculator
 from outrider.speculators.features import FeatureSpec
-from outrider.speculators.kinds import lookup_names
+from outrider.speculators.kinds import installed_lookups, lookup_names
 from outrider.speculators.kinds.protocol import MOST_LOOKED_UP, Runner
 
 LOOKUP_NUMBERS = (2, 4, 8, MOST_LOOKED_UP)
@@ -278,7 +278,7 @@ class EvaluationContext:
             "target": file_digest(target_dir / "config.json"),
             "features": manifest,
             "parts": {name: self.data.parts.get(name) for name in parts},
-            "lookups": {name: dict(one.settings) for name, one in self.lookups.items()},
+            "lookups": installed_lookups(),
             "depth": self.depth,
             "lookup_k": [speed.k for speed in self.kinds if speed.kind in lookup_names()],
             "serving": self.serving.model_dump(mode="json", exclude={"ignored_flags"}),

@@ -45,7 +45,10 @@ def with_lookups(context: EvaluationContext) -> EvaluationContext:
     speculators = {
         name: _at_best(context, speculator) for name, speculator in context.speculators.items()
     }
-    return dataclasses.replace(context, speculators=speculators, lookups=lookups)
+    prepared = dataclasses.replace(context, speculators=speculators, lookups=lookups)
+    # What was chosen follows from the given context, so measurements are kept under its digest.
+    vars(prepared)["digest"] = context.digest
+    return prepared
 
 
 def missing_lookups(context: EvaluationContext) -> dict[str, str]:

@@ -3,12 +3,12 @@
     speed_checks(findings, settings.gate)
 
 At the main concurrency, custom must be shown to be faster than base at base's best K, base at
-`eval.current_k`, and the fastest lookup, which needs no training. It must also be shown to be at most 3
-% slower than base at other concurrencies, and at most 3 % slower than no speculation at every
-concurrency (non-inferiority: the interval must lie above `gate.least_speed`). `ship` requires every
-check, so a lack of evidence does not pass. The levels need no correction: because all checks must
-pass, the error probability is that of one check (intersection-union test: Berger, Technometrics 24,
-1982).
+`eval.current_k`, and the fastest lookup, which needs no training. It must also be shown to be at
+most 3 % slower than base at other concurrencies, and at most 3 % slower than no speculation at
+every concurrency (non-inferiority: the interval must lie above `gate.least_speed`). `ship` requires
+every check, so a lack of evidence does not pass. The levels need no correction: because all checks
+must pass, the error probability is that of one check (intersection-union test: Berger,
+Technometrics 24, 1982).
 """
 
 from collections.abc import Mapping, Sequence

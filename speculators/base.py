@@ -119,8 +119,13 @@ def planned(speculator: SpeculatorConfig, target_config: Mapping[str, Any]) -> M
 
 
 def stored_features(speculator: SpeculatorConfig, target_config: Mapping[str, Any]) -> FeatureSpec:
-    """Streams in the feature store for all kinds that the recipe trains."""
+    """Streams in the feature store: those of all kinds that are trained, else those of the base."""
     specs = []
+    if not speculator.kinds and is_directory(speculator.base):
+        directory = Path(str(speculator.base)).expanduser()
+        kind = kind_of(directory)
+        if isinstance(kind, TrainableKind):
+            specs.append(kind.features(read_json(directory / "config.json"), target_config))
     for name in speculator.kinds:
         config = planned(speculator.of_kinds([name]), target_config)
         specs.append(trainable_kind(name).features(config, target_config))

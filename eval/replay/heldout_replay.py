@@ -161,7 +161,7 @@ def print_first_result(context: EvaluationContext, heldout: Replays) -> None:
 
 
 def replay_figures(replays: Replays, choice: Choice) -> Replay:
-    """Acceptance lengths at custom's k; lookups, and base's acceptance by position, at their own."""
+    """Acceptance lengths at custom's k, but of lookups, and of base by position, at their own."""
     k = choice.k
     own_k = dict.fromkeys(replays, k.custom)
     own_k |= {"base": k.base, **{name: lookup.k for name, lookup in choice.lookups.items()}}

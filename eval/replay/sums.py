@@ -42,6 +42,18 @@ class ReplaySums:
         """Delivered tokens per step for k = 1..K, as a ratio of sums."""
         return [float(value) for value in self.tokens_R.sum() / self.steps_RK.sum(axis=0)]
 
+    def steps_at(self, k: int) -> Array:
+        """Expected steps of each response with k drafts per step, [R]."""
+        return self.steps_RK[:, k - 1] if k else self.tokens_R
+
+    def without_drafts(self) -> "ReplaySums":
+        """The sums of an engine that drafts nothing, which delivers a token per step."""
+        return replace(
+            self,
+            steps_RK=np.broadcast_to(self.tokens_R[:, None], self.steps_RK.shape),
+            accepted_RKK=np.zeros_like(self.accepted_RKK),
+        )
+
     def cumulative(self, k: int) -> list[float]:
         """Share of steps whose drafts 1..j were all accepted, by position j."""
         accepted_K = self.accepted_RKK[:, k - 1, :k].sum(axis=0)
@@ -118,7 +130,7 @@ ARRAYS = ("tokens_R", "steps_RK", "accepted_RKK", "region_tokens_RG", "region_st
 
 def length_at(sums: ReplaySums, k: int) -> ClusteredEstimate:
     """Acceptance length with k drafts."""
-    sums_R2 = np.stack([sums.tokens_R, sums.steps_RK[:, k - 1]], axis=1)
+    sums_R2 = np.stack([sums.tokens_R, sums.steps_at(k)], axis=1)
     return clustered(sums_R2, sums.sessions, lambda s: s[..., 0] / s[..., 1], users=sums.users)
 
 

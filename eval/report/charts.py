@@ -11,9 +11,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from outrider.eval.results.parts import DRAFTERS, VARIANTS
+from outrider.eval.results.parts import DRAFTERS, LOOKUP, VARIANTS
 from outrider.eval.results.report import Report
 from outrider.eval.results.sections import RateRow, SpeedRow
+from outrider.speculators.kinds import lookup_names
 
 INK = "var(--soft)"
 FORM = {
@@ -84,6 +85,38 @@ def acceptance_figure(results: Report) -> Figure:
     x = _x("position", "draft position", "ascending")
     svg = _svg(rows, {"layer": layers, "encoding": {"x": x, "xOffset": OFFSET}})
     return Figure("Acceptance by draft position", DRAFTERS, svg, note)
+
+
+def kinds_figure(results: Report) -> Figure:
+    """Charts the tokens/s of all kinds that were compared on the validation part."""
+    concurrency = results.choice.main_concurrency
+    chosen = results.kinds[0].kind
+    by_speed = sorted(results.kinds, key=lambda speed: speed.tokens_per_s(concurrency))
+    rows = [
+        {
+            "kind": speed.kind,
+            "value": speed.tokens_per_s(concurrency),
+            "colour": "custom" if speed.kind == chosen else _role(speed.kind),
+        }
+        for speed in by_speed
+    ]
+    roles = ("none", "base", LOOKUP, "custom", "ceiling")
+    scale = {"domain": roles, "range": [f"var(--{role})" for role in roles]}
+    colour = {"field": "colour", "type": "nominal", "legend": None, "scale": scale}
+    x = _x("kind", "", [speed.kind for speed in by_speed])
+    svg = _svg(rows, {"mark": BAR, "encoding": {"x": x, "y": VALUE, "color": colour}})
+    note = (
+        f"Replayed acceptance of the validation part over measured step time, each kind at its own"
+        f" K, with {concurrency} concurrent requests. {chosen} was chosen and is `custom` below."
+    )
+    return Figure("Tokens/s of everything that could be served", [], svg, note)
+
+
+def _role(kind: str) -> str:
+    """The colour of a kind that was not chosen: trained kinds have the ceiling's."""
+    if kind in lookup_names():
+        return LOOKUP
+    return kind if kind in VARIANTS else "ceiling"
 
 
 def speed_figure(mode: str, speed: Mapping[str, SpeedRow]) -> Figure:

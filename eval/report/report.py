@@ -3,6 +3,7 @@
 write_report(report, Path("runs/resume_screening"), Path("runs/resume_screening"))
 """
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,12 @@ from outrider.data.on_policy.check import FILE as ON_POLICY
 from outrider.data.on_policy.check import groups_of, two_lines
 from outrider.eval.report import charts
 from outrider.eval.report.formatting import print_markdown, render
-from outrider.eval.results.parts import ClusteredEstimate, Estimate, k_list
+from outrider.eval.results.parts import DRAFTERS, ClusteredEstimate, Estimate, k_list
 from outrider.eval.results.report import Report
+from outrider.eval.results.sections import Choice
+
+MOST_SHOWN = 8
+"""Largest K of the table of acceptance lengths; a lookup has 24."""
 
 
 def write_report(report: Report, report_dir: Path, trained_dir: Path) -> Path:
@@ -49,7 +54,8 @@ def sections_of(run_dir: Path) -> dict[str, Any]:
 def contents(report: Report, metrics: charts.Rows) -> dict[str, Any]:
     """The template's values: the report, its charts and derived tables."""
     replay = report.replay
-    depth = len(replay.by_k["custom"]) if replay else 0
+    depths = [len(replay.by_k[name]) for name in DRAFTERS] if replay else [0]
+    depth = min(*depths, MOST_SHOWN)
     acceptance = charts.acceptance_figure(report), charts.training_figure(metrics)
     rates = [
         (f"{scenario.replace('_', ' ')}, {mode}", rows)
@@ -58,17 +64,19 @@ def contents(report: Report, metrics: charts.Rows) -> dict[str, Any]:
     ]
     from_log = {row.arrivals for _, rows in rates for row in rows.values()} == {"log"}
     arrivals = "a Poisson process where the log has no times"
-    first_k = 0 if report.by_batch_size else 1  # a schedule may draft nothing at large batches
     values = {
         "r": report,
         "k_list": k_list(report.choice.k),
         "tiles": headline(report),
-        "speed_figures": [charts.speed_figure(m, one.speed) for m, one in report.served.items()],
+        "speed_figures": [
+            *([charts.kinds_figure(report)] if report.kinds else []),
+            *(charts.speed_figure(mode, served.speed) for mode, served in report.served.items()),
+        ],
         "rate_figures": [charts.rate_figure(*scenario) for scenario in rates],
         "arrivals": "those of the log, scaled to the rate" if from_log else arrivals,
         "acceptance_figures": [figure for figure in acceptance if figure],
     }
-    values["drafts_head"] = [f"k = {k}" for k in range(first_k, 1 + depth)]
+    values["k_table"] = k_table(report.choice)
     values["by_k_head"] = [f"K = {k}" for k in range(1, 1 + depth)]
     return values | _facts_of(report)
 
@@ -82,6 +90,33 @@ def _facts_of(report: Report) -> dict[str, Any]:
         "on_policy_lines": two_lines(on_policy) if on_policy else [],
         "on_policy_groups": groups_of(on_policy) if on_policy else [],
     }
+
+
+def k_table(choice: Choice) -> dict[str, Any]:
+    """Step times and acceptance lengths by number of drafts: `head`, and `rows` by label."""
+    times: dict[str, dict[int, float]] = {}
+    lengths: dict[str, list[float]] = {}
+    for drafter, sizes in choice.step_ms.items():
+        for size, row in sizes.items():
+            times[f"concurrency {size}, {drafter}'s engine"] = row
+    if choice.acceptance_length is not None:
+        lengths |= {name: choice.acceptance_length.of(name) for name in DRAFTERS}
+    for name, lookup in choice.lookups.items():
+        if lookup.step_ms:
+            label = f"concurrency {choice.main_concurrency}, {name} lookup's engine"
+            times[label] = lookup.step_ms
+            lengths[f"{name} lookup"] = lookup.acceptance_length or []
+    numbers = sorted(set(itertools.chain.from_iterable(times.values())))
+    rows: dict[str, list[float | str]] = {}
+    for label, row in times.items():
+        rows[label] = [round(row[k], 1) if k in row else "" for k in numbers]
+    for name, by_k in lengths.items():
+        # Without drafts, a step delivers one token.
+        known = dict(enumerate([1.0, *by_k]))
+        rows[f"acceptance length, {name}"] = [
+            round(known[k], 3) if k in known else "" for k in numbers
+        ]
+    return {"head": [f"k = {k}" for k in numbers], "rows": rows}
 
 
 def headline(results: Report) -> dict[str, ClusteredEstimate | Estimate]:

@@ -18,6 +18,7 @@ from outrider.eval.results.parts import (
     DOCUMENTED,
     ClusteredEstimate,
     Drafters,
+    Estimate,
     Part,
     interval,
     k_list,
@@ -253,20 +254,51 @@ class Report(Findings):
                 text += ": no trained kind is shown to be faster on validation"
                 text += f" ({best.kind} / lookup {interval(best.over_lookup)})"
             return f"{text}."
-        for mode, served in self.served.items():
+        name = self.better_lookup
+        if name is None:
+            return self._none_line()
+        mode, ratio = self._over_lookup()
+        return (
+            f"{kind_named(name).in_words.capitalize()}, which needs no training, is"
+            f" {'faster' if ratio.high < 1 else 'as fast'} ({mode}: custom / lookup"
+            f" {interval(ratio)}): ship it instead. `outrider eval RECIPE --speculator {name}`"
+            " evaluates it."
+        )
+
+    @property
+    def better_lookup(self) -> str | None:
+        """The served lookup if custom is not shown to be faster in every mode; else None.
+
+        It must also deliver more tokens/s than base and than no speculation.
+        """
+        for served in self.served.values():
             row = served.speed[str(self.choice.main_concurrency)]
             reference = max(row.none.tokens_per_s, row.base.tokens_per_s)
-            if not row.lookup or row.lookup.block.tokens_per_s <= reference:
+            if row.lookup is None or row.lookup.block.tokens_per_s <= reference:
                 continue
-            ratio = row.lookup.custom_over
-            if ratio.low <= 1:
-                return (
-                    f"{self.lookup_in_words.capitalize()}, which needs no training, is"
-                    f" {'faster' if ratio.high < 1 else 'as fast'} ({mode}: custom / lookup"
-                    f" {interval(ratio)}): ship it instead. `outrider eval RECIPE --speculator"
-                    f" {self.choice.lookup}` evaluates it."
-                )
-        return ""
+            if row.lookup.custom_over.low <= 1:
+                return self.choice.lookup
+        return None
+
+    def _over_lookup(self) -> tuple[str, Estimate]:
+        """The mode in which custom is slowest relative to the lookup, and the ratio there."""
+        ratios = []
+        for mode, served in self.served.items():
+            row = served.speed[str(self.choice.main_concurrency)]
+            if row.lookup is not None:
+                ratios.append((mode, row.lookup.custom_over))
+        return min(ratios, key=lambda pair: pair[1].value)
+
+    def _none_line(self) -> str:
+        """Advice to serve without speculation, if nothing measured is faster; else empty."""
+        rows = [served.speed[str(self.choice.main_concurrency)] for served in self.served.values()]
+        slower = [row.custom_over_none.high < 1 and row.base_over_none.high < 1 for row in rows]
+        if not slower or not all(slower):
+            return ""
+        return (
+            "Serve without speculation: both base and custom are shown to be slower than the"
+            f" target alone at concurrency {self.choice.main_concurrency}."
+        )
 
     @classmethod
     def read(cls, path: Path) -> Self:

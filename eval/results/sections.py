@@ -62,9 +62,9 @@ class KindSpeed(Part):
     """A kind's speed: replayed acceptance over step time at the main concurrency."""
 
     kind: str
-    """The value of speculator.kind"""
+    """A value of speculator.kind, `base` (in use) or `none` (no speculation)"""
     k: int
-    """Its best k, or the only k that it supports"""
+    """Its best k, or the only k that it supports; 0 without speculation"""
     acceptance_length: ClusteredEstimate
     """Acceptance length at k on the validation part"""
     step_ms: float

@@ -1,7 +1,7 @@
 """Evaluate: compares the trained speculator, or another, with base and no speculation.
 
 In a run of several kinds, CHOOSE_KIND selects the one that is fastest on the validation part, and
-EVALUATE_KINDS publishes and evaluates it.
+EVALUATE_KINDS publishes and evaluates it, and then a lookup that is faster in servers.
 """
 
 import dataclasses
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from outrider.common.files import link_or_copy, publish, read_json, write_json
 from outrider.common.fingerprint import path_digest
+from outrider.eval.config import SHIP
+from outrider.eval.results.report import Report
 from outrider.eval.results.sections import KindSpeed
 from outrider.pipeline.preflight import check_served
 from outrider.pipeline.recipe.recipe import Recipe
@@ -100,10 +102,33 @@ def _choose_kind(run: RunDirectory, recipe: Recipe, options: Options) -> Result:
 
 
 def _evaluate_kinds(run: RunDirectory, recipe: Recipe, options: Options) -> Result:
-    """Evaluates the kind that choose_kind selected."""
+    """Evaluates the kind that choose_kind selected, and a lookup that is faster in servers.
+
+    A trained kind that does not ship, because the lookup that it was served with is as fast, is
+    followed by that lookup. Its own report is then in its folder.
+    """
     kinds = [KindSpeed.model_validate(speed) for speed in read_json(run.kind_choice)]
-    chosen = publish_chosen(run, kinds[0].kind)
-    one = recipe.of_kinds([kinds[0].kind])
+    first = kinds[0].kind
+    result = _evaluate_kind(run, recipe, kinds)
+    if result["verdict"] == SHIP:
+        return result
+    report = Report.read(run.root / "report.json")
+    lookup = next((speed for speed in kinds if speed.kind == report.better_lookup), None)
+    if lookup is None:
+        return result
+    folder = run.of_kind(first).evaluation
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("report.json", "report.html", "report.md"):
+        shutil.copyfile(run.root / name, folder / name)
+    kinds.remove(lookup)
+    return _evaluate_kind(run, recipe, [lookup, *kinds])
+
+
+def _evaluate_kind(run: RunDirectory, recipe: Recipe, kinds: Sequence[KindSpeed]) -> Result:
+    """Publishes and evaluates the first of the kinds."""
+    kind = kinds[0].kind
+    chosen = publish_chosen(run, kind)
+    one = recipe.of_kinds([kind])
     return _evaluate(run, one, speculator=chosen, out=run.evaluation, report=run.root, kinds=kinds)
 
 

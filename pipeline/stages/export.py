@@ -61,7 +61,9 @@ def _write(
 ) -> None:
     """Writes the bundle of the evaluated speculator; lookup has no weights."""
     kind = results.speculator.kind
-    speculator = Speculator.named(run.speculator if kind_named(kind).has_weights else kind)
+    speculator = Speculator(kind, settings=results.speculator.settings)
+    if kind_named(kind).has_weights:
+        speculator = Speculator.named(run.speculator)
     schedule = _schedule(recipe, results)
     longest = results.choice.k.custom
     if schedule is not None:

@@ -58,7 +58,7 @@ from outrider.eval.results.sections import (
 )
 from outrider.serving.speculator import Speculator
 
-EVALUATION = EvalConfig(repeats=3)
+EVALUATION = EvalConfig(repeats=3, lookup="ngram")
 K, DEPTH = 3, 4
 BOTH_K = Drafters[int](base=2, custom=K)
 BURSTS = {"none": 1.0, "base": 2.2, "custom": 2.9}
@@ -301,6 +301,7 @@ def served_measurements(
         responses[f"greedy_{variant}_again"] = responses[f"greedy_{variant}"]
     return {
         "speed_eager": blocks,
+        "step_times_eager": {"seconds": {"ngram": {"1": {"2": 0.011, "4": 0.012}}}},
         "rates_eager": {},
         "verification_eager": sample_engine_findings().model_dump(mode="json"),
         **{

@@ -117,6 +117,7 @@ def _case(target, run, prompt, completion, depth):
         ),
         settings=EvalConfig(
             k=2,
+            lookup="ngram",
             engine_modes=["eager"],
             concurrency=[1, 2],
             requests=2,
@@ -171,11 +172,12 @@ def test_measurements_are_kept_and_results_computed_again(tmp_path, nano_r1, cap
     assert set(written_at()) - set(map("{}.json".format, served_measurements(1.4, prompts=6))) == {
         "replay_heldout_base.json",
         "replay_heldout_custom.json",
-        "replay_heldout_lookup.json",
+        "replay_heldout_ngram.json",
         "replay_heldout_ceiling.json",
         "replay_validation_base.json",
         "replay_validation_custom.json",
-        "replay_validation_lookup.json",
+        "replay_validation_ngram.json",
+        "settings_ngram.json",
     }
     # The first result is printed before anything that needs an engine, for every k.
     printed = " ".join(capsys.readouterr().err.split())
@@ -199,7 +201,8 @@ def test_measurements_are_kept_and_results_computed_again(tmp_path, nano_r1, cap
     weightless = Speculator("ngram")
     case.context = replace(own, speculators=own.speculators | {"base": weightless})
     _, against_lookup = evaluated(show_samples=True)
-    assert against_lookup.replay.by_k["base"] == against_lookup.replay.by_k["lookup"]
+    assert against_lookup.replay.by_k["base"] == results.replay.by_k["ngram"]
+    assert not against_lookup.replay.lookups
     assert against_lookup.replay.by_k["ceiling"] == results.replay.by_k["ceiling"]
     assert against_lookup.samples is None and not against_lookup.not_measured
     case.context = own
@@ -294,7 +297,7 @@ def check_server_of_both(servers, load, speculators):
         mode="eager",
         load=load,
         numbers={"custom": range(3)},
-        batch_sizes=[3],
+        batch_sizes={"custom": [3]},
         prompts=TEXTS,
         sampling=sampling,
         speculators=speculators,
@@ -366,7 +369,10 @@ def test_an_evaluation_from_servers_to_report(short_r1, tmp_path, monkeypatch):
     def servers(serving, speculators, numbers, **settings):
         """Real ones that may draft any number; the evaluation's own checks end with ours."""
         with Servers(
-            serving=serving, speculators=speculators, numbers=range(DEPTH + 1), **settings
+            serving=serving,
+            speculators=speculators,
+            numbers=dict.fromkeys(speculators, range(DEPTH + 1)),
+            **settings,
         ) as running:
             yield running
             check_server_of_both(running, *loads, speculators)

@@ -164,7 +164,11 @@ def bench(nano_r1, tmp_path_factory):
         speculators = {name: Speculator("mtp", nano_r1) for name in ("base", "custom")}
         running = stack.enter_context(
             Servers(
-                target=target, serving=SERVING, speculators=speculators, numbers=[K], log_dir=home
+                target=target,
+                serving=SERVING,
+                speculators=speculators,
+                numbers=dict.fromkeys(speculators, (K,)),
+                log_dir=home,
             )
         )
         engine = stack.enter_context(
@@ -332,7 +336,11 @@ def test_a_slow_start_does_not_make_the_other_engine_faster(nano_r1, tmp_path, m
     with (
         LoadGenerator(target, tmp_path / "load.log") as load,
         Servers(
-            target=target, serving=SERVING, speculators=speculators, numbers=[K], log_dir=tmp_path
+            target=target,
+            serving=SERVING,
+            speculators=speculators,
+            numbers=dict.fromkeys(speculators, (K,)),
+            log_dir=tmp_path,
         ) as servers,
     ):
         blocks = measure(

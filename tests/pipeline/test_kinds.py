@@ -24,7 +24,7 @@ from outrider.pipeline.stages.registry import STAGES, stage_names, stages_of
 from outrider.pipeline.stages.train import train_of
 from outrider.serving.speculator import Drafting, Speculator
 from outrider.serving.vllm_arguments import engine_arguments
-from outrider.speculators.kinds import kind_of, trainable_names
+from outrider.speculators.kinds import installed_lookups, kind_of, trainable_names
 from outrider.training.distributed import launch
 from tests.dflash_head import write_dspark_head
 from tests.tiny import tiny_glm, write_tiny_target
@@ -56,11 +56,11 @@ def test_auto_is_every_kind_that_the_target_supports(
 ) -> None:
     recipe = resolved(recipe_of(target, AUTO))
     assert set(recipe.speculator.kinds) == set(trainable_names()) - {"dspark"}
-    assert recipe.speculator.candidates == (*recipe.speculator.kinds, "ngram")
+    assert recipe.speculator.candidates == (*recipe.speculator.kinds, *installed_lookups())
     assert resolved(recipe) == recipe
     # Against lookup as the base, it is no candidate.
     recipe = resolved(recipe_of(target, AUTO, "speculator.base=ngram"))
-    assert recipe.speculator.candidates == recipe.speculator.kinds
+    assert "ngram" not in recipe.speculator.candidates
     # A conversion that dropped the layer: a note says why the kind that needs it is left out.
     other = shutil.copytree(target, tmp_path / "other")
     config = read_json(other / "config.json") | {"num_nextn_predict_layers": 0}
@@ -72,7 +72,7 @@ def test_auto_is_every_kind_that_the_target_supports(
     assert not printed.out and not printed.err
     # One whose layers' states vLLM does not return.
     glm = write_tiny_target(tmp_path / "glm", config=tiny_glm())
-    assert resolved(recipe_of(glm, AUTO)).speculator.candidates == ("mtp", "ngram")
+    assert resolved(recipe_of(glm, AUTO)).speculator.candidates == ("mtp", *installed_lookups())
 
 
 WITH_MLA = "serving.engine.environment.VLLM_MLA_DISABLE='0'"

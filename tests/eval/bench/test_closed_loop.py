@@ -104,7 +104,7 @@ def measured(
         target=target,
         serving=serving,
         speculators=speculators,
-        numbers=dict.fromkeys(speculators, [1, 2, 3]),
+        numbers=dict.fromkeys(speculators, (1, 2, 3)),
         log_dir=tmp_path,
         side_by_side=side_by_side,
     ) as servers:

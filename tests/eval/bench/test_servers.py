@@ -64,7 +64,7 @@ def opened(logs, side_by_side=True, speculators=SPECULATORS, **engine):
         target=TargetConfig(),
         serving=serving,
         speculators=speculators,
-        numbers=dict.fromkeys(speculators, [1, 2, 3]),
+        numbers=dict.fromkeys(speculators, (1, 2, 3)),
         log_dir=logs,
         side_by_side=side_by_side,
         warm_up=lambda server: Recorder.log.append(f"{server.name} warms up"),
@@ -204,7 +204,7 @@ def test_the_demos_servers_pass_vllm_s_memory_check_side_by_side(
         target=TargetConfig(),
         serving=ServingConfig(engine=engine),
         speculators=speculators,
-        numbers=dict.fromkeys(speculators, [1]),
+        numbers=dict.fromkeys(speculators, (1,)),
         log_dir=tmp_path,
     )
     turns = [("none", None), *((variant, 1) for variant in speculators)]

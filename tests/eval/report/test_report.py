@@ -60,7 +60,7 @@ def test_the_page_is_whole_and_needs_nothing_else(forms):
         "http://www.w3.org/1999/xlink",
     }
     # Two engine modes, two scenarios, by position, training.
-    assert page.count("<svg") == 6 and "<svg" not in markdown
+    assert page.count("<svg") == 7 and "<svg" not in markdown
     for form in forms:
         assert not re.search(r"\b(nan|None|Undefined)\b", form)
 

@@ -9,8 +9,8 @@ import torch
 from outrider.common.files import read_json, write_json
 from outrider.eval import choose_kind as choose_kind_module
 from outrider.eval.bench.step_times import StepTimes
-from outrider.eval.choose_k import lookup_k
 from outrider.eval.context import EvaluationContext
+from outrider.eval.results.report import Report
 from outrider.eval.results.sections import KindSpeed
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.recipe.recipe import Recipe
@@ -19,7 +19,7 @@ from outrider.pipeline.runner import perform
 from outrider.pipeline.stages.evaluate import CHOOSE_KIND, EVALUATE_KINDS
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp
 from tests.eagle3_head import write_eagle3_head
-from tests.eval.sample_results import sample_steps
+from tests.eval.sample_results import sample_kinds, sample_results, sample_steps
 from tests.pipeline.test_kinds import captured_run
 from tests.tiny import save_drafter
 
@@ -62,13 +62,20 @@ def test_the_fastest_kind_is_published_and_evaluated(run, monkeypatch, step_s) -
     directory.begin_attempt(recipe, (), ["train-speculator"])
     shutil.rmtree(directory.root / "evaluation", ignore_errors=True)
     seconds = {kind: sample_steps()[kind] for kind in KINDS}
-    seconds |= {"ngram": {1: dict.fromkeys(range(1, 5), step_s)}}
+    seconds |= {
+        "ngram": {1: dict.fromkeys((2, 4, 8, 24), step_s)},
+        "base": seconds["mtp"],
+        "none": {1: {0: 1e-7}},
+    }
     monkeypatch.setattr(choose_kind_module, "_time_kinds", lambda _: StepTimes(seconds=seconds))
     perform(CHOOSE_KIND, directory, recipe, {})
     choice = [KindSpeed.model_validate(each) for each in read_json(directory.kind_choice)]
     speeds = {each.kind: each.tokens_per_s(1) for each in choice}
     chosen = choice[0].kind
-    assert set(speeds) == {*KINDS, "ngram"} and chosen == max(speeds, key=speeds.get)
+    assert set(speeds) == {*KINDS, "ngram", "base", "none"}
+    # No speculation is the fastest here, but only shown: it is not a speculator to evaluate.
+    assert chosen == max({*KINDS, "ngram"}, key=speeds.get)
+    assert max(speeds, key=speeds.get) == choice[1].kind == "none" and choice[1].k == 0
     assert (chosen == "ngram") == (step_s < 1)
     assert directory.result_of("choose_kind") == {"chosen": chosen, "tokens_per_s": speeds}
     facts = {each.kind: each for each in choice}
@@ -82,9 +89,6 @@ def test_the_fastest_kind_is_published_and_evaluated(run, monkeypatch, step_s) -
         assert list(context.kinds) == choice and context.folders.out == directory.evaluation
         assert context.folders.report == directory.root
         assert context.speculators["custom"].kind == chosen
-        # Lookup is served as a reference, at the K that was chosen here, unless it is judged.
-        assert context.serves_lookup == (chosen != "ngram")
-        assert lookup_k(context, None) == (facts["ngram"].k if context.serves_lookup else None)
         return {"verdict": "ship", "kind": chosen}
 
     monkeypatch.setattr("outrider.eval.evaluate.evaluate", evaluated)
@@ -97,3 +101,43 @@ def test_the_fastest_kind_is_published_and_evaluated(run, monkeypatch, step_s) -
     for path in ("model.safetensors", "config.json"):
         assert (directory.speculator / path).samefile(own.speculator / path), "copied"
     assert directory.metrics.read_bytes() == own.metrics.read_bytes()
+
+
+@pytest.mark.parametrize("lookup_speed", [50.0, 5000.0])
+def test_a_trained_kind_that_is_slower_than_lookup_in_servers_is_followed_by_lookup(
+    run, monkeypatch, lookup_speed
+) -> None:
+    directory, recipe = run
+    directory.begin_attempt(recipe, (), ["train-speculator"])
+    kinds = sample_kinds()
+    assert kinds[0].kind == "eagle3"
+    write_json(directory.kind_choice, [kind.model_dump(mode="json") for kind in kinds])
+    evaluated = []
+
+    def measured(context: EvaluationContext) -> dict[str, Any]:
+        """Writes a report in which custom does not ship, and lookup has `lookup_speed`."""
+        evaluated.append([kind.kind for kind in context.kinds])
+        results = sample_results().model_dump(mode="json")
+        for served in results["served"].values():
+            reference = served["speed"]["1"]["lookup"]
+            reference["block"]["tokens_per_s"] = lookup_speed
+            reference["custom_over"] |= {"value": 0.9, "low": 0.8, "high": 1.1}
+        Report.model_validate(results).write(context.folders.report / "report.json")
+        for name in ("report.html", "report.md"):
+            (context.folders.report / name).write_text(context.kinds[0].kind)
+        verdict = "undecided" if context.kinds[0].kind == "eagle3" else "ship"
+        return {"verdict": verdict, "kind": context.kinds[0].kind}
+
+    monkeypatch.setattr("outrider.eval.evaluate.evaluate", measured)
+    perform(EVALUATE_KINDS, directory, recipe, {})
+    order = ["eagle3", "mtp", "ngram", "p_eagle"]
+    others = [kind for kind in evaluated[0] if kind not in ("eagle3", "ngram")]
+    assert sorted(evaluated[0]) == order and evaluated[0][0] == "eagle3"
+    if lookup_speed < 100:  # slower than no speculation, so it is no better choice
+        assert len(evaluated) == 1 and directory.result_of("evaluate")["kind"] == "eagle3"
+        return
+    assert evaluated[1:] == [["ngram", "eagle3", *others]]
+    assert directory.result_of("evaluate") == {"verdict": "ship", "kind": "ngram"}
+    assert (directory.root / "report.html").read_text() == "ngram"
+    assert (directory.of_kind("eagle3").evaluation / "report.html").read_text() == "eagle3"
+    assert not directory.speculator.exists()
