@@ -31,7 +31,7 @@ from outrider.common.fingerprint import Kept, file_digest, value_digest
 from outrider.data.features.feature_store import FeatureStore
 from outrider.data.sequences import Tables, load_sequences
 from outrider.eval.bench.servers import Servers
-from outrider.eval.config import RESPONSE_STATES, EvalConfig
+from outrider.eval.config import LOOKUP_NUMBERS, RESPONSE_STATES, EvalConfig
 from outrider.eval.replay.slices import Slices
 from outrider.eval.results.parts import Drafter
 from outrider.eval.results.report import VERSION
@@ -44,12 +44,7 @@ from outrider.serving.server import Server
 from outrider.serving.speculator import Speculator
 from outrider.speculators.features import FeatureSpec
 from outrider.speculators.kinds import installed_lookups, lookup_names
-from outrider.speculators.kinds.protocol import MOST_LOOKED_UP, Runner
-
-LOOKUP_NUMBERS = (2, 4, 8, MOST_LOOKED_UP)
-"""Numbers of drafts per step at which a lookup's engine is measured. On SmolLM2's profiles suffix
-lookup delivers 2.29, 2.55, 2.67 and 2.70 tokens per step with 3, 5, 8 and 24 drafts, so numbers in
-between gain little, and each takes 20 blocks to time."""
+from outrider.speculators.kinds.protocol import Runner
 
 Model = TypeVar("Model", bound=BaseModel)
 Row = tuple[str, list[int], int]

@@ -39,6 +39,7 @@ from outrider.eval.bench.prompts import (
     select,
 )
 from outrider.eval.bench.servers import Servers
+from outrider.eval.both_together import both_together
 from outrider.eval.choose_k import choose, draft_plan
 from outrider.eval.context import EvaluationContext
 from outrider.eval.lookups import missing_lookups, served_lookups, with_lookups
@@ -110,6 +111,7 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
         missing_lookups=missing_lookups(context),
         lost_ends=requests.lost_ends,
         **replayed,
+        both_together=both_together(context, replays, choice),
         workloads=workloads,
         counted=counted_acceptance(measured.passes, context.speculators, k),
         served=measured.served,

@@ -163,6 +163,7 @@ def accept_matrix(
     top_p_N: Tensor,
     top_k_N: Tensor | None = None,
     probabilistic: bool = False,
+    first_N: Tensor | None = None,
     chunk: int = 1024,
 ) -> Tensor:
     """Acceptance probabilities a_NK of the anchors (row_N, anchor_N).
@@ -171,7 +172,8 @@ def accept_matrix(
     `Drafter.unroll`, predicts the token at t + 1 + s; the unroll's anchor i is t - 1. `head`
     computes the draft's logits; `lm_head_VH` and `hidden_BTH` give the target's. `last_N` is the
     index of the response's last token; drafts past it have a = 0. Logits are computed for `chunk`
-    anchors at a time, which limits memory to chunk x V.
+    anchors at a time, which limits memory to chunk x V. `first_N` is filled with the probability
+    of each anchor's most likely first draft.
     """
     width = token_ids_BT.shape[1]
     # In float64, because `replay_chain` adds up one term per token of the response, up to tens of
@@ -198,8 +200,11 @@ def accept_matrix(
                     top_k_N=top_k,
                 )
             draft_token, known = head.from_target(token)
+            draft_logits = head.logits(u_NH[part])
+            if j == 1 and first_N is not None:
+                first_N[part] = draft_logits.float().softmax(dim=-1).amax(dim=-1)
             a_NK[part, j - 1] = accept_probability(
-                head.logits(u_NH[part]),
+                draft_logits,
                 draft_token,
                 temperature,
                 p,

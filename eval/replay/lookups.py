@@ -155,7 +155,9 @@ def lookup_sums(
     )
 
 
-def accepted_drafts(drafts_NAK: NDArray[np.int32], text: LoggedText) -> NDArray[np.int64]:
+def accepted_drafts(
+    drafts_NAK: NDArray[np.int32], text: LoggedText, numbers: Sequence[int] = NUMBERS
+) -> NDArray[np.int64]:
     """Number of drafts [N, A] before the first that is not the logged token.
 
     Drafts past the end of the response have no logged token, and count as rejected.
@@ -166,7 +168,7 @@ def accepted_drafts(drafts_NAK: NDArray[np.int32], text: LoggedText) -> NDArray[
     after = text.completion_start + 1
     logged_AK = np.lib.stride_tricks.sliding_window_view(padded_T[after:], most)[: text.anchors]
     accepted_NA = np.zeros(drafts_NAK.shape[:2], np.int64)
-    for row, number in enumerate(NUMBERS):
+    for row, number in enumerate(numbers):
         # With `number` drafts per step, those after it are not offered.
         equal_AK = drafts_NAK[row, :, :number] == logged_AK[:, :number]
         accepted_NA[row] = equal_AK.cumprod(axis=1).sum(axis=1)

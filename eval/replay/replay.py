@@ -64,11 +64,13 @@ def replay(
     sampling: Sampling | None = None,
     dtype: str = "float32",
     by_region: bool = False,
+    by_anchor: bool = False,
 ) -> ReplaySums:
     """Replays `rows` (with `heldout_replay.COLUMNS`); `sampling` overrides the rows' own.
 
     `user` may be missing. `speculator` is a directory, a lookup, which ignores `depth`, or CEILING.
-    Responses of one token have no step and are left out. Runs on a GPU if there is one.
+    Responses of one token have no step and are left out. `by_anchor` also returns greedy drafts by
+    anchor (`ReplaySums.anchors`). Runs on a GPU if there is one.
     """
     regions = Regions.of_target(target_dir) if by_region else None
     if isinstance(speculator, Lookup):
@@ -76,9 +78,12 @@ def replay(
     rule = rule_of(speculator, target_dir, draft_sample_method == "probabilistic", dtype)
     chains = []
     sums_by_region: list[tuple[Tensor, Tensor]] = []
+    by_response: list[tuple[list[int], list[int]]] = []
     replayed: list[Mapping[str, Any]] = []
     for batch in batches(feature_store, rows, sampling):
-        a_NK, anchors_R = rule(batch, depth)
+        a_NK, anchors_R, first_N = rule(batch, depth)
+        if by_anchor and draft_sample_method == "greedy":
+            by_response += _by_response(a_NK, anchors_R, first_N)
         chain = replay_chain(pad_anchors(a_NK, anchors_R), anchors_R)
         chains.append(chain)
         for response, visits_AK in zip(batch, chain.visits_RAK.cpu(), strict=True):
@@ -110,7 +115,20 @@ def replay(
         region_tokens_RG=tokens_RG,
         region_steps_RGK=steps_RGK,
         regions=NAMES if regions else (),
+        anchors=by_response,
     )
+
+
+def _by_response(
+    a_NK: Tensor, anchors_R: Tensor, first_N: Tensor
+) -> Iterator[tuple[list[int], list[int]]]:
+    """Yields each response's accepted greedy drafts, and first probabilities in thousandths."""
+    accepted_N = a_NK.cumprod(dim=1).sum(dim=1).long()
+    thousandths_N = (1000 * first_N).round().long()
+    lengths = anchors_R.tolist()
+    pairs = zip(accepted_N.split(lengths), thousandths_N.split(lengths), strict=True)
+    for accepted_A, first_A in pairs:
+        yield accepted_A.tolist(), first_A.tolist()
 
 
 def _sums_by_region(
@@ -124,8 +142,8 @@ def _sums_by_region(
 
 def rule_of(
     speculator: Path | str, target_dir: Path, probabilistic: bool, dtype: str
-) -> Callable[[Sequence["Response"], int], tuple[Tensor, Tensor]]:
-    """Returns a function (batch, depth) -> (a_NK, anchors_R), as in `acceptances`."""
+) -> Callable[[Sequence["Response"], int], tuple[Tensor, Tensor, Tensor]]:
+    """Returns a function (batch, depth) -> (a_NK, anchors_R, first_N), as in `acceptances`."""
     if speculator == CEILING and probabilistic:
         return all_accepted
     model = load_replayed(speculator, target_dir, dtype)
@@ -272,10 +290,11 @@ def unroll_responses(model: Replayed, batch: Sequence[Response], depth: int) -> 
 
 def acceptances(
     model: Replayed, probabilistic: bool, batch: Sequence[Response], depth: int
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Acceptance probabilities a_NK under each request's sampling; anchor count of each response.
 
-    The anchors are in order, one response after another (`speculators.acceptance`).
+    The anchors are in order, one response after another (`speculators.acceptance`). The third is
+    the probability of the most likely first draft at each anchor.
     """
     drafted = unroll_responses(model, batch, depth)
     per_response = torch.tensor(
@@ -283,6 +302,7 @@ def acceptances(
         device=model.device,
     )
     temperature_N, top_p_N, top_k_N = per_response[drafted.response_N].unbind(dim=1)
+    first_N = torch.zeros(len(drafted.anchor_N), device=model.device)
     a_NK = accept_matrix(
         states=drafted.states,
         head=model.drafter.head(model.ends),
@@ -296,16 +316,18 @@ def acceptances(
         top_p_N=top_p_N,
         top_k_N=top_k_N,
         probabilistic=probabilistic,
+        first_N=first_N,
     )
-    return a_NK, drafted.anchors_R
+    return a_NK, drafted.anchors_R, first_N
 
 
-def all_accepted(batch: Sequence[Response], depth: int) -> tuple[Tensor, Tensor]:
+def all_accepted(batch: Sequence[Response], depth: int) -> tuple[Tensor, Tensor, Tensor]:
     """`acceptances` of drafts drawn from the target's distribution: all 1."""
     read = [response.states for response in batch]
     counts = [len(states.token_ids) - 1 - states.completion_start for states in read]
     anchors_R = torch.tensor(counts)
-    return torch.ones(int(anchors_R.sum()), depth, dtype=torch.float64), anchors_R
+    anchors = int(anchors_R.sum())
+    return torch.ones(anchors, depth, dtype=torch.float64), anchors_R, torch.ones(anchors)
 
 
 def logged_texts(store: FeatureStore, rows: Iterable[Mapping[str, Any]]) -> Iterator[LoggedText]:

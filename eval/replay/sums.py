@@ -37,6 +37,9 @@ class ReplaySums:
     region_steps_RGK: Array
     regions: Sequence[tuple[str, str]] = ()
     """(dimension, name) of the G regions."""
+    anchors: Sequence[tuple[list[int], list[int]]] = ()
+    """Of each response, by anchor: accepted drafts, of K, and the probability of the first draft in
+    thousandths. Empty unless they were asked for (both_together.py)."""
 
     def acceptance_length(self) -> list[float]:
         """Delivered tokens per step for k = 1..K, as a ratio of sums."""
@@ -85,6 +88,7 @@ class ReplaySums:
             users=[name for part in parts for name in part.users],
             **arrays,
             regions=parts[0].regions,
+            anchors=[anchors for part in parts for anchors in part.anchors],
         )
 
     def selected(
@@ -103,6 +107,7 @@ class ReplaySums:
             users=[self.users[row] for row in rows],
             **{name: getattr(self, name)[rows] for name in ARRAYS},
             regions=self.regions,
+            anchors=[self.anchors[row] for row in rows] if self.anchors else (),
         )
 
     def region(self, g: int) -> "ReplaySums":

@@ -24,6 +24,7 @@ from outrider.eval.results.parts import (
     k_list,
 )
 from outrider.eval.results.sections import (
+    BothTogether,
     Choice,
     Cost,
     Counted,
@@ -150,6 +151,8 @@ class Findings(Part):
     measured"""
     general: Replay | None
     """The same on general traffic; null without traffic.general"""
+    both_together: BothTogether | str
+    """Custom and the fastest lookup in one server, predicted by replay; or why it is not"""
     workloads: dict[str, Workload] = Field(default_factory=dict)
     """Public workload of eval.general -> its acceptance"""
     slices: dict[str, list[Slice]]
@@ -206,6 +209,29 @@ class Findings(Part):
             for name, length in self.replay.lookups.items()
         ]
         return ", ".join(clauses)
+
+    @property
+    def both_line(self) -> str:
+        """Custom and the fastest lookup in one server, in sentences."""
+        both = self.both_together
+        if isinstance(both, str):
+            return f"Custom and a lookup together, by replay: not predicted ({both})."
+        lookup = kind_named(both.lookup).in_words
+        line = (
+            f"Both together (by replay): a server in which custom (K = {both.k}) or {lookup}"
+            f" (K = {both.lookup_k}) drafts at each step, by a rule fitted on validation, would"
+            f" deliver {interval(both.tokens_per_step)} tokens per step, with the best choice"
+            f" {both.upper_bound:.2f}. {lookup.capitalize()} drafts in {both.lookup_share:.0%} of"
+            " the steps."
+        )
+        if both.over_custom and both.over_lookup and both.step_ms:
+            line += (
+                f" Predicted tokens/s: {interval(both.over_custom)} of custom alone,"
+                f" {interval(both.over_lookup)} of {lookup} alone. A step takes"
+                f" {both.step_ms['custom']:.1f} ms if custom drafts, and {both.step_ms['both']:.1f}"
+                f" if {lookup} does, with one pass of custom for its KV cache."
+            )
+        return f"{line} No engine serves this: vLLM runs one method per server."
 
     @property
     def unmeasured_lookups(self) -> list[str]:

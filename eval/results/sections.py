@@ -146,6 +146,40 @@ class Slice(Part):
     """custom / base"""
 
 
+class BothTogether(Part):
+    """Custom and a lookup in one server, predicted by replay of the held-out responses.
+
+    At each step one of them drafts, by a rule fitted on the validation part. No engine serves this.
+    """
+
+    lookup: str
+    """Kind of the lookup"""
+    k: int
+    """Custom's drafted tokens per step"""
+    lookup_k: int
+    """The lookup's drafted tokens per step"""
+    tokens_per_step: ClusteredEstimate
+    """Acceptance length of both together"""
+    lookup_share: float
+    """Share of steps in which the lookup drafts"""
+    upper_bound: float
+    """Acceptance length if the drafter of each step were the one that saves the most steps"""
+    step_ms: dict[Literal["custom", "lookup", "both"], float] | None
+    """Milliseconds per step at the main concurrency with custom's drafts, with the lookup's alone,
+    and with the lookup's and one pass of custom; null if steps were not timed"""
+    over_custom: ClusteredEstimate | None
+    """Predicted tokens/s of both together over custom alone; null if steps were not timed"""
+    over_lookup: ClusteredEstimate | None
+    """The same over the lookup alone"""
+
+    @property
+    def over_better(self) -> ClusteredEstimate | None:
+        """Predicted tokens/s over the faster of the two alone."""
+        if self.over_custom is None or self.over_lookup is None:
+            return None
+        return min(self.over_custom, self.over_lookup, key=lambda ratio: ratio.value)
+
+
 class CountedDrafter(Part):
     """vLLM's counts for one speculator, pooled over passes."""
 

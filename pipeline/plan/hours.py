@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from outrider.data.ingest.traffic_facts import counted
-from outrider.eval.config import STEP_ROUNDS, STEP_TOKENS
+from outrider.eval.config import LOOKUP_NUMBERS, STEP_ROUNDS, STEP_TOKENS
 from outrider.pipeline.plan.target_size import target_size
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
@@ -301,13 +301,16 @@ def _variants(recipe: Recipe) -> int:
 
 
 def _step_timing_seconds(recipe: Recipe, rates: Rates) -> float:
-    """Seconds of timing steps of every K in one engine mode; 0 if K is set by hand."""
-    if recipe.eval.k != "auto":
-        return 0.0
-    seconds = 0.0
-    for size in recipe.eval.concurrency:
-        seconds += max(4, 2 * size) * STEP_TOKENS / rates.decoded_per_s(size)
-    return seconds * STEP_ROUNDS * recipe.speculator.depth
+    """Seconds of timing steps of every K in one engine mode; only lookup's if K is set by hand."""
+    by_size = {
+        size: STEP_ROUNDS * max(4, 2 * size) * STEP_TOKENS / rates.decoded_per_s(size)
+        for size in recipe.eval.concurrency
+    }
+    # Lookup is timed at the main concurrency only.
+    seconds = len(LOOKUP_NUMBERS) * by_size[recipe.eval.main]
+    if recipe.eval.k == "auto":
+        seconds += recipe.speculator.depth * sum(by_size.values())
+    return seconds
 
 
 def _verification_seconds(recipe: Recipe, rates: Rates) -> float:

@@ -12,7 +12,13 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.speculators.kinds.protocol import NO_DRAFT, Lookup, Settings, WeightlessKind
+from outrider.speculators.kinds.protocol import (
+    NO_DRAFT,
+    Lookup,
+    Matches,
+    Settings,
+    WeightlessKind,
+)
 
 SHORTEST, LONGEST = "prompt_lookup_min", "prompt_lookup_max"
 """vLLM's keys for the range of n-gram lengths."""
@@ -60,3 +66,29 @@ class NGramLookup(WeightlessKind):
             )
             row_K[: len(proposed)] = proposed
         return np.broadcast_to(drafts_AK, (len(numbers), *drafts_AK.shape))
+
+    def all_matches(
+        self, token_ids_T: NDArray[np.int32], first: int, k: int, lookup: Lookup
+    ) -> Matches:
+        """The drafts and the length of the longest n-gram that occurred before; it has no score."""
+        lengths = {**self.default_settings, **lookup.settings}
+        (drafts_AK,) = self.drafts(token_ids_T, first, [k], lookup)
+        length_A = match_lengths(
+            token_ids_T.tolist(), first, int(lengths[SHORTEST]), int(lengths[LONGEST])
+        )
+        return Matches(drafts_AK, np.zeros(len(drafts_AK)), length_A)
+
+
+def match_lengths(
+    token_ids: Sequence[int], first: int, shortest: int, longest: int
+) -> NDArray[np.int64]:
+    """Tokens of the longest n-gram that ends at each anchor and occurred before it; 0 if none."""
+    length_A = np.zeros(max(len(token_ids) - 1 - first, 0), np.int64)
+    for size in range(shortest, longest + 1):
+        earlier: set[tuple[int, ...]] = set()
+        for end in range(size, len(token_ids)):
+            ngram = tuple(token_ids[end - size : end])
+            if end > first and ngram in earlier:
+                length_A[end - 1 - first] = size
+            earlier.add(ngram)
+    return length_A

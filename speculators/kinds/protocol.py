@@ -202,6 +202,20 @@ class DrafterKind:
         return settings
 
 
+@dataclasses.dataclass(frozen=True)
+class Matches:
+    """A lookup's drafts at every anchor, and how good its match is.
+
+    Shapes: A anchors, K drafts.
+    """
+
+    drafts_AK: NDArray[np.int32]
+    score_A: NDArray[np.float64]
+    """The lookup's own estimate of accepted drafts; 0 if it has none."""
+    length_A: NDArray[np.int64]
+    """Tokens of the match; 0 without one."""
+
+
 class WeightlessKind(DrafterKind):
     """A kind whose drafts depend only on the request's tokens so far, and on earlier responses."""
 
@@ -224,6 +238,12 @@ class WeightlessKind(DrafterKind):
         Anchors are the tokens from `first` to the second-to-last. Rows of anchors at which no step
         with that number starts, if the engine is to deliver `token_ids_T`, may hold no drafts.
         """
+        raise NotImplementedError
+
+    def all_matches(
+        self, token_ids_T: NDArray[np.int32], first: int, k: int, lookup: Lookup
+    ) -> Matches:
+        """The lookup's k drafts and its match at every anchor."""
         raise NotImplementedError
 
     def vllm_settings(

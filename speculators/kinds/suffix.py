@@ -24,7 +24,13 @@ from numpy.typing import NDArray
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import publish
-from outrider.speculators.kinds.protocol import NO_DRAFT, Lookup, Settings, WeightlessKind
+from outrider.speculators.kinds.protocol import (
+    NO_DRAFT,
+    Lookup,
+    Matches,
+    Settings,
+    WeightlessKind,
+)
 from outrider.speculators.kinds.suffix_package import INSTALL
 
 # vllm/config/speculative.py:505 and 509 (vLLM 0.32).
@@ -155,6 +161,20 @@ class SuffixLookup(WeightlessKind):
                 min_token_prob=settings[PROBABILITY],
             )
         cache.stop_request(self.name)
+
+    def all_matches(
+        self, token_ids_T: NDArray[np.int32], first: int, k: int, lookup: Lookup
+    ) -> Matches:
+        """Queries vLLM's cache at every anchor."""
+        anchors = max(len(token_ids_T) - 1 - first, 0)
+        drafts_AK = np.full((anchors, k), NO_DRAFT, np.int32)
+        score_A = np.zeros(anchors)
+        length_A = np.zeros(anchors, np.int64)
+        for anchor, match in enumerate(self.matches(token_ids_T, first, k, lookup)):
+            drafts_AK[anchor, : len(match.token_ids)] = match.token_ids
+            score_A[anchor] = match.score
+            length_A[anchor] = match.match_len
+        return Matches(drafts_AK, score_A, length_A)
 
 
 def _accepted(drafts_K: NDArray[np.int32], next_T: NDArray[np.int32]) -> int:

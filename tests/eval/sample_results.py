@@ -16,12 +16,14 @@ from outrider.eval.bench.metrics import SpeedRatios
 from outrider.eval.bench.open_loop import rate_row
 from outrider.eval.bench.outputs import REGIMES
 from outrider.eval.bench.prompts import Prompt
+from outrider.eval.both_together import predicted
 from outrider.eval.choose_k import choose_k
 from outrider.eval.choose_kind import ranked
 from outrider.eval.config import EvalConfig
 from outrider.eval.gate import judge
 from outrider.eval.lossless.equal_text import compare_greedy, excess, tail_share
 from outrider.eval.lossless.task_accuracy import task_accuracy
+from outrider.eval.replay.both_together import Anchors
 from outrider.eval.replay.heldout_replay import replay_figures
 from outrider.eval.replay.slices import sliced
 from outrider.eval.replay.sums import ReplaySums
@@ -220,7 +222,10 @@ def sample_references() -> dict[str, ReplaySums]:
 
 LOOKUPS = {
     "ngram": LookupChoice(
-        settings={"prompt_lookup_min": 1, "prompt_lookup_max": 4}, k=2, runner="v1"
+        settings={"prompt_lookup_min": 1, "prompt_lookup_max": 4},
+        k=2,
+        runner="v1",
+        step_ms={1: 11.0, 2: 11.2, 3: 11.4},
     )
 }
 
@@ -236,6 +241,26 @@ def sample_choice(replays: dict[str, ReplaySums]) -> Choice:
         lookups=LOOKUPS,
         lookup="ngram",
         acceptance_length=Drafters[list[float]](**lengths),
+    )
+
+
+def sample_anchors(seed: int) -> Anchors:
+    """Drafts at the anchors of `sample_replay`'s responses.
+
+    Each draft of custom is accepted with probability 0.8. N-gram lookup has a match at one anchor
+    in four, whose drafts are all accepted.
+    """
+    random = np.random.default_rng(seed)
+    anchors_R = np.arange(60, 300, 2)
+    number = int(anchors_R.sum())
+    matched_N = random.random(number) < 0.25
+    return Anchors(
+        anchors_R=anchors_R,
+        probability_N=np.full(number, 0.8),
+        head_N=(random.random((number, K)) < 0.8).cumprod(axis=1).sum(axis=1),
+        score_N=np.zeros(number),
+        length_N=4 * matched_N,
+        lookup_N=LOOKUPS["ngram"].k * matched_N,
     )
 
 
@@ -332,6 +357,7 @@ def _findings(custom_speed: float) -> Findings:
         )
         for mode, measured in blocks.items()
     }
+    choice = sample_choice(replays)
     marks = (np.random.default_rng(2).random(48) < 0.9).tolist()
     scenario = Scenario(
         requests=40,
@@ -346,11 +372,18 @@ def _findings(custom_speed: float) -> Findings:
         not_measured={},
         own_text=OnPolicy(cause="own", text="on-policy", sequences=120, not_checked=0),
         heldout_until=1.7601e9,
-        choice=sample_choice(replays),
+        choice=choice,
         sampling=RequestSampling(temperature=0.6, top_p=0.95),
         draft_sample_method="greedy",
         replay=replay_figures(replays, AT_BOTH_K),
         general=None,
+        both_together=predicted(
+            validation=sample_anchors(0),
+            heldout=sample_anchors(1),
+            custom=custom,
+            lookup=replays["ngram"],
+            choice=choice,
+        ),
         slices=sliced(base, custom, K, SLICES),
         counted=counted_acceptance([*passes["eager"], *passes["compiled"]], SPECULATORS, BOTH_K),
         served=served,

@@ -169,6 +169,9 @@ def test_measurements_are_kept_and_results_computed_again(tmp_path, nano_r1, cap
     assert line["acceptance_length"]["ratio"] == results.replay.ratio.value
     assert results.replay.ratio.observations == 6 and results.replay.ratio.clusters == 6
     assert len(results.replay.by_k["custom"]) == 4
+    both = results.both_together  # with eval.k, no steps are timed
+    assert (both.lookup, both.k, both.lookup_k) == ("ngram", 3, 2) and both.step_ms is None
+    assert 1 <= both.tokens_per_step.value <= both.upper_bound
     assert set(written_at()) - set(map("{}.json".format, served_measurements(1.4, prompts=6))) == {
         "replay_heldout_base.json",
         "replay_heldout_custom.json",

@@ -169,6 +169,7 @@ def test_chain_predicts_simulated_rejection_sampling(drafts, probabilistic):
         draft_logits_KVV[s][tokens_RT[row, (anchor + s).clamp(max=LENGTH + 1)]]
         for s in range(DEPTH)
     ]
+    first_N = torch.zeros(len(anchor))
     a_NK = accept_matrix(
         states=states,
         head=DraftHead(torch.eye(VOCABULARY)[ids_D], None if drafts == VOCABULARY else ids_D),
@@ -181,7 +182,11 @@ def test_chain_predicts_simulated_rejection_sampling(drafts, probabilistic):
         temperature_N=torch.full(anchor.shape, 0.8),
         top_p_N=torch.full(anchor.shape, 0.95),
         probabilistic=probabilistic,
+        first_N=first_N,
     )
+    # The head's own distribution over its tokens, at temperature 1.
+    first_VD = draft_logits_KVV[0][:, ids_D].softmax(-1)
+    torch.testing.assert_close(first_N, first_VD[tokens_RT[row, anchor]].amax(-1))
     chain = replay_chain(pad_anchors(a_NK, anchors_R), anchors_R)
     steps, counts = simulate(p_VV, draft_KVV, probabilistic)
     expected = chain.steps_RK[:, -1]

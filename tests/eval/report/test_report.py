@@ -103,6 +103,7 @@ def test_both_forms_have_every_figure_that_people_act_on(forms, report):
         "180 / 205 / 220",
         interval(acme.ratio),
         f"{1 - 1 / ratio.value:.1%} [{1 - 1 / ratio.low:.1%}, {1 - 1 / ratio.high:.1%}]",
+        report.both_line,
         "eagle3 (chosen)",
         "1.91 M",
         "7 = 5 exchanges + 2 rejects",
