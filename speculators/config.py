@@ -81,10 +81,10 @@ class SpeculatorConfig(BaseModel):
     base: str | None = None
     """The speculator in use today, the baseline of the evaluation.
     A directory, `mtp` (the target's own layer), `ngram`, `suffix` (vLLM's suffix lookup, which also
-    searches earlier responses and needs arctic-inference) or `none` (no speculation).
-    `nano_r1/eagle3` and `nano_r1/p_eagle`, trained on general traffic, ship with the package. null:
-    the target's own layer. Training starts from the base if it is of the trained kind, otherwise
-    from scratch."""
+    searches earlier responses and needs `outrider doctor --install-suffix`) or `none` (no
+    speculation). `nano_r1/eagle3` and `nano_r1/p_eagle`, trained on general traffic, ship with the
+    package. null: the target's own layer. Training starts from the base if it is of the trained
+    kind, otherwise from scratch."""
 
     base_settings: dict[str, NonNegativeFloat] = {}
     """vLLM's settings of a lookup that is the base, such as `prompt_lookup_max`, as today's
