@@ -21,6 +21,7 @@ from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.formats import message_pairs
 from outrider.data.formats.cache_hits import check_generated
 from outrider.data.formats.cut_texts import check_whole
+from outrider.data.formats.embedded import object_of
 from outrider.data.formats.fields import first, unpacked
 from outrider.data.formats.message_sides import message_sides, sent_parameters
 from outrider.data.formats.openai import body, exchanges
@@ -70,7 +71,8 @@ def _is_answer(logged: Any) -> bool:
     """Whether a response is its message, or the message's text."""
     if isinstance(logged, dict):
         return logged.get("role") == "assistant" and "type" not in logged
-    return isinstance(logged, str) and not is_proxys_text(logged)
+    is_text = isinstance(logged, str) and object_of(logged) is None
+    return is_text and not is_proxys_text(logged)
 
 
 def _named(row: dict[str, Any], names: tuple[str, ...]) -> Any:

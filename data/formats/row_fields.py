@@ -27,7 +27,7 @@ FIELDS = {
         *("request.metadata.session_id", "headers.x-session-id", "session.id"),
         *("gen_ai.conversation.id", "traceloop.association.properties.session_id"),
         "attributes.session.id",  # a column
-        *("info.trace_metadata.mlflow.trace.session", "ai_session_id"),
+        "info.trace_metadata.mlflow.trace.session",
     ),
     # Databricks; LiteLLM; Kong, APISIX; Portkey; Phoenix; MLflow; Lunary; PostHog; others
     "user": (
@@ -62,8 +62,8 @@ TYPED = frozenset({"S", "N", "$oid", "$numberLong", "$numberInt"})
 
 @functools.lru_cache(4096)
 def normal_name(key: str) -> str:
-    """Returns a name in snake case, without `@`, `$` or `_` before it."""
-    return _HUMP.sub("_", key).lower().replace("-", "_").lstrip("@$_")
+    """Returns a name in snake case, without `@`, `$`, PostHog's `$ai_`, or `_` before it."""
+    return _HUMP.sub("_", key).lower().replace("-", "_").removeprefix("$ai_").lstrip("@$_")
 
 
 def fields(row: dict[str, Any]) -> dict[str, Any]:

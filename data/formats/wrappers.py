@@ -97,6 +97,8 @@ PARAMETERS = frozenset({"model", "max_tokens", "temperature", "stream", "n", "to
 HALF = frozenset({"messages", "prompt", "choices", "request", "response", "conversations"})
 """Keys of a request, a response, or a conversation."""
 
+PAIR = frozenset({"request", "response"})
+
 INHERITED = {
     "session_id": "session",
     "user_id": "user",
@@ -132,8 +134,11 @@ def unwrapped(row: dict[str, Any]) -> dict[str, Any]:
             return {**_inherited(row), "request_id": event_id, **unwrapped(content)}
     holders = list(_objects(row))
     inner = next((holder for holder in holders if _is_produced(holder)), None)
-    if inner is None and not HALF & row.keys() and not _is_call(row):
+    if inner is None and not HALF & row.keys() and None in sides(row):
         inner = next((holder for holder in holders if HALF & holder.keys()), None)
+        is_part = inner is not None and not inner.keys() >= PAIR and message_sides(inner) is None
+        if is_part and message_sides(row) is not None:
+            return row
     if inner is None:
         return row
     outer = _inherited(row)
@@ -158,7 +163,8 @@ def is_chat_export(row: dict[str, Any]) -> bool:
 
 
 def calls_of(row: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns the calls in a row of several, with its fields; else the row itself."""
+    """Returns the calls in a row of several, with its fields; else the row, unwrapped."""
+    row = unwrapped(row)
     listed = _listed_calls(row)
     if listed is None:
         return [row]
