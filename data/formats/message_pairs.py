@@ -25,7 +25,7 @@ from outrider.data.formats.message_sides import (
     sent_parameters,
 )
 from outrider.data.formats.openai import exchanges
-from outrider.data.formats.other_rows import check_completion
+from outrider.data.formats.other_rows import FAILURES
 from outrider.data.formats.row_fields import fields
 from outrider.data.formats.rows import Sample
 from outrider.data.formats.wrappers import check_call, open_row
@@ -39,10 +39,12 @@ def recognizes(sample: Sample) -> bool:
 
 def parse(record: Record) -> list[Exchange | Reject]:
     row = open_row(record.payload)
-    check_call(row)
     sides = message_sides(row)
+    for holder in sides.holders if sides else [row]:
+        check_call(holder)
     if sides is None:
-        check_completion(row, None, None)
+        if _has_failed(row):
+            raise Reject("error_response", "the call failed")
         raise Reject("incomplete_pair", "no messages, or no answer with the assistant's role")
     return outcomes(row, sides, record.place)
 
@@ -52,7 +54,7 @@ def outcomes(
 ) -> list[Exchange | Reject]:
     """Returns the exchanges of a row with messages; `known` replaces its fields."""
     check_generated(row)
-    if any(row.get(key) for key in FAILED) or str(row.get("status")).lower() in ("error", "failed"):
+    if any(map(_has_failed, [row, *sides.holders])):
         raise Reject("error_response", "the call failed")
     about = logged_about(row)
     request = {
@@ -71,3 +73,8 @@ def outcomes(
         logged |= {name: value for name, value in fields(holder).items() if value is not None}
     logged |= {name: value for name, value in known.items() if value is not None}
     return exchanges(request, response, place, **logged)
+
+
+def _has_failed(holder: dict[str, Any]) -> bool:
+    status = str(holder.get("status")).lower()
+    return any(holder.get(key) for key in FAILED) or status in FAILURES
