@@ -46,8 +46,8 @@ def measure_endpoint(
     """Measures closed-loop blocks at each `eval.concurrency`, `eval.repeats` times.
 
     `prompts` are rendered text, sent with their `grammars`; a block has `settings.block_requests`
-    of them. The result has JSON values: the endpoint's address, the first model that it lists, the sampling settings, and
-    `measured`, a `_row` for each concurrency.
+    of them. The result has JSON values: the endpoint's address, the first model that it lists, the
+    sampling settings, and `measured`, a `_row` for each concurrency.
     """
     url = url.rstrip("/")
     model = _model_name(url)

@@ -123,8 +123,9 @@ def verify_bundle(
     """Serves the bundle and checks its acceptance length against the evaluation.
 
     The flags are those of serve.sh. `expected` must come from the same prompts, grammars and
-    sampling; `tolerance` is relative. If `k` differs from the schedule's k at batch size 1, it replaces the
-    schedule. Raises an `OutriderError` if the difference exceeds `tolerance` or a file has changed.
+    sampling; `tolerance` is relative. If `k` differs from the schedule's k at batch size 1, it
+    replaces the schedule. Raises an `OutriderError` if the difference exceeds `tolerance` or a file
+    has changed.
     """
     with local_bundle(location) as directory:
         bundle_digest(directory)
