@@ -194,7 +194,7 @@ def describe(sample: Sample, formats: Mapping[str, Any]) -> Description:
         return Description(what, "unpack it and give the folder")
     if _MITMPROXY.match(head):
         return Description(
-            "flows of mitmproxy", "save them as HAR: `mitmdump -r FILE --set hardump=log.har`"
+            "flows of mitmproxy", "save them as HAR, with mitmproxy's option hardump"
         )
     if b"\0" in head:
         what = f"binary data that begins with the bytes {head[:8].hex(' ')}"
