@@ -30,7 +30,8 @@ from outrider.data.formats.row_fields import fields
 from outrider.data.formats.rows import Sample
 from outrider.data.formats.wrappers import check_call, open_row
 
-FAILED = ("error", "exception", "error_message", "error.type")
+FAILED = ("error", "exception", "error_message", "error.type", "$ai_is_error")
+"""Keys that are set if a call failed."""
 
 
 def recognizes(sample: Sample) -> bool:

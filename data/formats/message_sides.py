@@ -9,8 +9,9 @@ a list of messages that does not end with an assistant's, and an answer: an assi
 list of these or of choices, or a text under a name in `ANSWERS`. The first of each, breadth first,
 are the call's. OpenInference and OpenLLMetry flatten lists into keys with numbers.
 
-Written for Braintrust's and Weave's wrappers of 2026-06, OpenInference's semantic conventions
-0.1.24, OpenLLMetry's semantic conventions 0.4, Vercel's AI SDK 5 (`ai.prompt.messages`).
+Names were read in PostHog's and Datadog's documentation and in public code that writes attributes of
+OpenInference, OpenLLMetry and Vercel's AI SDK 6 (November 2026). For Braintrust, Lunary, Humanloop,
+LangWatch and Bifrost no version was read.
 """
 
 import json

@@ -265,8 +265,8 @@ class SequenceBuilder:
         if only_if_counted:
             raise Reject(
                 "reasoning_missing",
-                "the template opens <think>, but the response has neither reasoning nor </think>; log"
-                " request and response where they leave the engine, or with the key"
+                "the template opens <think>, but the response has neither reasoning nor </think>;"
+                " log request and response where they leave the engine, or with the key"
                 " reasoning_content",
             )
         # No reading has the logged count, so the target tokenized its text differently.
