@@ -141,12 +141,16 @@ class EvaluationContext:
 
     @contextlib.contextmanager
     def open_servers(
-        self, speculators: Mapping[str, Speculator], texts: Sequence[str]
+        self,
+        speculators: Mapping[str, Speculator],
+        texts: Sequence[str],
+        grammars: Mapping[str, str],
     ) -> Iterator[tuple[LoadGenerator, Servers]]:
         """Opens a load generator, and servers that start on first use.
 
         One server runs without speculation; the others serve `speculators`. Each warms up with a
-        short block of the rendered prompts `texts` at the highest concurrency.
+        short block of the rendered prompts `texts` at the highest concurrency. Prompts are sent
+        with their `grammars`.
         """
         widest = max(self.settings.concurrency)
         first = list(itertools.islice(itertools.cycle(texts), widest))
@@ -162,7 +166,7 @@ class EvaluationContext:
             )
 
         with (
-            self.backends.load(self.target, self.folders.logs / "load.log") as load,
+            self.backends.load(self.target, self.folders.logs / "load.log", None, grammars) as load,
             self.backends.servers(
                 target=self.target,
                 serving=self.serving,

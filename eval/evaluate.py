@@ -28,6 +28,7 @@ from outrider.eval.bench.counted import (
     counted_passes,
     verification_passes,
 )
+from outrider.eval.bench.grammars import sendable_grammars
 from outrider.eval.bench.metrics import Record, ReplayedSteps, SpeedRatios, repeats_of
 from outrider.eval.bench.open_loop import RateBlocks, measure_rates, summarise_rates
 from outrider.eval.bench.outputs import Outputs, collect
@@ -71,7 +72,7 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
     texts = [prompt.text for prompt in requests.timed]
     references = served_lookups(context, validation)
     served = {name: context.variants[name] for name in (*DRAFTERS, *references)}
-    with context.open_servers(served, texts) as (load, servers):
+    with context.open_servers(served, texts, requests.grammars) as (load, servers):
         workloads = measured_workloads(context, requests.sampling)
         modes = context.settings.engine_modes
         choice = choose(
@@ -295,6 +296,9 @@ def heldout_requests(context: EvaluationContext, heldout: Dataset) -> HeldoutReq
     custom = context.speculators["custom"]
     comparable = custom.trainable or not custom.speculates
     traffic = select(heldout, settings, serving) if comparable else []
+    grammars = sendable_grammars(heldout, context.target, serving.engine)
+    if grammars:
+        context.say(f"{len(grammars):,} held-out prompts are sent with their logged grammar")
     room = prompt_room(settings, serving)
     starts = heldout["completion_start"]
     lost_ends: tuple[str, ...] = ()
@@ -311,6 +315,7 @@ def heldout_requests(context: EvaluationContext, heldout: Dataset) -> HeldoutReq
         verification=verification,
         timed=timed,
         traffic=traffic,
+        grammars=grammars,
         lost_ends=lost_ends,
     )
 

@@ -23,8 +23,10 @@ from outrider.data.split.near_duplicates import SimilarPrompts
 from outrider.data.split.split import divide
 from outrider.eval.replay.lookups import LoggedText, best_settings, has_step, lookup_sums
 from outrider.eval.replay.sums import ReplaySums, length_at
+from outrider.speculators.config import LookupConfig
 from outrider.speculators.kinds import lookup_names, weightless_kind
 from outrider.speculators.kinds.protocol import Lookup, WeightlessKind
+from outrider.speculators.lookup_history import Response
 
 HISTORY_TOKENS = 1_000_000
 REPLAYED_TOKENS = 100_000
@@ -154,8 +156,11 @@ def _require_installed(kind: WeightlessKind) -> None:
 def _measured(kind: WeightlessKind, parts: Parts, folder: Path) -> dict[str, Any]:
     """The settings of one lookup, and its tokens per step by kind of prompt."""
     folder.mkdir(parents=True)
-    responses = (text.token_ids_T[text.completion_start :].tolist() for text in parts.history)
-    history = kind.history(kind.prepare(responses, folder))
+    responses = (Response(text.token_ids_T[text.completion_start :]) for text in parts.history)
+    # HISTORY_TOKENS need a few MB of the default memory.
+    most = LookupConfig().max_gb
+    directory = kind.prepare(responses, folder, max_gb=most, shared=True)
+    history = kind.history(directory)
     lookup = Lookup(kind.name, history=history)
     lookup = dataclasses.replace(lookup, settings=best_settings(lookup, parts.validation))
     groups = {"new": parts.new, "repeated": parts.repeated, "all": [*parts.new, *parts.repeated]}

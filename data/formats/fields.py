@@ -27,7 +27,7 @@ LAST_SECOND = 1e11
 ACCESS_LOG_TIME = "%d/%b/%Y:%H:%M:%S %z"
 """Time of nginx's and Apache's access logs: `01/Jul/2026:10:00:00 +0000`."""
 
-_ZONE_NAME = re.compile(r"\s*(?:UTC|GMT|\[[\w/+-]+\])$")
+_ZONE_NAME = re.compile(r"\s*(?:UTC|GMT|Z|\[[\w/+-]+\])$")
 _ZONE_OFFSET = re.compile(r"\s+(?=[+-]\d\d:?\d\d$)")
 
 

@@ -29,6 +29,7 @@ from outrider.data.formats.fields import (
     unpacked,
     unpacked_or_text,
 )
+from outrider.data.formats.finish_reasons import end_by_limit
 from outrider.data.formats.message_parts import openai_message, openai_messages
 from outrider.data.formats.nested_rows import outcomes_of
 from outrider.data.formats.openai import exchanges
@@ -184,17 +185,11 @@ def _is_message(value: Any) -> bool:
     return value.get("role") == "assistant" or ("content" in value and value.keys() <= MESSAGE)
 
 
-def _finish_reason(parameters: dict[str, Any], used: int | None) -> str | None:
+def _finish_reason(parameters: dict[str, Any], used: int | None) -> str:
     limit = first(
         *(number(parameters, key) for key in ("max_completion_tokens", "max_tokens", "maxTokens"))
     )
-    if limit is None:
-        return "stop"
-    if used is None:
-        raise Reject(
-            "not_finished", "a token limit without a token count: the response may have been cut"
-        )
-    return "length" if used >= limit else "stop"
+    return end_by_limit(limit, used)
 
 
 def _text(metadata: dict[str, Any], key: str) -> str | None:

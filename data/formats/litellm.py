@@ -14,6 +14,8 @@ Rows of the table LiteLLM_SpendLogs are read if `store_prompts_in_spend_logs` wa
 in `proxy_server_request`. LiteLLM cuts strings above 2,048 characters there, and such rows are
 rejected as `truncated`; set MAX_STRING_LENGTH_PROMPT_IN_DB to keep them whole. Failures and answers
 from LiteLLM's cache are set aside; redacted messages and calls without a response are rejected.
+The table's columns are those of schema.prisma at commit 029f645f, the payload's keys those of
+litellm/types/utils.py (`StandardLoggingPayload`).
 """
 
 from typing import Any

@@ -50,7 +50,8 @@ def parse(record: Record) -> list[Exchange | Reject]:
     if not (take(request_row, "url", str, "row") or COMPLETIONS).endswith(COMPLETIONS):
         raise Reject("not_a_generation", "the url is not a completions endpoint")
     request = body(request_row, "body")
-    answer = body(response, "body")
+    # Fireworks writes the completion itself.
+    answer = response if "choices" in response else body(response, "body")
     if request is None or answer is None:
         raise Reject(
             "incomplete_pair", f"no body in the {'request' if request is None else 'response'}"

@@ -28,8 +28,9 @@ from outrider.data.formats.join import joined_records
 from outrider.data.formats.openai import body, exchanges
 from outrider.data.formats.openai_stream import join_chunks
 from outrider.data.formats.other_rows import check_completion
+from outrider.data.formats.row_fields import fields
 from outrider.data.formats.rows import Row, Sample
-from outrider.data.formats.wrappers import fields, open_row
+from outrider.data.formats.wrappers import open_row
 
 
 def recognizes(sample: Sample) -> bool:

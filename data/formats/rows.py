@@ -37,6 +37,8 @@ LARGEST_VALUES = 2**30
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[{}\[\]]', re.DOTALL)
 """A bracket, or a string up to its end or the end of the file."""
 
+_SINGLE_BACKSLASH = re.compile(rb"(?<!\\)(?:\\\\)*\\(?!\\)")
+
 Row = bytes | dict[str, Any]
 
 
@@ -111,12 +113,28 @@ def parse_row(row: Row | None) -> dict[str, Any]:
     """
     if row is None:
         raise Reject("line_too_long", f"more than {LONGEST_LINE >> 20} MB")
-    value = row if isinstance(row, dict) else decode(row)
+    value = row if isinstance(row, dict) else _decoded_row(row)
     if not isinstance(value, dict):
         raise Reject("not_an_object", f"the row is {kind_of(value)}")
     if isinstance(row, dict):
         _check_depth(value)
     return value
+
+
+def _decoded_row(row: bytes) -> Any:
+    """Parses a row; undoes the doubling of backslashes by PostgreSQL's COPY in text format.
+
+    JSON of texts has single backslashes (`\\n`, or `\\"` in JSON text), unless it was doubled.
+    """
+    if b"\\\\" not in row or _SINGLE_BACKSLASH.search(row):
+        return decode(row)
+    undoubled = row.replace(b"\\\\", b"\\")
+    if row.count(b"\\\\n") > 1:
+        return decode(undoubled)
+    try:
+        return decode(row)
+    except Reject:
+        return decode(undoubled)
 
 
 def kind_of(value: Any) -> str:

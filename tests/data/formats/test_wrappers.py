@@ -13,7 +13,15 @@ from outrider.data.formats.sources import log_files
 from tests.data.logs import pair, read_exchanges, write_log
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-PRODUCERS = ("litellm", "helicone", "langfuse", "otel_genai", "token_ids", "messages")
+PRODUCERS = (
+    "litellm",
+    "helicone",
+    "langfuse",
+    "otel_genai",
+    "token_ids",
+    "messages",
+    "message_pairs",
+)
 PAIRS = ("openai_pairs", "openai_streams", "openai_completions")
 LOGS = sorted(
     str(path.relative_to(GOLDEN))
