@@ -86,8 +86,8 @@ def parse(record: Record) -> list[Exchange | Reject]:
     keys = ("model", "chat_template_kwargs", "documents", "user", *NUMBERS, *CONSTRAINTS)
     request = {key: row[key] for key in keys if key in row}
     request["tools"] = unpacked(row, "tools", "row")  # tables store them as text
-    for message in asked:
-        message.pop("weight", None)
-    request["messages"] = asked
+    request["messages"] = [
+        {key: value for key, value in message.items() if key != "weight"} for message in asked
+    ]
     choice = {"message": answer, "finish_reason": row.get("finish_reason") or "stop"}
     return exchanges(request, {"choices": [choice]}, record.place, **fields(row))

@@ -13,6 +13,7 @@ and id of a row are.
 
 import base64
 import binascii
+import functools
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -150,6 +151,9 @@ def open_row(payload: Row | None) -> dict[str, Any]:
 
 def unwrapped(row: dict[str, Any]) -> dict[str, Any]:
     """Returns the innermost row of a known producer, with the fields of the rows around it."""
+    # The search for the kind, the sides and the fields of a row reads a text up to 25 times, so it
+    # is decoded once. Nothing is kept for the next row: a row may have 64 MB.
+    _decoded.cache_clear()
     if _is_produced(row) or is_chat_export(row):
         return row
     if row.keys() >= CLOUD_EVENT:
@@ -360,10 +364,10 @@ def _values(row: dict[str, Any]) -> Iterator[Any]:
 def _plain(value: Any) -> Any:
     """Returns text without base64, and the only text of a list (Vertex AI's repeated columns)."""
     if isinstance(value, str) and value.startswith('["'):
-        try:
-            value = decode(value.encode("utf-8", "surrogatepass"))
-        except Reject:
+        decoded = _decoded(value)
+        if decoded is None:
             return value
+        value = decoded
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
         (value,) = value
     if not isinstance(value, str) or not value.startswith(BASE64):
@@ -383,8 +387,14 @@ def object_of(value: Any) -> dict[str, Any] | None:
         value = value.decode("utf-8", "replace")
     if not isinstance(value, str) or not value.lstrip().startswith("{"):
         return None
+    decoded = _decoded(value)
+    return decoded if isinstance(decoded, dict) else None
+
+
+@functools.cache
+def _decoded(text: str) -> Any:
+    """Returns the value of JSON text; None if it is invalid. Callers must not change it."""
     try:
-        decoded = decode(value.encode("utf-8", "surrogatepass"))
+        return decode(text.encode("utf-8", "surrogatepass"))
     except Reject:
         return None
-    return decoded if isinstance(decoded, dict) else None
