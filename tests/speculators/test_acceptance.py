@@ -21,7 +21,8 @@ from outrider.speculators.heads import DraftHead
 def test_forbid_reads_vllm_s_bits() -> None:
     """Against vLLM's packing: bit i of word w is token 32 w + i."""
     torch.manual_seed(0)
-    assert MASK_BITS == 8 * torch.int32.itemsize  # vLLM's masks are int32
+    bits = 8 * torch.int32.itemsize
+    assert bits == MASK_BITS  # vLLM's masks are int32
     vocabulary = 70
     allowed_MV = torch.rand(3, vocabulary) < 0.5
     masks_MW = torch.zeros(3, 3, dtype=torch.int64)
