@@ -118,6 +118,7 @@ def without_others(files: Sequence[LogFile]) -> list[LogFile]:
 
 
 def _recognized(sample: Sample) -> str:
+    # Without wrappers, so that a format recognizes its rows from any collector.
     sample = replace(sample, rows=tuple(map(unwrapped, sample.rows)))
     return next((name for name, module in FORMATS.items() if module.recognizes(sample)), UNKNOWN)
 

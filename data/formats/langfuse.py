@@ -77,6 +77,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
     # The API's observations lack the session and user of their trace.
     of_trace = {key: row.get(key) for key in ("sessionId", "userId", "session_id", "user_id")}
     observations = filter(_is_observation, row["observations"])
+    # A null of an observation would hide the trace's value.
     return outcomes_of(
         ({**of_trace, **_without_nulls(observation)} for observation in observations),
         lambda observation: _outcomes(observation, record.place),
@@ -188,6 +189,8 @@ def _finish_reason(parameters: dict[str, Any], used: int | None) -> str | None:
     limit = first(
         *(number(parameters, key) for key in ("max_completion_tokens", "max_tokens", "maxTokens"))
     )
+    # Langfuse keeps no finish reason. A response that used up its limit counts as cut; one that
+    # ended exactly there is rare, and would only lose its end-of-text token.
     if limit is None:
         return "stop"
     if used is None:

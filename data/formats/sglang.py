@@ -87,6 +87,7 @@ def _exchange(
     session: str | None = None,
 ) -> Exchange:
     """Builds an exchange from a `GenerateReqInput` and its output, both as dicts."""
+    # `/health_generate` sends a prompt of one token under the id `HEALTH_CHECK_{time}`.
     if (take_text(asked, "rid", "obj") or "").startswith("HEALTH_CHECK") or "embedding" in answered:
         raise Reject("not_a_generation", "a health check or an embedding")
     _check_whole(asked, "obj", ("text", "input_ids"))
@@ -134,6 +135,7 @@ def _exchange(
         session=session_id or session,
         tenant=take_text(labels, "tenant", "custom_labels"),
         route=take_text(labels, "route", "custom_labels"),
+        # The line is written when the response has ended; the latency counts from the arrival.
         time=None if finished is None else finished - took,
         **sampling_of(sampling, "sampling_params"),
     )
