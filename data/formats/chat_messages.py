@@ -19,10 +19,10 @@ and time are often missing, and only the on-policy check shows whether the targe
 from typing import Any
 
 from outrider.data.exchange import Exchange, Record, Reject
+from outrider.data.files.rows import Sample
 from outrider.data.formats.fields import take, take_number, unpacked
 from outrider.data.formats.message_parts import openai_messages
 from outrider.data.formats.openai import exchanges
-from outrider.data.formats.rows import Sample
 from outrider.data.formats.sampling import CONSTRAINTS, NUMBERS
 from outrider.data.formats.wrappers import fields, open_row
 

@@ -16,7 +16,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 from outrider.data.exchange import Reject
-from outrider.data.formats.rows import decode, kind_of
+from outrider.data.files.rows import decode, kind_of
 
 LARGEST = 1e300
 """Larger numbers are rejected, so that sums stay finite."""

@@ -17,6 +17,7 @@ reasoning (`reasoning_missing`) and writes temperature 1 if a request had none.
 from typing import Any
 
 from outrider.data.exchange import Exchange, Place, Record, Reject
+from outrider.data.files.rows import Sample
 from outrider.data.formats.cache_hits import check_generated
 from outrider.data.formats.fields import (
     first,
@@ -32,7 +33,6 @@ from outrider.data.formats.fields import (
 from outrider.data.formats.message_parts import openai_message, openai_messages
 from outrider.data.formats.nested_rows import outcomes_of
 from outrider.data.formats.openai import exchanges
-from outrider.data.formats.rows import Sample
 from outrider.data.formats.sampling import CONSTRAINTS, NUMBERS
 from outrider.data.formats.wrappers import OBSERVATIONS, open_row
 

@@ -19,6 +19,7 @@ from LiteLLM's cache are set aside; redacted messages and calls without a respon
 from typing import Any
 
 from outrider.data.exchange import Exchange, Record, Reject
+from outrider.data.files.rows import Sample
 from outrider.data.formats.cache_hits import check_generated
 from outrider.data.formats.cut_texts import check_whole
 from outrider.data.formats.fields import (
@@ -33,7 +34,6 @@ from outrider.data.formats.fields import (
     unpacked_or_text,
 )
 from outrider.data.formats.openai import body, exchanges
-from outrider.data.formats.rows import Sample
 from outrider.data.formats.wrappers import open_row
 
 TENANTS = tuple(f"user_api_key_{key}" for key in ("team_alias", "team_id", "org_id", "alias"))

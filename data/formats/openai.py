@@ -33,6 +33,7 @@ one request (`prompt_not_messages`) are rejected.
 from typing import Any
 
 from outrider.data.exchange import Exchange, Place, Reject
+from outrider.data.files.rows import decode, kind_of, parse_row
 from outrider.data.formats.cut_texts import check_whole
 from outrider.data.formats.fields import (
     first,
@@ -47,7 +48,6 @@ from outrider.data.formats.fields import (
 from outrider.data.formats.finish_reasons import ENDS, STOP_STRING, finish_reason, normal_name
 from outrider.data.formats.openai_stream import DATA, chunks_of_sse, join_chunks
 from outrider.data.formats.other_rows import check_completion
-from outrider.data.formats.rows import decode, kind_of, parse_row
 from outrider.data.formats.sampling import sampling_of
 from outrider.data.formats.text_parts import joined_by_sglang, response_texts, text_messages
 

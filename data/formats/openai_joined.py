@@ -22,13 +22,13 @@ import functools
 from typing import Any
 
 from outrider.data.exchange import Exchange, Record, Reject
+from outrider.data.files.rows import Row, Sample
 from outrider.data.formats.cache_hits import check_generated
 from outrider.data.formats.fields import first, take_text
 from outrider.data.formats.join import joined_records
 from outrider.data.formats.openai import body, exchanges
 from outrider.data.formats.openai_stream import join_chunks
 from outrider.data.formats.other_rows import check_completion
-from outrider.data.formats.rows import Row, Sample
 from outrider.data.formats.wrappers import fields, open_row
 
 

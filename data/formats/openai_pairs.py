@@ -18,13 +18,13 @@ are set aside.
 from typing import Any
 
 from outrider.data.exchange import Exchange, Place, Record, Reject
+from outrider.data.files.rows import Sample
 from outrider.data.formats.cache_hits import check_generated
 from outrider.data.formats.cut_texts import check_whole
 from outrider.data.formats.fields import first, unpacked
 from outrider.data.formats.nested_rows import outcomes_of
 from outrider.data.formats.openai import body, exchanges
 from outrider.data.formats.other_rows import check_completion
-from outrider.data.formats.rows import Sample
 from outrider.data.formats.wrappers import calls_of, check_call, open_row, pair_fields, sides
 
 

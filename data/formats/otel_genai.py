@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from outrider.data.exchange import Exchange, Place, Record, Reject
+from outrider.data.files.rows import Sample
 from outrider.data.formats.cache_hits import check_generated
 from outrider.data.formats.fields import (
     first,
@@ -36,7 +37,6 @@ from outrider.data.formats.fields import (
 from outrider.data.formats.message_parts import openai_message, openai_messages
 from outrider.data.formats.nested_rows import outcomes_of
 from outrider.data.formats.openai import exchanges
-from outrider.data.formats.rows import Sample
 from outrider.data.formats.sampling import NUMBERS
 from outrider.data.formats.wrappers import open_row
 

@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from outrider.data.exchange import Reject
+from outrider.data.files.rows import Row, decode, parse_row
 from outrider.data.formats.fields import first, take_text, take_time
-from outrider.data.formats.rows import Row, decode, parse_row
 
 DEEPEST = 6
 """Levels that are searched; Kong's `ai.proxy.payload.request` in a collector's record is at 5."""

@@ -29,10 +29,10 @@ from typing import IO
 
 from outrider.common.files import publish
 from outrider.common.fingerprint import value_digest
+from outrider.data.files.packing import HEAD, archive_of
+from outrider.data.files.rows import count_rows, framing
+from outrider.data.files.sources import CHUNK, LogFile, log_files
 from outrider.data.formats import files_by_format, without_others
-from outrider.data.formats.packing import HEAD, archive_of
-from outrider.data.formats.rows import count_rows, framing
-from outrider.data.formats.sources import CHUNK, LogFile, log_files
 
 SETTLED_S = 60.0
 """Seconds without a change after which a file counts as complete."""

@@ -104,7 +104,7 @@ def listed(paths: str | list[str] | None) -> list[str]:
 def _remote_digest(url: str) -> str:
     import fsspec
 
-    from outrider.data.formats.sources import answering
+    from outrider.data.files.sources import answering
 
     with answering(f"traffic.path = {url!r}"):
         filesystem, path = fsspec.url_to_fs(url)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from outrider.data.exchange import Exchange, Place, Record
+from outrider.data.files.sources import log_files
 from outrider.data.formats import openai_pairs, wrappers
-from outrider.data.formats.sources import log_files
 from tests.data.logs import pair, read_exchanges, write_log
 
 GOLDEN = Path(__file__).parents[1] / "golden"
