@@ -17,6 +17,9 @@ from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.data.exchange import Exchange, Place, Record, Reject
+from outrider.data.files.packing import document_of
+from outrider.data.files.rows import Sample, count_rows, parse_row, row_records, sample_of
+from outrider.data.files.sources import LogFile, members_of, read_ahead
 from outrider.data.formats import (
     chat_messages,
     helicone,
@@ -32,9 +35,6 @@ from outrider.data.formats import (
     vllm_log,
 )
 from outrider.data.formats.nested_rows import outcomes_of
-from outrider.data.formats.packing import document_of
-from outrider.data.formats.rows import Sample, count_rows, parse_row, row_records, sample_of
-from outrider.data.formats.sources import LogFile, members_of, read_ahead
 from outrider.data.formats.unknown import describe
 from outrider.data.formats.wrappers import calls_of, unwrapped
 

@@ -6,10 +6,11 @@ plain_text("eyJtZXNzYWdlcyI6IFtdfQ==")      # '{"messages": []}'
 
 import base64
 import binascii
+import functools
 from typing import Any
 
 from outrider.data.exchange import Reject
-from outrider.data.formats.rows import decode
+from outrider.data.files.rows import decode
 
 BASE64 = ("eyJ", "eyA", "ewo", "ew0", "ZGF0YT")
 """How base64 of an object (`{"`, `{ `, `{` and a newline) or an event stream (`data`) begins."""
@@ -18,10 +19,10 @@ BASE64 = ("eyJ", "eyA", "ewo", "ew0", "ZGF0YT")
 def plain_text(value: Any) -> Any:
     """Returns text without base64, and the only text of a list (Vertex AI's repeated columns)."""
     if isinstance(value, str) and value.startswith('["'):
-        try:
-            value = decode(value.encode("utf-8", "surrogatepass"))
-        except Reject:
+        decoded = json_of(value)
+        if decoded is None:
             return value
+        value = decoded
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
         (value,) = value
     if not isinstance(value, str) or not value.startswith(BASE64):
@@ -41,8 +42,14 @@ def object_of(value: Any) -> dict[str, Any] | None:
         value = value.decode("utf-8", "replace")
     if not isinstance(value, str) or not value.lstrip().startswith("{"):
         return None
+    decoded = json_of(value)
+    return decoded if isinstance(decoded, dict) else None
+
+
+@functools.cache
+def json_of(text: str) -> Any:
+    """Returns the value of JSON text; None if it is invalid. Callers must not change it."""
     try:
-        decoded = decode(value.encode("utf-8", "surrogatepass"))
+        return decode(text.encode("utf-8", "surrogatepass"))
     except Reject:
         return None
-    return decoded if isinstance(decoded, dict) else None

@@ -16,7 +16,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 from outrider.data.exchange import Reject
-from outrider.data.formats.rows import decode, kind_of
+from outrider.data.files.rows import decode, kind_of
 
 LARGEST = 1e300
 """Larger numbers are rejected, so that sums stay finite."""
@@ -40,6 +40,7 @@ def take(holder: dict[str, Any], key: str, kind: type | tuple[type, ...], where:
     value = holder.get(key)
     if value is None:
         return None
+    # In Python, booleans are integers.
     if not isinstance(value, kind) or isinstance(value, bool):
         raise Reject("wrong_type", f"{where}.{key} is {kind_of(value)}")
     if isinstance(value, str) and not value.isascii():

@@ -17,6 +17,7 @@ reasoning (`reasoning_missing`) and writes temperature 1 if a request had none.
 from typing import Any
 
 from outrider.data.exchange import Exchange, Place, Record, Reject
+from outrider.data.files.rows import Sample
 from outrider.data.formats.cache_hits import check_generated
 from outrider.data.formats.fields import (
     first,
@@ -33,7 +34,6 @@ from outrider.data.formats.finish_reasons import end_by_limit
 from outrider.data.formats.message_parts import openai_message, openai_messages
 from outrider.data.formats.nested_rows import outcomes_of
 from outrider.data.formats.openai import exchanges
-from outrider.data.formats.rows import Sample
 from outrider.data.formats.sampling import CONSTRAINTS, NUMBERS
 from outrider.data.formats.wrappers import OBSERVATIONS, open_row
 
@@ -78,6 +78,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
     # The API's observations lack the session and user of their trace.
     of_trace = {key: row.get(key) for key in ("sessionId", "userId", "session_id", "user_id")}
     observations = filter(_is_observation, row["observations"])
+    # A null of an observation would hide the trace's value.
     return outcomes_of(
         ({**of_trace, **_without_nulls(observation)} for observation in observations),
         lambda observation: _outcomes(observation, record.place),

@@ -15,6 +15,7 @@ truncated, and any other as finished. Token ids are lost, and often the reasonin
 from typing import Any
 
 from outrider.data.exchange import Exchange, Place, Record, Reject
+from outrider.data.files.rows import Sample
 from outrider.data.formats.cache_hits import check_generated
 from outrider.data.formats.finish_reasons import end_by_limit
 from outrider.data.formats.message_parts import openai_messages
@@ -27,7 +28,6 @@ from outrider.data.formats.message_sides import (
 from outrider.data.formats.openai import exchanges
 from outrider.data.formats.other_rows import FAILURES
 from outrider.data.formats.row_fields import fields
-from outrider.data.formats.rows import Sample
 from outrider.data.formats.wrappers import check_call, open_row
 
 FAILED = ("error", "exception", "error_message", "error.type", "$ai_is_error")

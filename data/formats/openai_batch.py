@@ -12,10 +12,10 @@ same format. Request times are not logged.
 import functools
 
 from outrider.data.exchange import Exchange, Record, Reject
+from outrider.data.files.rows import Row, Sample
 from outrider.data.formats.fields import take, take_text
 from outrider.data.formats.join import joined_records
 from outrider.data.formats.openai import body, exchanges
-from outrider.data.formats.rows import Row, Sample
 from outrider.data.formats.wrappers import open_row
 
 COMPLETIONS = "/completions"

@@ -22,6 +22,7 @@ import functools
 from typing import Any
 
 from outrider.data.exchange import Exchange, Record, Reject
+from outrider.data.files.rows import Row, Sample
 from outrider.data.formats.cache_hits import check_generated
 from outrider.data.formats.fields import first, take_text
 from outrider.data.formats.join import joined_records
@@ -29,7 +30,6 @@ from outrider.data.formats.openai import body, exchanges
 from outrider.data.formats.openai_stream import join_chunks
 from outrider.data.formats.other_rows import check_completion
 from outrider.data.formats.row_fields import fields
-from outrider.data.formats.rows import Row, Sample
 from outrider.data.formats.wrappers import open_row
 
 

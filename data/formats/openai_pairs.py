@@ -18,6 +18,7 @@ are set aside.
 from typing import Any
 
 from outrider.data.exchange import Exchange, Record, Reject
+from outrider.data.files.rows import Sample
 from outrider.data.formats import message_pairs
 from outrider.data.formats.cache_hits import check_generated
 from outrider.data.formats.cut_texts import check_whole
@@ -26,7 +27,6 @@ from outrider.data.formats.fields import first, unpacked
 from outrider.data.formats.message_sides import message_sides, sent_parameters
 from outrider.data.formats.openai import body, exchanges
 from outrider.data.formats.other_rows import check_completion, is_proxys_text
-from outrider.data.formats.rows import Sample
 from outrider.data.formats.sampling import NUMBERS
 from outrider.data.formats.wrappers import check_call, open_row, pair_fields, sides
 

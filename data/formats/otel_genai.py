@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from outrider.data.exchange import Exchange, Place, Record, Reject
+from outrider.data.files.rows import Sample
 from outrider.data.formats import message_pairs
 from outrider.data.formats.cache_hits import check_generated
 from outrider.data.formats.fields import (
@@ -40,7 +41,6 @@ from outrider.data.formats.message_parts import openai_message, openai_messages
 from outrider.data.formats.message_sides import MessageSides, message_sides
 from outrider.data.formats.nested_rows import outcomes_of
 from outrider.data.formats.openai import exchanges
-from outrider.data.formats.rows import Sample
 from outrider.data.formats.sampling import NUMBERS
 from outrider.data.formats.wrappers import check_call, open_row
 

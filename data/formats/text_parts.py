@@ -48,6 +48,8 @@ def _vllm_text(content: Any, where: str) -> str | None:
     if not isinstance(content, list):
         return take({"content": content}, "content", str, where)
     texts = [_part_text(part, where) for part in content]
+    # vLLM 0.32 joins the texts of a message by newlines for templates that read strings, as R1's
+    # does (renderers/chat_utils.py:1883).
     return "\n".join(text for text in texts if text is not None)
 
 
@@ -63,6 +65,7 @@ def _part_text(part: Any, where: str) -> str | None:
 def _sglang_text(content: Any, where: str) -> str | None:
     if not isinstance(content, list):
         return take({"content": content}, "content", str, where)
+    # SGLang joins by spaces (`process_content_for_template_format`), and leaves other parts out.
     parts = [part for part in content if isinstance(part, dict) and part.get("type") == "text"]
     return " ".join(take(part, "text", str, where) or "" for part in parts)
 

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from outrider.data.exchange import Reject
-from outrider.data.formats.packing import DOCUMENTS
+from outrider.data.files.packing import DOCUMENTS
+from outrider.data.files.rows import Sample, decode
 from outrider.data.formats.row_fields import normal_name
-from outrider.data.formats.rows import Sample, decode
 from outrider.data.formats.wrappers import is_chat_export
 
 SHOWN_KEYS = 8

@@ -13,7 +13,7 @@ import pytest
 
 from outrider.common.errors import OutriderError
 from outrider.data.exchange import Exchange, Reject
-from outrider.data.formats.sources import log_files
+from outrider.data.files.sources import log_files
 from tests.data.logs import pair, read_exchanges, write_log
 
 FOLDER = Path(__file__).parent / "elsewhere"

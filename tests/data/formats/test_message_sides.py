@@ -5,9 +5,9 @@ import json
 import pytest
 
 from outrider.data.exchange import Exchange
+from outrider.data.files.rows import parse_row
+from outrider.data.files.sources import log_files
 from outrider.data.formats.message_sides import message_sides, nested
-from outrider.data.formats.rows import parse_row
-from outrider.data.formats.sources import log_files
 from tests.data.logs import pair, read_exchanges, write_log
 
 ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]

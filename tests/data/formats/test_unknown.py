@@ -8,7 +8,7 @@ import zipfile
 import pytest
 
 from outrider.data.exchange import Reject
-from outrider.data.formats.sources import log_files
+from outrider.data.files.sources import log_files
 from tests.data.logs import pair, read_exchanges
 
 SECRET = "Ada Lovelace"

@@ -4,12 +4,14 @@ import base64
 import dataclasses
 import json
 import random
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from outrider.data.exchange import Exchange
-from outrider.data.formats.sources import log_files
+from outrider.data.exchange import Exchange, Place, Record
+from outrider.data.files.sources import log_files
+from outrider.data.formats import openai_pairs, wrappers
 from tests.data.logs import pair, read_exchanges, write_log
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -201,6 +203,28 @@ def test_request_and_response_are_found_by_their_own_keys(tmp_path, shape, colle
     assert (outcome.session, outcome.tenant, outcome.temperature) == ("s-1", "acme", 0.7)
     assert outcome.finish_reason == "stop"
     assert outcome.time is None or outcome.time > 1e9
+
+
+@pytest.mark.parametrize("collector", [None, *COLLECTORS])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_each_json_text_is_decoded_once(shape, collector, monkeypatch):
+    row = SHAPES[shape](ASKED, ANSWERED)
+    if collector:
+        row = COLLECTORS[collector](row)
+    texts = Counter()
+
+    def counted(text):
+        texts[text] += 1
+        return decode(text)
+
+    decode = wrappers.decode
+    monkeypatch.setattr(wrappers, "decode", counted)
+    record = Record(Place("log.jsonl", 1), json.dumps(row).encode())
+    once = openai_pairs.parse(record)
+    assert set(texts.values()) <= {1}
+    # The next row finds nothing of this one, and its outcome did not change the decoded values.
+    assert openai_pairs.parse(record) == once
+    assert set(texts.values()) <= {2}
 
 
 FIELDS = [

@@ -20,10 +20,10 @@ from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.data.exchange import Place, Record, Reject
-from outrider.data.formats.container_lines import STAMPED
-from outrider.data.formats.packing import HEAD, archive_of
-from outrider.data.formats.sources import BLANK, LONGEST_LINE, LogFile, lines_of, read_ahead
-from outrider.data.formats.tables import csv_dialect, csv_rows, table_kind, table_rows
+from outrider.data.files.container_lines import STAMPED
+from outrider.data.files.packing import HEAD, archive_of
+from outrider.data.files.sources import BLANK, LONGEST_LINE, LogFile, lines_of, read_ahead
+from outrider.data.files.tables import csv_dialect, csv_rows, table_kind, table_rows
 
 DEEPEST = 100
 """Maximum nesting depth; chat rows have about ten levels, and tool schemas a few dozen."""
