@@ -73,6 +73,7 @@ class Context:
     folders: Any
     settings: Any
     speculators: dict[str, Speculator]
+    digest: str = ""
     lookups: dict[str, Speculator] = dataclasses.field(default_factory=dict)
 
     def runner(self, speculator: Speculator) -> str:
