@@ -9,9 +9,9 @@ a list of messages that does not end with an assistant's, and an answer: an assi
 list of these or of choices, or a text under a name in `ANSWERS`. The first of each, breadth first,
 are the call's. OpenInference and OpenLLMetry flatten lists into keys with numbers.
 
-Names were read in PostHog's and Datadog's documentation and in public code that writes attributes of
-OpenInference, OpenLLMetry and Vercel's AI SDK 6 (November 2026). For Braintrust, Lunary, Humanloop,
-LangWatch and Bifrost no version was read.
+Names were read in PostHog's and Datadog's documentation and in public code that writes attributes
+of OpenInference, OpenLLMetry and Vercel's AI SDK 6 (November 2026). For Braintrust, Lunary,
+Humanloop, LangWatch and Bifrost no version was read.
 """
 
 import json
