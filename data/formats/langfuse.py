@@ -61,7 +61,7 @@ def recognizes(sample: Sample) -> bool:
 
 
 def _is_observation(row: Any) -> bool:
-    if not isinstance(row, dict) or row.get("type") not in OBSERVATIONS:
+    if not isinstance(row, dict) or str(row.get("type")) not in OBSERVATIONS:
         return False
     return "trace_id" in row or "traceId" in row
 
@@ -92,7 +92,7 @@ def _without_nulls(holder: dict[str, Any]) -> dict[str, Any]:
 
 def _outcomes(logged: dict[str, Any], place: Place) -> list[Exchange | Reject]:
     row = {**logged, **{snake: logged[camel] for snake, camel in CAMEL.items() if camel in logged}}
-    if row.get("type") not in OBSERVATIONS:
+    if str(row.get("type")) not in OBSERVATIONS:
         raise Reject("wrong_type", "row.type is not an observation type")
     if row["type"] != "GENERATION":
         raise Reject("not_a_generation", row["type"])

@@ -24,8 +24,9 @@ from typing import Any
 
 from outrider.data.exchange import Exchange, Place, Record, Reject
 from outrider.data.files.rows import Sample
-from outrider.data.formats import message_pairs
+from outrider.data.formats import message_pairs, openai_pairs
 from outrider.data.formats.cache_hits import check_generated
+from outrider.data.formats.embedded import object_of
 from outrider.data.formats.fields import (
     first,
     mapping,
@@ -42,7 +43,7 @@ from outrider.data.formats.message_sides import MessageSides, message_sides
 from outrider.data.formats.nested_rows import outcomes_of
 from outrider.data.formats.openai import exchanges
 from outrider.data.formats.sampling import NUMBERS
-from outrider.data.formats.wrappers import check_call, open_row
+from outrider.data.formats.wrappers import check_call, open_row, sides, unwrapped
 
 _EVENT = re.compile(r"gen_ai\.(choice|(system|user|assistant|tool)\.message)")
 """Names of events with a message each."""
@@ -108,19 +109,19 @@ def _outcomes(span: dict[str, Any], place: Place) -> list[Exchange | Reject]:
             "a text_completion span does not show whether a chat template was applied",
         )
     is_call = operation in ("chat", "generate_content", None)  # some instrumentations omit it
-    sides = _other_messages(span, logged) if is_call else None
-    if sides is not None:
+    found = _other_messages(span, logged) if is_call else None
+    if found is not None:
         check_call(logged)
         return message_pairs.outcomes(
             row={**logged, **_of_events(span)},
-            sides=sides,
+            sides=found,
             place=place,
             time=_time(span),
             log_id=_span_id(span),
             **take_names(logged, NAMES, "attributes"),
         )
     if not is_call or not any(key.startswith("gen_ai.") for key in logged):
-        raise Reject("not_a_generation")
+        return _of_body(span, place)
     check_generated(logged)
     if logged.get("error.type"):
         raise Reject("error_response", "error.type is set")
@@ -185,6 +186,14 @@ def _of_events(span: dict[str, Any]) -> dict[str, Any]:
             message = {key: unpacked_or_text(logged, key, "event") for key in keys if key in logged}
             messages["gen_ai.prompt"].append({"role": kind[2], **message})
     return {key: listed for key, listed in messages.items() if listed}
+
+
+def _of_body(record: dict[str, Any], place: Place) -> list[Exchange | Reject]:
+    """Returns the exchange that an application logged as the body of a log record."""
+    row = object_of(_plain(record.get("body")))
+    if row is None or None in sides(unwrapped(row)):
+        raise Reject("not_a_generation")
+    return openai_pairs.parse(Record(place, {"timestamp": _time(record), **row}))
 
 
 def _span_id(span: dict[str, Any]) -> str | None:

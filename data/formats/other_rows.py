@@ -110,7 +110,7 @@ def _check_api(row: dict[str, Any], request: dict[str, Any], answer: dict[str, A
             raise Reject("not_a_generation", "the path is not that of a completion")
     if not answer or "choices" in answer or "body" in answer:
         return
-    is_completion = answer.get("object", "chat.completion") in COMPLETIONS
+    is_completion = str(answer.get("object", "chat.completion")) in COMPLETIONS
     is_anthropic = isinstance(answer.get("type"), str)
     is_ollama_or_cohere = isinstance(answer.get("message"), dict)
     has_other_keys = bool(answer.keys() & OTHER_APIS)

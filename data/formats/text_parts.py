@@ -56,7 +56,7 @@ def _vllm_text(content: Any, where: str) -> str | None:
 def _part_text(part: Any, where: str) -> str | None:
     if isinstance(part, str):
         return take({"part": part}, "part", str, where)
-    kind = part.get("type", "text") if isinstance(part, dict) else None
+    kind = str(part.get("type", "text")) if isinstance(part, dict) else None
     if kind not in TEXTS:
         raise Reject("not_text", f"{where} has parts other than text")
     return take(part, TEXTS[kind], str, where)
@@ -75,7 +75,7 @@ def response_texts(parts: list[Any], where: str) -> tuple[str | None, str | None
     thoughts: list[str] = []
     texts: list[str] = []
     for part in parts:
-        if isinstance(part, dict) and part.get("type") in THOUGHTS:
+        if isinstance(part, dict) and str(part.get("type")) in THOUGHTS:
             thoughts += _thoughts(part, where)
         else:
             text = _part_text(part, where)

@@ -61,6 +61,10 @@ WRITE_MESSAGES = (
     ' "content": "..."}]}'
 )
 
+CHAT_EXPORT = (
+    "conversations as a chat interface shows them, without the requests (system prompt, sampling):"
+    " log the endpoint's /v1/chat/completions"
+)
 AZURE = (
     "Azure's LLM log, which cuts messages into rows and has no sampling parameters: log whole"
     " request and response bodies, for instance with log-to-eventhub"
@@ -120,6 +124,7 @@ SHAPES: tuple[tuple[frozenset[str], str], ...] = (
         "Dify's query and answer, without the prompt that its app builds: log the endpoint's"
         " /v1/chat/completions",
     ),
+    (frozenset({"message_id", "is_created_by_user"}), CHAT_EXPORT),  # LibreChat
     (
         frozenset({"workflow_data", "finished"}),
         "n8n's executions: log the endpoint's /v1/chat/completions",
@@ -135,6 +140,7 @@ TEXT_LOGS: tuple[tuple[re.Pattern[bytes], str], ...] = (
     (re.compile(rb"^\[GIN\] ", re.MULTILINE), "Ollama's log"),
     (re.compile(rb'"POST /\S+ HTTP/[\d.]+" \d{3}'), "an access log"),
     (re.compile(rb"text_generation_(router|launcher)"), "TGI's log"),
+    (re.compile(rb"^# (HELP|TYPE) ", re.MULTILINE), "metrics in Prometheus' format"),
 )
 """Logs of servers that have no texts of requests."""
 
@@ -147,10 +153,6 @@ _COUNTS = re.compile("token|latency|duration|status|level|time")
 SHORTEST_TEXT = 200
 """Rows of requests without their texts have counts, and no text of this length."""
 
-CHAT_EXPORT = (
-    "conversations as a chat interface shows them, without the requests (system prompt, sampling):"
-    " log the endpoint's /v1/chat/completions"
-)
 RESPONSES = (
     "OpenAI's Responses API, whose items are not the engine's messages: log /v1/chat/completions"
 )
@@ -246,7 +248,8 @@ def _way_of_shape(row: dict[str, Any]) -> str | None:
 def _members(row: dict[str, Any]) -> list[dict[str, Any]]:
     """Returns the first object of each list in a row: pages of an API."""
     lists = [value for value in row.values() if isinstance(value, list) and value]
-    return [value[0] for value in lists if isinstance(value[0], dict)]
+    firsts = [value[0] for value in lists if isinstance(value[0], dict)]
+    return firsts + [inner for member in firsts for inner in _members(member)]
 
 
 def _longest_text(value: Any) -> int:
@@ -294,7 +297,8 @@ def _object(text: bytes) -> Any:
 
 def _nearest(row: dict[str, Any]) -> str:
     """Names the format that shares most keys with a row."""
-    if any(map(_COUNTS.search, map(normal_name, row))) and _longest_text(row) < SHORTEST_TEXT:
+    names = [normal_name(key) for member in [row, *_members(row)] for key in member]
+    if any(map(_COUNTS.search, names)) and _longest_text(row) < SHORTEST_TEXT:
         return f"rows about requests, without texts: {GATEWAY}"
     shared = {name: len(row.keys() & set(keys)) / len(keys) for name, keys in NEEDED.items()}
     name = max(shared, key=lambda name: shared[name])

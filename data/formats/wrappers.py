@@ -157,7 +157,7 @@ def _inherited(row: dict[str, Any]) -> dict[str, Any]:
 
 def is_chat_export(row: dict[str, Any]) -> bool:
     """Whether a row is a conversation as a chat interface exports it."""
-    if row.get("object") in CHAT_MESSAGES:
+    if str(row.get("object")) in CHAT_MESSAGES:
         return True
     return any(
         other in row and isinstance(row.get(key), dict | list)
@@ -177,7 +177,7 @@ def calls_of(row: dict[str, Any]) -> list[dict[str, Any]]:
         outer = dict(around)
         if fields(call)["time"] is not None:
             outer.pop("timestamp", None)
-        calls.append({**outer, **call})
+        calls += calls_of({**outer, **call})  # pages list traces, which list spans
     return calls
 
 
@@ -195,7 +195,8 @@ def _listed_calls(row: dict[str, Any]) -> list[dict[str, Any]] | None:
 def _are_calls(value: Any) -> bool:
     if not isinstance(value, list) or not all(isinstance(member, dict) for member in value):
         return False
-    return any(_is_call(unwrapped(member)) for member in value[:TRIED])
+    tried = [unwrapped(member) for member in value[:TRIED]]
+    return any(_is_call(member) or _listed_calls(member) is not None for member in tried)
 
 
 def _is_call(row: dict[str, Any]) -> bool:
@@ -216,7 +217,7 @@ def check_call(row: dict[str, Any]) -> None:
 def _is_produced(row: dict[str, Any]) -> bool:
     if any(row.keys() >= keys for keys in PRODUCERS):
         return True
-    if row.get("type") in OBSERVATIONS and ("trace_id" in row or "traceId" in row):
+    if str(row.get("type")) in OBSERVATIONS and ("trace_id" in row or "traceId" in row):
         return True
     attributes = next((row[key] for key in ATTRIBUTES if row.get(key)), None)
     return isinstance(attributes, dict) and any(key.startswith("gen_ai.") for key in attributes)

@@ -294,3 +294,18 @@ def test_any_order_and_any_split_give_the_same_exchanges(tmp_path, seed):
         plain = (dataclasses.replace(outcome, place=None) for outcome in read_back)
         outcomes.append(sorted(map(repr, plain)))
     assert outcomes[0] == outcomes[1] and len(outcomes[0]) == len(rows) + 5
+
+
+@pytest.mark.parametrize("value", [{"span": "chat"}, ["chat"], 7, None])
+@pytest.mark.parametrize("key", ["type", "object", "kind", "span_kind", "status", "id"])
+def test_names_of_kinds_may_have_any_value(tmp_path, key, value):
+    row = {key: value, "request": ASKED, "response": ANSWERED, "trace_id": "t"}
+    (outcome,) = read_exchanges(log_files(str(write_log(tmp_path / "log.jsonl", [row]))))
+    assert isinstance(outcome, Exchange)
+
+
+@pytest.mark.parametrize("name", ["request_id", "requestId", "x-request-id", "correlation_id"])
+def test_halves_are_joined_by_an_id_of_any_spelling(tmp_path, name):
+    rows = [{name: "a", "request": ASKED}, {name: "a", "response": ANSWERED}]
+    (outcome,) = read_exchanges(log_files(str(write_log(tmp_path / "log.jsonl", rows))))
+    assert isinstance(outcome, Exchange) and outcome.messages == ASKED["messages"]
