@@ -207,8 +207,8 @@ def advice(answer: Mapping[str, Any]) -> str:
     delivered = f"{longest['tokens_per_step']:.2f}{interval} tokens per step at K = {longest['k']}"
     if longest["tokens_per_step"] < LITTLE:
         return f"lookup finds little to copy here ({words}: {delivered}): train a kind"
-    # By default, a request searches only what its tenant was answered.
-    sharing = answer["tenants"] and answer["lookups"][name]["searches_history"]
+    # By default, a request searches only what its own tenant was answered.
+    sharing = answer["tenants"] > 1 and answer["lookups"][name]["searches_history"]
     keys = f"speculator.kind={name}" + (" lookup.shared=true" if sharing else "")
     return (
         f"{words} delivers {delivered} without training"

@@ -147,7 +147,7 @@ def test_the_advice_follows_the_longest_steps() -> None:
         return {"in_words": f"{name} lookup", "all": {"best": best}, **searches}
 
     lookups = {"ngram": lookup("n-gram", 1.4), "suffix": lookup("suffix", 2.5)}
-    answer = {"lookups": lookups, "tenants": 0}
+    answer = {"lookups": lookups, "tenants": 1}
     assert advice(answer).startswith("suffix lookup delivers 2.50 [2.00, 3.00] tokens per step")
     assert "without training: speculator.kind=suffix measures" in advice(answer)
     shared = advice({**answer, "tenants": 2})
