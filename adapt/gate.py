@@ -30,7 +30,9 @@ from outrider.data.sequences import load_sequences
 from outrider.data.split.rounds import held_back, unseen
 from outrider.eval.config import SHIP
 from outrider.eval.gate import check_over_sessions, conclusion
+from outrider.eval.lookups import COLUMNS as TEXT_COLUMNS
 from outrider.eval.replay.heldout_replay import COLUMNS
+from outrider.eval.replay.lookups import LoggedText, lookup_sums
 from outrider.eval.replay.replay import replay
 from outrider.eval.replay.sums import ReplaySums, compare
 from outrider.eval.results.parts import ClusteredEstimate
@@ -39,7 +41,9 @@ from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stages.adapt import usable_ids
 from outrider.serving.bundle.bundle import export_bundle, speculation_profile
+from outrider.serving.runner import runner_of
 from outrider.serving.speculator import Drafting, Speculator
+from outrider.speculators.kinds.protocol import Lookup
 
 
 class GateVerdict(BaseModel):
@@ -72,11 +76,18 @@ def replayed(
     window: RunDirectory, speculator_dir: Path, recipe: Recipe, ids: Sequence[str]
 ) -> ReplaySums:
     """Replays a speculator on sequences of a window; runs in a child process."""
+    rows = load_sequences(window.sequences, list(ids))
+    speculator = Speculator.named(speculator_dir)
+    runner = runner_of(speculator.family, recipe.serving.engine)
+    replayed_as = speculator.replayed_as(runner)
+    if isinstance(replayed_as, Lookup):
+        texts = map(LoggedText.of, rows.select_columns(TEXT_COLUMNS))
+        return lookup_sums(replayed_as, texts)
     return replay(
         speculator=speculator_dir,
         target_dir=recipe.target.training_directory(),
         feature_store=FeatureStore.open(window.features),
-        rows=load_sequences(window.sequences, list(ids)).select_columns(COLUMNS).to_list(),
+        rows=rows.select_columns(COLUMNS).to_list(),
         depth=recipe.speculator.depth,
         draft_sample_method=recipe.speculator.draft_sample_method,
         dtype=recipe.eval.replay_dtype,
@@ -225,8 +236,9 @@ def write_bundle(run: RunDirectory, recipe: Recipe, verdict: GateVerdict) -> Non
         "replay_vs_engine": None,
         "gate": verdict.model_dump(mode="json"),
     }
+    speculator = Speculator.named(run.speculator)
     profile = speculation_profile(
-        method=recipe.speculator.only_kind,
+        method=speculator.kind,
         target=recipe.target,
         marginal=verdict.cumulative,
         intervals=verdict.cumulative_ci95,
@@ -240,7 +252,7 @@ def write_bundle(run: RunDirectory, recipe: Recipe, verdict: GateVerdict) -> Non
         },
     )
     method = recipe.speculator.draft_sample_method
-    drafting = Drafting(Speculator.named(run.speculator), verdict.k, method)
+    drafting = Drafting(speculator, verdict.k, method)
     engine = recipe.serving.engine
     export_bundle(
         drafting=drafting,

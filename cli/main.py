@@ -28,7 +28,7 @@ except ModuleNotFoundError as error:  # installed without the `train` extra
         " checkout"
     )
 
-from outrider.cli import adapt, deploy, evaluate, export, inspect, train
+from outrider.cli import adapt, deploy, erase, evaluate, export, inspect, train
 from outrider.cli.doctor import doctor
 from outrider.cli.init import init
 from outrider.common.errors import OutriderError, UsageError
@@ -45,6 +45,7 @@ VERBS: dict[str, Callable[..., int]] = {
     "export": export.export_speculator,
     "deploy": deploy.deploy_speculator,
     "adapt": adapt.adapt_speculator,
+    "erase": erase.erase,
 }
 """Verbs in the order in which users need them."""
 

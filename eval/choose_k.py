@@ -21,7 +21,7 @@ from outrider.eval.bench.prompts import HeldoutRequests
 from outrider.eval.bench.servers import Servers
 from outrider.eval.bench.step_times import StepTimes, time_steps
 from outrider.eval.context import EvaluationContext
-from outrider.eval.lookups import served_lookups
+from outrider.eval.lookups import history_facts, served_lookups
 from outrider.eval.replay.sums import ReplaySums
 from outrider.eval.results.parts import CURRENT, DRAFTERS, LOOKUP, Drafter, Drafters
 from outrider.eval.results.sections import Choice, LookupChoice
@@ -142,6 +142,7 @@ def choose_lookups(
             runner=context.runner(speculator),
             acceptance_length=lengths,
             step_ms={number: 1000 * seconds for number, seconds in timed.get(name, {}).items()},
+            history=history_facts(speculator),
         )
         speeds[name] = by_k.get(k, lengths[k - 1])
     served = served_lookups(context, validation)

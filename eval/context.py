@@ -43,6 +43,7 @@ from outrider.serving.load_generator import WARM_UP_TOKENS, LoadGenerator
 from outrider.serving.runner import runner_of
 from outrider.serving.server import Server
 from outrider.serving.speculator import Speculator
+from outrider.speculators.config import LookupConfig
 from outrider.speculators.features import FeatureSpec
 from outrider.speculators.kinds import installed_lookups, lookup_names
 from outrider.speculators.kinds.protocol import Runner
@@ -117,6 +118,8 @@ class EvaluationContext:
     lookups: Mapping[str, Speculator] = field(default_factory=dict)
     """The lookups that custom is measured against, at their best settings, by kind; `with_lookups`
     (lookups.py) sets them."""
+    lookup: LookupConfig = field(default_factory=LookupConfig)
+    """Which responses a lookup searches."""
     kinds: Sequence[KindSpeed] = ()
     """Kinds compared on the validation part, the chosen one first; empty if there is only one."""
     draft_sample_method: Literal["greedy", "probabilistic"] = "greedy"
@@ -138,12 +141,16 @@ class EvaluationContext:
 
     @contextlib.contextmanager
     def open_servers(
-        self, speculators: Mapping[str, Speculator], texts: Sequence[str]
+        self,
+        speculators: Mapping[str, Speculator],
+        texts: Sequence[str],
+        grammars: Mapping[str, str],
     ) -> Iterator[tuple[LoadGenerator, Servers]]:
         """Opens a load generator, and servers that start on first use.
 
         One server runs without speculation; the others serve `speculators`. Each warms up with a
-        short block of the rendered prompts `texts` at the highest concurrency.
+        short block of the rendered prompts `texts` at the highest concurrency. Prompts are sent
+        with their `grammars`.
         """
         widest = max(self.settings.concurrency)
         first = list(itertools.islice(itertools.cycle(texts), widest))
@@ -159,7 +166,7 @@ class EvaluationContext:
             )
 
         with (
-            self.backends.load(self.target, self.folders.logs / "load.log") as load,
+            self.backends.load(self.target, self.folders.logs / "load.log", None, grammars) as load,
             self.backends.servers(
                 target=self.target,
                 serving=self.serving,
@@ -275,6 +282,8 @@ class EvaluationContext:
             "target": file_digest(target_dir / "config.json"),
             "features": manifest,
             "parts": {name: self.data.parts.get(name) for name in parts},
+            "lookup": self.lookup.model_dump(),
+            "histories": {name: one.history_digest for name, one in self.speculators.items()},
             "lookups": installed_lookups(),
             "depth": self.depth,
             "lookup_k": [speed.k for speed in self.kinds if speed.kind in lookup_names()],

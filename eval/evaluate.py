@@ -28,6 +28,7 @@ from outrider.eval.bench.counted import (
     counted_passes,
     verification_passes,
 )
+from outrider.eval.bench.grammars import sendable_grammars
 from outrider.eval.bench.metrics import Record, ReplayedSteps, SpeedRatios, repeats_of
 from outrider.eval.bench.open_loop import RateBlocks, measure_rates, summarise_rates
 from outrider.eval.bench.outputs import Outputs, collect
@@ -42,7 +43,7 @@ from outrider.eval.bench.servers import Servers
 from outrider.eval.both_together import both_together
 from outrider.eval.choose_k import choose, draft_plan
 from outrider.eval.context import EvaluationContext
-from outrider.eval.lookups import missing_lookups, served_lookups, with_lookups
+from outrider.eval.lookups import history_facts, missing_lookups, served_lookups, with_lookups
 from outrider.eval.lossless.verification import verify
 from outrider.eval.replay.example_traces import sample_responses
 from outrider.eval.replay.heldout_replay import Replays, on_policy, replay_figures, replay_parts
@@ -71,7 +72,7 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
     texts = [prompt.text for prompt in requests.timed]
     references = served_lookups(context, validation)
     served = {name: context.variants[name] for name in (*DRAFTERS, *references)}
-    with context.open_servers(served, texts) as (load, servers):
+    with context.open_servers(served, texts, requests.grammars) as (load, servers):
         workloads = measured_workloads(context, requests.sampling)
         modes = context.settings.engine_modes
         choice = choose(
@@ -183,7 +184,10 @@ def _identity(context: EvaluationContext) -> SpeculatorIdentity:
     custom = context.speculators["custom"]
     weights = value_digest(context.weights) if context.weights else None
     return SpeculatorIdentity(
-        kind=custom.kind, weights_sha256=weights, settings=dict(custom.settings)
+        kind=custom.kind,
+        weights_sha256=weights,
+        settings=dict(custom.settings),
+        history=history_facts(custom),
     )
 
 
@@ -292,6 +296,9 @@ def heldout_requests(context: EvaluationContext, heldout: Dataset) -> HeldoutReq
     custom = context.speculators["custom"]
     comparable = custom.trainable or not custom.speculates
     traffic = select(heldout, settings, serving) if comparable else []
+    grammars = sendable_grammars(heldout, context.target, serving.engine)
+    if grammars:
+        context.say(f"{len(grammars):,} held-out prompts are sent with their logged grammar")
     room = prompt_room(settings, serving)
     starts = heldout["completion_start"]
     lost_ends: tuple[str, ...] = ()
@@ -308,6 +315,7 @@ def heldout_requests(context: EvaluationContext, heldout: Dataset) -> HeldoutReq
         verification=verification,
         timed=timed,
         traffic=traffic,
+        grammars=grammars,
         lost_ends=lost_ends,
     )
 

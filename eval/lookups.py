@@ -11,14 +11,19 @@ that is the base or custom gets its settings in the same way, unless the recipe 
 
 import dataclasses
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
+import numpy as np
+from datasets import Dataset
 from pydantic import BaseModel
 
 from outrider.common.errors import OutriderError
+from outrider.data.sequences import load_sequences, log_order
 from outrider.eval.config import AUTO_LOOKUP
 from outrider.eval.context import EvaluationContext
 from outrider.eval.replay.lookups import LoggedText, best_settings
 from outrider.eval.replay.sums import ReplaySums
+from outrider.eval.results.sections import HistoryFacts
 from outrider.serving.speculator import Speculator
 from outrider.speculators.kinds import (
     installed_lookups,
@@ -27,6 +32,7 @@ from outrider.speculators.kinds import (
     weightless_kind,
 )
 from outrider.speculators.kinds.protocol import Lookup, Settings
+from outrider.speculators.lookup_history import Response, read_history
 
 
 class ChosenSettings(BaseModel):
@@ -96,9 +102,12 @@ def _at_best(context: EvaluationContext, speculator: Speculator) -> Speculator:
         return speculator
     directory = speculator.directory
     if directory is None:
-        # In the folder that privacy.retention deletes, because a history is customer text.
-        folder = context.folders.out / "steps" / speculator.kind
-        directory = kind.prepare(_training_responses(context), folder)
+        directory = kind.prepare(
+            _training_responses(context),
+            lookup_folder(context.folders.out, speculator.kind),
+            max_gb=context.lookup.max_gb,
+            shared=context.lookup.shared,
+        )
     prepared = dataclasses.replace(speculator, directory=directory)
     if speculator.settings or not kind.searched_settings:
         return prepared
@@ -119,11 +128,39 @@ def _chosen(context: EvaluationContext, lookup: Lookup) -> Settings:
     return best_settings(lookup, texts)
 
 
-def _training_responses(context: EvaluationContext) -> Iterator[list[int]]:
-    """Yields the token ids of the training part's responses; reads nothing before."""
-    rows = context.data.rows(context.data.parts["train"])
-    for ids, start in zip(rows["token_ids"], rows["completion_start"], strict=True):
-        yield ids[start:]
+def lookup_folder(out: Path, kind: str) -> Path:
+    """The folder of a lookup's history in an evaluation's folder.
+
+    `privacy.retention` deletes it, because a history is customer text.
+    """
+    return out / "steps" / kind
+
+
+def history_facts(speculator: Speculator) -> HistoryFacts | None:
+    """What a report states of a lookup's history; None without one."""
+    kind = weightless_kind(speculator.kind)
+    path = kind.history(speculator.directory) if kind else None
+    return None if path is None else HistoryFacts(**read_history(path).facts)
+
+
+def _training_responses(context: EvaluationContext) -> Iterator[Response]:
+    """Yields the training part's responses, oldest first; reads nothing before.
+
+    With the log's own sessions, because they are erased by the names that the log has.
+    """
+    yield from responses_of(load_sequences(context.data.sequences, context.data.parts["train"]))
+
+
+def responses_of(rows: Dataset) -> Iterator[Response]:
+    """Yields the responses of a table of sequences, oldest first."""
+    order = log_order(rows["time"])
+    for index in sorted(range(len(rows)), key=order.__getitem__):
+        row = rows[index]
+        yield Response(
+            token_ids=np.array(row["token_ids"][row["completion_start"] :], np.int32),
+            session=row["session"],
+            tenant=row["tenant"],
+        )
 
 
 COLUMNS = ["sequence_id", "session", "user", "token_ids", "completion_start"]

@@ -14,8 +14,11 @@ States and deployments are immutable. A method that appends to the journal uses 
 """
 
 import contextlib
+import dataclasses
+import shutil
+import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -36,11 +39,24 @@ from outrider.serving.admin.replica import (
     SwapRefused,
 )
 from outrider.serving.bundle.bundle_places import local_bundle, pinned
+from outrider.serving.bundle.erase import erase_sessions, holds_sessions
 
 KEPT_RELEASES = 5
 """Number of newest releases that are kept for rollbacks."""
 
 Say = Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Erasure:
+    """What was erased from an endpoint."""
+
+    responses: int
+    """Number of erased responses in all releases."""
+    replaced: dict[str, str]
+    """Deleted release -> the release without the sessions."""
+    behind: tuple[str, ...]
+    """Replicas that may still draft from what was erased: they did not answer or refused."""
 
 
 class Controller:
@@ -79,13 +95,45 @@ class Controller:
             self._finish(deployment)
         return self.journal.read()
 
-    def _bring_all_to(self, serving: str | None) -> None:
-        """Makes all replicas serve the release in use; None: leaves them as they are."""
+    def erase(self, sessions: Sequence[str]) -> Erasure:
+        """Erases sessions from all releases and from the replicas that serve them.
+
+        The releases that had them are deleted, so a rollback restores one without them. Rerun it if
+        it is interrupted.
+        """
+        holding = [
+            release
+            for release in self.releases.all()
+            if holds_sessions(release.directory, sessions)
+        ]
+        replaced: dict[str, str] = {}
+        responses = 0
+        for release in holding:
+            with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
+                bundle = Path(folder) / "bundle"
+                shutil.copytree(release.directory, bundle)
+                count = erase_sessions(bundle, sessions)
+                replaced[release.name] = self.releases.add(bundle, "without erased sessions").name
+            responses += count
+            self.say(f"release {release.name}: {count} responses erased")
+        state = self.journal.append("erased", replaced=replaced)
+        # Unwatched: the drafts of what is erased must not come back.
+        behind = self._bring_all_to(state.serving)
+        for release in holding:
+            self.releases.delete(release.name)
+        return Erasure(responses=responses, replaced=replaced, behind=tuple(behind))
+
+    def _bring_all_to(self, serving: str | None) -> list[str]:
+        """Makes all replicas serve the release in use; returns those left behind.
+
+        None: leaves them as they are.
+        """
         behind: list[str] = []
         served = {self.fleet.served_by(self.fleet.status(name)) for name in self.fleet.replicas}
         if serving and served != {serving}:
             behind = self.fleet.bring(self.fleet.replicas, self.releases.verified(serving))
         self._settle_share(behind)
+        return behind
 
     def deploy(self, bundle: Path, in_place: bool = False, source: str | None = None) -> Deployment:
         """Adds a bundle, tests it on the canary, and promotes it or rolls back.
@@ -277,6 +325,18 @@ def deploy_bundle(
     with controlled(endpoint, say) as controller, local_bundle(source) as directory:
         controller.recover()
         return controller.deploy(directory, in_place, source)
+
+
+def erase_from_endpoint(
+    endpoint: Endpoint, sessions: Sequence[str], say: Say = lambda text: None
+) -> Erasure:
+    """Erases sessions from an endpoint's releases and live replicas.
+
+    An interrupted deployment is finished first. Raises `Locked` while another process deploys.
+    """
+    with controlled(endpoint, say) as controller:
+        controller.recover()
+        return controller.erase(sessions)
 
 
 def end_deployment(

@@ -19,6 +19,8 @@ import http.client
 import itertools
 import json
 import os
+import shutil
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -37,9 +39,11 @@ from outrider.serving.admin.address import Address
 from outrider.serving.admin.live_flags import LIVE_FLAGS, live_environment
 from outrider.serving.bundle.bundle_digest import MANIFEST
 from outrider.serving.bundle.bundle_places import local_bundle
+from outrider.serving.bundle.erase import erase_sessions
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.serve_flags import bundle_command, read_serve_flags
 from outrider.serving.server import root_error
+from outrider.speculators.lookup_history import HISTORY_FILE
 
 START_S = 300.0
 """Maximum time that a server may take to start, in seconds."""
@@ -107,7 +111,8 @@ def running_router(endpoint: Endpoint) -> Iterator[Router]:
 def started_release(endpoint: Endpoint, bundle: str | Path | None) -> Release:
     """The release in use, else one created from the target's own speculator.
 
-    The new release has the bundle's target and K; without a bundle, `nano_r1` and K = 3.
+    The new release has the bundle's target and K; without a bundle, `nano_r1` and K = 3. A lookup's
+    bundle is started without its history.
     """
     releases = Releases(endpoint.releases)
     serving = read_state(endpoint).serving
@@ -120,6 +125,8 @@ def started_release(endpoint: Endpoint, bundle: str | Path | None) -> Release:
         with local_bundle(bundle) as directory:
             read_serve_flags(directory, str(directory))  # checks what is read below
             manifest = read_json(directory / MANIFEST)
+            if HISTORY_FILE in manifest["files"]:
+                return _without_history(releases, directory)
         target = TargetConfig.model_validate(manifest["target"])
         k = manifest["num_speculative_tokens"]
         method = manifest["draft_sample_method"]
@@ -135,6 +142,15 @@ def started_release(endpoint: Endpoint, bundle: str | Path | None) -> Release:
         engine=engine,
         sample_method=method,
     )
+
+
+def _without_history(releases: Releases, bundle: Path) -> Release:
+    """Adds a lookup's bundle with an empty history, which drafts from the request alone."""
+    with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
+        copy = Path(folder) / "bundle"
+        shutil.copytree(bundle, copy)
+        erase_sessions(copy, None)
+        return releases.add(copy)
 
 
 def replica_command(

@@ -6,6 +6,7 @@ Nothing is sent to a cluster. The addresses of the models come from the endpoint
 section, and the objects from templates/kserve.yaml.j2 and templates/argo.yaml.j2.
 """
 
+import dataclasses
 from pathlib import Path
 from typing import Literal
 
@@ -17,10 +18,12 @@ from outrider.live.templates import render
 from outrider.serving.bundle.bundle_digest import MANIFEST, bundle_digest, serve_digest
 from outrider.serving.bundle.bundle_places import local_bundle, pinned
 from outrider.serving.config import hub_id
+from outrider.serving.hooked import HOOKED
 from outrider.serving.runner import runner_with
 from outrider.serving.serve_flags import ServeFlags, read_serve_flags, without_quotes
 from outrider.serving.speculator import Drafting, Speculator
 from outrider.speculators.kinds import kind_named
+from outrider.speculators.lookup_history import HISTORY_FILE
 
 SPECULATOR, MODEL = "/mnt/speculator", "/mnt/models"
 """Container folders of the bundle and the target; KServe mounts targets at /mnt/models."""
@@ -40,6 +43,13 @@ def write_manifest(kind: ManifestKind, bundle: str | Path, endpoint: Endpoint) -
         manifest: BundleManifest = read_json(directory / MANIFEST)
         flags = read_serve_flags(directory, SPECULATOR)
     cluster = endpoint.cluster
+    if HISTORY_FILE in manifest["files"]:
+        if cluster.image is None:
+            raise OutriderError(
+                f"cluster.image: missing; {HISTORY_FILE} of this bundle is loaded by Outrider,"
+                " which vLLM's image lacks; set an image with vLLM, Outrider and arctic-inference"
+            )
+        flags = dataclasses.replace(flags, environment=flags.environment | HOOKED)
     target = manifest["target"]
     speculator = cluster.speculator or (source if "://" in source else None)
     if speculator is None:

@@ -70,6 +70,7 @@ class BundleManifest(TypedDict):
     method: str
     num_speculative_tokens: int
     draft_sample_method: str
+    files: dict[str, str]
     target: ManifestTarget
     vllm: str
     serve: dict[str, object]
@@ -194,8 +195,20 @@ class Releases:
         No release may be added meanwhile: the caller must hold the endpoint's lock.
         """
         for release in self.all()[:-keep]:
-            if release.name not in in_use:  # renaming hides half-deleted releases
-                (self.folder / release.name).rename(self.folder / f".{release.name}.old")
+            if release.name not in in_use:
+                self._hide(release.name)
+        self._clear()
+
+    def delete(self, name: str) -> None:
+        """Deletes a release; the caller must hold the endpoint's lock."""
+        self._hide(name)
+        self._clear()
+
+    def _hide(self, name: str) -> None:
+        """Renames a release, so that none is seen half deleted."""
+        (self.folder / name).rename(self.folder / f".{name}.old")
+
+    def _clear(self) -> None:
         for left in self.folder.glob(".*"):  # including leftovers of killed processes
             shutil.rmtree(left, ignore_errors=True)
 

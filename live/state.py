@@ -165,6 +165,18 @@ def _adopted(state: State, entry: Entry) -> State:
     return replace(state, started_with=started_with, serving=state.serving or facts["release"])
 
 
+class _Erased(TypedDict):
+    replaced: dict[str, str]
+
+
+def _erased(state: State, entry: Entry) -> State:
+    """Names the releases without the erased sessions instead of those that had them."""
+    replaced = cast(_Erased, entry.facts)["replaced"]
+    before = {replaced.get(new, new): replaced.get(old, old) for new, old in state.before.items()}
+    serving = state.serving and replaced.get(state.serving, state.serving)
+    return replace(state, serving=serving, before=before)
+
+
 class _Begin(TypedDict):
     new: str
     old: str
@@ -274,6 +286,7 @@ _UNSETTLING = {"share", "swap", "swapped", "reverted"}
 
 _STATE_EVENTS: dict[str, Callable[[State, Entry], State]] = {
     "adopt": _adopted,
+    "erased": _erased,
     "begin": _begun,
     "share": _share_set,
     "swapped": _swapped,

@@ -77,9 +77,6 @@ class Server:
             | engine_environment(engine)
             | {"VLLM_SERVER_DEV_MODE": "1"}
         )
-        if drafting is not None:
-            speculator = drafting.speculator
-            self._environment |= speculator.family.environment(speculator.directory)
 
     def start(self) -> None:
         """Starts the processes and returns when the server is healthy.

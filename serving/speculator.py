@@ -8,10 +8,12 @@ The kind decides which measurements are possible (speculators/kinds/).
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from outrider.common.errors import OutriderError
 from outrider.common.files import link_or_copy, publish, read_json, write_json
 from outrider.common.fingerprint import file_digest, sampled_digest, value_digest
 from outrider.speculators.checkpoints.layout import read_layout
@@ -32,6 +34,9 @@ from outrider.speculators.kinds.protocol import (
     TrainableKind,
     WeightlessKind,
 )
+from outrider.speculators.lookup_history import HISTORY_FILE
+
+MANIFEST = "bundle.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,17 +67,27 @@ class Speculator:
     def named(cls, name: str | Path) -> "Speculator":
         """Returns the speculator that `--speculator` names: a weightless kind, or a directory.
 
-        For a bundle without weights, only its kind is kept.
+        The settings and the history of a lookup's bundle are read from the bundle.
         """
         if str(name) in weightless_names():
             return cls(str(name))
-        kind = kind_of(Path(name))
-        return cls(kind.name, Path(name) if kind.has_weights else None)
+        directory = Path(name)
+        kind = kind_of(directory)
+        if kind.has_weights:
+            return cls(kind.name, directory)
+        return Drafting.of_manifest(read_json(directory / MANIFEST), directory).speculator
 
     def weights(self) -> dict[str, str]:
         """Returns the SHA-256 of each weight file, by name; empty without weights."""
         files = sorted(self.directory.glob("*.safetensors")) if self.directory else []
         return {path.name: file_digest(path) for path in files}
+
+    @property
+    def history_digest(self) -> str | None:
+        """SHA-256 of a lookup's history; None without one."""
+        kind = self.family
+        path = kind.history(self.directory) if isinstance(kind, WeightlessKind) else None
+        return None if path is None else file_digest(path)
 
     @property
     def family(self) -> DrafterKind:
@@ -113,14 +128,13 @@ class Speculator:
     def steps(self, counters: Mapping[str, Any], responses: int) -> int:
         """Number of engine steps for `responses` responses, from `SpeculationCounters`' fields.
 
-        vLLM does not count steps without drafts. Each step delivers its accepted drafts and one
-        token, so the number of steps is the number of tokens minus the accepted drafts and each
-        response's first token. This is too low if responses end on accepted drafts, so it is at
-        least the number of steps with drafts.
+        vLLM does not count steps without drafts, such as those whose drafts a grammar forbids
+        (v1/core/sched/scheduler.py, `update_draft_token_ids`). Each step delivers its accepted
+        drafts and one token, so the number of steps is the number of tokens minus the accepted
+        drafts and each response's first token. This is too low if responses end on accepted drafts,
+        so it is at least the number of steps with drafts.
         """
         drafts = int(counters["drafts"])
-        if self.trainable:
-            return drafts
         target_tokens = counters["generation_tokens"] - counters["accepted_tokens"]
         return max(drafts, int(target_tokens - responses))
 
@@ -160,13 +174,33 @@ class Drafting:
 
     @classmethod
     def of_manifest(cls, manifest: Mapping[str, Any], directory: Path) -> "Drafting":
-        """Reads the entries of bundle.json; the engine finds the bundle at `directory`."""
+        """Reads the entries of bundle.json; the engine finds the bundle at `directory`.
+
+        Raises an `OutriderError` for settings that are not the kind's: they become arguments of the
+        engine, and a bundle may come from anyone.
+        """
+        kind = kind_named(str(manifest["method"]))
+        settings = manifest.get("settings", {})
+        if not is_settings(settings, kind):
+            raise OutriderError(
+                f"{MANIFEST}: settings: not numbers for {', '.join(kind.default_settings) or 'no'}"
+                " keys; export again"
+            )
+        reads_directory = kind.has_weights or HISTORY_FILE in manifest["files"]
         return cls(
-            Speculator(str(manifest["method"]), directory, manifest.get("settings", {})),
+            Speculator(kind.name, directory if reads_directory else None, settings),
             int(manifest["num_speculative_tokens"]),
             str(manifest["draft_sample_method"]),
             manifest["num_speculative_tokens_per_batch_size"],
         )
+
+
+def is_settings(value: object, kind: DrafterKind) -> bool:
+    """Whether a value from a bundle is settings of the kind: finite numbers for its keys."""
+    if not isinstance(value, dict) or not value.keys() <= kind.default_settings.keys():
+        return False
+    numbers = [number for number in value.values() if type(number) in (int, float)]
+    return len(numbers) == len(value) and all(0 <= number < math.inf for number in numbers)
 
 
 def served_directory(directory: Path, target_dir: Path, cache: Path) -> Path:

@@ -44,6 +44,22 @@ def _candidates(kind: str | list[str]) -> str | list[str]:
     return names[0] if len(names) == 1 else names
 
 
+class LookupConfig(BaseModel):
+    """The `lookup` section: the responses that suffix lookup searches."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    max_gb: float = Field(default=1.0, gt=0, le=16)
+    """Memory of each engine process for the history, in GB. The newest responses that fit are kept;
+    report and model card state their share. A token takes 8 bytes: 1 GB holds 600,000 responses of
+    200 tokens."""
+
+    shared: bool = False
+    """Whether requests of all tenants search one history. false: a request searches the responses
+    of the tenant that its `cache_salt` names, as logged; without `cache_salt`, those that were
+    logged without a tenant."""
+
+
 class SpeculatorConfig(BaseModel):
     """The `speculator` section of a recipe."""
 
@@ -65,10 +81,10 @@ class SpeculatorConfig(BaseModel):
     base: str | None = None
     """The speculator in use today, the baseline of the evaluation.
     A directory, `mtp` (the target's own layer), `ngram`, `suffix` (vLLM's suffix lookup, which also
-    searches earlier responses and needs arctic-inference) or `none` (no speculation).
-    `nano_r1/eagle3` and `nano_r1/p_eagle`, trained on general traffic, ship with the package. null:
-    the target's own layer. Training starts from the base if it is of the trained kind, otherwise
-    from scratch."""
+    searches earlier responses and needs `outrider doctor --install-suffix`) or `none` (no
+    speculation). `nano_r1/eagle3` and `nano_r1/p_eagle`, trained on general traffic, ship with the
+    package. null: the target's own layer. Training starts from the base if it is of the trained
+    kind, otherwise from scratch."""
 
     base_settings: dict[str, NonNegativeFloat] = {}
     """vLLM's settings of a lookup that is the base, such as `prompt_lookup_max`, as today's

@@ -31,6 +31,7 @@ from outrider.eval.results.sections import (
     Choice,
     Cost,
     Counted,
+    HistoryFacts,
     KindSpeed,
     OnPolicy,
     RateRow,
@@ -85,6 +86,8 @@ class SpeculatorIdentity(Part):
     """Digest of its weights, identical across runs of the same speculator; null without weights"""
     settings: dict[str, float] = Field(default_factory=dict)
     """vLLM's settings of a lookup, chosen on the validation part; empty with weights"""
+    history: HistoryFacts | None = None
+    """The responses that a lookup searches; null with weights"""
 
 
 class RequestSampling(Part):

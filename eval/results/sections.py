@@ -19,6 +19,21 @@ from outrider.eval.results.parts import (
 from outrider.speculators.kinds.protocol import Runner
 
 
+class HistoryFacts(Part):
+    """The earlier responses that a lookup searches."""
+
+    responses: int
+    """Number of responses"""
+    offered: int
+    """Number of responses from which the newest that fit into lookup.max_gb were taken"""
+    tokens: int
+    """Number of their tokens"""
+    gigabytes: float
+    """Memory of an engine's process"""
+    shared: bool
+    """lookup.shared"""
+
+
 class LookupChoice(Part):
     """A lookup at its best, as chosen on the validation part."""
 
@@ -32,6 +47,8 @@ class LookupChoice(Part):
     """Acceptance length on the validation part for k = 1..24; null without exact replay"""
     step_ms: dict[int, float] = Field(default_factory=dict)
     """k -> milliseconds per step at the main concurrency; empty if it was not timed"""
+    history: HistoryFacts | None = None
+    """The responses that it searches; null if it searches the request alone"""
 
 
 class Choice(Part):

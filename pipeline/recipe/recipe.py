@@ -23,7 +23,7 @@ from outrider.common.redaction import has_credentials
 from outrider.data.config import CaptureConfig, PrivacyConfig, SplitConfig, TrafficConfig
 from outrider.eval.config import EvalConfig, ReportConfig
 from outrider.serving.config import ServingConfig, TargetConfig
-from outrider.speculators.config import SpeculatorConfig
+from outrider.speculators.config import LookupConfig, SpeculatorConfig
 from outrider.training.config import TrainingConfig
 
 STANDARD = "standard"
@@ -168,6 +168,9 @@ class Recipe(BaseModel):
 
     speculator: SpeculatorConfig = Field(default_factory=SpeculatorConfig)
     """The drafter: its kind, depth, trained weights, and how it drafts."""
+
+    lookup: LookupConfig = Field(default_factory=LookupConfig)
+    """The history of suffix lookup."""
 
     training: TrainingConfig = Field(default_factory=TrainingConfig)
     """Loss, optimizer, batches, processes and checkpoints."""

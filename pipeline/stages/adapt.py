@@ -1,9 +1,12 @@
 """Stages of `outrider adapt`: a window of traffic, and a training round.
 
 Each window and each round has its own run directory. The states of an exchange are captured only
-once, because a round joins the tables and stores of its windows.
+once, because a round joins the tables and stores of its windows. For a lookup, nothing is captured
+or trained: a round adds the responses of its newer windows to the history.
 """
 
+import dataclasses
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,6 +24,10 @@ from outrider.pipeline.stages.sources import (
     traffic_digests,
 )
 from outrider.pipeline.stages.train import TRAIN, train_on
+from outrider.serving.bundle.bundle import export_bundle
+from outrider.serving.bundle.bundle_digest import read_manifest
+from outrider.serving.speculator import Drafting
+from outrider.speculators.lookup_history import HISTORY_FILE, read_history
 
 ROUND_WINDOWS = 4
 """Maximum number of sequences in a round, in multiples of `adapt.window`; the latest are used."""
@@ -55,9 +62,11 @@ def _window(run: RunDirectory, recipe: Recipe, options: Options) -> Result:
     write_slices(name_slices(table), run.split)
     # The whole window is captured; a round splits it later.
     write_json(run.split / "parts.json", {"train": table["sequence_id"][:]})
+    counts = {name: summary[name] for name in ("rows", "exchanges", "rejects")}
+    if not recipe.speculator.kinds:  # a lookup reads no states
+        return {**counts, "sequences": len(usable_ids(run)), "on_policy": None}
     # The stage's work, not the stage: a window is one stage with one record.
     captured = CAPTURE.work(run, recipe, options)
-    counts = {name: summary[name] for name in ("rows", "exchanges", "rejects")}
     return {**counts, "sequences": len(usable_ids(run)), "on_policy": captured["on_policy"]}
 
 
@@ -67,6 +76,8 @@ def _round(run: RunDirectory, recipe: Recipe, options: Options) -> Result:
     from outrider.data.split.rounds import training_parts
     from outrider.pipeline.draft_parity_check import check_warm_start
 
+    if not recipe.speculator.kinds:
+        return _lookup_round(run, recipe)
     if recipe.training.streams:
         raise OutriderError(
             "training.features = streamed: `outrider adapt` trains on the states of several"
@@ -90,6 +101,36 @@ def _round(run: RunDirectory, recipe: Recipe, options: Options) -> Result:
         check_warm_start(run, recipe, parts["validation"])
     trained = train_on(run, recipe, parts)
     return {"sequences": {name: len(ids) for name, ids in parts.items()}, "training": trained}
+
+
+def _lookup_round(run: RunDirectory, recipe: Recipe) -> Result:
+    """Adds the newer windows' responses to the history in use; publishes it as a bundle."""
+    from outrider.data.sequences import load_sequences
+    from outrider.eval.lookups import responses_of
+
+    newer = _windows(read_json(run.root / PLAN)["newer"])
+    ids = [name for window in newer for name in usable_ids(window)]
+    table = load_sequences([window.sequences for window in newer], ids)
+    with publish(run.sequences) as folder:
+        folder.mkdir(mode=0o700)
+        table.save_to_disk(str(folder))
+    parts = {"train": ids, "validation": list[str]()}
+    write_json(run.split / "parts.json", parts)
+    in_use = Path(str(recipe.speculator.base))
+    drafting = Drafting.of_manifest(read_manifest(in_use), in_use)
+    history = read_history(in_use / HISTORY_FILE)
+    with tempfile.TemporaryDirectory(prefix="outrider-") as made:
+        extended = history.extended(responses_of(table), recipe.lookup.max_gb)
+        extended.write(Path(made) / HISTORY_FILE)
+        speculator = dataclasses.replace(drafting.speculator, directory=Path(made))
+        export_bundle(
+            dataclasses.replace(drafting, speculator=speculator),
+            recipe.target,
+            recipe.serving.engine,
+            evidence={},
+            out_dir=run.speculator,
+        )
+    return {"sequences": {name: len(names) for name, names in parts.items()}, "training": None}
 
 
 def _choose(
@@ -128,29 +169,30 @@ def _window_sources(recipe: Recipe) -> dict[str, str]:
 
 ADAPT_WINDOW = Stage(
     name="adapt_window",
-    version=4,
+    version=5,
     needs=(),
     settings=_window_settings,
     sources=_window_sources,
     work=_window,
-    artifact=lambda run: run.features / "manifest.json",
-    identity=lambda run: run.features / "quarantine.json",
+    artifact=lambda run: run.split / "parts.json",
+    identity=lambda run: run.split / "parts.json",
     handles_text=True,
     starts_engines=True,
 )
 
 ADAPT_ROUND = Stage(
     name="adapt_round",
-    version=2,
+    version=3,
     needs=(),
     settings=lambda recipe: {
         **TRAIN.settings(recipe),
+        "lookup": section(recipe.lookup),
         "adapt": section(recipe.adapt),
         "split": section(recipe.split),
     },
     sources=target_and_base_digests,
     work=_round,
-    artifact=TRAIN.artifact,
+    artifact=lambda run: run.speculator,
     identity=TRAIN.identity,
     unfinished=TRAIN.unfinished,
     handles_text=True,

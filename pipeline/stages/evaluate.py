@@ -172,6 +172,7 @@ def evaluation_context(
         draft_sample_method=recipe.speculator.draft_sample_method,
         settings=recipe.eval,
         depth=recipe.speculator.depth,
+        lookup=recipe.lookup,
         speculators={"base": base, "custom": served(Speculator.named(speculator), run, recipe)},
         data=data,
         folders=EvaluationFolders(
@@ -188,6 +189,7 @@ def _settings(recipe: Recipe) -> Settings:
         "serving": section(recipe.serving, {"ignored_flags"}),
         "eval": section(recipe.eval),
         "speculator": section(recipe.speculator),
+        "lookup": section(recipe.lookup),
         "report": section(recipe.report),
         "export": {"k_per_batch_size": recipe.export.k_per_batch_size},
     }

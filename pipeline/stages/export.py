@@ -9,6 +9,7 @@ from outrider.common.fingerprint import file_digest, value_digest
 from outrider.eval.config import EXIT_CODES, SHIP
 from outrider.eval.results.report import Report
 from outrider.pipeline.recipe.recipe import Recipe
+from outrider.pipeline.retention import deletion_of
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stage import Options, Result, Stage
 from outrider.pipeline.stages.sources import parts_in_use, section, target_digest
@@ -59,11 +60,8 @@ def _write(
     profile: dict[str, object],
     to: str,
 ) -> None:
-    """Writes the bundle of the evaluated speculator; lookup has no weights."""
-    kind = results.speculator.kind
-    speculator = Speculator(kind, settings=results.speculator.settings)
-    if kind_named(kind).has_weights:
-        speculator = Speculator.named(run.speculator)
+    """Writes the bundle of the evaluated speculator."""
+    speculator = _evaluated(run, results)
     schedule = _schedule(recipe, results)
     longest = results.choice.k.custom
     if schedule is not None:
@@ -82,6 +80,24 @@ def _write(
         other_formats=formats,
         profile=profile,
     )
+
+
+def _evaluated(run: RunDirectory, results: Report) -> Speculator:
+    """The evaluated speculator: a directory of weights, or a lookup with its history."""
+    from outrider.eval.lookups import lookup_folder
+
+    identity = results.speculator
+    if kind_named(identity.kind).has_weights:
+        return Speculator.named(run.speculator)
+    folder = None
+    if identity.history is not None:
+        folder = lookup_folder(run.evaluation, identity.kind)
+        if not folder.is_dir():
+            raise OutriderError(
+                f"{folder}: the history of {identity.kind} lookup was deleted"
+                f" ({deletion_of(run, folder) or 'by hand'}); run `outrider eval` again"
+            )
+    return Speculator(identity.kind, folder, identity.settings)
 
 
 def _schedule(recipe: Recipe, results: Report) -> list[tuple[int, int, int]] | None:
@@ -145,12 +161,14 @@ def _verify(
 ) -> dict[str, object]:
     """Serves the bundle and compares its greedy acceptance with the evaluated one."""
     from outrider.data.sequences import load_sequences
+    from outrider.eval.bench.grammars import sendable_grammars
     from outrider.eval.bench.prompts import evaluation_prompts
 
     mode = recipe.eval.engine_modes[0]
     serving = ServingConfig(engine=recipe.serving.engine.model_copy(update={"mode": mode}))
     heldout = load_sequences(run.sequences, parts_in_use(run)["heldout"])
     prompts, _ = evaluation_prompts(heldout, recipe.eval, serving)
+    grammars = sendable_grammars(heldout, recipe.target, serving.engine)
     expected = results.verification.modes[mode].greedy_acceptance_length.custom
     if expected is None:
         raise OutriderError(
@@ -162,6 +180,7 @@ def _verify(
         target=recipe.target,
         engine=serving.engine,
         prompts=[prompt.token_ids for prompt in prompts],
+        grammars=[grammars.get(prompt.text, "") for prompt in prompts],
         sampling=Sampling(temperature=0.0, top_p=1.0),
         max_tokens=recipe.eval.verification_max_tokens,
         expected=expected,
@@ -175,7 +194,7 @@ def _verify(
 
 EXPORT = Stage(
     name="export",
-    version=3,
+    version=4,
     needs=("evaluate",),
     settings=lambda recipe: {
         "export": section(recipe.export),

@@ -28,7 +28,8 @@ from outrider.speculators.checkpoints.layout import INDEX, read_layout
 from outrider.speculators.checkpoints.safetensors_headers import tensor_headers
 from outrider.speculators.checkpoints.target_fingerprint import check_target
 from outrider.speculators.kinds import kind_of
-from outrider.speculators.kinds.protocol import TrainableKind
+from outrider.speculators.kinds.protocol import Settings, TrainableKind, WeightlessKind
+from outrider.speculators.lookup_history import HISTORY_FILE
 
 if TYPE_CHECKING:
     import torch
@@ -42,10 +43,10 @@ FileStates = dict[str, list[int]]
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A speculator's directory and the tensors that an engine loads from it."""
+    """A speculator's directory and the tensors that an engine loads from it, if any."""
 
     directory: Path
-    kind: TrainableKind
+    kind: TrainableKind | WeightlessKind
     states: FileStates
     """State of each file at the time of the check."""
     forms: dict[str, Form]
@@ -82,12 +83,14 @@ def checked(
     root: Path | None = None,
     digest: str = "",
     k: int | None = None,
+    settings: Settings | None = None,
 ) -> Candidate:
     """Reads the speculator in `directory` and checks that it can replace `current`.
 
     With a `root`, it must be a release whose digest is `digest` (`release_files`); without one, it
     is trusted. Raises an `OutriderError` if its kind, tensors, shapes or dtype classes differ, if a
-    value is not finite, or if it was made for another target or a number of drafts other than `k`.
+    value is not finite, or if it was made for another target, a number of drafts other than `k` or
+    a lookup's settings other than `settings`.
     """
     try:
         states = file_states(directory)
@@ -96,13 +99,15 @@ def checked(
             states, manifest = release_files(directory, root, digest)
         new = _read(directory, states, digest)
         _check_form(new, current)
-        _check_manifest(manifest, new, k)
-        if not new.kind.swappable(current.directory, directory):
+        _check_manifest(manifest, new, k, settings)
+        weights = new.kind if isinstance(new.kind, TrainableKind) else None
+        if weights and not weights.swappable(current.directory, directory):
             raise OutriderError(
                 f"{directory}: its shape differs from that of the speculator in use; start a server"
                 " with it"
             )
-        _check_finite(directory, json.dumps(states, sort_keys=True), frozenset(new.forms))
+        if weights:
+            _check_finite(directory, json.dumps(states, sort_keys=True), frozenset(new.forms))
         if target_dir is not None:
             check_target(manifest, directory, target_dir)
             new.kind.check(directory, read_layout(target_dir))
@@ -173,12 +178,14 @@ def unswappable(parallel_config: Any) -> str | None:
 
 def _read(directory: Path, states: FileStates, digest: str) -> Candidate:
     kind = kind_of(directory)
-    if not isinstance(kind, TrainableKind):
+    forms = dict[str, Form]()
+    if isinstance(kind, TrainableKind):
+        forms = {
+            name: (_number(tensor), tuple(tensor.shape))
+            for name, tensor in kind.swap_tensors(directory)
+        }
+    elif not isinstance(kind, WeightlessKind) or HISTORY_FILE not in states:
         raise OutriderError(f"{directory}: {kind.in_words} cannot be swapped in a live engine")
-    forms = {
-        name: (_number(tensor), tuple(tensor.shape))
-        for name, tensor in kind.swap_tensors(directory)
-    }
     return Candidate(directory=directory, kind=kind, states=states, forms=forms, digest=digest)
 
 
@@ -227,11 +234,16 @@ def _check_finite(directory: Path, states: str, names: frozenset[str]) -> None:
     check_finite({name: headers[name] for name in names})
 
 
-def _check_manifest(manifest: dict[str, Any], new: Candidate, k: int | None) -> None:
-    """Checks that the bundle's kind and number of drafts match the engine's."""
-    in_engine = {"method": new.kind.name, "num_speculative_tokens": k}
+def _check_manifest(
+    manifest: dict[str, Any], new: Candidate, k: int | None, settings: Settings | None
+) -> None:
+    """Checks that the bundle's kind, number of drafts and settings match the engine's."""
+    in_engine = {"method": new.kind.name, "num_speculative_tokens": k, "settings": settings}
+    of_bundle = dict(manifest)
+    if settings is not None and manifest:
+        of_bundle["settings"] = {**new.kind.default_settings, **manifest.get("settings", {})}
     for key, value in in_engine.items():
-        listed = manifest.get(key)
+        listed = of_bundle.get(key)
         # A trusted directory has no manifest, and callers of a trusted one do not give k.
         if listed is not None and value is not None and listed != value:
             raise OutriderError(
@@ -256,10 +268,11 @@ def release_files(directory: Path, root: Path, digest: str) -> tuple[FileStates,
         raise OutriderError(f"{directory}: a release is a plain folder, not a link")
     states = file_states(directory)
     manifest = read_manifest(directory)
-    if "config.json" not in manifest["files"]:
+    if manifest["files"].keys().isdisjoint(("config.json", HISTORY_FILE)):
         raise OutriderError(
-            f"{directory / MANIFEST}: files: lists no config.json: {manifest.get('method')} has no"
-            " weights to load; start a server with the bundle's serve.sh"
+            f"{directory / MANIFEST}: files: lists no config.json and no {HISTORY_FILE}:"
+            f" {manifest.get('method')} has nothing to load; start a server with the bundle's"
+            " serve.sh"
         )
     actual_digest = bundle_digest(directory)
     if actual_digest != digest:
@@ -292,7 +305,8 @@ def check_unchanged(directory: Path, states: FileStates) -> None:
 
 def file_states(directory: Path) -> FileStates:
     """Returns the inode, size and timestamps of each file that engines read."""
-    paths = [*directory.glob("*.safetensors"), directory / "config.json", directory / INDEX]
+    names = ("config.json", INDEX, HISTORY_FILE)
+    paths = [*directory.glob("*.safetensors"), *(directory / name for name in names)]
     status = {path.name: path.stat() for path in paths if path.is_file()}
     # st_ctime_ns too: a writer can set the modification time back, but not the change time.
     return {

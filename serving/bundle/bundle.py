@@ -5,10 +5,10 @@
     verify_bundle(bundle_dir, target, engine, prompts, Sampling(), max_tokens=256, ...)
 
 Through `--speculative-config`, vLLM reads `config.json` and the speculator's safetensors.
-Subfolders hold the speculator in other formats, if its kind has any. For a kind without weights,
-the bundle has none of these files. `speculation_profile.json` has the acceptance by position, if
-measured. `serve.sh` starts the server with the evaluated flags. `bundle.json` has k, every file's
-SHA-256, and the evidence.
+Subfolders hold the speculator in other formats, if its kind has any. A lookup has none of these
+files, but may have its history, `history.npz`, which is customer text.
+`speculation_profile.json` has the acceptance by position, if measured. `serve.sh` starts the server
+with the evaluated flags. `bundle.json` has k, every file's SHA-256, and the evidence.
 """
 
 import dataclasses
@@ -39,6 +39,7 @@ from outrider.speculators.checkpoints.target_fingerprint import (
 )
 from outrider.speculators.kinds import KINDS
 from outrider.speculators.kinds.protocol import TrainableKind
+from outrider.speculators.lookup_history import HISTORY_FILE, read_history
 
 PROFILE = "speculation_profile.json"
 
@@ -62,20 +63,14 @@ def export_bundle(
     it has bundle.json. `evidence` (the recipe's digest, the report's figures) is stored unchanged.
     """
     directory = drafting.speculator.directory
-    files = list[Path]()
-    if directory is not None:
-        weights = sorted(directory.glob("*.safetensors"))
-        if not weights:
-            raise OutriderError(
-                f"{directory}: no *.safetensors; train first, or give a speculator's directory"
-            )
-        files = [directory / "config.json", *weights]
-        files += sorted(directory.glob("*.safetensors.index.json"))
+    files = _served_files(drafting.speculator)
     with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
         stage = Path(folder) / "bundle"
         stage.mkdir()
         for file in files:
             shutil.copyfile(file, stage / file.name)
+        if (stage / HISTORY_FILE).exists():
+            (stage / HISTORY_FILE).chmod(0o600)
         (stage / "serve.sh").write_text(serve_script(target, engine, drafting), encoding="utf-8")
         (stage / "serve.sh").chmod(0o755)
         trainable = KINDS[drafting.speculator.kind]
@@ -100,9 +95,27 @@ def export_bundle(
             "serve": serving_of(target, engine),
             "evidence": evidence,
         }
+        if HISTORY_FILE in manifest["files"]:
+            manifest["history"] = read_history(stage / HISTORY_FILE).facts
         write_json(stage / MANIFEST, manifest)
         put_bundle(stage, out_dir)
     return manifest
+
+
+def _served_files(speculator: Speculator) -> list[Path]:
+    """The files that an engine reads: weights and their config.json, or a lookup's history."""
+    directory = speculator.directory
+    if directory is None:
+        return []
+    if not speculator.family.has_weights:
+        return [directory / HISTORY_FILE]
+    weights = sorted(directory.glob("*.safetensors"))
+    if not weights:
+        raise OutriderError(
+            f"{directory}: no *.safetensors; train first, or give a speculator's directory"
+        )
+    index = sorted(directory.glob("*.safetensors.index.json"))
+    return [directory / "config.json", *weights, *index]
 
 
 def verify_bundle(
@@ -118,12 +131,14 @@ def verify_bundle(
     log_path: Path,
     concurrency: int = 1,
     k: int | None = None,
+    grammars: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Serves the bundle and checks its acceptance length against the evaluation.
 
-    The flags are those of serve.sh. `expected` must come from the same prompts and sampling;
-    `tolerance` is relative. If `k` differs from the schedule's k at batch size 1, it replaces the
-    schedule. Raises an `OutriderError` if the difference exceeds `tolerance` or a file has changed.
+    The flags are those of serve.sh. `expected` must come from the same prompts, grammars and
+    sampling; `tolerance` is relative. If `k` differs from the schedule's k at batch size 1, it
+    replaces the schedule. Raises an `OutriderError` if the difference exceeds `tolerance` or a file
+    has changed.
     """
     with local_bundle(location) as directory:
         bundle_digest(directory)
@@ -138,6 +153,7 @@ def verify_bundle(
                 url=server.url,
                 model=server.model_name,
                 prompts=prompts,
+                grammars=grammars,
                 sampling=sampling,
                 max_tokens=max_tokens,
                 concurrency=concurrency,
@@ -251,7 +267,8 @@ def serve_script(target: TargetConfig, engine: EngineConfig, drafting: Drafting)
     """Renders serve.sh: evaluated flags and environment, paths resolved at run time."""
     import jinja2
 
-    here = Speculator(drafting.speculator.kind, _HERE)
+    speculator = drafting.speculator
+    here = dataclasses.replace(speculator, directory=speculator.directory and _HERE)
     arguments = engine_arguments(target, engine, dataclasses.replace(drafting, speculator=here))
     del arguments["model"]
     embedded = target.model in EMBEDDED_TARGETS

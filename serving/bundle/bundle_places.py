@@ -28,6 +28,7 @@ from outrider.serving.bundle.bundle_digest import (
 )
 from outrider.serving.bundle.model_card import model_card
 from outrider.serving.bundle.oci_layout import read_oci_layout
+from outrider.speculators.lookup_history import HISTORY_FILE
 
 HUB, OCI = "hf://", "oci:"
 
@@ -155,12 +156,18 @@ def _repository(address: str) -> tuple[str, str | None]:
 def _upload_to_hub(stage: Path, address: str) -> None:
     """Replaces the repository's files in one commit. A new repository is private."""
     repository, revision = _repository(address)
+    files = read_manifest(stage)["files"]
     api = huggingface_hub.HfApi()
     with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
         shutil.copytree(stage, folder, dirs_exist_ok=True)
         (Path(folder) / "README.md").write_text(model_card(stage, repository), encoding="utf-8")
         with _answering(address):
             api.create_repo(repository, private=True, exist_ok=True)
+            if HISTORY_FILE in files and not api.model_info(repository).private:
+                raise OutriderError(
+                    f"{address}: a public repository, but {HISTORY_FILE} is customer text; make the"
+                    " repository private, or export to another address"
+                )
             if revision is not None:
                 api.create_branch(repository, branch=revision, exist_ok=True)
             api.upload_folder(

@@ -18,7 +18,7 @@ _CARD = """\
 
 # {{ name }}
 
-A speculator ({{ kind.in_words }}) for `{{ served }}`: it drafts {{ manifest.num_speculative_tokens }} tokens per step, and the target verifies them, so the target's outputs keep their distribution. {% if trained %}It was trained on one endpoint's traffic by Outrider and is fast on such traffic; on other traffic it may draft worse than the target's own.{% else %}It has no weights: drafts are {{ kind.source_of_drafts }}.{% if kind.serving_note %} {{ kind.serving_note }}{% endif %} On one endpoint's traffic no trained speculator was shown to be faster.{% endif %}
+A speculator ({{ kind.in_words }}) for `{{ served }}`: it drafts {{ manifest.num_speculative_tokens }} tokens per step, and the target verifies them, so the target's outputs keep their distribution. {% if trained %}It was trained on one endpoint's traffic by Outrider and is fast on such traffic; on other traffic it may draft worse than the target's own.{% else %}It has no weights: drafts are {{ kind.source_of_drafts }}.{% if history %} `history.npz` has {{ history.responses }} of the {{ history.offered }} responses in its log, the newest ({{ history.tokens }} tokens, {{ number(history.gigabytes, 3) }} GB of each engine process): customer text, to be kept as the log is. {% if history.shared %}Requests of all tenants search it.{% else %}A request searches the responses of the tenant that its `cache_salt` names.{% endif %}{% endif %}{% if kind.serving_note %} {{ kind.serving_note }}{% endif %} On one endpoint's traffic no trained speculator was shown to be faster.{% endif %}
 
 
 {% if measured -%}
@@ -95,6 +95,7 @@ def model_card(bundle: Path, repository: str) -> str:
         name=repository.partition("/")[2],
         kind=kind_named(manifest["method"]),
         served=served,
+        history=manifest.get("history"),
         trained="config.json" in manifest["files"],
         manifest=manifest,
         evidence=figures,

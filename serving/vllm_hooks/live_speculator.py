@@ -90,8 +90,13 @@ class LiveSpeculator:
         target = Path(config.model_config.model)
         self._target = target if target.is_dir() else None
         self._started_with = in_service(Path(config.speculative_config.model))
-        self._k = config.speculative_config.num_speculative_tokens
-        self._caches = bool(config.cache_config.enable_prefix_caching)
+        speculative = config.speculative_config
+        self._k = speculative.num_speculative_tokens
+        keys = self._started_with.kind.default_settings
+        self._settings = {key: getattr(speculative, key) for key in keys}
+        # A history has no keys and values in the cache.
+        has_weights = self._started_with.kind.has_weights
+        self._caches = has_weights and bool(config.cache_config.enable_prefix_caching)
         self._counts = config.observability_config.per_request_spec_decode_metrics != "none"
         self._lock = asyncio.Lock()
         self._tasks = set[asyncio.Task[Any]]()
@@ -207,6 +212,7 @@ class LiveSpeculator:
                 root=root,
                 digest=order.digest,
                 k=self._k,
+                settings=self._settings,
             )
             return new, differing(self._arguments, directory)
 

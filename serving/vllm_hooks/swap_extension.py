@@ -1,4 +1,4 @@
-"""Loads another speculator's weights over those of a running engine's drafter.
+"""Loads another speculator's weights, or another history, into a running engine's drafter.
 
     vllm serve ... --worker-extension-cls outrider.serving.vllm_hooks.swap_extension.SwapExtension
 
@@ -28,8 +28,8 @@ from outrider.serving.admin.swap import (
     file_states,
     unswappable,
 )
-from outrider.speculators.kinds import trainable_kind_of
-from outrider.speculators.kinds.protocol import TrainableKind
+from outrider.speculators.kinds import kind_of, trainable_kind_of
+from outrider.speculators.kinds.protocol import TrainableKind, WeightlessKind
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,13 +121,21 @@ class SwapExtension:
         return reason
 
     def _swap_load(self, speculator: Loaded) -> None:
+        check_unchanged(speculator.directory, speculator.states)
+        kind = kind_of(speculator.directory)
+        if isinstance(kind, WeightlessKind):
+            kind.load_live(self.model_runner, speculator.directory)
+        else:
+            self._swap_weights(speculator)
+        check_unchanged(speculator.directory, speculator.states)  # still unchanged after the load
+
+    def _swap_weights(self, speculator: Loaded) -> None:
         from vllm.config import set_current_vllm_config
 
         drafter = self.model_runner.get_draft_model()
         if self._swap_copies is None:
             self._swap_copies = context_copies(drafter.model)
         config = self.vllm_config.speculative_config.draft_model_config
-        check_unchanged(speculator.directory, speculator.states)
         with set_current_vllm_config(self.vllm_config):
             replace_weights(
                 runner=self.model_runner,
@@ -136,7 +144,6 @@ class SwapExtension:
                 directory=speculator.directory,
                 copies=self._swap_copies,
             )
-        check_unchanged(speculator.directory, speculator.states)  # still unchanged after the load
         torch.accelerator.synchronize()
 
 

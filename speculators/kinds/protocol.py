@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from outrider.speculators.kinds.drafter import Batch, Drafter
+    from outrider.speculators.lookup_history import Response
 
 TrainedParameters = Literal["all", "non_routed", "lora"]
 """Trained weights: all, non-routed, or non-routed plus adapters on routed experts."""
@@ -117,7 +118,9 @@ class DrafterKind:
     serving_note = ""
     """A sentence on what a server needs for the kind in addition to vLLM."""
     has_weights = True
-    """False if there is nothing to train, load or swap."""
+    """False if there is nothing to train."""
+    default_settings: ClassVar[Settings] = {}
+    """Settings of a lookup's engine for which none are chosen."""
     speculates = True
     """False if the engine drafts nothing."""
     fixed_k = False
@@ -150,17 +153,16 @@ class DrafterKind:
             return False
         return True
 
-    def prepare(self, responses: Iterable[Sequence[int]], folder: Path) -> Path | None:
+    def prepare(
+        self, responses: "Iterable[Response]", folder: Path, *, max_gb: float, shared: bool
+    ) -> Path | None:
         """Prepares replay and engines, as if they had given `responses` to earlier requests.
 
         Writes to `folder` what they read and returns it, the speculator's directory; None if the
-        kind reads nothing. `responses` (token ids) are read only if needed.
+        kind reads nothing. `responses` begin with the oldest and are read only if needed; `max_gb`
+        and `shared` are keys of the recipe's section `lookup`.
         """
         return None
-
-    def environment(self, directory: Path | None) -> dict[str, str]:
-        """Environment variables of an engine that serves `directory`."""
-        return {}
 
     def hook_engine(self) -> None:
         """Changes vLLM in an engine's process (serving/vllm_hooks/plugin.py); may run twice."""
@@ -224,8 +226,6 @@ class WeightlessKind(DrafterKind):
     """A kind whose drafts depend only on the request's tokens so far, and on earlier responses."""
 
     has_weights = False
-    default_settings: ClassVar[Settings] = {}
-    """Settings of an engine for which none are chosen."""
     searched_settings: ClassVar[Sequence[Settings]] = ()
     """Settings from which an evaluation chooses the best on the validation part, those that
     propose the fewest drafts first."""
@@ -237,6 +237,13 @@ class WeightlessKind(DrafterKind):
     def history(self, directory: Path | None) -> Path | None:
         """File of earlier responses in a speculator's directory; None if the kind reads none."""
         return None
+
+    def load_live(self, runner: Any, directory: Path) -> None:
+        """Searches the history in `directory` from the next step of a live engine on.
+
+        `runner` is the worker's model runner. If this raises, the old history stays in use.
+        """
+        raise NotImplementedError
 
     def drafts(
         self, token_ids_T: NDArray[np.int32], first: int, numbers: Sequence[int], lookup: Lookup

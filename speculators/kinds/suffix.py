@@ -1,21 +1,20 @@
 """Suffix lookup: drafts what most often followed the same tokens, in all responses so far.
 
-    directory = SuffixLookup().prepare(responses, folder)
+    directory = SuffixLookup().prepare(responses, folder, max_gb=1.0, shared=True)
     lookup = Lookup("suffix", {"suffix_decoding_max_spec_factor": 2.0}, directory / HISTORY_FILE)
     SuffixLookup().drafts(token_ids_T, first=10, numbers=[4, 8], lookup=lookup)
 
-It searches the request and the responses to earlier requests. An evaluation fixes the latter to the
-training part's, for replay and servers alike: the servers answer the same prompts several times,
-and must not find their own answers.
+It searches the request and a history: responses to earlier requests (lookup_history.py). vLLM's own
+cache of live responses is off: it would show a tenant's text to others, and to an evaluation's
+servers, which answer the same prompts several times, their own answers. The history is loaded when
+an engine starts, and a live engine loads another one between two steps.
 
 Shapes: T tokens of a sequence, A anchors, N numbers of drafts per step, K drafts.
 """
 
-import collections
 import functools
 import itertools
-import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,30 +22,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import publish
+from outrider.speculators.checkpoints.layout import CheckpointLayout
 from outrider.speculators.kinds.protocol import (
     NO_DRAFT,
+    KPerBatchSize,
     Lookup,
     Matches,
     Settings,
     WeightlessKind,
 )
-
-# vllm/config/speculative.py:505 and 509 (vLLM 0.32).
-DEPTH, CACHED = 24, 10_000
-"""vLLM's defaults for suffix lookup: tokens of a match, and responses that are searched."""
+from outrider.speculators.kinds.suffix_package import INSTALL
+from outrider.speculators.lookup_history import (
+    HISTORY_FILE,
+    History,
+    Response,
+    SearchedHistory,
+    read_history,
+    tenant_key,
+)
+from outrider.speculators.suffix_array import DEPTH
 
 FACTOR, PROBABILITY = "suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob"
 """vLLM's keys for the drafts per matched token and for the least share of each draft."""
 
-HISTORY = "OUTRIDER_SUFFIX_HISTORY"
-"""Environment variable with the path of earlier responses, as `write_history` writes them."""
-
-HISTORY_FILE = "history.npz"
-"""Name of that file in a speculator's directory."""
-
-INSTALL = "pip install --no-deps arctic-inference==0.1.1"
-"""Installs what vLLM needs for suffix lookup; compiles for a minute."""
+_TENANT = "outrider_tenant"
+"""Attribute of vLLM's messages about new requests: the request's `tenant_key`."""
 
 
 class SuffixLookup(WeightlessKind):
@@ -59,7 +59,7 @@ class SuffixLookup(WeightlessKind):
         "what most often followed the same tokens in the request and in the responses to earlier"
         " requests"
     )
-    serving_note = f"vLLM keeps these responses in memory, and needs a package for it: `{INSTALL}`."
+    serving_note = f"Servers need Outrider, for the history, and a package: `{INSTALL}`."
 
     # vllm/config/speculative.py:515 and 520 (vLLM 0.32).
     default_settings: ClassVar[Settings] = {FACTOR: 1.0, PROBABILITY: 0.1}
@@ -70,46 +70,76 @@ class SuffixLookup(WeightlessKind):
 
     def require_installed(self) -> None:
         """Raises an `OutriderError` without arctic-inference, which vLLM does not depend on."""
-        fixed_cache(None)
+        lookup_cache()
 
-    def prepare(self, responses: Iterable[Sequence[int]], folder: Path) -> Path:
+    def prepare(
+        self, responses: Iterable[Response], folder: Path, *, max_gb: float, shared: bool
+    ) -> Path:
         """Writes the earlier responses that are searched to HISTORY_FILE."""
-        write_history(folder / HISTORY_FILE, responses)
+        History.of(responses, max_gb, shared).write(folder / HISTORY_FILE)
         return folder
-
-    def environment(self, directory: Path | None) -> dict[str, str]:
-        """Names the history's file to the engine's process."""
-        history = self.history(directory)
-        return {HISTORY: str(history.resolve())} if history else {}
 
     def history(self, directory: Path | None) -> Path | None:
         """HISTORY_FILE in the directory."""
         return directory / HISTORY_FILE if directory else None
 
-    def hook_engine(self) -> None:
-        """Gives vLLM's proposer the responses of HISTORY and no others, and any number of drafts.
+    def check(self, directory: Path, target: CheckpointLayout) -> None:
+        """Raises an `OutriderError` if the history is damaged or of another vocabulary."""
+        path = directory / HISTORY_FILE
+        largest = int(read_history(path).tokens_N.max())
+        if largest >= target.config["vocab_size"]:
+            raise OutriderError(
+                f"{path}: token {largest}, but the target's vocabulary has"
+                f" {target.config['vocab_size']}: a history of another target; export again"
+            )
 
-        Without HISTORY, as in a deployed engine, vLLM is unchanged.
-        """
-        if HISTORY not in os.environ:
-            return
+    def vllm_settings(
+        self,
+        directory: Path | None,
+        k: int,
+        draft_sample_method: str,
+        k_per_batch_size: KPerBatchSize | None,
+    ) -> dict[str, Any] | None:
+        """vLLM's settings; `model` names the directory of the history to `hook_engine`."""
+        settings = super().vllm_settings(directory, k, draft_sample_method, k_per_batch_size) or {}
+        return settings if directory is None else {**settings, "model": str(directory)}
+
+    def hook_engine(self) -> None:
+        """Gives vLLM's proposer the history and no live responses, and any number of drafts."""
+        from vllm.v1.core.sched.output import NewRequestData
         from vllm.v1.spec_decode.suffix_decoding import SuffixDecodingProposer
 
         start = SuffixDecodingProposer.__init__
         propose = SuffixDecodingProposer.propose
+        describe = NewRequestData.from_request
         if start.__module__ == __name__:
             return
 
-        def init(self: Any, *args: Any) -> None:
-            start(self, *args)
-            self.suffix_cache = fixed_cache(Path(os.environ[HISTORY]))
+        def init(self: Any, config: Any) -> None:
+            start(self, config)
+            self.suffix_cache = lookup_cache()
+            model = config.speculative_config.model
+            self.suffix_cache.load(None if model == "suffix" else Path(model) / HISTORY_FILE)
+            _hook_runner()
 
         def propose_up_to(self: Any, k: int, *args: Any, **kwargs: Any) -> list[list[int]]:
             self.num_speculative_tokens = k  # vLLM 0.32 refuses any but the first
             return propose(self, k, *args, **kwargs)
 
+        def with_tenant(request: Any, *args: Any, **kwargs: Any) -> Any:
+            message = describe(request, *args, **kwargs)
+            # vLLM 0.32 sends `cache_salt` to the scheduler only. Messages to workers are pickled,
+            # with attributes that are no fields.
+            vars(message)[_TENANT] = tenant_key(request.cache_salt)
+            return message
+
         SuffixDecodingProposer.__init__ = init  # type: ignore[method-assign, assignment]
         SuffixDecodingProposer.propose = propose_up_to  # type: ignore[method-assign, assignment]
+        NewRequestData.from_request = with_tenant  # type: ignore[method-assign]
+
+    def load_live(self, runner: Any, directory: Path) -> None:
+        """Searches the history in `directory` from the next step on."""
+        runner.drafter.suffix_cache.load(directory / HISTORY_FILE)
 
     def drafts(
         self, token_ids_T: NDArray[np.int32], first: int, numbers: Sequence[int], lookup: Lookup
@@ -121,7 +151,9 @@ class SuffixLookup(WeightlessKind):
         anchors = max(len(token_ids_T) - 1 - first, 0)
         drafts_NAK = np.full((len(numbers), anchors, max(numbers)), NO_DRAFT, np.int32)
         settings = {**self.default_settings, **lookup.settings}
-        cache = fixed_cache(lookup.history)
+        cache = replay_cache(lookup.history)
+        # Evaluation's servers send no `cache_salt`, and so does replay.
+        cache.tenants[self.name] = tenant_key(None)
         cache.start_request(self.name, token_ids_T[:first])
         # The prefill delivers the token of anchor 0, where the first step starts.
         next_N = [0] * len(numbers)
@@ -152,7 +184,9 @@ class SuffixLookup(WeightlessKind):
     ) -> Iterator[Any]:
         """Yields the cache's answer at every anchor: `token_ids`, at most k, and their `score`."""
         settings = {**self.default_settings, **lookup.settings}
-        cache = fixed_cache(lookup.history)
+        cache = replay_cache(lookup.history)
+        # Evaluation's servers send no `cache_salt`, and so does replay.
+        cache.tenants[self.name] = tenant_key(None)
         cache.start_request(self.name, token_ids_T[:first])
         for end in range(first + 1, len(token_ids_T)):
             cache.add_active_response(self.name, token_ids_T[end - 1 : end])
@@ -187,38 +221,86 @@ def _accepted(drafts_K: NDArray[np.int32], next_T: NDArray[np.int32]) -> int:
     return int(differs.argmax()) if differs.any() else inside
 
 
-def write_history(path: Path, responses: Iterable[Sequence[int]]) -> None:
-    """Writes the newest responses for suffix lookup, for this user only."""
-    newest = [np.array(ids, np.int32) for ids in collections.deque(responses, maxlen=CACHED)]
-    with publish(path) as temporary:
-        temporary.touch(mode=0o600)
-        with temporary.open("wb") as file:
-            np.savez(file, tokens=np.concatenate(newest), ends=np.cumsum([*map(len, newest)]))
+def _hook_runner() -> None:
+    """Gives the proposer's cache each new request's tenant."""
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    update = GPUModelRunner._update_states
+    if update.__module__ == __name__:
+        return
+
+    def update_with_tenants(self: Any, output: Any) -> Any:
+        tenants = self.drafter.suffix_cache.tenants
+        for request_id in output.finished_req_ids:
+            tenants.pop(request_id, None)
+        for message in output.scheduled_new_reqs:
+            # Without it, the request sees a shared history only.
+            tenants[message.req_id] = vars(message).get(_TENANT)
+        return update(self, output)
+
+    GPUModelRunner._update_states = update_with_tenants  # type: ignore[method-assign, assignment]
 
 
 @functools.cache
-def fixed_cache(history: Path | None) -> Any:
-    """vLLM's cache for suffix lookup, with the responses of `history` and no others.
+def replay_cache(history: Path | None) -> Any:
+    """The cache of a server with this history and without requests of tenants; kept for replay."""
+    cache = lookup_cache()
+    cache.load(history)
+    return cache
+
+
+def lookup_cache() -> Any:
+    """vLLM's cache for suffix lookup, with a history instead of the responses of live requests.
 
     Raises an `OutriderError` if the package that vLLM needs for it is missing.
     """
     try:
-        from arctic_inference.suffix_decoding import SuffixDecodingCache
+        from arctic_inference.suffix_decoding import SuffixDecodingCache, SuffixDecodingDraft
     except ImportError:
         raise OutriderError(
-            f"suffix lookup: vLLM needs arctic-inference for it; run `{INSTALL}` (it compiles for"
-            " a minute)"
+            f"suffix lookup: vLLM needs a package for it; run `{INSTALL}`, which takes a minute"
         ) from None
 
-    cache = SuffixDecodingCache(DEPTH, -1)
-    if history is not None:
-        with np.load(history) as stored:
-            for number, ids_T in enumerate(np.split(stored["tokens"], stored["ends"][:-1])):
-                cache.start_request(number, ids_T[:0])
-                cache.add_active_response(number, ids_T)
-                cache.stop_request(number)
-    # Live responses then extend only the tree of their own request (arctic-inference 0.1.1,
-    # suffix_decoding/cache.py). In the shared tree they would be found by other requests, in an
-    # evaluation by those with the same prompts, and their order would decide between equal matches.
-    cache._max_cached_requests = 0
-    return cache
+    class LookupCache(SuffixDecodingCache):
+        def __init__(self) -> None:
+            # Without cached requests, live responses extend only the tree of their own request.
+            # In the shared tree, any other request would find them, even of another tenant.
+            super().__init__(DEPTH, 0)
+            self.tenants: dict[Hashable, bytes | None] = {}
+            """`tenant_key` of each request; a request without one sees a shared history only."""
+            self._history: SearchedHistory | None = None
+
+        def load(self, path: Path | None) -> None:
+            """Searches the responses in the file from now on; None: none."""
+            self._history = None if path is None else read_history(path).searched()
+
+        def speculate(
+            self,
+            req_id: Hashable,
+            context: NDArray[np.int32],
+            max_spec_tokens: int,
+            max_spec_factor: float,
+            min_token_prob: float,
+        ) -> Any:
+            """The drafts with the better score: the request's own, or the history's."""
+            draft = super().speculate(
+                req_id,
+                context,
+                max_spec_tokens=max_spec_tokens,
+                max_spec_factor=max_spec_factor,
+                min_token_prob=min_token_prob,
+            )
+            if self._history is None:
+                return draft
+            drafts_K, score, length = self._history.drafts(
+                context,
+                self.tenants.get(req_id),
+                k=max_spec_tokens,
+                factor=max_spec_factor,
+                least=min_token_prob,
+            )
+            if score <= draft.score:
+                return draft
+            return SuffixDecodingDraft(token_ids=drafts_K.tolist(), score=score, match_len=length)
+
+    return LookupCache()

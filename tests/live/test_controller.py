@@ -1,13 +1,19 @@
 """Deployments on a simulated endpoint: promoted, rolled back, refused, and all that may break."""
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import Locked
+from outrider.common.files import Locked, read_json, write_json
 from outrider.live import controller as live_controller
 from outrider.live.controller import end_deployment
 from outrider.live.journal import Journal
 from outrider.live.state import State, read_state
+from outrider.serving.bundle.bundle_digest import listing
+from outrider.serving.bundle.erase import holds_sessions
+from outrider.speculators.lookup_history import HISTORY_FILE, History, Response
 from tests.serving.exported import write_exported
 
 
@@ -270,3 +276,45 @@ def test_a_request_to_a_process_that_ends_right_after_its_deployment(
         else:
             with pytest.raises(OutriderError, match="its process ended before the deployment did"):
                 end_deployment(world.endpoint, "roll_back")
+
+
+def add_history(bundle: Path, *sessions: str) -> None:
+    """Adds a history with a response of each session."""
+    responses = [Response(np.array([1, 2], np.int32), name) for name in sessions]
+    History.of(responses, 1.0, shared=True).write(bundle / HISTORY_FILE)
+    manifest = read_json(bundle / "bundle.json")
+    write_json(bundle / "bundle.json", {**manifest, **listing(bundle)})
+
+
+def test_erased_sessions_leave_all_releases_and_all_replicas(world) -> None:
+    add_history(world.bundles["first"], "kept", "gone")
+    add_history(world.bundles["better"], "gone", "kept")
+    with world.controller() as controller:
+        controller.recover()
+        controller.deploy(world.bundles["better"])
+        before = controller.journal.read()
+        erased = controller.erase(["gone"])
+        state = controller.journal.read()
+        assert erased.responses == 2 and erased.behind == ()
+        assert erased.replaced == {before.serving: state.serving, before.previous: state.previous}
+        releases = controller.releases.all()
+        assert {release.name for release in releases} == {state.serving, state.previous}
+        for release in releases:
+            assert not holds_sessions(release.directory, ["gone"])
+            assert holds_sessions(release.directory, ["kept"])
+        for replica in world.replicas.values():
+            assert replica.status().digest.startswith(state.serving)
+        assert controller.erase(["gone"]).responses == 0
+        controller.roll_back()
+        for replica in world.replicas.values():
+            assert replica.status().digest.startswith(state.previous)
+
+
+def test_a_replica_that_keeps_what_is_erased_is_named_and_brought_later(world) -> None:
+    add_history(world.bundles["first"], "gone")
+    with world.controller() as controller:
+        controller.adopted()
+        world.replicas["stable0"].fault = "refuse"
+        assert controller.erase(["gone"]).behind == ("stable0",)
+        state = controller.recover()
+        assert world.replicas["stable0"].status().digest.startswith(state.serving)

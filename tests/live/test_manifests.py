@@ -8,9 +8,11 @@ import pytest
 import yaml
 
 from outrider.common.errors import OutriderError
+from outrider.common.files import read_json, write_json
 from outrider.live.endpoint_file import Endpoint, load_endpoint
 from outrider.live.manifests import ManifestKind, write_manifest
-from outrider.serving.bundle.bundle_digest import bundle_digest
+from outrider.serving.bundle.bundle_digest import bundle_digest, listing
+from outrider.speculators.lookup_history import HISTORY_FILE, History
 from tests.serving.exported import R1, write_exported
 
 SOURCE = "s3://models/resume/march"
@@ -154,3 +156,17 @@ def test_a_missing_setting_is_named(tmp_path: Path, cluster, model: str, message
     (bundle / "model.safetensors").write_bytes(b"other")
     with pytest.raises(OutriderError, match=r"model\.safetensors: changed"):
         write_manifest("kserve", bundle, cluster_endpoint(tmp_path))
+
+
+def test_pods_that_load_a_history_have_outrider_and_its_hooks(tmp_path: Path) -> None:
+    """vLLM's own image would ignore the history, and share live responses between tenants."""
+    bundle = write_exported(tmp_path / "bundle", method="suffix")
+    History.of([], 1.0, shared=False).write(bundle / HISTORY_FILE)
+    manifest = read_json(bundle / "bundle.json")
+    write_json(bundle / "bundle.json", {**manifest, **listing(bundle)})
+    with pytest.raises(OutriderError, match=r"cluster\.image: missing"):
+        write_manifest("argo", bundle, cluster_endpoint(tmp_path))
+    for kind in ("argo", "kserve"):
+        endpoint = cluster_endpoint(tmp_path, image="acme/outrider:1", stable="none")
+        text = write_manifest(kind, bundle, endpoint)
+        assert "OUTRIDER_HOOKS" in text and "acme/outrider:1" in text

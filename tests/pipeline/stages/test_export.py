@@ -76,13 +76,13 @@ def test_lookup_has_a_bundle_without_weights(nano_r1, tmp_path):
     assert Speculator.named(out) == Speculator("ngram")
     assert base_of(str(out), nano_r1).kind.name == "ngram"
     assert "It has no weights" in model_card(out, "acme/lookup")
-    with pytest.raises(OutriderError, match=r"ngram has no weights to load.*serve\.sh"):
+    with pytest.raises(OutriderError, match=r"ngram has nothing to load.*serve\.sh"):
         release_files(out, tmp_path, bundle_digest(out))
 
 
 def test_the_card_of_suffix_lookup_names_the_package_that_servers_need(tmp_path):
     bundle(tmp_path, kind="suffix")
-    assert "pip install --no-deps arctic-inference" in model_card(tmp_path / "bundle", "acme/it")
+    assert "outrider doctor --install-suffix" in model_card(tmp_path / "bundle", "acme/it")
 
 
 def test_k_by_batch_size_where_the_recipe_wants_it(trained):

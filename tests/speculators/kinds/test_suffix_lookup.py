@@ -10,16 +10,23 @@ from outrider.common.errors import OutriderError
 from outrider.serving.speculator import Speculator
 from outrider.speculators.base import base_of
 from outrider.speculators.kinds.protocol import NO_DRAFT, Lookup
-from outrider.speculators.kinds.suffix import FACTOR, HISTORY, SuffixLookup, fixed_cache
+from outrider.speculators.kinds.suffix import FACTOR, SuffixLookup, lookup_cache
+from outrider.speculators.lookup_history import Response, tenant_key
+
+
+def prepared(responses, folder):
+    """The directory of a shared history."""
+    history = [Response(np.array(ids, np.int32)) for ids in responses]
+    return SuffixLookup().prepare(history, folder, max_gb=1.0, shared=True)
 
 
 def test_suffix_lookup_continues_earlier_responses_and_the_request_itself(tmp_path: Path) -> None:
     pytest.importorskip("arctic_inference", reason="suffix lookup needs arctic-inference")
     kind = SuffixLookup()
-    directory = kind.prepare([[7, 8, 9, 10, 11, 12], [20, 21, 22]], tmp_path)
+    directory = prepared([[7, 8, 9, 10, 11, 12], [20, 21, 22]], tmp_path)
     history = kind.history(directory)
     assert history is not None and history.stat().st_mode & 0o077 == 0
-    assert kind.environment(directory) == {HISTORY: str(history)}
+    assert kind.vllm_settings(directory, 3, "greedy", None)["model"] == str(directory)
     lookup = Lookup("suffix", history=history)
     ids_T = np.array([1, 2, 3, 7, 8, 9, 5, 1, 2, 3, 6], np.int32)
     ((first_K, second_K, *others),) = kind.drafts(ids_T, 3, [3], lookup)
@@ -39,7 +46,7 @@ def test_every_number_of_drafts_has_the_steps_that_it_has_alone(tmp_path: Path) 
     kind = SuffixLookup()
     random = np.random.default_rng(0)
     responses = [random.integers(0, 4, 40).tolist() for _ in range(5)]
-    history = kind.history(kind.prepare(responses, tmp_path))
+    history = kind.history(prepared(responses, tmp_path))
     ids_T = random.integers(0, 4, 60, dtype=np.int32)
     for factor in (1.0, 4.0):
         lookup = Lookup("suffix", {FACTOR: factor}, history)
@@ -52,27 +59,45 @@ def test_every_number_of_drafts_has_the_steps_that_it_has_alone(tmp_path: Path) 
     assert drafted[0] > drafted[2] > 0  # fewer, longer steps
 
 
-def test_vllms_proposer_is_changed_once_and_only_where_responses_are_fixed(monkeypatch):
+def test_a_request_never_finds_a_live_response_of_another(tmp_path: Path) -> None:
+    """An attack: requests with the beginning of another's answer, while it runs and afterwards."""
+    pytest.importorskip("arctic_inference", reason="suffix lookup needs arctic-inference")
+    cache = lookup_cache()
+    cache.load(prepared([[70, 71]], tmp_path) / "history.npz")
+    settings = {"max_spec_tokens": 4, "max_spec_factor": 4.0, "min_token_prob": 0.1}
+    secret = np.arange(1, 9, dtype=np.int32)
+    cache.tenants["victim"] = tenant_key("acme")
+    cache.start_request("victim", secret[:2])
+    cache.add_active_response("victim", secret[2:])
+    cache.tenants |= {"attacker": tenant_key("umbrella"), "same": tenant_key("acme")}
+    for name in ("attacker", "same"):
+        cache.start_request(name, secret[:1])
+        cache.add_active_response(name, secret[1:4])
+        assert cache.speculate(name, secret[:4], **settings).token_ids == []
+    assert cache.speculate("victim", secret[:4], **settings).token_ids == secret[4:].tolist()
+    cache.stop_request("victim")
+    for name in ("attacker", "same"):
+        assert cache.speculate(name, secret[:4], **settings).token_ids == []
+    assert cache.speculate("same", np.array([0, 70], np.int32), **settings).token_ids == [71]
+
+
+def test_vllms_proposer_is_changed_once(monkeypatch):
+    from vllm.v1.core.sched.output import NewRequestData
     from vllm.v1.spec_decode.suffix_decoding import SuffixDecodingProposer
 
-    start = SuffixDecodingProposer.__init__
+    original = NewRequestData.from_request
     for name in ("__init__", "propose"):  # restored at the end
         monkeypatch.setattr(SuffixDecodingProposer, name, getattr(SuffixDecodingProposer, name))
-    monkeypatch.delenv(HISTORY, raising=False)
+    monkeypatch.setattr(NewRequestData, "from_request", original)
     SuffixLookup().hook_engine()
-    assert SuffixDecodingProposer.__init__ is start
-    monkeypatch.setenv(HISTORY, "history.npz")
+    changed = (SuffixDecodingProposer.__init__, NewRequestData.from_request)
     SuffixLookup().hook_engine()
-    changed = SuffixDecodingProposer.__init__
-    assert changed is not start
-    SuffixLookup().hook_engine()
-    assert SuffixDecodingProposer.__init__ is changed
+    assert (SuffixDecodingProposer.__init__, NewRequestData.from_request) == changed
 
 
 def test_without_its_package_suffix_lookup_names_the_command(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "arctic_inference.suffix_decoding", None)
-    fixed_cache.cache_clear()
-    with pytest.raises(OutriderError, match="pip install --no-deps arctic-inference"):
+    with pytest.raises(OutriderError, match="outrider doctor --install-suffix"):
         base_of("suffix", tmp_path)
 
 

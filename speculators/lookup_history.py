@@ -1,0 +1,353 @@
+"""The history that a lookup searches: responses to earlier requests, in one file.
+
+    history = History.of(responses, max_gb=1.0, shared=False)
+    history.write(directory / HISTORY_FILE)
+    read_history(directory / HISTORY_FILE).drafts(recent_T, tenant_key("acme"), ...)
+    history.without([session_key("conversation 17")])      # erased
+
+The file is customer text: token ids, sorted for search (suffix_array.py), so that an engine loads
+it in a second. Nothing in it depends on vLLM or its model runner. Sessions and tenants are stored
+as digests, so that a session can be erased by its name and a tenant is found by its `cache_salt`.
+
+Shapes: N tokens of all responses, R responses, G tenants.
+"""
+
+import dataclasses
+import hashlib
+import itertools
+import zipfile
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.common.errors import OutriderError
+from outrider.common.files import publish
+from outrider.speculators.suffix_array import DEPTH, END, suffix_array
+
+HISTORY_FILE = "history.npz"
+"""Name of the file in a speculator's directory."""
+
+VERSION = 1
+"""Format of the file."""
+
+TOKEN_BYTES, RESPONSE_BYTES = 8, 32
+"""Memory of a token (its id and its row) and, besides its tokens, of a response."""
+
+KEY_BYTES = 16
+
+EVERYONE = b"\0" * KEY_BYTES
+"""Key of the only tenant of a shared history."""
+
+_ARRAYS = {
+    "version": np.int64,
+    "offered": np.int64,
+    "tokens_N": np.int32,
+    "rows_N": np.int32,
+    "ends_R": np.int64,
+    "sessions_R": np.uint8,
+    "tenants_G": np.uint8,
+    "firsts_G": np.int64,
+}
+"""Arrays of the file and their dtypes; keys are rows of KEY_BYTES bytes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Response:
+    """An earlier response, and whose it was."""
+
+    token_ids: NDArray[np.int32]
+    session: str = ""
+    tenant: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class History:
+    """Earlier responses, grouped by tenant."""
+
+    offered: NDArray[np.int64]
+    """Number of responses from which the newest that fit were taken; a scalar."""
+    tokens_N: NDArray[np.int32]
+    """Each response is followed by END; DEPTH more of them follow the last."""
+    rows_N: NDArray[np.int32]
+    """Suffix array of each tenant's responses, one after another."""
+    ends_R: NDArray[np.int64]
+    """Index after each response's END."""
+    sessions_R: NDArray[np.uint8]
+    """Each response's `session_key` [R, KEY_BYTES]."""
+    tenants_G: NDArray[np.uint8]
+    """Each tenant's `tenant_key` [G, KEY_BYTES]; one row, EVERYONE, if the history is shared."""
+    firsts_G: NDArray[np.int64]
+    """First row of each tenant, and the number of rows [G + 1]."""
+
+    @classmethod
+    def of(cls, responses: Iterable[Response], max_gb: float, shared: bool) -> "History":
+        """Keeps the newest responses that fit into `max_gb`; `responses` begin with the oldest.
+
+        Requests of all tenants search a `shared` history; otherwise each searches its own tenant's
+        responses, and a request without `cache_salt` those without a tenant.
+        """
+        entries = (
+            _Entry(
+                token_ids=response.token_ids,
+                session=session_key(response.session),
+                tenant=EVERYONE if shared else tenant_key(response.tenant),
+            )
+            for response in responses
+            if len(response.token_ids)
+        )
+        return cls._of_entries(entries, max_gb, already_offered=0)
+
+    def extended(self, responses: Iterable[Response], max_gb: float) -> "History":
+        """The newest of these responses and of `responses`, which are newer."""
+        new = History.of(responses, max_gb, self.shared)
+        forgotten = int(self.offered) - self.responses + int(new.offered) - new.responses
+        entries = itertools.chain(self._entries(), new._entries())
+        return self._of_entries(entries, max_gb, already_offered=forgotten)
+
+    @classmethod
+    def _of_entries(
+        cls, entries: Iterable["_Entry"], max_gb: float, already_offered: int
+    ) -> "History":
+        by_tenant: dict[bytes, list[_Entry]] = defaultdict(list)
+        fitting, offered = newest(entries, max_gb)
+        for entry in fitting:
+            by_tenant[entry.tenant].append(entry)
+        grouped = [entry for group in by_tenant.values() for entry in group]
+        texts_G = [_text(group) for group in by_tenant.values()]
+        starts = np.cumsum([0, *map(len, texts_G)])
+        pairs = zip(texts_G, starts[:-1], strict=True)
+        rows_G = [suffix_array(text_N) + np.int32(start) for text_N, start in pairs]
+        sizes = [len(entry.token_ids) + 1 for entry in grouped]
+        return cls(
+            offered=np.array(already_offered + offered, np.int64),
+            tokens_N=np.concatenate([*texts_G, np.full(DEPTH, END, np.int32)]),
+            rows_N=np.concatenate([*rows_G, np.empty(0, np.int32)]),
+            ends_R=np.cumsum(sizes, dtype=np.int64),
+            sessions_R=_keys(entry.session for entry in grouped),
+            tenants_G=_keys(by_tenant),
+            firsts_G=np.cumsum([0, *map(len, rows_G)], dtype=np.int64),
+        )
+
+    def _entries(self) -> Iterator["_Entry"]:
+        """Yields the responses, tenant after tenant."""
+        texts = np.split(self.tokens_N[:-DEPTH], self.ends_R[:-1])
+        # Rows are counted as tokens are, tenant after tenant, but without END.
+        before_R = self.ends_R - 1 - np.arange(self.responses)
+        groups_R = np.searchsorted(self.firsts_G[1:], before_R - 1, side="right")
+        for text_N, session, group in zip(texts, self.sessions_R, groups_R, strict=False):
+            yield _Entry(text_N[:-1], bytes(session), bytes(self.tenants_G[group]))
+
+    @property
+    def shared(self) -> bool:
+        """Whether requests of all tenants search it."""
+        return [*map(bytes, self.tenants_G)] == [EVERYONE]
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens in all responses."""
+        return len(self.rows_N)
+
+    @property
+    def responses(self) -> int:
+        """Number of responses."""
+        return len(self.ends_R)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a report and a bundle state of the history."""
+        return {
+            "responses": self.responses,
+            "offered": int(self.offered),
+            "tokens": self.tokens,
+            "gigabytes": self.gigabytes,
+            "shared": self.shared,
+        }
+
+    @property
+    def gigabytes(self) -> float:
+        """Memory of an engine's process that searches it."""
+        return (TOKEN_BYTES * self.tokens + RESPONSE_BYTES * self.responses) / 1e9
+
+    def write(self, path: Path) -> None:
+        """Publishes the file; only its owner can read it."""
+        arrays = dataclasses.asdict(self)
+        with publish(path) as temporary:
+            temporary.touch(mode=0o600)
+            with temporary.open("wb") as file:
+                np.savez(file, version=np.array(VERSION, np.int64), **arrays)
+
+    def without(self, sessions: Collection[bytes]) -> "History":
+        """The history without the responses of these sessions (`session_key`)."""
+        erased_R = np.array([bytes(key) in sessions for key in self.sessions_R], bool)
+        sizes_R = np.diff(self.ends_R, prepend=0)
+        # The padding stays.
+        is_kept_N = np.append(np.repeat(~erased_R, sizes_R), np.ones(DEPTH, bool))
+        moved_N = (np.cumsum(is_kept_N) - 1).astype(np.int32)
+        # What is left of a sorted array is sorted.
+        is_kept_row_N = is_kept_N[self.rows_N]
+        counted_N = np.concatenate([[0], np.cumsum(is_kept_row_N)])
+        return dataclasses.replace(
+            self,
+            offered=self.offered - erased_R.sum(),
+            tokens_N=self.tokens_N[is_kept_N],
+            rows_N=moved_N[self.rows_N[is_kept_row_N]],
+            ends_R=np.cumsum(sizes_R[~erased_R]),
+            sessions_R=self.sessions_R[~erased_R],
+            firsts_G=counted_N[self.firsts_G],
+        )
+
+    def searched(self) -> "SearchedHistory":
+        """The history as an engine searches it."""
+        return SearchedHistory(self)
+
+
+class _Entry(NamedTuple):
+    """A response as it is stored."""
+
+    token_ids: NDArray[np.int32]
+    session: bytes
+    tenant: bytes
+
+
+class SearchedHistory:
+    """Finds each tenant's drafts in a history."""
+
+    def __init__(self, history: History) -> None:
+        # Here, because the commands import this module and numba takes a second to import.
+        from outrider.speculators.suffix_search import SuffixArray
+
+        self._array = SuffixArray(history.tokens_N, history.rows_N)
+        # Compiles the search once per process, 3 s of a core, so that no request waits for it.
+        self._array.drafts(np.zeros(2, np.int32), first=0, last=0, k=1, factor=1.0, least=0.1)
+        bounds = zip(history.firsts_G[:-1], history.firsts_G[1:], strict=True)
+        keys = map(bytes, history.tenants_G)
+        self._bounds = {
+            key: (int(first), int(last)) for key, (first, last) in zip(keys, bounds, strict=True)
+        }
+
+    def drafts(
+        self,
+        recent_T: NDArray[np.int32],
+        tenant: bytes | None,
+        *,
+        k: int,
+        factor: float,
+        least: float,
+    ) -> tuple[NDArray[np.int32], float, int]:
+        """Drafts from the responses that `tenant` may see, score and length of the match.
+
+        As `SuffixArray.drafts` returns them.
+        """
+        bounds = self._bounds.get(EVERYONE) or self._bounds.get(tenant or b"")
+        if bounds is None:
+            return np.empty(0, np.int32), 0.0, 0
+        first, last = bounds
+        return self._array.drafts(recent_T, first=first, last=last, k=k, factor=factor, least=least)
+
+
+def _text(entries: Iterable[_Entry]) -> NDArray[np.int32]:
+    """The tokens of all responses, each followed by END."""
+    end = np.array([END], np.int32)
+    return np.concatenate([ids for entry in entries for ids in (entry.token_ids, end)])
+
+
+def newest(entries: Iterable[_Entry], max_gb: float) -> tuple[deque[_Entry], int]:
+    """The newest responses that fit into `max_gb`, and the number of all; the oldest come first."""
+    fitting: deque[_Entry] = deque()
+    offered = 0
+    free = max_gb * 1e9
+    for entry in entries:
+        offered += 1
+        fitting.append(entry)
+        free -= _size(entry)
+        while free < 0:
+            free += _size(fitting.popleft())
+    return fitting, offered
+
+
+def _size(entry: _Entry) -> int:
+    return TOKEN_BYTES * len(entry.token_ids) + RESPONSE_BYTES
+
+
+def session_key(session: str) -> bytes:
+    """Digest of a session's name, by which it is erased."""
+    return _digest("session", session)
+
+
+def tenant_key(cache_salt: str | None) -> bytes:
+    """Digest of a tenant's name in the log, and of the `cache_salt` of the tenant's requests."""
+    return _digest("tenant", cache_salt or "")
+
+
+def _digest(what: str, name: str) -> bytes:
+    return hashlib.sha256(f"{what}\0{name}".encode()).digest()[:KEY_BYTES]
+
+
+def _keys(keys: Iterable[bytes]) -> NDArray[np.uint8]:
+    return np.frombuffer(b"".join(keys), np.uint8).reshape(-1, KEY_BYTES)
+
+
+def read_history(path: Path) -> History:
+    """Reads a history; raises an `OutriderError` if the file is missing, damaged or malformed.
+
+    A bundle may come from anyone, and the search does not check indices, so all of them are checked
+    here.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            arrays: dict[str, Any] = {name: stored[name] for name in _ARRAYS}
+    except FileNotFoundError:
+        raise OutriderError(f"{path}: no such file; export the lookup again") from None
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise OutriderError(f"{path}: not a history ({error}); export again") from None
+    version = arrays.pop("version")
+    history = History(**arrays)
+    if reason := _malformed(history, version):
+        raise OutriderError(f"{path}: {reason}; export again")
+    return history
+
+
+def _malformed(history: History, version: NDArray[np.int64]) -> str | None:
+    """Why the search could read outside of its arrays, or find another tenant's text."""
+    for name, array in vars(history).items():
+        dimensions = 0 if name == "offered" else 1 + (array.dtype == np.uint8)
+        if array.dtype != _ARRAYS[name] or array.ndim != dimensions:
+            return f"{name}: dtype or shape is wrong"
+    if version.shape != () or version != VERSION:
+        return f"version {version}, but this Outrider reads version {VERSION}"
+    return _misplaced_keys(history) or _misplaced_tokens(history)
+
+
+def _misplaced_keys(history: History) -> str | None:
+    """Why the keys do not belong to the responses and rows."""
+    firsts_G = history.firsts_G
+    if any(array.shape[1] != KEY_BYTES for array in (history.sessions_R, history.tenants_G)):
+        return "a key has another length"
+    if len(history.ends_R) != len(history.sessions_R):
+        return "ends_R and sessions_R differ in length"
+    if len(firsts_G) != len(history.tenants_G) + 1:
+        return "firsts_G and tenants_G do not belong together"
+    if firsts_G[0] != 0 or firsts_G[-1] != len(history.rows_N) or (np.diff(firsts_G) < 0).any():
+        return "firsts_G: not in the order of rows_N"
+    return None
+
+
+def _misplaced_tokens(history: History) -> str | None:
+    """Why the rows or the ends are not those of the tokens."""
+    tokens_N = history.tokens_N
+    rows_N = history.rows_N
+    sizes_R = np.diff(history.ends_R, prepend=0)
+    if (sizes_R < 1).any() or sizes_R.sum() + DEPTH != len(tokens_N):
+        return "ends_R: not the ends of the responses"
+    is_end_N = np.ones(len(tokens_N), bool)
+    is_end_N[:-DEPTH] = False
+    is_end_N[history.ends_R - 1] = True
+    if ((tokens_N == END) != is_end_N).any() or (tokens_N < END).any():
+        return "tokens_N: not ended where ends_R has the ends"
+    if len(rows_N) and (rows_N.min() < 0 or rows_N.max() >= len(tokens_N) - DEPTH):
+        return "rows_N: outside of tokens_N"
+    return None

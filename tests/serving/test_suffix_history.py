@@ -1,0 +1,97 @@
+"""Suffix lookup in an engine: its history, its tenants, and another history while it runs."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from vllm import SamplingParams
+from vllm.inputs import TokensPrompt
+
+from outrider.common.errors import OutriderError
+from outrider.serving.bundle.bundle import export_bundle
+from outrider.serving.config import EngineConfig
+from outrider.serving.engine import AskedRow, open_engine
+from outrider.serving.hooked import SWAP_EXTENSION
+from outrider.serving.speculator import Drafting, Speculator
+from outrider.speculators.kinds.suffix import SuffixLookup
+from outrider.speculators.lookup_history import Response
+from tests.serving.in_process import swap
+
+K = 8
+
+
+@dataclasses.dataclass
+class Asking:
+    """Sends requests and counts their drafts."""
+
+    engine: object
+    tokens: int
+
+    def __call__(self, *prompts, salts):
+        """Answers and numbers of drafted and accepted tokens of prompts sent together."""
+        llm = self.engine.llm
+        before = self._counts()
+        sent = [
+            TokensPrompt(prompt_token_ids=prompt) | ({"cache_salt": salt} if salt else {})
+            for prompt, salt in zip(prompts, salts, strict=True)
+        ]
+        sampling = SamplingParams(temperature=0.0, max_tokens=self.tokens)
+        outputs = llm.generate(sent, sampling, use_tqdm=False)
+        drafted, accepted = (now - then for now, then in zip(self._counts(), before, strict=True))
+        return [list(output.outputs[0].token_ids) for output in outputs], drafted, accepted
+
+    def _counts(self):
+        by_name = {metric.name: metric for metric in self.engine.llm.get_metrics()}
+        names = ("draft", "accepted")
+        return [by_name[f"vllm:spec_decode_num_{name}_tokens"].value for name in names]
+
+
+def bundle_of(responses, folder, target, shared):
+    directory = SuffixLookup().prepare(responses, folder / "made", max_gb=1.0, shared=shared)
+    drafting = Drafting(Speculator("suffix", directory), K)
+    export_bundle(drafting, target, EngineConfig(), evidence={}, out_dir=folder / "bundle")
+    return folder / "bundle"
+
+
+@pytest.mark.engine
+def test_a_history_is_loaded_at_the_start_kept_to_its_tenant_and_swapped(
+    engine, target, prompts, tmp_path
+):
+    pytest.importorskip("arctic_inference", reason="suffix lookup needs arctic-inference")
+    asked = [
+        AskedRow(row_id=str(n), token_ids=prompt, temperature=0.0, top_p=1.0, max_tokens=40)
+        for n, prompt in enumerate(prompts[:2])
+    ]
+    acmes, later = [np.array(answer, np.int32) for answer in engine.answer(asked)]
+    own = bundle_of([Response(acmes, "s", "acme")], tmp_path / "own", target, shared=False)
+    shared = bundle_of([Response(later, "s", "acme")], tmp_path / "shared", target, shared=True)
+    speculator = Speculator.named(own)
+    assert speculator.directory == own
+    settings = EngineConfig(kv_cache_gb=0.25)
+    with open_engine(target, settings, Drafting(speculator, K), extension=SWAP_EXTENSION) as live:
+        ask = Asking(live, len(acmes))
+        # The first request after a start is at steady state.
+        (answer,), drafted, accepted = ask(prompts[0], salts=["acme"])
+        assert answer == acmes.tolist() and accepted > 25
+        # Attacks: the same request of other tenants, after the victim's and together with it.
+        (answer,), alone, accepted_alone = ask(prompts[0], salts=["umbrella"])
+        assert answer == acmes.tolist() and accepted_alone < accepted / 2
+        assert ask(prompts[0], salts=["umbrella"])[1:] == (alone, accepted_alone)
+        assert ask(prompts[0], salts=[None])[1:] == (alone, accepted_alone)
+        assert ask(prompts[0], salts=["acme"])[1:] == (drafted, accepted)
+        both = ask(prompts[0], prompts[0], salts=["acme", "umbrella"])
+        assert both[1:] == (drafted + alone, accepted + accepted_alone)
+
+        without = ask(prompts[1], salts=["umbrella"])
+        swap(live, shared, own, target.directory())
+        for salt in ("umbrella", None):
+            (answer,), _, accepted_shared = ask(prompts[1], salts=[salt])
+            assert answer == later[: len(answer)].tolist() and accepted_shared > without[2]
+        assert ask(prompts[0], salts=["acme"])[2] < accepted
+        # A history that cannot be read leaves the one in use.
+        (shared / "history.npz").write_bytes(b"no history")
+        with pytest.raises(OutriderError, match=r"history\.npz"):
+            swap(live, shared, own, target.directory())
+        assert ask(prompts[1], salts=[None])[2] == accepted_shared
+        swap(live, own, own, target.directory())
+        assert ask(prompts[0], salts=["acme"])[1:] == (drafted, accepted)

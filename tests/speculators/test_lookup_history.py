@@ -1,0 +1,171 @@
+"""Histories: what fits, whose it is, what is erased, and files that must not be searched."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from outrider.common.errors import OutriderError
+from outrider.speculators.lookup_history import (
+    History,
+    Response,
+    read_history,
+    session_key,
+    tenant_key,
+)
+
+SETTINGS = {"k": 4, "factor": 4.0, "least": 0.1}
+
+
+def response(ids, session="", tenant=""):
+    return Response(np.array(ids, np.int32), session, tenant)
+
+
+def random_responses(seed, tenants=("", "acme", "umbrella")):
+    random = np.random.default_rng(seed)
+    return [
+        response(
+            random.integers(0, 9, random.integers(0, 30)),
+            session=f"session {random.integers(6)}",
+            tenant=random.choice(tenants),
+        )
+        for _ in range(40)
+    ]
+
+
+def asked(history, tenant, recent=(0, 1, 2, 3)):
+    drafts, *_ = history.searched().drafts(np.array(recent, np.int32), tenant, **SETTINGS)
+    return drafts.tolist()
+
+
+def test_a_request_finds_only_responses_of_its_tenant():
+    """An attack: it sends the beginning of another tenant's response."""
+    secret = response([1, 2, 3, 99], tenant="acme")
+    history = History.of([secret, response([5, 6, 7, 8], tenant="umbrella")], 1.0, shared=False)
+    assert asked(history, tenant_key("acme")) == [99]
+    for other in ("umbrella", "", "acm", "acme ", "ACME"):
+        assert asked(history, tenant_key(other)) == []
+    assert asked(history, None) == []
+    assert asked(History.of([secret], 1.0, shared=True), None) == [99]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_tenants_drafts_are_those_of_a_history_of_its_own(seed):
+    responses = random_responses(seed)
+    together = History.of(responses, 1.0, shared=False)
+    for tenant in ("", "acme", "umbrella"):
+        alone = History.of([r for r in responses if r.tenant == tenant], 1.0, shared=True)
+        for recent in itertools.product(range(4), repeat=3):
+            assert asked(together, tenant_key(tenant), recent) == asked(alone, None, recent)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("seed", range(5))
+def test_an_erased_history_is_the_one_without_those_sessions(tmp_path, seed, shared):
+    responses = random_responses(seed)
+    path = tmp_path / "history.npz"
+    History.of(responses, 1.0, shared).write(path)
+    gone = {"session 1", "session 4"}
+    read_history(path).without([session_key(name) for name in gone]).write(path)
+    erased = read_history(path)
+    left = History.of([r for r in responses if r.session not in gone], 1.0, shared)
+    assert erased.facts == left.facts and 0 < erased.responses < 39
+    for tenant in ("", "acme", "umbrella"):
+        for recent in itertools.product(range(4), repeat=3):
+            assert asked(erased, tenant_key(tenant), recent) == asked(
+                left, tenant_key(tenant), recent
+            )
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("seed", range(5))
+def test_an_extended_history_is_the_one_of_all_responses(seed, shared):
+    responses = random_responses(seed)
+    together = History.of(responses, 1.0, shared)
+    extended = History.of(responses[:15], 1.0, shared).extended(responses[15:], 1.0)
+    assert extended.facts == together.facts
+    for tenant in ("", "acme", "umbrella"):
+        for recent in itertools.product(range(4), repeat=3):
+            key = tenant_key(tenant)
+            assert asked(extended, key, recent) == asked(together, key, recent)
+    erased = extended.without([session_key("session 1")])
+    left = [response for response in responses if response.session != "session 1"]
+    assert erased.facts == History.of(left, 1.0, shared).facts
+
+
+def test_an_extended_history_forgets_the_oldest():
+    first = History.of([response([n] * 100) for n in range(30)], 20 * 832e-9, shared=True)
+    second = first.extended([response([n] * 100) for n in range(30, 40)], 20 * 832e-9)
+    assert set(second.tokens_N) == {-1, *range(20, 40)}
+    assert second.facts["offered"] == 40
+
+
+def test_the_newest_responses_that_fit_are_kept_and_their_share_is_stated():
+    responses = [response([n] * 100, session=str(n)) for n in range(50)]
+    history = History.of(responses, max_gb=20 * (8 * 100 + 32) / 1e9, shared=True)
+    assert history.facts == {
+        "responses": 20,
+        "offered": 50,
+        "tokens": 2000,
+        "gigabytes": pytest.approx(20 * 832e-9),
+        "shared": True,
+    }
+    assert set(history.tokens_N) == {-1, *range(30, 50)}
+
+
+def test_only_the_owner_reads_the_file_and_equal_histories_are_equal_files(tmp_path):
+    for name in "ab":
+        History.of(random_responses(0), 1.0, shared=False).write(tmp_path / name)
+    assert (tmp_path / "a").stat().st_mode & 0o077 == 0
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    assert b"acme" not in (tmp_path / "a").read_bytes()
+
+
+def test_a_history_without_responses_drafts_nothing(tmp_path):
+    History.of([], 1.0, shared=True).write(tmp_path / "history.npz")
+    assert asked(read_history(tmp_path / "history.npz"), None) == []
+
+
+FAULTS = {
+    "rows_N": lambda a: a + 10_000,
+    "rows_N ": lambda a: a - 10_000,
+    "rows_N  ": lambda a: a.astype(np.int64),
+    "tokens_N": lambda a: a[:-1],
+    "tokens_N ": lambda a: np.where(a == -1, 5, a).astype(np.int32),
+    "tokens_N  ": lambda a: a - 1,
+    "ends_R": lambda a: a[::-1],
+    "ends_R ": lambda a: a[:-1],
+    "ends_R  ": lambda a: a * 2,
+    "firsts_G": lambda a: a[::-1],
+    "firsts_G ": lambda a: a * 3,
+    "firsts_G  ": lambda a: a[:-1],
+    "sessions_R": lambda a: a[:, :5],
+    "tenants_G": lambda a: a[:1],
+    "version": lambda a: a + 1,
+    "offered": lambda a: a.astype(object),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_malformed_file_is_refused(tmp_path, fault):
+    """The search does not check indices, so no such file may reach it."""
+    path = tmp_path / "history.npz"
+    History.of(random_responses(0), 1.0, shared=False).write(path)
+    with np.load(path) as stored:
+        arrays = dict(stored)
+    name = fault.strip()
+    np.savez(path, **{**arrays, name: FAULTS[fault](arrays[name])})
+    with pytest.raises(OutriderError, match=r"history\.npz"):
+        read_history(path)
+
+
+def test_a_damaged_or_missing_file_is_refused(tmp_path):
+    path = tmp_path / "history.npz"
+    with pytest.raises(OutriderError, match="no such file"):
+        read_history(path)
+    History.of(random_responses(0), 1.0, shared=False).write(path)
+    whole = path.read_bytes()
+    for damaged in (b"", b"no zip", whole[:-30], whole[: len(whole) // 2]):
+        path.write_bytes(damaged)
+        with pytest.raises(OutriderError, match="not a history"):
+            read_history(path)
