@@ -4,13 +4,17 @@ import importlib.util
 import os
 import platform
 import shutil
+import sys
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
-from outrider.cli.options import AsJson, Runs
+from cyclopts import Parameter
+
+from outrider.cli.options import AsJson, Flag, Runs
 from outrider.common.errors import OutriderError
 from outrider.pipeline.provenance import gpus, versions
 from outrider.serving.vllm_hooks.version import runs_on_cpu, untried_version, vllm_version
+from outrider.speculators.kinds.suffix_package import INSTALL, install_suffix, installed_suffix
 
 LEAST_DRIVER = 580
 """Oldest NVIDIA driver that torch's CUDA 13 build works with."""
@@ -31,13 +35,22 @@ class Finding(NamedTuple):
     """What was found, or what is missing and the command that fixes it"""
 
 
-def doctor(*, runs: Runs = Path("runs"), as_json: AsJson = False) -> int:
+def doctor(
+    *,
+    runs: Runs = Path("runs"),
+    install: Annotated[bool, Flag, Parameter(name="--install-suffix")] = False,
+    as_json: AsJson = False,
+) -> int:
     """Show what this machine can run: packages, GPUs, memory, disk, compiler, credentials.
 
-    Changes nothing. Exits with status 1 if something that training needs is missing.
+    Changes nothing without --install-suffix. Exits with status 1 if something that training needs
+    is missing.
 
     Parameters
     ----------
+    install
+        First download, compile and install what vLLM needs for suffix lookup, unless it is
+        installed: a minute, once.
     as_json
         Print one JSON object instead of the table. It never contains credentials.
     """
@@ -46,6 +59,9 @@ def doctor(*, runs: Runs = Path("runs"), as_json: AsJson = False) -> int:
 
     from outrider.cli.printing import print_json
 
+    if install and installed_suffix() is None:
+        print("suffix lookup: downloading and compiling; a minute", file=sys.stderr)
+        install_suffix()
     findings = [*_packages(), *_gpus(), *_machine(runs), *_optional()]
     if as_json:
         print_json({"findings": [finding._asdict() for finding in findings]})
@@ -84,7 +100,19 @@ def _packages() -> list[Finding]:
     for name in ("torch", "deepspeed", "transformers"):
         version = installed.get(name, "")
         findings.append(_judged(name, version, version, "not installed; make setup"))
-    return findings
+    return [*findings, _suffix()]
+
+
+def _suffix() -> Finding:
+    """The package of the free reference that also searches earlier responses."""
+    installed = installed_suffix()
+    return _judged(
+        "suffix lookup",
+        installed,
+        f"arctic-inference {installed}",
+        f"not installed, so it is not measured; {INSTALL}",
+        otherwise="note",
+    )
 
 
 def _gpus() -> list[Finding]:

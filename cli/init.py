@@ -100,11 +100,12 @@ def init(
 
     from rich.console import Console
 
-    from outrider.pipeline.inspection import print_facts, print_wrong_target
+    from outrider.pipeline.inspection import print_facts, print_lookup, print_wrong_target
 
     console = Console(highlight=False, soft_wrap=True)
     print_wrong_target(facts, console)
     print_facts(facts, console)
+    print_lookup(facts["lookup"], console)
     console.print(f"{facts['speculator']}\nwrote {path}", markup=False)
     console.print(f"next: outrider train {path} --dry-run", markup=False)
     return 0

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from outrider.eval.bench.grammars import sendable_grammars
 from outrider.eval.bench.prompts import customers_sampling, evaluation_prompts
 from outrider.eval.bench.step_times import StepTimes, time_steps
 from outrider.eval.choose_k import MIN_GAIN, best_k, speeds_of
@@ -152,7 +153,8 @@ def _time_kinds(contexts: Mapping[str, EvaluationContext]) -> StepTimes:
         # An engine whose k is fixed would have to be started once per number.
         numbers[kind] = [max(drafts)] if speculator.family.fixed_k else drafts
     first.say(f"timing steps of the {mode} engine: {', '.join(speculators)} in turn")
-    with first.open_servers(speculators, texts) as (load, servers):
+    grammars = sendable_grammars(validation, first.target, first.serving.engine)
+    with first.open_servers(speculators, texts, grammars) as (load, servers):
         return time_steps(
             servers=servers,
             mode=mode,

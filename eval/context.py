@@ -141,12 +141,16 @@ class EvaluationContext:
 
     @contextlib.contextmanager
     def open_servers(
-        self, speculators: Mapping[str, Speculator], texts: Sequence[str]
+        self,
+        speculators: Mapping[str, Speculator],
+        texts: Sequence[str],
+        grammars: Mapping[str, str],
     ) -> Iterator[tuple[LoadGenerator, Servers]]:
         """Opens a load generator, and servers that start on first use.
 
         One server runs without speculation; the others serve `speculators`. Each warms up with a
-        short block of the rendered prompts `texts` at the highest concurrency.
+        short block of the rendered prompts `texts` at the highest concurrency. Prompts are sent
+        with their `grammars`.
         """
         widest = max(self.settings.concurrency)
         first = list(itertools.islice(itertools.cycle(texts), widest))
@@ -162,7 +166,7 @@ class EvaluationContext:
             )
 
         with (
-            self.backends.load(self.target, self.folders.logs / "load.log") as load,
+            self.backends.load(self.target, self.folders.logs / "load.log", None, grammars) as load,
             self.backends.servers(
                 target=self.target,
                 serving=self.serving,
@@ -185,8 +189,9 @@ class EvaluationContext:
         if self.settings.k != "auto":
             numbers = {self.settings.k, self.settings.current_k or self.settings.k}
         if speculator.speculates and not speculator.family.has_weights:
-            # A lookup has no trained depth.
-            return sorted(numbers.union(LOOKUP_NUMBERS))
+            # A lookup has no trained depth, so today's number may be larger.
+            today = {self.settings.current_k} if self.settings.current_k else set()
+            return sorted(numbers.union(LOOKUP_NUMBERS, today))
         if self.settings.k == "auto":
             numbers.update(range(1, self.depth + 1))
         return sorted(numbers)

@@ -28,6 +28,7 @@ from outrider.eval.bench.counted import (
     counted_passes,
     verification_passes,
 )
+from outrider.eval.bench.grammars import sendable_grammars
 from outrider.eval.bench.metrics import Record, ReplayedSteps, SpeedRatios, repeats_of
 from outrider.eval.bench.open_loop import RateBlocks, measure_rates, summarise_rates
 from outrider.eval.bench.outputs import Outputs, collect
@@ -56,7 +57,7 @@ from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.speculator import Speculator
 from outrider.serving.vllm_hooks.drafts_file import Drafts
 from outrider.speculators.kinds import check_speculator
-from outrider.speculators.kinds.protocol import Runner
+from outrider.speculators.kinds.protocol import MOST_LOOKED_UP, Runner
 
 
 def evaluate(context: EvaluationContext) -> dict[str, Any]:
@@ -71,7 +72,7 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
     texts = [prompt.text for prompt in requests.timed]
     references = served_lookups(context, validation)
     served = {name: context.variants[name] for name in (*DRAFTERS, *references)}
-    with context.open_servers(served, texts) as (load, servers):
+    with context.open_servers(served, texts, requests.grammars) as (load, servers):
         workloads = measured_workloads(context, requests.sampling)
         modes = context.settings.engine_modes
         choice = choose(
@@ -230,10 +231,12 @@ def _check_drafts(context: EvaluationContext) -> None:
     """Checks `eval.k` and `eval.current_k` against the trained depth and the kinds."""
     settings = context.settings
     depth = context.depth
-    if settings.current_k is not None and settings.current_k > depth:
+    most = depth if context.speculators["base"].family.has_weights else MOST_LOOKED_UP
+    if settings.current_k is not None and settings.current_k > most:
         raise OutriderError(
-            f"eval.current_k = {settings.current_k}, but the speculator was trained with "
-            f"speculator.depth = {depth}; raise speculator.depth or remove eval.current_k"
+            f"eval.current_k = {settings.current_k}, but base has at most {most} drafts per"
+            " step (speculator.depth, or 24 for a lookup); raise speculator.depth or remove"
+            " eval.current_k"
         )
     kinds = [speculator.family for speculator in context.speculators.values()]
     blocks = [kind.in_words for kind in kinds if kind.one_block]
@@ -293,6 +296,9 @@ def heldout_requests(context: EvaluationContext, heldout: Dataset) -> HeldoutReq
     custom = context.speculators["custom"]
     comparable = custom.trainable or not custom.speculates
     traffic = select(heldout, settings, serving) if comparable else []
+    grammars = sendable_grammars(heldout, context.target, serving.engine)
+    if grammars:
+        context.say(f"{len(grammars):,} held-out prompts are sent with their logged grammar")
     room = prompt_room(settings, serving)
     starts = heldout["completion_start"]
     lost_ends: tuple[str, ...] = ()
@@ -309,6 +315,7 @@ def heldout_requests(context: EvaluationContext, heldout: Dataset) -> HeldoutReq
         verification=verification,
         timed=timed,
         traffic=traffic,
+        grammars=grammars,
         lost_ends=lost_ends,
     )
 

@@ -292,7 +292,7 @@ class Run:
 
     def export(self, to: str, force: bool = False) -> "Results":
         """Updates the bundle and copies it to a directory or an address."""
-        from outrider.data.formats.sources import answering
+        from outrider.data.files.sources import answering
         from outrider.serving.bundle.bundle_places import check_destination, put_bundle
 
         check_destination(to)

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.common.process_tree import ProcessTree, changed_environment
 from outrider.data.ingest.ingest import TOKENIZER_FILES
@@ -54,7 +55,8 @@ def inspect_recipe(
     with (
         tempfile.TemporaryDirectory(prefix="outrider-inspect-") as scratch,
         ProcessTree(Path(scratch)) as tree,
-        changed_environment(tree.environment),
+        # vLLM, whose code drafts for lookups, would warn about what other devices need.
+        changed_environment({**tree.environment, "VLLM_LOGGING_LEVEL": "ERROR"}),
     ):
         target = local_target(recipe)
         traffic_dir = Path(scratch) / "traffic"
@@ -74,6 +76,7 @@ def inspect_recipe(
             "rows_per_file": rows_per_file,
             **counts,
             "predicted": _predicted(counts, recipe, target),
+            "lookup": _lookup(counts, recipe, Path(scratch)),
         }
         shown = min(samples, counts["exchanges"])
         return description, _samples(traffic_dir / "sequences", target, shown)
@@ -97,6 +100,22 @@ def _predicted(log: dict[str, Any], recipe: Recipe, target: Path) -> dict[str, A
     if log["split"] and not log["wrong_target"]:
         cost["gain"] = gain(log["split"]["train"]["sequences"])
     return cost
+
+
+def _lookup(log: Mapping[str, Any], recipe: Recipe, scratch: Path) -> dict[str, Any]:
+    """The free answer (eval/free_answer.py), or why there is none."""
+    if log["problems"] or log["wrong_target"] or not log["exchanges"]:
+        return {"skipped": "replayed after the problems of the log are fixed"}
+    # Slow to import, and not needed to find what has to be fixed.
+    from outrider.eval.free_answer import advice, free_answer
+
+    print("replaying what lookup would deliver: up to a minute", file=sys.stderr)
+    table = load_sequences(scratch / "traffic" / "sequences")
+    try:
+        answer = free_answer(table, recipe.split, scratch / "lookup")
+    except OutriderError as error:
+        return {"skipped": str(error)}
+    return {**answer, "advice": advice(answer) if answer["lookups"] else None}
 
 
 def gain(responses: int) -> str:
@@ -150,6 +169,7 @@ def print_inspection(log: Mapping[str, Any], console: Console) -> None:
     if log["split"]:
         console.print(_split(log["split"]))
     console.print(_lengths(log["lengths"]))
+    print_lookup(log["lookup"], console)
 
 
 def print_wrong_target(log: Mapping[str, Any], console: Console) -> None:
@@ -172,6 +192,45 @@ def print_facts(log: Mapping[str, Any], console: Console) -> None:
     console.print(grid)
     for text in log["advice"]:
         console.print(Text.assemble(("advice: ", "bold yellow"), text))
+
+
+def print_lookup(answer: Mapping[str, Any], console: Console) -> None:
+    """Prints tokens per step that lookup would deliver, and one sentence of advice."""
+    title = "what lookup would deliver without training: tokens per step with K drafts"
+    if "skipped" in answer:
+        console.print(Text.assemble((f"{title}: ", "bold"), answer["skipped"]), soft_wrap=True)
+        return
+    rows = []
+    for lookup in answer["lookups"].values():
+        for prompts in ("new", "repeated"):
+            if prompts in lookup:
+                lengths = [f"{length:.2f}" for length in lookup[prompts]["by_k"]]
+                responses = f"{lookup[prompts]['responses']:,}"
+                rows.append((lookup["in_words"], prompts, responses, *lengths))
+    if rows:
+        columns = ("", "prompts", "n", *(f"K={k}" for k in range(1, len(lengths) + 1)))
+        caption = _replayed(answer)
+        console.print(_table(title, columns, rows, caption=caption, caption_justify="left"))
+    for reason in answer["missing"].values():
+        console.print(Text(reason, "yellow"))
+    if answer["lookups"]:
+        console.print(Text.assemble(("advice: ", "bold yellow"), answer["advice"]))
+
+
+def _replayed(answer: Mapping[str, Any]) -> str:
+    """What was replayed, and against which responses."""
+    replayed, history = (
+        f"{part['responses']:,}"
+        if part["responses"] == part["of"]
+        else f"newest {part['responses']:,} of {part['of']:,}"
+        for part in (answer["replayed"], answer["history"])
+    )
+    share = f"{answer['repeated_share']:.0%}" if answer["repeated_share"] else "None"
+    return (
+        f"The {replayed} later responses, replayed with the {history} earlier ones as history;"
+        f" split by {answer['order']}. {share} of the later prompts are near-identical to earlier"
+        " ones (repeated)."
+    )
 
 
 def _print_rejects(log: Mapping[str, Any], console: Console) -> None:
@@ -223,7 +282,7 @@ def _table(
         **options,
     )
     for column in columns:
-        text = column in ("", "reason", "first at")
+        text = column in ("", "reason", "first at", "prompts")
         table.add_column(column, justify="left" if text else "right", no_wrap=not text)
     for row in rows:
         table.add_row(*row)

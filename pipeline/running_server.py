@@ -10,6 +10,7 @@ from rich.console import Console
 from outrider.common.process_tree import stopped_by_signal
 from outrider.data.sequences import load_sequences
 from outrider.eval.bench.endpoint import measure_endpoint
+from outrider.eval.bench.grammars import sendable_grammars
 from outrider.eval.bench.prompts import customers_sampling, evaluation_prompts
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
@@ -31,9 +32,11 @@ def measure_server(run: RunDirectory, recipe: Recipe, url: str) -> dict[str, Any
     heldout = load_sequences(run.sequences, parts_in_use(run)["heldout"])
     _, prompts = evaluation_prompts(heldout, recipe.eval, recipe.serving)
     with stopped_by_signal():
+        target = TargetConfig(model=str(recipe.target.training_directory()))
         return measure_endpoint(
             url=url,
-            target=TargetConfig(model=str(recipe.target.training_directory())),
+            target=target,
+            grammars=sendable_grammars(heldout, target, recipe.serving.engine),
             prompts=[prompt.text for prompt in prompts],
             sampling=customers_sampling(heldout),
             settings=recipe.eval,

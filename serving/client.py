@@ -131,10 +131,12 @@ def complete(
     *,
     max_tokens: int,
     concurrency: int = 8,
+    grammars: Sequence[str] | None = None,
 ) -> list[Completion]:
     """Returns responses to `prompts` in order, with `concurrency` requests in flight.
 
-    `prompts` are token ids. The first error is raised after all requests have ended.
+    `prompts` are token ids; `grammars` has JSON of vLLM's StructuredOutputsParams for each, empty
+    for none. The first error is raised after all requests have ended.
     """
     timeout_s = 600 + max_tokens * concurrency / 10.0  # enough at 10 tokens/s
 
@@ -146,6 +148,8 @@ def complete(
             **sampling.request(),
             "return_token_ids": True,
         }
+        if grammars is not None:
+            body |= grammar_fields(grammars[index])
         answer = post(url, "/v1/completions", body, timeout_s)
         (choice,) = answer["choices"]
         speculation = (answer.get("metrics") or {}).get("speculative_decoding")
@@ -154,6 +158,11 @@ def complete(
 
     with ThreadPoolExecutor(concurrency) as pool:
         return list(pool.map(one, range(len(prompts))))
+
+
+def grammar_fields(grammar: str) -> dict[str, Any]:
+    """Returns a request's fields for a grammar; none without one."""
+    return {"structured_outputs": json.loads(grammar)} if grammar else {}
 
 
 def post(url: str, path: str, body: dict[str, Any], timeout_s: float = 600) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 from outrider.common.errors import OutriderError
 from outrider.serving.vllm_flags import LOSSY
 from outrider.serving.vllm_hooks.version import WRITTEN_FOR
-from outrider.speculators.kinds import lookup_names, weightless_kind
+from outrider.speculators.kinds import weightless_kind
 
 READ = frozenset({"method", "model", "num_speculative_tokens", "draft_sample_method"})
 """Keys that become recipe values."""
@@ -68,8 +68,10 @@ def read_speculation(
     if isinstance(k, int):
         values["eval"] = {"current_k": k}
     speculator: dict[str, Any] = {}
-    if method in lookup_names():
+    lookup = weightless_kind(method)
+    if lookup is not None and lookup.speculates:
         speculator["base"] = method
+        speculator["base_settings"] = dict(lookup.settings_of(section))
     elif model and model != target:
         words += f", {model}"
         if Path(model).expanduser().is_dir():
@@ -106,17 +108,11 @@ def _left_out(section: dict[str, Any], method: str | None) -> str:
     """Names keys that the measured base lacks, and what it has instead."""
     words = ""
     lookup = weightless_kind(method)
-    settings = lookup.vllm_settings(None, 1, "greedy", None) if lookup else None
-    own_settings = {key: value for key, value in (settings or {}).items() if key in NAMED}
+    read = lookup.settings_of(section).keys() if lookup else ()
     served_as = lookup.runner_settings("v2").get("method") if lookup else None
     if served_as not in {None, section.get("method")}:
         words += f"; in model runner V2 measured as {served_as}, with async scheduling"
-    # A key that the command lacks differs, too: vLLM 0.32 then has another default, such as
-    # n-grams of 5 tokens.
-    if any(section.get(key) != value for key, value in own_settings.items()):
-        values = " ".join(f"{key}={value}" for key, value in own_settings.items())
-        words += f"; the measured base has {values}"
-    kept_out = sorted(section.keys() & NAMED)
+    kept_out = sorted((section.keys() & NAMED) - set(read))
     if kept_out:
         words += f"; left out, although the measured base may differ: {', '.join(kept_out)}"
     harmless = sorted(section.keys() & HARMLESS)

@@ -128,14 +128,13 @@ class Speculator:
     def steps(self, counters: Mapping[str, Any], responses: int) -> int:
         """Number of engine steps for `responses` responses, from `SpeculationCounters`' fields.
 
-        vLLM does not count steps without drafts. Each step delivers its accepted drafts and one
-        token, so the number of steps is the number of tokens minus the accepted drafts and each
-        response's first token. This is too low if responses end on accepted drafts, so it is at
-        least the number of steps with drafts.
+        vLLM does not count steps without drafts, such as those whose drafts a grammar forbids
+        (v1/core/sched/scheduler.py, `update_draft_token_ids`). Each step delivers its accepted
+        drafts and one token, so the number of steps is the number of tokens minus the accepted
+        drafts and each response's first token. This is too low if responses end on accepted drafts,
+        so it is at least the number of steps with drafts.
         """
         drafts = int(counters["drafts"])
-        if self.trainable:
-            return drafts
         target_tokens = counters["generation_tokens"] - counters["accepted_tokens"]
         return max(drafts, int(target_tokens - responses))
 

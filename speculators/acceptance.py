@@ -175,7 +175,6 @@ def accept_matrix(
     anchors at a time, which limits memory to chunk x V. `first_N` is filled with the probability
     of each anchor's most likely first draft.
     """
-    width = token_ids_BT.shape[1]
     # In float64, because `replay_chain` adds up one term per token of the response, up to tens of
     # thousands for R1.
     a_NK = torch.zeros(len(anchor_N), len(states), dtype=torch.float64, device=token_ids_BT.device)
@@ -184,7 +183,7 @@ def accept_matrix(
         inside_M = (anchor_N + j <= last_N).nonzero()[:, 0]
         for part in inside_M.split(chunk):
             row = row_N[part]
-            index = (anchor_N[part] + j).clamp(max=width - 1)
+            index = anchor_N[part] + j
             token = token_ids_BT[row, index].long()
             temperature = temperature_N[part]
             p = None

@@ -6,7 +6,14 @@ SpeculatorConfig(depth=4)
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    model_validator,
+)
 
 from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.kinds import (
@@ -14,6 +21,7 @@ from outrider.speculators.kinds import (
     lookup_names,
     trainable_kind,
     trainable_names,
+    weightless_kind,
 )
 
 AUTO = "auto"
@@ -73,10 +81,15 @@ class SpeculatorConfig(BaseModel):
     base: str | None = None
     """The speculator in use today, the baseline of the evaluation.
     A directory, `mtp` (the target's own layer), `ngram`, `suffix` (vLLM's suffix lookup, which also
-    searches earlier responses and needs arctic-inference) or `none` (no speculation).
-    `nano_r1/eagle3` and `nano_r1/p_eagle`, trained on general traffic, ship with the package. null:
-    the target's own layer. Training starts from the base if it is of the trained kind, otherwise
-    from scratch."""
+    searches earlier responses and needs `outrider doctor --install-suffix`) or `none` (no
+    speculation). `nano_r1/eagle3` and `nano_r1/p_eagle`, trained on general traffic, ship with the
+    package. null: the target's own layer. Training starts from the base if it is of the trained
+    kind, otherwise from scratch."""
+
+    base_settings: dict[str, NonNegativeFloat] = {}
+    """vLLM's settings of a lookup that is the base, such as `prompt_lookup_max`, as today's
+    endpoint has them (`outrider init --from-serve-command` copies them). Empty: the best for this
+    traffic."""
 
     head: HeadConfig = HeadConfig()
     """Shape of a head trained from scratch; does not apply to `mtp`."""
@@ -119,6 +132,15 @@ class SpeculatorConfig(BaseModel):
             raise ValueError(
                 f"speculator.kind: {self.base} is speculator.base, which every kind is compared"
                 " with; leave it out of the list"
+            )
+        lookup = weightless_kind(self.base)
+        known = lookup.default_settings if lookup else {}
+        unknown = sorted(self.base_settings.keys() - known.keys())
+        if unknown:
+            known_keys = f"has {', '.join(known)}" if known else "has no settings"
+            raise ValueError(
+                f"speculator.base_settings.{unknown[0]}: speculator.base = {self.base}"
+                f" {known_keys}; leave the key out"
             )
         if kinds and not any(self.train in kind.trains for kind in kinds):
             raise ValueError(

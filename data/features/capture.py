@@ -89,7 +89,7 @@ class CaptureSummary(EngineChecks, total=False):
 def capture(
     target: TargetConfig,
     sequences_dir: Tables,
-    parts: Mapping[str, object],
+    parts: Mapping[str, list[str]],
     capture: CaptureConfig,
     engine: EngineConfig,
     *,

@@ -17,11 +17,15 @@ from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.data.exchange import Exchange, Place, Record, Reject
+from outrider.data.files.packing import document_of
+from outrider.data.files.rows import Sample, count_rows, parse_row, row_records, sample_of
+from outrider.data.files.sources import LogFile, members_of, read_ahead
 from outrider.data.formats import (
     chat_messages,
     helicone,
     langfuse,
     litellm,
+    message_pairs,
     openai_batch,
     openai_joined,
     openai_pairs,
@@ -30,11 +34,9 @@ from outrider.data.formats import (
     token_ids,
     vllm_log,
 )
-from outrider.data.formats.packing import document_of
-from outrider.data.formats.rows import Sample, count_rows, row_records, sample_of
-from outrider.data.formats.sources import LogFile, members_of, read_ahead
+from outrider.data.formats.nested_rows import outcomes_of
 from outrider.data.formats.unknown import describe
-from outrider.data.formats.wrappers import unwrapped
+from outrider.data.formats.wrappers import calls_of, unwrapped
 
 FORMATS: dict[str, Any] = {
     "sglang": sglang,
@@ -46,6 +48,7 @@ FORMATS: dict[str, Any] = {
     "otel_genai": otel_genai,
     "token_ids": token_ids,
     "openai_pairs": openai_pairs,
+    "message_pairs": message_pairs,
     "messages": chat_messages,
     "openai_joined": openai_joined,
 }
@@ -118,8 +121,13 @@ def without_others(files: Sequence[LogFile]) -> list[LogFile]:
 
 
 def _recognized(sample: Sample) -> str:
-    sample = replace(sample, rows=tuple(map(unwrapped, sample.rows)))
-    return next((name for name, module in FORMATS.items() if module.recognizes(sample)), UNKNOWN)
+    whole = replace(sample, rows=tuple(map(unwrapped, sample.rows)))
+    calls = tuple(unwrapped(call) for row in sample.rows for call in calls_of(row))
+    single = replace(sample, rows=calls)
+    for name, module in FORMATS.items():
+        if module.recognizes(whole if hasattr(module, "records") else single):
+            return name
+    return UNKNOWN
 
 
 def read_records(name: str, files: Sequence[LogFile], scratch: Path) -> Iterator[Record | Reject]:
@@ -137,10 +145,22 @@ def read_records(name: str, files: Sequence[LogFile], scratch: Path) -> Iterator
 def parse_record(name: str, record: Record) -> list[Exchange | Reject]:
     """Parses a record and sets the place of every reject."""
     try:
-        outcomes = FORMATS[name].parse(record)
+        outcomes = _outcomes(name, record)
     except Reject as reject:
         outcomes = [reject]
     for outcome in outcomes:
         if isinstance(outcome, Reject):
             outcome.place = outcome.place or record.place
     return outcomes
+
+
+def _outcomes(name: str, record: Record) -> list[Exchange | Reject]:
+    """Returns the outcomes of a record; a row may list several calls."""
+    module = FORMATS[name]
+    if hasattr(module, "records"):
+        return list(module.parse(record))
+    row = parse_row(record.payload)
+    calls = calls_of(row)
+    if len(calls) == 1:
+        return list(module.parse(replace(record, payload=calls[0])))
+    return outcomes_of(calls, lambda call: module.parse(replace(record, payload=call)), "call")

@@ -19,12 +19,13 @@ and time are often missing, and only the on-policy check shows whether the targe
 from typing import Any
 
 from outrider.data.exchange import Exchange, Record, Reject
+from outrider.data.files.rows import Sample
 from outrider.data.formats.fields import take, take_number, unpacked
 from outrider.data.formats.message_parts import openai_messages
 from outrider.data.formats.openai import exchanges
-from outrider.data.formats.rows import Sample
+from outrider.data.formats.row_fields import fields
 from outrider.data.formats.sampling import CONSTRAINTS, NUMBERS
-from outrider.data.formats.wrappers import fields, open_row
+from outrider.data.formats.wrappers import open_row
 
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant"}
 """ShareGPT's names of roles; others are used unchanged."""
@@ -86,8 +87,8 @@ def parse(record: Record) -> list[Exchange | Reject]:
     keys = ("model", "chat_template_kwargs", "documents", "user", *NUMBERS, *CONSTRAINTS)
     request = {key: row[key] for key in keys if key in row}
     request["tools"] = unpacked(row, "tools", "row")  # tables store them as text
-    for message in asked:
-        message.pop("weight", None)
-    request["messages"] = asked
+    request["messages"] = [
+        {key: value for key, value in message.items() if key != "weight"} for message in asked
+    ]
     choice = {"message": answer, "finish_reason": row.get("finish_reason") or "stop"}
     return exchanges(request, {"choices": [choice]}, record.place, **fields(row))

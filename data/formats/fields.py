@@ -16,7 +16,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 from outrider.data.exchange import Reject
-from outrider.data.formats.rows import decode, kind_of
+from outrider.data.files.rows import decode, kind_of
 
 LARGEST = 1e300
 """Larger numbers are rejected, so that sums stay finite."""
@@ -27,7 +27,7 @@ LAST_SECOND = 1e11
 ACCESS_LOG_TIME = "%d/%b/%Y:%H:%M:%S %z"
 """Time of nginx's and Apache's access logs: `01/Jul/2026:10:00:00 +0000`."""
 
-_ZONE_NAME = re.compile(r"\s*(?:UTC|GMT|\[[\w/+-]+\])$")
+_ZONE_NAME = re.compile(r"\s*(?:UTC|GMT|Z|\[[\w/+-]+\])$")
 _ZONE_OFFSET = re.compile(r"\s+(?=[+-]\d\d:?\d\d$)")
 
 
@@ -40,6 +40,7 @@ def take(holder: dict[str, Any], key: str, kind: type | tuple[type, ...], where:
     value = holder.get(key)
     if value is None:
         return None
+    # In Python, booleans are integers.
     if not isinstance(value, kind) or isinstance(value, bool):
         raise Reject("wrong_type", f"{where}.{key} is {kind_of(value)}")
     if isinstance(value, str) and not value.isascii():

@@ -52,6 +52,21 @@ def finish_reason(logged: Any) -> str:
     raise Reject("not_finished", "finish_reason is neither stop nor length")
 
 
+def end_by_limit(limit: float | None, used: int | None) -> str:
+    """Returns the end of a response without a finish reason, from its limit and count of tokens.
+
+    Raises:
+        Reject: If there is a limit, but no count.
+    """
+    if limit is None:
+        return "stop"
+    if used is None:
+        raise Reject(
+            "not_finished", "a token limit without a token count: the response may have been cut"
+        )
+    return "length" if used >= limit else "stop"
+
+
 def normal_name(logged: Any) -> str | None:
     """Returns a finish reason in lower case, with `_` between words."""
     if isinstance(logged, dict):  # SGLang: {"type": "stop", "matched": 1}

@@ -15,6 +15,7 @@ The session is `Helicone-Session-Id`, else `request_user_id`; `tenant` and `rout
 from typing import Any
 
 from outrider.data.exchange import Exchange, Record, Reject
+from outrider.data.files.rows import Sample
 from outrider.data.formats.cache_hits import check_generated
 from outrider.data.formats.fields import (
     first,
@@ -28,7 +29,6 @@ from outrider.data.formats.fields import (
 )
 from outrider.data.formats.openai import exchanges
 from outrider.data.formats.openai_stream import chunks_of_sse, join_chunks
-from outrider.data.formats.rows import Sample
 from outrider.data.formats.wrappers import open_row
 
 

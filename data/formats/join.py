@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from outrider.common.files import SCRATCH
 from outrider.data.exchange import DUPLICATE, Place, Record, Reject
-from outrider.data.formats.rows import Row, rows
-from outrider.data.formats.sources import LONGEST_LINE, LogFile, read_ahead
+from outrider.data.files.rows import Row, rows
+from outrider.data.files.sources import LONGEST_LINE, LogFile, read_ahead
 
 ROW_OVERHEAD = 200
 """Memory that a row takes in addition to its content, in bytes."""

@@ -17,6 +17,7 @@ reasoning (`reasoning_missing`) and writes temperature 1 if a request had none.
 from typing import Any
 
 from outrider.data.exchange import Exchange, Place, Record, Reject
+from outrider.data.files.rows import Sample
 from outrider.data.formats.cache_hits import check_generated
 from outrider.data.formats.fields import (
     first,
@@ -29,10 +30,10 @@ from outrider.data.formats.fields import (
     unpacked,
     unpacked_or_text,
 )
+from outrider.data.formats.finish_reasons import end_by_limit
 from outrider.data.formats.message_parts import openai_message, openai_messages
 from outrider.data.formats.nested_rows import outcomes_of
 from outrider.data.formats.openai import exchanges
-from outrider.data.formats.rows import Sample
 from outrider.data.formats.sampling import CONSTRAINTS, NUMBERS
 from outrider.data.formats.wrappers import OBSERVATIONS, open_row
 
@@ -60,7 +61,7 @@ def recognizes(sample: Sample) -> bool:
 
 
 def _is_observation(row: Any) -> bool:
-    if not isinstance(row, dict) or row.get("type") not in OBSERVATIONS:
+    if not isinstance(row, dict) or str(row.get("type")) not in OBSERVATIONS:
         return False
     return "trace_id" in row or "traceId" in row
 
@@ -77,6 +78,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
     # The API's observations lack the session and user of their trace.
     of_trace = {key: row.get(key) for key in ("sessionId", "userId", "session_id", "user_id")}
     observations = filter(_is_observation, row["observations"])
+    # A null of an observation would hide the trace's value.
     return outcomes_of(
         ({**of_trace, **_without_nulls(observation)} for observation in observations),
         lambda observation: _outcomes(observation, record.place),
@@ -90,7 +92,7 @@ def _without_nulls(holder: dict[str, Any]) -> dict[str, Any]:
 
 def _outcomes(logged: dict[str, Any], place: Place) -> list[Exchange | Reject]:
     row = {**logged, **{snake: logged[camel] for snake, camel in CAMEL.items() if camel in logged}}
-    if row.get("type") not in OBSERVATIONS:
+    if str(row.get("type")) not in OBSERVATIONS:
         raise Reject("wrong_type", "row.type is not an observation type")
     if row["type"] != "GENERATION":
         raise Reject("not_a_generation", row["type"])
@@ -184,17 +186,11 @@ def _is_message(value: Any) -> bool:
     return value.get("role") == "assistant" or ("content" in value and value.keys() <= MESSAGE)
 
 
-def _finish_reason(parameters: dict[str, Any], used: int | None) -> str | None:
+def _finish_reason(parameters: dict[str, Any], used: int | None) -> str:
     limit = first(
         *(number(parameters, key) for key in ("max_completion_tokens", "max_tokens", "maxTokens"))
     )
-    if limit is None:
-        return "stop"
-    if used is None:
-        raise Reject(
-            "not_finished", "a token limit without a token count: the response may have been cut"
-        )
-    return "length" if used >= limit else "stop"
+    return end_by_limit(limit, used)
 
 
 def _text(metadata: dict[str, Any], key: str) -> str | None:

@@ -14,11 +14,14 @@ Rows of the table LiteLLM_SpendLogs are read if `store_prompts_in_spend_logs` wa
 in `proxy_server_request`. LiteLLM cuts strings above 2,048 characters there, and such rows are
 rejected as `truncated`; set MAX_STRING_LENGTH_PROMPT_IN_DB to keep them whole. Failures and answers
 from LiteLLM's cache are set aside; redacted messages and calls without a response are rejected.
+The table's columns are those of schema.prisma at commit 029f645f, the payload's keys those of
+litellm/types/utils.py (`StandardLoggingPayload`).
 """
 
 from typing import Any
 
 from outrider.data.exchange import Exchange, Record, Reject
+from outrider.data.files.rows import Sample
 from outrider.data.formats.cache_hits import check_generated
 from outrider.data.formats.cut_texts import check_whole
 from outrider.data.formats.fields import (
@@ -33,7 +36,6 @@ from outrider.data.formats.fields import (
     unpacked_or_text,
 )
 from outrider.data.formats.openai import body, exchanges
-from outrider.data.formats.rows import Sample
 from outrider.data.formats.wrappers import open_row
 
 TENANTS = tuple(f"user_api_key_{key}" for key in ("team_alias", "team_id", "org_id", "alias"))
@@ -88,10 +90,12 @@ def _request(row: dict[str, Any], metadata: dict[str, Any]) -> dict[str, Any]:
     """Returns the client's request, with the fields that LiteLLM keeps apart from it."""
     parameters = mapping(row, "model_parameters", "row")
     sent = mapping(row, "proxy_server_request", "row")
+    # Payloads have the HTTP request around the body, spend logs only the body.
     sent = mapping(sent, "body", "proxy_server_request") or sent
     extra = take(parameters, "extra_body", dict, "model_parameters") or {}
     client = mapping(metadata, "requester_metadata", "metadata")
     labels = mapping(metadata, "spend_logs_metadata", "metadata")
+    # Spend logs have `{}` for messages unless LiteLLM is set to store prompts.
     messages = first(sent.get("messages"), unpacked(row, "messages", "row") or None)
     if messages is None and "prompt" not in sent:
         raise Reject("content_not_logged", "set store_prompts_in_spend_logs: true in LiteLLM")

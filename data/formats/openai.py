@@ -33,6 +33,7 @@ one request (`prompt_not_messages`) are rejected.
 from typing import Any
 
 from outrider.data.exchange import Exchange, Place, Reject
+from outrider.data.files.rows import decode, kind_of, parse_row
 from outrider.data.formats.cut_texts import check_whole
 from outrider.data.formats.fields import (
     first,
@@ -47,7 +48,6 @@ from outrider.data.formats.fields import (
 from outrider.data.formats.finish_reasons import ENDS, STOP_STRING, finish_reason, normal_name
 from outrider.data.formats.openai_stream import DATA, chunks_of_sse, join_chunks
 from outrider.data.formats.other_rows import check_completion
-from outrider.data.formats.rows import decode, kind_of, parse_row
 from outrider.data.formats.sampling import sampling_of
 from outrider.data.formats.text_parts import joined_by_sglang, response_texts, text_messages
 
@@ -263,6 +263,7 @@ def _of_text_completion(
     answer = {"content": take(choice, "text", str, "choice"), "completion_is_raw": True}
     if isinstance(prompt, str):
         check_whole(prompt, "request.prompt")
+        # vLLM's /v1/completions adds the BOS token by default; R1's template has its own.
         is_raw = request.get("add_special_tokens") is not False
         return {**answer, "prompt_text": prompt, "prompt_is_raw": is_raw}
     return {**answer, "prompt_token_ids": first(prompt_ids, prompt)}
@@ -294,6 +295,8 @@ def _end(choice: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
     strings = stop_strings(request)
     if stop_reason is None and normal_name(logged) == STOP_STRING and len(strings) == 1:
         (stop_reason,) = strings
+    # vLLM logs a `stop_reason`, null for the EOS token, and SGLang a `matched_stop`. Without such a
+    # key, any of the request's stop strings may have ended the text.
     is_unknown = ended == "stop" and choice.keys().isdisjoint(("stop_reason", MATCHED_STOP))
     return {
         "finish_reason": ended,

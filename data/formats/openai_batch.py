@@ -12,10 +12,10 @@ same format. Request times are not logged.
 import functools
 
 from outrider.data.exchange import Exchange, Record, Reject
+from outrider.data.files.rows import Row, Sample
 from outrider.data.formats.fields import take, take_text
 from outrider.data.formats.join import joined_records
 from outrider.data.formats.openai import body, exchanges
-from outrider.data.formats.rows import Row, Sample
 from outrider.data.formats.wrappers import open_row
 
 COMPLETIONS = "/completions"
@@ -50,7 +50,8 @@ def parse(record: Record) -> list[Exchange | Reject]:
     if not (take(request_row, "url", str, "row") or COMPLETIONS).endswith(COMPLETIONS):
         raise Reject("not_a_generation", "the url is not a completions endpoint")
     request = body(request_row, "body")
-    answer = body(response, "body")
+    # Fireworks writes the completion itself.
+    answer = response if "choices" in response else body(response, "body")
     if request is None or answer is None:
         raise Reject(
             "incomplete_pair", f"no body in the {'request' if request is None else 'response'}"

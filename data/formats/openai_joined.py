@@ -9,7 +9,7 @@ or, wrapped or streamed (one chunk per line):
     {"request_id": "req-17", "response": {...}}
     {"id": "chatcmpl-req-17", "object": "chat.completion.chunk", "choices": [...]}
 
-`request_id` takes precedence over `id`. The prefix `chatcmpl-` that engines add to a request's id
+`request_id` and `correlation_id` take precedence over `id`. The prefix `chatcmpl-` that engines add to a request's id
 is ignored. A response with logged prompt ids needs no request. The events of KServe's and Seldon's
 loggers (CloudEvents) are joined by the id that request and response share.
 
@@ -22,14 +22,18 @@ import functools
 from typing import Any
 
 from outrider.data.exchange import Exchange, Record, Reject
+from outrider.data.files.rows import Row, Sample
 from outrider.data.formats.cache_hits import check_generated
 from outrider.data.formats.fields import first, take_text
 from outrider.data.formats.join import joined_records
 from outrider.data.formats.openai import body, exchanges
 from outrider.data.formats.openai_stream import join_chunks
 from outrider.data.formats.other_rows import check_completion
-from outrider.data.formats.rows import Row, Sample
-from outrider.data.formats.wrappers import fields, open_row
+from outrider.data.formats.row_fields import fields, find
+from outrider.data.formats.wrappers import open_row
+
+SHARED_IDS = ("request_id", "x_request_id", "correlation_id", "req_id", "id")
+"""Names of the id, in order of preference."""
 
 
 def recognizes(sample: Sample) -> bool:
@@ -38,7 +42,7 @@ def recognizes(sample: Sample) -> bool:
 
 def _side(row: dict[str, Any]) -> str | None:
     """Returns `request`, `response` or `chunk`; None for an unrelated row."""
-    if "id" not in row and "request_id" not in row:
+    if _id_of(row) is None:
         return None
     choices = row.get("choices")
     if isinstance(choices, list):
@@ -60,12 +64,18 @@ def _member_of(row: Row | None) -> tuple[str, str]:
     parsed = open_row(row)
     side = _side(parsed) or _side_of_other_row(parsed)
     if side is None:
-        has_id = "id" in parsed or "request_id" in parsed
-        raise Reject("incomplete_pair" if has_id else "no_id")
-    key = take_text(parsed, "request_id", "row") or take_text(parsed, "id", "row")
+        raise Reject("no_id" if _id_of(parsed) is None else "incomplete_pair")
+    key = _id_of(parsed)
     if key is None:
         raise Reject("no_id")
     return key.removeprefix("chatcmpl-"), side
+
+
+def _id_of(row: dict[str, Any]) -> str | None:
+    """Returns the id that request and response share."""
+    fields_of_ids = (find(row, path) for path in SHARED_IDS)
+    ids = (take_text(field.holder, field.key, "row") for field in fields_of_ids if field)
+    return next(filter(None, ids), None)
 
 
 def _side_of_other_row(row: dict[str, Any]) -> str | None:

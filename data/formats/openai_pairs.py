@@ -17,19 +17,22 @@ are set aside.
 
 from typing import Any
 
-from outrider.data.exchange import Exchange, Place, Record, Reject
+from outrider.data.exchange import Exchange, Record, Reject
+from outrider.data.files.rows import Sample
+from outrider.data.formats import message_pairs
 from outrider.data.formats.cache_hits import check_generated
 from outrider.data.formats.cut_texts import check_whole
+from outrider.data.formats.embedded import object_of
 from outrider.data.formats.fields import first, unpacked
-from outrider.data.formats.nested_rows import outcomes_of
+from outrider.data.formats.message_sides import message_sides, sent_parameters
 from outrider.data.formats.openai import body, exchanges
-from outrider.data.formats.other_rows import check_completion
-from outrider.data.formats.rows import Sample
-from outrider.data.formats.wrappers import calls_of, check_call, open_row, pair_fields, sides
+from outrider.data.formats.other_rows import check_completion, is_proxys_text
+from outrider.data.formats.sampling import NUMBERS
+from outrider.data.formats.wrappers import check_call, open_row, pair_fields, sides
 
 
 def recognizes(sample: Sample) -> bool:
-    return any(_is_pair(call) for row in sample.rows for call in calls_of(row))
+    return any(map(_is_pair, sample.rows))
 
 
 def _is_pair(row: dict[str, Any]) -> bool:
@@ -39,19 +42,17 @@ def _is_pair(row: dict[str, Any]) -> bool:
 
 
 def parse(record: Record) -> list[Exchange | Reject]:
-    calls = calls_of(open_row(record.payload))
-    if len(calls) == 1:
-        return _outcomes(calls[0], record.place)
-    return outcomes_of(calls, lambda call: _outcomes(call, record.place), "call")
-
-
-def _outcomes(row: dict[str, Any], place: Place) -> list[Exchange | Reject]:
+    row = open_row(record.payload)
+    place = record.place
     check_call(row)
     request, response = sides(row)
     check_generated(row)
     logged = _named(row, ("response", "chunks"))
     asked = first(request, _named(row, ("request",)))
     if response is None:
+        pair = message_sides(row) if _is_answer(logged) else None
+        if pair is not None:
+            return message_pairs.outcomes(row, pair, place)
         check_completion(row, asked, logged)
         response = _without_choices(row, logged)
     else:
@@ -61,7 +62,17 @@ def _outcomes(row: dict[str, Any], place: Place) -> list[Exchange | Reject]:
         request = body({"request": unpacked({"request": asked}, "request", "row")}, "request")
     if request is None or response is None:
         raise Reject("incomplete_pair", f"no {'request' if request is None else 'response'}")
+    if not any(request.get(name) is not None for name in NUMBERS):
+        request = {**sent_parameters(row), **request}
     return exchanges(request, response, place, **pair_fields(row))
+
+
+def _is_answer(logged: Any) -> bool:
+    """Whether a response is its message, or the message's text."""
+    if isinstance(logged, dict):
+        return logged.get("role") == "assistant" and "type" not in logged
+    is_text = isinstance(logged, str) and object_of(logged) is None
+    return is_text and not is_proxys_text(logged)
 
 
 def _named(row: dict[str, Any], names: tuple[str, ...]) -> Any:

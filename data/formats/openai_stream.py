@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from outrider.data.exchange import Reject
+from outrider.data.files.rows import parse_row
 from outrider.data.formats.fields import first, take, take_count, take_ids
 from outrider.data.formats.finish_reasons import ENDS, normal_name
-from outrider.data.formats.rows import parse_row
 
 DATA = "data:"
 

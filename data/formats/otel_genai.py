@@ -7,8 +7,9 @@
 
 The conventions also allow the attributes on an event (`gen_ai.client.inference.operation.details`),
 which is a log record or part of a span; both are read. A row with many spans is one record; each
-of its spans or log records becomes an outcome, numbered by `choice`. Conventions before 1.37
-(events such as `gen_ai.user.message`) are not supported.
+of its spans or log records becomes an outcome, numbered by `choice`. Also read are a span's events
+before 1.37 (`gen_ai.user.message`), and the attributes of OpenLLMetry (`gen_ai.prompt.0.content`),
+OpenInference (`llm.input_messages.0.message.content`) and Vercel's AI SDK (`ai.prompt.messages`).
 
 To export such spans, use the collector's file exporter, with `OTEL_SEMCONV_STABILITY_OPT_IN` set
 to `gen_ai_latest_experimental`, `OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=SPAN_ONLY`, no
@@ -17,11 +18,15 @@ to `gen_ai_latest_experimental`, `OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CON
 """
 
 import itertools
+import re
 from collections.abc import Iterator
 from typing import Any
 
 from outrider.data.exchange import Exchange, Place, Record, Reject
+from outrider.data.files.rows import Sample
+from outrider.data.formats import message_pairs, openai_pairs
 from outrider.data.formats.cache_hits import check_generated
+from outrider.data.formats.embedded import object_of
 from outrider.data.formats.fields import (
     first,
     mapping,
@@ -34,16 +39,22 @@ from outrider.data.formats.fields import (
     unpacked_or_text,
 )
 from outrider.data.formats.message_parts import openai_message, openai_messages
+from outrider.data.formats.message_sides import MessageSides, message_sides
 from outrider.data.formats.nested_rows import outcomes_of
 from outrider.data.formats.openai import exchanges
-from outrider.data.formats.rows import Sample
 from outrider.data.formats.sampling import NUMBERS
-from outrider.data.formats.wrappers import open_row
+from outrider.data.formats.wrappers import check_call, open_row, sides, unwrapped
+
+_EVENT = re.compile(r"gen_ai\.(choice|(system|user|assistant|tool)\.message)")
+"""Names of events with a message each."""
 
 OTLP = (("resourceSpans", "scopeSpans", "spans"), ("resourceLogs", "scopeLogs", "logRecords"))
 
 NAMES = {
-    "session": ("gen_ai.conversation.id", "session.id"),
+    "session": (
+        *("gen_ai.conversation.id", "session.id"),
+        "traceloop.association.properties.session_id",
+    ),
     "user": ("user.id",),
     "tenant": ("tenant", "tenant.id"),
     "route": ("route", "gen_ai.agent.name"),
@@ -98,8 +109,19 @@ def _outcomes(span: dict[str, Any], place: Place) -> list[Exchange | Reject]:
             "a text_completion span does not show whether a chat template was applied",
         )
     is_call = operation in ("chat", "generate_content", None)  # some instrumentations omit it
+    found = _other_messages(span, logged) if is_call else None
+    if found is not None:
+        check_call(logged)
+        return message_pairs.outcomes(
+            row={**logged, **_of_events(span)},
+            sides=found,
+            place=place,
+            time=_time(span),
+            log_id=_span_id(span),
+            **take_names(logged, NAMES, "attributes"),
+        )
     if not is_call or not any(key.startswith("gen_ai.") for key in logged):
-        raise Reject("not_a_generation")
+        return _of_body(span, place)
     check_generated(logged)
     if logged.get("error.type"):
         raise Reject("error_response", "error.type is set")
@@ -138,6 +160,40 @@ def _outcomes(span: dict[str, Any], place: Place) -> list[Exchange | Reject]:
     }
     names = take_names(logged, NAMES, "attributes")
     return exchanges(request, response, place, time=_time(span), log_id=_span_id(span), **names)
+
+
+def _other_messages(span: dict[str, Any], logged: dict[str, Any]) -> MessageSides | None:
+    """Returns messages under names of conventions before 1.37, or of other conventions."""
+    if any(logged.get(f"gen_ai.{side}.messages") is not None for side in ("input", "output")):
+        return None
+    return message_sides({**logged, **_of_events(span)})
+
+
+def _of_events(span: dict[str, Any]) -> dict[str, Any]:
+    """Returns the messages and choices in a span's events (conventions 1.28 to 1.36)."""
+    messages: dict[str, list[dict[str, Any]]] = {"gen_ai.prompt": [], "gen_ai.completion": []}
+    for event in take(span, "events", list, "span") or ():
+        kind = _EVENT.fullmatch(str(event.get("name"))) if isinstance(event, dict) else None
+        if kind is None:
+            continue
+        logged = _attributes(event)
+        if kind[1] == "choice":
+            message = {"role": "assistant", **mapping(logged, "message", "event")}
+            choice = {"message": message, "finish_reason": logged.get("finish_reason")}
+            messages["gen_ai.completion"].append(choice)
+        else:
+            keys = ("content", "tool_calls", "id")
+            message = {key: unpacked_or_text(logged, key, "event") for key in keys if key in logged}
+            messages["gen_ai.prompt"].append({"role": kind[2], **message})
+    return {key: listed for key, listed in messages.items() if listed}
+
+
+def _of_body(record: dict[str, Any], place: Place) -> list[Exchange | Reject]:
+    """Returns the exchange that an application logged as the body of a log record."""
+    row = object_of(_plain(record.get("body")))
+    if row is None or None in sides(unwrapped(row)):
+        raise Reject("not_a_generation")
+    return openai_pairs.parse(Record(place, {"timestamp": _time(record), **row}))
 
 
 def _span_id(span: dict[str, Any]) -> str | None:

@@ -72,13 +72,18 @@ def check_completion(row: dict[str, Any], request: Any, response: Any) -> None:
         code = _failed_status(side)
         if code is not None:
             raise Reject("error_response", f"HTTP status {code}")
-    if isinstance(response, str) and _PROXY_TEXT.match(response):
+    if isinstance(response, str) and is_proxys_text(response):
         raise Reject("error_response", "a proxy's text instead of a response")
     if answer.get("error"):
         raise Reject("error_response")
     if not answer.get("choices") and not isinstance(response, str | list):
         _check_failure(row, answer)
         _check_api(row, request if isinstance(request, dict) else {}, answer)
+
+
+def is_proxys_text(text: str) -> bool:
+    """Whether a body was written by a proxy instead of the engine."""
+    return _PROXY_TEXT.match(text) is not None
 
 
 def _check_failure(row: dict[str, Any], answer: dict[str, Any]) -> None:
@@ -105,7 +110,7 @@ def _check_api(row: dict[str, Any], request: dict[str, Any], answer: dict[str, A
             raise Reject("not_a_generation", "the path is not that of a completion")
     if not answer or "choices" in answer or "body" in answer:
         return
-    is_completion = answer.get("object", "chat.completion") in COMPLETIONS
+    is_completion = str(answer.get("object", "chat.completion")) in COMPLETIONS
     is_anthropic = isinstance(answer.get("type"), str)
     is_ollama_or_cohere = isinstance(answer.get("message"), dict)
     has_other_keys = bool(answer.keys() & OTHER_APIS)

@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from outrider.data.exchange import Exchange, Place, Record, Reject
+from outrider.data.files.rows import Sample, parse_row, with_other_lines
+from outrider.data.files.sources import LogFile, read_ahead
 from outrider.data.formats.fields import first, take, take_ids, take_number, take_text, take_time
 from outrider.data.formats.finish_reasons import finish_reason
 from outrider.data.formats.openai import stop_strings
-from outrider.data.formats.rows import Sample, parse_row, with_other_lines
 from outrider.data.formats.sampling import sampling_of
-from outrider.data.formats.sources import LogFile, read_ahead
 
 FINISHED = "request.finished"
 
@@ -87,6 +87,7 @@ def _exchange(
     session: str | None = None,
 ) -> Exchange:
     """Builds an exchange from a `GenerateReqInput` and its output, both as dicts."""
+    # `/health_generate` sends a prompt of one token under the id `HEALTH_CHECK_{time}`.
     if (take_text(asked, "rid", "obj") or "").startswith("HEALTH_CHECK") or "embedding" in answered:
         raise Reject("not_a_generation", "a health check or an embedding")
     _check_whole(asked, "obj", ("text", "input_ids"))
@@ -134,6 +135,7 @@ def _exchange(
         session=session_id or session,
         tenant=take_text(labels, "tenant", "custom_labels"),
         route=take_text(labels, "route", "custom_labels"),
+        # The line is written when the response has ended; the latency counts from the arrival.
         time=None if finished is None else finished - took,
         **sampling_of(sampling, "sampling_params"),
     )

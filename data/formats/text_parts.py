@@ -48,13 +48,15 @@ def _vllm_text(content: Any, where: str) -> str | None:
     if not isinstance(content, list):
         return take({"content": content}, "content", str, where)
     texts = [_part_text(part, where) for part in content]
+    # vLLM 0.32 joins the texts of a message by newlines for templates that read strings, as R1's
+    # does (renderers/chat_utils.py:1883).
     return "\n".join(text for text in texts if text is not None)
 
 
 def _part_text(part: Any, where: str) -> str | None:
     if isinstance(part, str):
         return take({"part": part}, "part", str, where)
-    kind = part.get("type", "text") if isinstance(part, dict) else None
+    kind = str(part.get("type", "text")) if isinstance(part, dict) else None
     if kind not in TEXTS:
         raise Reject("not_text", f"{where} has parts other than text")
     return take(part, TEXTS[kind], str, where)
@@ -63,6 +65,7 @@ def _part_text(part: Any, where: str) -> str | None:
 def _sglang_text(content: Any, where: str) -> str | None:
     if not isinstance(content, list):
         return take({"content": content}, "content", str, where)
+    # SGLang joins by spaces (`process_content_for_template_format`), and leaves other parts out.
     parts = [part for part in content if isinstance(part, dict) and part.get("type") == "text"]
     return " ".join(take(part, "text", str, where) or "" for part in parts)
 
@@ -72,7 +75,7 @@ def response_texts(parts: list[Any], where: str) -> tuple[str | None, str | None
     thoughts: list[str] = []
     texts: list[str] = []
     for part in parts:
-        if isinstance(part, dict) and part.get("type") in THOUGHTS:
+        if isinstance(part, dict) and str(part.get("type")) in THOUGHTS:
             thoughts += _thoughts(part, where)
         else:
             text = _part_text(part, where)

@@ -7,12 +7,13 @@ The ids are used unchanged.
 """
 
 from outrider.data.exchange import Exchange, Record, Reject
+from outrider.data.files.rows import Sample
 from outrider.data.formats.fields import first, take, take_ids, take_text
 from outrider.data.formats.finish_reasons import finish_reason
 from outrider.data.formats.openai import reasoning_and_content
-from outrider.data.formats.rows import Sample
+from outrider.data.formats.row_fields import fields
 from outrider.data.formats.sampling import sampling_of
-from outrider.data.formats.wrappers import fields, open_row
+from outrider.data.formats.wrappers import open_row
 
 
 def recognizes(sample: Sample) -> bool:

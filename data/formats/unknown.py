@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from outrider.data.exchange import Reject
-from outrider.data.formats.packing import DOCUMENTS
-from outrider.data.formats.rows import Sample, decode
+from outrider.data.files.packing import DOCUMENTS
+from outrider.data.files.rows import Sample, decode
+from outrider.data.formats.row_fields import normal_name
 from outrider.data.formats.wrappers import is_chat_export
 
 SHOWN_KEYS = 8
@@ -40,7 +41,7 @@ MAGIC: tuple[tuple[bytes, str, str], ...] = (
     (
         b"PGDMP",
         "a dump of PostgreSQL",
-        "export the table with `psql -c 'COPY (SELECT to_json(t) FROM TABLE t) TO STDOUT'`",
+        "export the table with `psql -At -c 'SELECT to_json(t) FROM TABLE t'`",
     ),
     (b"PAR1", "a Parquet table without rows", "give a log with rows"),
     (b"ARROW1", "an Arrow table without rows", "give a log with rows"),
@@ -60,6 +61,15 @@ WRITE_MESSAGES = (
     ' "content": "..."}]}'
 )
 
+CHAT_EXPORT = (
+    "conversations as a chat interface shows them, without the requests (system prompt, sampling):"
+    " log the endpoint's /v1/chat/completions"
+)
+AZURE = (
+    "Azure's LLM log, which cuts messages into rows and has no sampling parameters: log whole"
+    " request and response bodies, for instance with log-to-eventhub"
+)
+
 SHAPES: tuple[tuple[frozenset[str], str], ...] = (
     (frozenset({"chosen", "rejected"}), "preference data, which the target has not generated"),
     (frozenset({"instruction", "output"}), f"Alpaca's fields: {WRITE_MESSAGES}"),
@@ -71,7 +81,7 @@ SHAPES: tuple[tuple[frozenset[str], str], ...] = (
         "Gemini's API: log the endpoint's /v1/chat/completions",
     ),
     (
-        frozenset({"schemaType", "modelId", "input", "output"}),
+        frozenset({"schema_type", "model_id", "input", "output"}),
         "Bedrock's invocation log: write openai_pairs, {request, response}, from inputBodyJson and"
         " outputBodyJson",
     ),
@@ -84,17 +94,65 @@ SHAPES: tuple[tuple[frozenset[str], str], ...] = (
         "OpenInference spans whose input.value and output.value are not the request and response:"
         " instrument the OpenAI client",
     ),
-    (frozenset({"traceId", "value"}), "Langfuse scores: export the observations"),
     (frozenset({"trace_id", "value"}), "Langfuse scores: export the observations"),
+    (
+        frozenset({"request_body", "response_body", "gateway"}),
+        "Cloudflare's encrypted bodies: decrypt them as its Logpush guide describes, and write the"
+        " objects under the same keys",
+    ),
+    (
+        frozenset({"tokens_in", "tokens_out"}),
+        "Cloudflare's list of logs, which has no bodies: get the request and response of each id,"
+        " or use Logpush",
+    ),
+    (frozenset({"category", "correlation_id", "properties"}), AZURE),
+    (frozenset({"request_messages", "response_messages", "sequence_number"}), AZURE),
+    (
+        frozenset({"inputs", "generated_text"}),
+        "TGI's /generate: log the endpoint's /v1/chat/completions",
+    ),
+    (
+        frozenset({"model", "message", "done"}),
+        "Ollama's responses without their requests: log the endpoint's /v1/chat/completions",
+    ),
+    (
+        frozenset({"message_tree_id", "role", "text"}),
+        "OASST's trees (message_tree_id), which people wrote: they are not the target's traffic",
+    ),
+    (
+        frozenset({"query", "answer", "conversation_id"}),
+        "Dify's query and answer, without the prompt that its app builds: log the endpoint's"
+        " /v1/chat/completions",
+    ),
+    (frozenset({"message_id", "is_created_by_user"}), CHAT_EXPORT),  # LibreChat
+    (
+        frozenset({"workflow_data", "finished"}),
+        "n8n's executions: log the endpoint's /v1/chat/completions",
+    ),
     (frozenset({"input", "output"}), f"rename them to request and response, or {WRITE_MESSAGES}"),
     (frozenset({"inputs", "outputs"}), f"rename them to request and response, or {WRITE_MESSAGES}"),
 )
-"""Keys of known rows that are not read, and the way to a format that is; the first match counts."""
+"""Names (row_fields.py) of known rows that are not read, and the way to a format that is; the first
+match counts."""
 
-CHAT_EXPORT = (
-    "conversations as a chat interface shows them, without the requests (system prompt, sampling):"
-    " log the endpoint's /v1/chat/completions"
+TEXT_LOGS: tuple[tuple[re.Pattern[bytes], str], ...] = (
+    (re.compile(rb"^(srv|slot|main|que) +\w+:|llama_", re.MULTILINE), "llama.cpp's log"),
+    (re.compile(rb"^\[GIN\] ", re.MULTILINE), "Ollama's log"),
+    (re.compile(rb'"POST /\S+ HTTP/[\d.]+" \d{3}'), "an access log"),
+    (re.compile(rb"text_generation_(router|launcher)"), "TGI's log"),
+    (re.compile(rb"^# (HELP|TYPE) ", re.MULTILINE), "metrics in Prometheus' format"),
 )
+"""Logs of servers that have no texts of requests."""
+
+GATEWAY = "put a gateway that logs request and response in front of the endpoint"
+
+_MITMPROXY = re.compile(rb"\d+:\d+:\w+;")
+"""First bytes of mitmproxy's flows: tnetstrings."""
+
+_COUNTS = re.compile("token|latency|duration|status|level|time")
+SHORTEST_TEXT = 200
+"""Rows of requests without their texts have counts, and no text of this length."""
+
 RESPONSES = (
     "OpenAI's Responses API, whose items are not the engine's messages: log /v1/chat/completions"
 )
@@ -105,6 +163,7 @@ NEEDED = {
     "helicone": ("request_created_at", "request_body", "response_body"),
     "langfuse": ("type", "trace_id", "input", "output"),
     "litellm": ("call_type", "model_parameters", "startTime", "messages", "response", "metadata"),
+    "message_pairs": ("input", "output"),
     "messages": ("messages",),
     "openai_joined": ("id", "model", "messages", "choices"),
     "token_ids": ("token_ids", "prompt_token_ids", "completion_start"),
@@ -135,6 +194,10 @@ def describe(sample: Sample, formats: Mapping[str, Any]) -> Description:
     if sample.archive:
         what = f"a {sample.archive} archive without files, or in an archive"
         return Description(what, "unpack it and give the folder")
+    if _MITMPROXY.match(head):
+        return Description(
+            "flows of mitmproxy", "save them as HAR, with mitmproxy's option hardump"
+        )
     if b"\0" in head:
         what = f"binary data that begins with the bytes {head[:8].hex(' ')}"
         return Description(what, EXPORT)
@@ -149,6 +212,9 @@ def _of_text(head: bytes) -> Description:
         return Description("HTML or XML", f"it may be the page of an error; {EXPORT}")
     if re.match(rb"data: ?[{\[]", head):
         return Description("an event stream", "log the requests too, as openai_pairs does")
+    for pattern, log_name in TEXT_LOGS:
+        if pattern.search(head):
+            return Description(f"{log_name}, without texts of requests", GATEWAY)
     what = "text without JSON, and without the requests of vLLM or SGLang"
     return Description(what, "start the server with its request log (docs/how-to/log-formats.md)")
 
@@ -170,10 +236,28 @@ def _way(row: dict[str, Any], formats: Mapping[str, Any]) -> str:
     conversation = row.get("conversations")
     if isinstance(conversation, list) and conversation and isinstance(conversation[0], dict):
         return RENAME if "from" in conversation[0] else "rename conversations to messages"
-    for keys, text in SHAPES:
-        if row.keys() >= keys:
-            return text
-    return _nearest(row)
+    ways = (_way_of_shape(member) for member in [row, *_members(row)])
+    return next((way for way in ways if way), None) or _nearest(row)
+
+
+def _way_of_shape(row: dict[str, Any]) -> str | None:
+    names = set(map(normal_name, row))
+    return next((way for keys, way in SHAPES if names >= keys), None)
+
+
+def _members(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns the first object of each list in a row: pages of an API."""
+    lists = [value for value in row.values() if isinstance(value, list) and value]
+    firsts = [value[0] for value in lists if isinstance(value[0], dict)]
+    return firsts + [inner for member in firsts for inner in _members(member)]
+
+
+def _longest_text(value: Any) -> int:
+    """Returns the length of the longest text in a value."""
+    if isinstance(value, str):
+        return len(value)
+    inner = value.values() if isinstance(value, dict) else value
+    return max(map(_longest_text, inner), default=0) if isinstance(value, dict | list) else 0
 
 
 def _is_responses(value: Any) -> bool:
@@ -213,10 +297,13 @@ def _object(text: bytes) -> Any:
 
 def _nearest(row: dict[str, Any]) -> str:
     """Names the format that shares most keys with a row."""
+    names = [normal_name(key) for member in [row, *_members(row)] for key in member]
+    if any(map(_COUNTS.search, names)) and _longest_text(row) < SHORTEST_TEXT:
+        return f"rows about requests, without texts: {GATEWAY}"
     shared = {name: len(row.keys() & set(keys)) / len(keys) for name, keys in NEEDED.items()}
     name = max(shared, key=lambda name: shared[name])
     if not shared[name]:
-        return f"no format has them; {WRITE_MESSAGES}"
+        return f"no format has them; log request and response as openai_pairs, or {WRITE_MESSAGES}"
     missing = [key for key in NEEDED[name] if key not in row]
     if not missing:
         return f"as in {name}, with other values: compare them with docs/reference/log-formats.md"

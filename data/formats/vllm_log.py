@@ -27,11 +27,11 @@ from pathlib import Path
 from typing import Any
 
 from outrider.data.exchange import Exchange, Place, Record, Reject
+from outrider.data.files.rows import Sample, parse_row, with_other_lines
+from outrider.data.files.sources import LONGEST_LINE, LogFile, lines_of, read_ahead
 from outrider.data.formats.fields import take, take_ids, take_text, take_time
 from outrider.data.formats.finish_reasons import finish_reason
-from outrider.data.formats.rows import Sample, parse_row, with_other_lines
 from outrider.data.formats.sampling import NUMBERS, constraint_of
-from outrider.data.formats.sources import LONGEST_LINE, LogFile, lines_of, read_ahead
 
 FIX = "set VLLM_LOGGING_LEVEL=DEBUG, or log token ids through the API (`return_token_ids`)"
 

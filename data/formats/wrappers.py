@@ -6,27 +6,23 @@
 One rule: what an object is, its own keys decide, not the keys around it. A request has `messages`
 or a `prompt`, a response `choices` or an event stream, and other producers' rows have the keys of
 `PRODUCERS`. They are looked for breadth first through objects, and through text that holds a JSON
-object, also in base64, never through lists, so that a customer's text is not searched. `LISTS` are
-the exceptions: rows of several calls. `FIELDS` lists where the session, user, tenant, route, time
-and id of a row are.
+object, also in base64, never through lists, so that a customer's text is not searched. A list of
+calls (a page of an API, a search's hits, a trace's spans) is the exception: `calls_of`.
 """
 
-import base64
-import binascii
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from outrider.data.exchange import Reject
-from outrider.data.formats.fields import first, take_text, take_time
-from outrider.data.formats.rows import Row, decode, parse_row
+from outrider.data.files.rows import Row, parse_row
+from outrider.data.formats.embedded import json_of, object_of, plain_text
+from outrider.data.formats.fields import first
+from outrider.data.formats.message_sides import message_sides
+from outrider.data.formats.row_fields import fields, find
 
 DEEPEST = 6
 """Levels that are searched; Kong's `ai.proxy.payload.request` in a collector's record is at 5."""
-
-FIRST_SECOND = 1e9
-"""Smaller numbers are no Unix times but, for instance, milliseconds since a process started
-(Dynamo's audit file) or a latency; as seconds, they would be before September 2001."""
 
 PRODUCERS = tuple(
     frozenset(keys.split())
@@ -44,32 +40,45 @@ PRODUCERS = tuple(
 )
 """Keys of rows that a format other than pairs reads."""
 
-LISTS = (
-    "log.entries",  # HAR 1.2
-    "data.spans",  # MLflow's traces
-)
-"""Paths of the calls in a row that has several."""
+LISTS = ("data.spans",)
+"""Paths of calls next to which a row repeats one of them: MLflow's traces."""
+
+BODIES = ("messages", "choices", "tools", "conversations")
+"""Keys whose lists are a customer's."""
+
+TRIED = 20
+"""Members of a list that are tried, to learn whether its members are calls."""
 
 CLOUD_EVENT = frozenset({"specversion", "type", "source", "id"})
 """Attributes that every event has (CloudEvents 1.0): KServe's and Seldon's loggers."""
 
-CHAT_EXPORTS = (
-    frozenset({"title", "chat"}),  # Open WebUI
-    frozenset({"title", "mapping"}),  # ChatGPT
-)
-"""Keys of what chat interfaces export: texts as displayed, without requests."""
+CHAT_EXPORTS = {
+    "chat": "title",  # Open WebUI
+    "mapping": "title",  # ChatGPT, DeepSeek
+    "state": "exportType",  # LobeChat
+    "chat_messages": "uuid",  # Claude
+}
+"""Keys of what chat interfaces export, with another key of it: texts as displayed, without
+requests."""
 
-SPAN_KINDS = ("attributes.mlflow.spanType", "attributes.openinference.span.kind", "span_kind")
+CHAT_MESSAGES = frozenset({"thread.message", "thread"})
+"""Values of `object` for messages and threads that Jan stores."""
+
+SPAN_KINDS = (
+    *("attributes.mlflow.spanType", "attributes.openinference.span.kind", "span_kind"),
+    "attributes.span_kind",
+    *("openinference.span.kind", "traceloop.span.kind", "attributes.traceloop.span.kind"),
+    *("run_type", "span_attributes.type", "meta.kind", "meta.span.kind", "type"),
+)
 OTHER_KINDS = frozenset(
     {
         *("CHAIN", "AGENT", "TOOL", "RETRIEVER", "RERANKER", "EMBEDDING", "GUARDRAIL"),
-        *("EVALUATOR", "PROMPT", "PARSER", "MEMORY", "WORKFLOW", "TASK"),
+        *("EVALUATOR", "PROMPT", "PARSER", "MEMORY", "WORKFLOW", "TASK", "RETRIEVAL", "RAG"),
+        *("FUNCTION", "SCORE", "EVAL", "GENERAL", "SPAN", "COMPONENT", "MODULE", "THREAD"),
     }
 )
-"""Kinds of spans around calls, whose inputs and outputs they may repeat: OpenInference, MLflow."""
-
-BASE64 = ("eyJ", "eyA", "ewo", "ew0", "ZGF0YT")
-"""How base64 of an object (`{"`, `{ `, `{` and a newline) or an event stream (`data`) begins."""
+"""Kinds of spans around calls, whose inputs and outputs they may repeat: OpenInference, MLflow,
+OpenLLMetry, LangSmith, Braintrust, Datadog, Opik, LangWatch, Lunary."""
 
 OBSERVATIONS = frozenset(
     {
@@ -88,43 +97,7 @@ PARAMETERS = frozenset({"model", "max_tokens", "temperature", "stream", "n", "to
 HALF = frozenset({"messages", "prompt", "choices", "request", "response", "conversations"})
 """Keys of a request, a response, or a conversation."""
 
-FIELDS = {
-    "session": (
-        *("session_id", "sessionId", "conversation_id", "metadata.session_id"),
-        *("request.metadata.session_id", "headers.x-session-id", "session.id"),
-        "attributes.session.id",  # a column
-        "info.trace_metadata.mlflow.trace.session",
-    ),
-    # Databricks; LiteLLM; Kong; Portkey; Phoenix; MLflow; others
-    "user": (
-        *("user_id", "userId", "end_user", "requester", "consumer.username", "consumer.id"),
-        *("metadata._user", "metadata.user_id", "user.id", "attributes.user.id"),
-        "info.trace_metadata.mlflow.trace.user",
-    ),
-    "tenant": ("tenant", "tenant_id", "metadata.tenant", "workspace_id"),
-    "route": ("route", "route.name", "metadata.route", "model_group", "prompt_slug"),
-    "time": (
-        *("timestamp", "@timestamp", "time", "ts", "request_time", "timestamp_ms"),
-        "event_timestamp",
-        *("started_at", "startTime", "start_time", "created_at", "createdAt", "time_of_generation"),
-        *(
-            "time_local",
-            "time_iso8601",
-            "msec",
-            "logged_at",
-            "TimeGenerated",
-            "_time",
-            "date",
-            "datetime",
-        ),
-        # HAR; MLflow; Vertex AI; SageMaker
-        *("startedDateTime", "start_time_unix_nano", "info.request_time", "logging_time"),
-        "eventMetadata.inferenceTime",
-    ),
-    "log_id": ("databricks_request_id", "request_id", "requestId", "rid", "id"),
-}
-"""Paths of each field of an exchange, in order of preference; keys may have dots, too."""
-
+PAIR = frozenset({"request", "response"})
 
 INHERITED = {
     "session_id": "session",
@@ -150,10 +123,13 @@ def open_row(payload: Row | None) -> dict[str, Any]:
 
 def unwrapped(row: dict[str, Any]) -> dict[str, Any]:
     """Returns the innermost row of a known producer, with the fields of the rows around it."""
+    # The search for the kind, the sides and the fields of a row reads a text up to 25 times, so it
+    # is decoded once. Nothing is kept for the next row: a row may have 64 MB.
+    json_of.cache_clear()
     if _is_produced(row) or is_chat_export(row):
         return row
     if row.keys() >= CLOUD_EVENT:
-        data = _plain(first(row.get("data"), row.get("data_base64")))
+        data = plain_text(first(row.get("data"), row.get("data_base64")))
         content = {"response": data} if _is_stream(data) else object_of(data)
         if content is not None:
             # Both halves have the request's id, which Seldon's logger writes as `requestid`.
@@ -163,6 +139,9 @@ def unwrapped(row: dict[str, Any]) -> dict[str, Any]:
     inner = next((holder for holder in holders if _is_produced(holder)), None)
     if inner is None and not HALF & row.keys() and None in sides(row):
         inner = next((holder for holder in holders if HALF & holder.keys()), None)
+        is_part = inner is not None and not inner.keys() >= PAIR and message_sides(inner) is None
+        if is_part and message_sides(row) is not None:
+            return row
     if inner is None:
         return row
     outer = _inherited(row)
@@ -178,15 +157,17 @@ def _inherited(row: dict[str, Any]) -> dict[str, Any]:
 
 def is_chat_export(row: dict[str, Any]) -> bool:
     """Whether a row is a conversation as a chat interface exports it."""
+    if str(row.get("object")) in CHAT_MESSAGES:
+        return True
     return any(
-        row.keys() >= keys and isinstance(row[key], dict)
-        for keys in CHAT_EXPORTS
-        for key in keys - {"title"}
+        other in row and isinstance(row.get(key), dict | list)
+        for key, other in CHAT_EXPORTS.items()
     )
 
 
 def calls_of(row: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns the calls in a row of several, with its fields; else the row itself."""
+    """Returns the calls in a row of several, with its fields; else the row, unwrapped."""
+    row = unwrapped(row)
     listed = _listed_calls(row)
     if listed is None:
         return [row]
@@ -196,49 +177,50 @@ def calls_of(row: dict[str, Any]) -> list[dict[str, Any]]:
         outer = dict(around)
         if fields(call)["time"] is not None:
             outer.pop("timestamp", None)
-        calls.append({**outer, **call})
+        calls += calls_of({**outer, **call})  # pages list traces, which list spans
     return calls
 
 
 def _listed_calls(row: dict[str, Any]) -> list[dict[str, Any]] | None:
+    """Returns the first list in a row whose members are calls."""
     for path in LISTS:
-        key, inner_key = path.split(".")
-        holder = row.get(key)
-        calls = holder.get(inner_key) if isinstance(holder, dict) else None
-        if isinstance(calls, list) and calls and all(isinstance(call, dict) for call in calls):
-            return calls
-    return None
+        where = find(row, path)
+        if where and _are_calls(where.holder.get(where.key)):
+            return list(where.holder[where.key])
+    if _is_produced(row) or is_chat_export(row) or _is_call(row):
+        return None
+    return next((value for value in _values(row) if _are_calls(value)), None)
+
+
+def _are_calls(value: Any) -> bool:
+    if not isinstance(value, list) or not all(isinstance(member, dict) for member in value):
+        return False
+    tried = [unwrapped(member) for member in value[:TRIED]]
+    return any(_is_call(member) or _listed_calls(member) is not None for member in tried)
+
+
+def _is_call(row: dict[str, Any]) -> bool:
+    return _is_produced(row) or None not in sides(row) or message_sides(row) is not None
 
 
 def check_call(row: dict[str, Any]) -> None:
-    """Raises a `Reject` if a row is a span of another kind than a call."""
+    """Raises a `Reject` if a row is a span of another kind than a call; the first path decides."""
     for path in SPAN_KINDS:
-        where = _find(row, path)
+        where = find(row, path)
         kind = where.holder.get(where.key) if where else None
-        if isinstance(kind, str) and kind.strip('"').upper() in OTHER_KINDS:
-            raise Reject("not_a_generation", "the span is not a call")
+        if isinstance(kind, str):
+            if kind.strip('"').upper() in OTHER_KINDS:
+                raise Reject("not_a_generation", "the span is not a call")
+            return
 
 
 def _is_produced(row: dict[str, Any]) -> bool:
-    if any(row.keys() >= keys for keys in PRODUCERS) or _listed_calls(row) is not None:
+    if any(row.keys() >= keys for keys in PRODUCERS):
         return True
-    if row.get("type") in OBSERVATIONS and ("trace_id" in row or "traceId" in row):
+    if str(row.get("type")) in OBSERVATIONS and ("trace_id" in row or "traceId" in row):
         return True
     attributes = next((row[key] for key in ATTRIBUTES if row.get(key)), None)
     return isinstance(attributes, dict) and any(key.startswith("gen_ai.") for key in attributes)
-
-
-def fields(row: dict[str, Any]) -> dict[str, Any]:
-    """Returns the values of `FIELDS`; None for a field that was not logged."""
-    values: dict[str, Any] = {}
-    for name, paths in FIELDS.items():
-        values[name] = None
-        for path in paths:
-            value = _at(row, path, is_time=name == "time")
-            if value is not None:
-                values[name] = value
-                break
-    return values
 
 
 def pair_fields(row: dict[str, Any]) -> dict[str, Any]:
@@ -255,33 +237,6 @@ def pair_fields(row: dict[str, Any]) -> dict[str, Any]:
     for holder in holders:
         values |= {name: value for name, value in fields(holder).items() if value is not None}
     return values
-
-
-def _at(row: dict[str, Any], path: str, is_time: bool) -> Any:
-    where = _find(row, path)
-    if where is None:
-        return None
-    holder, key = where
-    if is_time:
-        time = take_time(holder, key)
-        return time if time is not None and time >= FIRST_SECOND else None
-    value = holder.get(key)
-    is_id = isinstance(value, str) or type(value) is int
-    return (take_text(holder, key, "row") or None) if is_id else None
-
-
-class _Field(NamedTuple):
-    holder: dict[str, Any]
-    key: str
-
-
-def _find(row: dict[str, Any], path: str) -> _Field | None:
-    """Returns the object and key at a path; OpenTelemetry's keys have dots themselves."""
-    if path in row:
-        return _Field(row, path)
-    key, _, rest = path.partition(".")
-    inner = object_of(row.get(key)) if rest else None
-    return None if inner is None else _find(inner, rest)
 
 
 def sides(row: dict[str, Any]) -> Sides:
@@ -346,45 +301,12 @@ def _values(row: dict[str, Any]) -> Iterator[Any]:
     while waiting:
         holder, depth = waiting.popleft()
         for key, value in holder.items():
-            if value is None or key in ("messages", "choices", "tools"):
+            if value is None or key in BODIES:
                 continue
-            value = _plain(value)
+            value = plain_text(value)
             yield value
             inner = object_of(value)
             if inner is None or depth == DEEPEST:
                 continue
             if not _is_request(inner) and not isinstance(inner.get("choices"), list):
                 waiting.append((inner, depth + 1))
-
-
-def _plain(value: Any) -> Any:
-    """Returns text without base64, and the only text of a list (Vertex AI's repeated columns)."""
-    if isinstance(value, str) and value.startswith('["'):
-        try:
-            value = decode(value.encode("utf-8", "surrogatepass"))
-        except Reject:
-            return value
-    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
-        (value,) = value
-    if not isinstance(value, str) or not value.startswith(BASE64):
-        return value
-    try:
-        return base64.b64decode(value.strip(), validate=True).decode()
-    except (binascii.Error, UnicodeDecodeError):
-        return value
-
-
-def object_of(value: Any) -> dict[str, Any] | None:
-    """Returns an object, also one written as text; None for anything else."""
-    if isinstance(value, dict):
-        return value
-    value = _plain(value)
-    if isinstance(value, bytes):  # a table's binary column
-        value = value.decode("utf-8", "replace")
-    if not isinstance(value, str) or not value.lstrip().startswith("{"):
-        return None
-    try:
-        decoded = decode(value.encode("utf-8", "surrogatepass"))
-    except Reject:
-        return None
-    return decoded if isinstance(decoded, dict) else None

@@ -68,9 +68,11 @@ def copy_keys(exchange: Exchange, sequence: TokenSequence) -> dict[str, int]:
 
 
 def _digest(*values: str | bytes) -> int:
+    # With 64 bits, two of 100 million values are equal by chance with a probability of 0.0003.
     digest = hashlib.blake2b(digest_size=8)
     for value in values:
         content = value if isinstance(value, bytes) else value.encode()
+        # The length separates the values: ("a", "bc") and ("ab", "c") differ.
         digest.update(len(content).to_bytes(8, "little"))
         digest.update(content)
     return int.from_bytes(digest.digest(), "little")

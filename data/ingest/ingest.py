@@ -32,8 +32,8 @@ from outrider.common.files import publish, read_json, write_json
 from outrider.common.fingerprint import file_digest, path_digest, resume_or_clear, value_digest
 from outrider.data.config import PrivacyConfig, TrafficConfig
 from outrider.data.exchange import ASIDE, DUPLICATE, NOT_GENERATIONS, Record, Reject
+from outrider.data.files.sources import LogFile, log_files, summary_of
 from outrider.data.formats import FORMATS, JOINING, UNKNOWN, files_by_format, read_records
-from outrider.data.formats.sources import LogFile, log_files, summary_of
 from outrider.data.ingest.chunks import (
     SCHEMA,
     Tally,

@@ -29,10 +29,10 @@ from typing import IO
 
 from outrider.common.files import publish
 from outrider.common.fingerprint import value_digest
+from outrider.data.files.packing import HEAD, archive_of
+from outrider.data.files.rows import count_rows, framing
+from outrider.data.files.sources import CHUNK, LogFile, log_files
 from outrider.data.formats import files_by_format, without_others
-from outrider.data.formats.packing import HEAD, archive_of
-from outrider.data.formats.rows import count_rows, framing
-from outrider.data.formats.sources import CHUNK, LogFile, log_files
 
 SETTLED_S = 60.0
 """Seconds without a change after which a file counts as complete."""
@@ -80,6 +80,7 @@ def cut(unread: Sequence[Unread], row_limit: int, out_dir: Path, skipped: int = 
     total = unread_rows(unread)
     after: Position = {}
     with publish(out_dir) as folder:
+        # Closed to others from the start: the files get their own mode only when they are whole.
         folder.mkdir(mode=0o700)
         passed = taken = 0
         before = 0
@@ -140,6 +141,8 @@ def _unread_of(file: LogFile, position: Mapping[str, int]) -> Unread | None:
     if is_packed and not _settled(file):
         return None
     first, end, _ = head.partition(b"\n")
+    # The writer may be in the middle of the first line, which identifies the file: rotation changes
+    # names, and a new file may get the name and inode of an old one.
     if not end and len(head) < HEAD:
         return None
     key = f"lines {hashlib.sha256(first + end).hexdigest()}"
@@ -160,6 +163,7 @@ def _rows_of(file: LogFile) -> int:
 
 def _settled(file: LogFile) -> bool:
     """Whether a file is complete; only local files may still grow."""
+    # Objects of a store appear when they are whole; S3's writes are atomic.
     path = Path(file.path)
     return not path.is_file() or time.time() - path.stat().st_mtime >= SETTLED_S
 

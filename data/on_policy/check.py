@@ -12,9 +12,8 @@ Writes on_policy.json and quarantine.json into the feature store.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 from datasets import Dataset
@@ -24,14 +23,50 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
 from outrider.common.fingerprint import file_digest
 from outrider.data.features.feature_store import MANIFEST, FeatureStore
-from outrider.data.on_policy.evidence import Evidence, checked_rows, judge_checked
+from outrider.data.on_policy.evidence import (
+    Evidence,
+    Rows,
+    Summary,
+    checked_rows,
+    judge_checked,
+)
 from outrider.data.sequences import Tables, load_sequences
 from outrider.data.split.slices import Slices, load_slices
-from outrider.data.split.split import GENERAL, PARTS, ids_of
+from outrider.data.split.split import GENERAL, PARTS, ids_of, read_parts
 
 FILE, QUARANTINE = "on_policy.json", "quarantine.json"
 MOST_ASIDE = 0.5
 """Maximum share of quarantined sequences; the run stops above it."""
+
+
+class VerdictFacts(TypedDict):
+    """A `Verdict`, as written."""
+
+    own: bool | None
+    cause: str
+    text: str
+
+
+class Group(Summary):
+    """One row of the report: everything, a part or a slice."""
+
+    not_checked: int
+    masked: int
+    """Sequences checked under their logged grammar."""
+    unusable_grammars: int
+    """Sequences whose logged grammar gave no mask."""
+    quarantined: int
+    verdict: VerdictFacts
+
+
+class Report(TypedDict):
+    """on_policy.json."""
+
+    min_on_policy: float | None
+    all: Group
+    parts: dict[str, Group]
+    slices: dict[str, dict[str, Group]]
+    """By dimension and name."""
 
 
 def check_traffic(
@@ -40,7 +75,7 @@ def check_traffic(
     features_dir: Path,
     min_on_policy: float | None,
     streamed: Collection[str] = (),
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Checks the captured sequences and prints two lines; returns the stage's result.
 
     `streamed` lists the parts that are captured and checked during training.
@@ -48,8 +83,7 @@ def check_traffic(
     Raises:
         OutriderError: If most of the traffic is off-policy.
     """
-    parts = read_json(Path(split_dir) / "parts.json")
-    parts = {name: value for name, value in parts.items() if name not in streamed}
+    parts = {part: ids for part, ids in read_parts(split_dir).items() if part not in streamed}
     store = FeatureStore.open(features_dir)
     captured = set(store.sequence_ids)
     table = load_sequences(
@@ -60,17 +94,18 @@ def check_traffic(
     for line in two_lines(report):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     require(report)
-    return {name: report["all"][name] for name in ("quarantined", "verdict")}
+    everything = report["all"]
+    return {"quarantined": everything["quarantined"], "verdict": everything["verdict"]}
 
 
 def examine(
     store: FeatureStore,
     table: Dataset,
-    parts: Mapping[str, Any],
+    parts: Mapping[str, list[str]],
     slices: Slices,
     *,
     min_on_policy: float | None,
-) -> dict[str, Any]:
+) -> Report:
     """Judges all sequences; writes the report and quarantine; returns the report."""
     evidence = Evidence.of(store, table)
     own_S = evidence.own_share()
@@ -80,29 +115,30 @@ def examine(
     below_S = checked_S & (own_S < limit)
     index = {sequence_id: row for row, sequence_id in enumerate(table["sequence_id"])}
 
-    def rows(ids: list[str]) -> np.ndarray:
+    def rows(ids: list[str]) -> Rows:
         return np.array([index[sequence_id] for sequence_id in ids if sequence_id in index], int)
 
-    def described(rows_N: np.ndarray) -> dict[str, Any]:
+    def described(rows_N: Rows) -> Group:
         group = evidence.take(rows_N[checked_S[rows_N]])
         not_checked = len(rows_N) - len(group)
+        verdict = judge_checked(group, not_checked)
         return {
             **group.summary(),
             "not_checked": not_checked,
             "masked": int((checked_S & with_grammar_S)[rows_N].sum()),
             "unusable_grammars": int((~checked_S & with_grammar_S)[rows_N].sum()),
             "quarantined": int(below_S[rows_N].sum()),
-            "verdict": asdict(judge_checked(group, not_checked)),
+            "verdict": {"own": verdict.own, "cause": verdict.cause, "text": verdict.text},
         }
 
-    of_slices: dict[str, dict[str, Any]] = {}
+    of_slices: dict[str, dict[str, Group]] = {}
     for dimension, names in slices.items():
         rows_of_names = {name: rows(ids) for name, ids in names.items()}
         of_slices[dimension] = {
             name: described(rows_N) for name, rows_N in rows_of_names.items() if len(rows_N)
         }
     everything = described(np.arange(len(evidence)))
-    report: dict[str, Any] = {
+    report: Report = {
         "min_on_policy": min_on_policy,
         "all": {**everything, "verdict": _localised(everything["verdict"], of_slices)},
         "parts": {
@@ -120,7 +156,7 @@ def examine(
     return report
 
 
-def require(report: Mapping[str, Any]) -> None:
+def require(report: Report) -> None:
     """Raises an `OutriderError` if most sequences are off-policy."""
     everything = report["all"]
     if not _is_mostly_off(everything):
@@ -134,11 +170,11 @@ def require(report: Mapping[str, Any]) -> None:
     )
 
 
-def _is_mostly_off(everything: Mapping[str, Any]) -> bool:
+def _is_mostly_off(everything: Group) -> bool:
     return everything["quarantined"] > MOST_ASIDE * everything["sequences"]
 
 
-def two_lines(report: Mapping[str, Any]) -> list[str]:
+def two_lines(report: Report) -> list[str]:
     """Formats the result as two lines for the terminal."""
     everything = report["all"]
     verdict = everything["verdict"]
@@ -172,7 +208,7 @@ def two_lines(report: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _unusable(everything: Mapping[str, Any]) -> str:
+def _unusable(everything: Group) -> str:
     """Describes logged grammars without a mask, and what most often causes them."""
     count = everything["unusable_grammars"]
     if not count:
@@ -183,7 +219,7 @@ def _unusable(everything: Mapping[str, Any]) -> str:
     )
 
 
-def groups_of(report: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+def groups_of(report: Report) -> list[tuple[str, Group]]:
     """Returns a table's rows: overall, per part, and per slice (if several)."""
     rows = [("all", report["all"]), *report["parts"].items()]
     for dimension, names in report["slices"].items():
@@ -192,7 +228,7 @@ def groups_of(report: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     return rows
 
 
-def _localised(verdict: dict[str, Any], slices: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _localised(verdict: VerdictFacts, slices: dict[str, dict[str, Group]]) -> VerdictFacts:
     """Names the off-policy slices if others in the same dimension are on-policy.
 
     The cause is taken from the largest off-policy slice. If several dimensions qualify, the one
@@ -219,29 +255,27 @@ def write_quarantine(
     """
     listed = {sequence_id: round(score, 4) for sequence_id, score in scores.items()}
     manifest = file_digest(Path(features_dir) / MANIFEST)
-    content: dict[str, Any] = {"manifest_sha256": manifest, "sequences": listed}
+    content: dict[str, object] = {"manifest_sha256": manifest, "sequences": listed}
     if not_captured:
         content["not_captured"] = list(not_captured)
     write_json(Path(features_dir) / QUARANTINE, content, private=True)
 
 
-def load_parts(split_dir: Path, features_dir: Path) -> dict[str, Any]:
-    """Reads parts.json without sequences that are quarantined or were not captured.
+def load_parts(split_dir: Path, features_dir: Path) -> dict[str, list[str]]:
+    """Reads the parts without sequences that are quarantined or were not captured.
 
     Raises:
         OutriderError: If a part becomes empty.
     """
-    parts = read_json(Path(split_dir) / "parts.json")
+    parts = read_parts(split_dir)
     quarantine = read_json(Path(features_dir) / QUARANTINE)
     missing = set(quarantine.get("not_captured", ()))
     off = set(quarantine["sequences"])
-    for name in (name for name in (*PARTS, GENERAL) if name in parts):
-        on_policy_ids = [
-            sequence_id for sequence_id in parts[name] if sequence_id not in missing | off
-        ]
+    for name, ids in parts.items():
+        on_policy_ids = [sequence_id for sequence_id in ids if sequence_id not in missing | off]
         if not on_policy_ids:
             raise OutriderError(
-                f"{Path(features_dir) / QUARANTINE}: all {len(parts[name])} sequences of the {name}"
+                f"{Path(features_dir) / QUARANTINE}: all {len(ids)} sequences of the {name}"
                 " part are quarantined as off-policy or too long; on_policy.json next to it has "
                 "the causes. Correct the log, lower capture.min_on_policy (null: keep all), or "
                 "raise serving.engine.max_model_len"

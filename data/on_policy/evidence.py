@@ -37,14 +37,19 @@ Shapes: S sequences, P parts of a completion (first tokens, the rest), C columns
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 from datasets import Dataset
+from numpy.typing import NDArray
 
 from outrider.data.features.feature_store import FeatureStore
 
 HEAD, REST = 0, 1
+
+Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+Rows = NDArray[np.intp]
 
 ROUNDING_NATS = 0.02
 """Standard deviation of the difference between two bf16 engines' log-probabilities of a token; the
@@ -92,16 +97,30 @@ class TemperatureFit:
     tokens: int
 
 
+class Summary(TypedDict):
+    """A group's counts and means, as written."""
+
+    sequences: int
+    tokens: int
+    sampled_mean_logprob: float
+    expected_range: list[float]
+    """95 % interval of the mean for on-policy text: its low and high ends."""
+    below_1e4: float
+    """Share of tokens below probability 1e-4."""
+    z: float
+    lowest_own_share: float
+
+
 class Evidence:
     """Summed scores of S sequences, with their logged sampling settings."""
 
     def __init__(
         self,
         columns: list[str],
-        sums_SPC: np.ndarray,
-        temperature_S: np.ndarray,
-        top_p_S: np.ndarray,
-        retokenized_S: np.ndarray,
+        sums_SPC: Array,
+        temperature_S: Array,
+        top_p_S: Array,
+        retokenized_S: Mask,
     ) -> None:
         self.columns = columns
         self.sums_SPC = np.asarray(sums_SPC, np.float64)
@@ -125,12 +144,17 @@ class Evidence:
     def __len__(self) -> int:
         return len(self.sums_SPC)
 
-    def take(self, rows: np.ndarray) -> "Evidence":
+    def take(self, rows: Rows | Mask) -> "Evidence":
         """Selects sequences by indices or by a mask."""
-        per_sequence = (self.sums_SPC, self.temperature_S, self.top_p_S, self.retokenized_S)
-        return Evidence(self.columns, *(values[rows] for values in per_sequence))
+        return Evidence(
+            columns=self.columns,
+            sums_SPC=self.sums_SPC[rows],
+            temperature_S=self.temperature_S[rows],
+            top_p_S=self.top_p_S[rows],
+            retokenized_S=self.retokenized_S[rows],
+        )
 
-    def of_each(self, column: str, part: int | None = None) -> np.ndarray:
+    def of_each(self, column: str, part: int | None = None) -> Array:
         """[S] sums of a column over each sequence, or over one part of its completion."""
         sums_SP = self.sums_SPC[:, :, self.columns.index(column)]
         return sums_SP.sum(1) if part is None else sums_SP[:, part]
@@ -168,14 +192,14 @@ class Evidence:
         expected = self.share("sure_missed_expected", "sure", part)
         return max(self.share("sure_missed", "sure", part) - expected, 0.0)
 
-    def z(self) -> np.ndarray:
+    def z(self) -> Array:
         """[S] each sequence's difference in standard errors; standard normal for on-policy text."""
         variance_S = self.of_each("variance") + ROUNDING_NATS**2 * self.of_each("tokens")
         return (self.of_each("sampled_logprob") - self.of_each("expected")) / np.sqrt(
             np.maximum(variance_S, 1e-12)
         )
 
-    def own_share(self) -> np.ndarray:
+    def own_share(self) -> Array:
         """[S] one minus the excess share of unlikely tokens; 1 if on-policy.
 
         Likely tokens are those within top_p, or within 0.95 of the mass if top_p is larger
@@ -197,7 +221,7 @@ class Evidence:
         stray = self.total(f"stray_{grid[best]:g}")
         return TemperatureFit(float(grid[best]), float(gain), stray / tokens, int(tokens))
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Summary:
         """Counts, means and the range expected of on-policy text, as plain values."""
         error = self.standard_error()
         expected = self.share("expected")
@@ -222,7 +246,7 @@ class Verdict:
     text: str
 
 
-def checked_rows(evidence: Evidence, table: Dataset) -> np.ndarray:
+def checked_rows(evidence: Evidence, table: Dataset) -> Mask:
     """[S] whether each sequence can be checked.
 
     Penalties and the like change the distribution that the tokens were sampled from, so scores

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from datasketch import MinHash, MinHashLSH
+from numpy.typing import NDArray
 
 from outrider.data.split.slices import name_templates
 
@@ -38,7 +39,7 @@ class SimilarPrompts:
     def __init__(self, prompts: Sequence[str], similarity: float, all_prompts: Sequence[str]):
         self.similarity = similarity
         self.boilerplate = _boilerplate(all_prompts)
-        self._sets: list[np.ndarray] = []  # uint64, a seventh of a frozenset's memory
+        self._sets: list[NDArray[np.uint64]] = []  # a seventh of a frozenset's memory
         # The index's threshold is lower, since MinHash with 128 permutations has an error of 0.03
         # at a similarity of 0.9. The threshold must be above 0; at 0.01 all prompts are candidates.
         self._index = MinHashLSH(threshold=max(similarity - 0.1, 0.01), num_perm=PERMUTATIONS)

@@ -19,18 +19,19 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Final, Literal, NotRequired, TypedDict
 
 from datasets import Dataset
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import write_json
+from outrider.common.files import read_json, write_json
 from outrider.data.config import SplitConfig
 from outrider.data.sequences import load_sequences, log_order, session_names
 from outrider.data.split.near_duplicates import SimilarPrompts
 from outrider.data.split.slices import name_slices, write_slices
 
-PARTS = ("train", "validation", "heldout")
+Part = Literal["train", "validation", "heldout"]
+PARTS: tuple[Part, ...] = ("train", "validation", "heldout")
 """Parts of the customer's traffic. With general traffic, `parts.json` also has `general`."""
 
 BEGAN_EARLIER = "session_began_in_an_earlier_part"
@@ -41,28 +42,74 @@ SEEN = {
 """Part with near-identical prompts -> reason for leaving a sequence out. The other reasons are
 `BEGAN_EARLIER` and the names of limits, such as `max_train_sequences`."""
 
-GENERAL = "general"
+GENERAL: Final = "general"
 PREFIX = "g"
 """Prefix of the ids of general sequences; other ids begin with a digit."""
 
 
+class PartCounts(TypedDict):
+    """Size of a part, and its first and last logged times; None if no time was logged."""
+
+    sequences: int
+    sessions: int
+    tokens: int
+    completion_tokens: int
+    first_time: float | None
+    last_time: float | None
+
+
+class GeneralCounts(TypedDict):
+    """How much general traffic there is, and how much of it is used."""
+
+    sequences: int
+    trained_on: int
+    wanted: int
+    """What `split.general_share` requires."""
+    measured_on: int
+
+
+class Summary(TypedDict):
+    """Counts of the parts, and of left-out rows by reason."""
+
+    train: PartCounts
+    validation: PartCounts
+    heldout: PartCounts
+    left_out: dict[str, int]
+    general: NotRequired[GeneralCounts]
+
+
+class SplitFile(TypedDict):
+    """`parts.json`: the ids of each part in chronological order, and what was left out."""
+
+    train: list[str]
+    validation: list[str]
+    heldout: list[str]
+    general: NotRequired[list[str]]
+    left_out: dict[str, str]
+    """Reasons by id."""
+    sessions: dict[str, str]
+    """Sessions by id, where they begin after a pause in the logged session."""
+    summary: Summary
+
+
 def split(
     sequences_dir: Path, split: SplitConfig, out_dir: Path, general_dir: Path | None = None
-) -> dict[str, Any]:
+) -> SplitFile:
     """Writes and returns `parts.json`.
 
-    It contains the ids of each part in chronological order, `left_out` {id: reason}, `summary`, and
-    `sessions` {id: session} for sessions that begin after a pause in the logged session. The slices
-    of the whole traffic are written to slices.json in the same folder. `general_dir` is the table
-    of general traffic (`add_general`).
+    The slices of the whole traffic are written to slices.json in the same folder. `general_dir` is
+    the table of general traffic (`add_general`).
     """
     table = load_sequences(sequences_dir)
     divided = divide(table, split)
     ids = table["sequence_id"][:]
     logged = table["session"][:]
     rows_in_parts = sorted(row for part in PARTS for row in divided.parts[part])
-    result: dict[str, Any] = {
-        **{part: [ids[row] for row in divided.parts[part]] for part in PARTS},
+    ids_in_parts = {part: [ids[row] for row in divided.parts[part]] for part in PARTS}
+    result: SplitFile = {
+        "train": ids_in_parts["train"],
+        "validation": ids_in_parts["validation"],
+        "heldout": ids_in_parts["heldout"],
         "left_out": {ids[row]: divided.left_out[row] for row in sorted(divided.left_out)},
         "sessions": {
             ids[row]: divided.sessions[row]
@@ -83,7 +130,13 @@ def split(
     return result
 
 
-def ids_of(parts: Mapping[str, Any]) -> list[str]:
+def read_parts(split_dir: Path) -> dict[str, list[str]]:
+    """Reads the ids of each part from `parts.json`."""
+    written = read_json(Path(split_dir) / "parts.json")
+    return {part: written[part] for part in (*PARTS, GENERAL) if part in written}
+
+
+def ids_of(parts: Mapping[str, list[str]]) -> list[str]:
     """Returns the ids of all parts: the sequences that are captured and checked."""
     return [name for part in (*PARTS, GENERAL) for name in parts.get(part, ())]
 
@@ -184,7 +237,7 @@ def _sample(
     left_out.update((row, f"max_{part}_sequences") for row in rows if row not in sampled_rows)
 
 
-def describe(table: Dataset, divided: Divided) -> dict[str, Any]:
+def describe(table: Dataset, divided: Divided) -> Summary:
     """Returns the counts and times of each part, and the reasons for left-out rows."""
     parts = divided.parts
     left_out = divided.left_out
@@ -192,7 +245,7 @@ def describe(table: Dataset, divided: Divided) -> dict[str, Any]:
     starts = table["completion_start"][:]
     times = table["time"][:]
     lengths = [len(ids) for ids in table["token_ids"]]
-    described: dict[str, Any] = {}
+    described: dict[str, PartCounts] = {}
     for part, rows in parts.items():
         logged = [times[row] for row in rows if times[row] is not None]
         tokens = sum(lengths[row] for row in rows)
@@ -205,12 +258,17 @@ def describe(table: Dataset, divided: Divided) -> dict[str, Any]:
             "first_time": logged[0] if logged else None,
             "last_time": logged[-1] if logged else None,
         }
-    return {**described, "left_out": dict(Counter(left_out.values()).most_common())}
+    return {
+        "train": described["train"],
+        "validation": described["validation"],
+        "heldout": described["heldout"],
+        "left_out": dict(Counter(left_out.values()).most_common()),
+    }
 
 
 def add_general(
-    parts: dict[str, Any],
-    summary: dict[str, Any],
+    parts: SplitFile,
+    summary: Summary,
     customers: Dataset,
     general: Dataset,
     split: SplitConfig,
@@ -273,7 +331,7 @@ def add_general(
 
 
 def _measured_by(
-    parts: Mapping[str, Any], customers: Dataset, similarity: float
+    parts: SplitFile, customers: Dataset, similarity: float
 ) -> Callable[[str, str], bool]:
     """Whether a session or a prompt is also in the customer's validation or held-out part."""
     row_of = {sequence_id: row for row, sequence_id in enumerate(customers["sequence_id"])}

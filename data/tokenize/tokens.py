@@ -265,7 +265,9 @@ class SequenceBuilder:
         if only_if_counted:
             raise Reject(
                 "reasoning_missing",
-                "the template opens <think>, but the response has neither reasoning nor </think>",
+                "the template opens <think>, but the response has neither reasoning nor </think>;"
+                " log request and response where they leave the engine, or with the key"
+                " reasoning_content",
             )
         # No reading has the logged count, so the target tokenized its text differently.
         # The reading with the nearest count would be wrong more often than right.

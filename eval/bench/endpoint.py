@@ -41,18 +41,19 @@ def measure_endpoint(
     settings: EvalConfig,
     log_dir: Path,
     say: Callable[[str], None],
+    grammars: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Measures closed-loop blocks at each `eval.concurrency`, `eval.repeats` times.
 
-    `prompts` are rendered text; a block has `settings.block_requests` of them. The result has JSON
-    values: the endpoint's address, the first model that it lists, the sampling settings, and
-    `measured`, a `_row` for each concurrency.
+    `prompts` are rendered text, sent with their `grammars`; a block has `settings.block_requests`
+    of them. The result has JSON values: the endpoint's address, the first model that it lists, the
+    sampling settings, and `measured`, a `_row` for each concurrency.
     """
     url = url.rstrip("/")
     model = _model_name(url)
     supply = itertools.cycle(prompts)
     blocks: dict[int, list[BlockResult]] = {size: [] for size in settings.concurrency}
-    with LoadGenerator(target, Path(log_dir) / "load.log", model) as load:
+    with LoadGenerator(target, Path(log_dir) / "load.log", model, grammars) as load:
         widest = max(settings.concurrency)
         first = list(itertools.islice(supply, widest))
         # Not measured: the first requests may wait for compilation and cold caches.

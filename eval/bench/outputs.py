@@ -122,6 +122,7 @@ def collect(
         drafts=drafts,
         samplings=samplings,
         prompts=requests.verification,
+        grammars=requests.grammars,
     )
     passes = planned_passes(servers.groups([*drafts.items()]))
     recorded: dict[Pass, Recorded] = {}
@@ -173,6 +174,7 @@ class _Sender:
     drafts: Mapping[str, int | None]
     samplings: Mapping[Regime, Sampling]
     prompts: Sequence[Prompt]
+    grammars: Mapping[str, str]
     seconds: list[float] = field(default_factory=list)
     """Duration of each pass that was sent."""
 
@@ -193,6 +195,7 @@ class _Sender:
             url=server.url,
             model=server.model_name,
             prompts=[self.prompts[index].token_ids for index in indices],
+            grammars=[self.grammars.get(self.prompts[index].text, "") for index in indices],
             sampling=self.samplings[one.regime],
             max_tokens=self.context.settings.verification_max_tokens,
             # Half the batch and the reverse order put each request among other ones, so kernels

@@ -12,6 +12,7 @@ long answers selects requests whose logged answers are long.
 
 import collections
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,6 +70,8 @@ class HeldoutRequests:
     """Prompts of the timed blocks."""
     traffic: list[Traffic] = field(default_factory=list)
     """Open-loop requests of each scenario; empty if no rate is measured."""
+    grammars: Mapping[str, str] = field(default_factory=dict)
+    """Grammars by rendered prompt (eval/bench/grammars.py)."""
     lost_ends: tuple[str, ...] = ()
     """Message about held-out prompts that are too long to send; empty if there are none."""
 

@@ -6,7 +6,7 @@ write_report(report, Path("runs/resume_screening"), Path("runs/resume_screening"
 import itertools
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rich.console import Console
 
@@ -14,6 +14,7 @@ from outrider.common.files import publish, read_json
 from outrider.common.lost_ends import LostEnds
 from outrider.data.ingest.traffic_facts import facts
 from outrider.data.on_policy.check import FILE as ON_POLICY
+from outrider.data.on_policy.check import Report as OnPolicyReport
 from outrider.data.on_policy.check import groups_of, two_lines
 from outrider.eval.report import charts
 from outrider.eval.report.formatting import print_markdown, render
@@ -84,7 +85,7 @@ def contents(report: Report, metrics: charts.Rows) -> dict[str, Any]:
 def _facts_of(report: Report) -> dict[str, Any]:
     """The lines about traffic and on-policy check; empty for a report without them."""
     traffic = report.traffic
-    on_policy = report.on_policy
+    on_policy = cast(OnPolicyReport | None, report.on_policy)  # read from its file
     return {
         "facts": facts(traffic) if traffic else [],
         "on_policy_lines": two_lines(on_policy) if on_policy else [],

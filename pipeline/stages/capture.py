@@ -15,8 +15,9 @@ SPEED_ONLY = {"mode", "max_num_seqs", "kv_cache_gb", "gpu_memory_utilization"}
 def _work(run: RunDirectory, recipe: Recipe, options: Options) -> Result:
     from outrider.data.features.capture import capture
     from outrider.data.on_policy.check import check_traffic
+    from outrider.data.split.split import read_parts
 
-    parts = read_json(run.split / "parts.json")
+    parts = read_parts(run.split)
     # Nothing reads the training part's states if nothing is trained.
     unread = recipe.training.streams or not recipe.speculator.kinds
     streamed = ("train",) if unread else ()

@@ -64,7 +64,8 @@ def log_digest(source: str) -> str:
 def served_base_of(run: RunDirectory, recipe: Recipe) -> Speculator:
     """The speculator in use, with the directory from which engines load it."""
     base = base_of(recipe.speculator.base, recipe.target.directory())
-    return served(Speculator(base.kind.name, base.directory), run, recipe)
+    settings = recipe.speculator.base_settings
+    return served(Speculator(base.kind.name, base.directory, settings), run, recipe)
 
 
 def served(speculator: Speculator, run: RunDirectory, recipe: Recipe) -> Speculator:
@@ -80,13 +81,9 @@ def served(speculator: Speculator, run: RunDirectory, recipe: Recipe) -> Specula
 def parts_in_use(run: RunDirectory) -> dict[str, list[str]]:
     """Ids of the split's parts, minus quarantined sequences once a capture has run."""
     from outrider.data.on_policy.check import load_parts
-    from outrider.data.split.split import GENERAL, PARTS
+    from outrider.data.split.split import read_parts
 
-    if has_quarantine(run):
-        parts = load_parts(run.split, run.features)
-    else:
-        parts = read_json(run.split / "parts.json")
-    return {name: parts[name] for name in (*PARTS, GENERAL) if name in parts}
+    return load_parts(run.split, run.features) if has_quarantine(run) else read_parts(run.split)
 
 
 def sessions_of_split(run: RunDirectory) -> dict[str, str]:
@@ -108,7 +105,7 @@ def listed(paths: str | list[str] | None) -> list[str]:
 def _remote_digest(url: str) -> str:
     import fsspec
 
-    from outrider.data.formats.sources import answering
+    from outrider.data.files.sources import answering
 
     with answering(f"traffic.path = {url!r}"):
         filesystem, path = fsspec.url_to_fs(url)

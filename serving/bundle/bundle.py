@@ -131,12 +131,14 @@ def verify_bundle(
     log_path: Path,
     concurrency: int = 1,
     k: int | None = None,
+    grammars: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Serves the bundle and checks its acceptance length against the evaluation.
 
-    The flags are those of serve.sh. `expected` must come from the same prompts and sampling;
-    `tolerance` is relative. If `k` differs from the schedule's k at batch size 1, it replaces the
-    schedule. Raises an `OutriderError` if the difference exceeds `tolerance` or a file has changed.
+    The flags are those of serve.sh. `expected` must come from the same prompts, grammars and
+    sampling; `tolerance` is relative. If `k` differs from the schedule's k at batch size 1, it
+    replaces the schedule. Raises an `OutriderError` if the difference exceeds `tolerance` or a file
+    has changed.
     """
     with local_bundle(location) as directory:
         bundle_digest(directory)
@@ -151,6 +153,7 @@ def verify_bundle(
                 url=server.url,
                 model=server.model_name,
                 prompts=prompts,
+                grammars=grammars,
                 sampling=sampling,
                 max_tokens=max_tokens,
                 concurrency=concurrency,

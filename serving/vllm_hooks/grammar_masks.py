@@ -108,6 +108,10 @@ class GrammarMasks:
             index.append(distinct[words])
         return TokenMasks(torch.stack(rows), torch.tensor(index))
 
+    def compiles(self, grammar: str) -> bool:
+        """Whether vLLM compiles a grammar."""
+        return self._matcher(grammar) is not None
+
     def _matcher(self, grammar: str) -> "StructuredOutputGrammar | None":
         """Returns a matcher in its first state; None if the grammar does not compile."""
         if grammar not in self._compiled:

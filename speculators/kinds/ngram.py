@@ -19,8 +19,9 @@ Shapes: T tokens of a sequence, G n-grams of one length, A anchors, N numbers of
 drafts.
 """
 
+import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -60,22 +61,26 @@ class NGramLookup(WeightlessKind):
         self, token_ids_T: NDArray[np.int32], first: int, numbers: Sequence[int], lookup: Lookup
     ) -> NDArray[np.int32]:
         """Drafts of the algorithm of `lookup.runner`; the same for every number of drafts."""
-        settings = {**self.default_settings, **lookup.settings}
-        lengths = range(int(settings[SHORTEST]), int(settings[LONGEST]) + 1)
         algorithm = first_occurrence_drafts if lookup.runner == "v1" else last_occurrence_drafts
-        drafts_AK = algorithm(token_ids_T, first, max(numbers), lengths)
+        drafts_AK = algorithm(token_ids_T, first, max(numbers), self._lengths(lookup))
         return np.broadcast_to(drafts_AK, (len(numbers), *drafts_AK.shape))
 
     def all_matches(
         self, token_ids_T: NDArray[np.int32], first: int, k: int, lookup: Lookup
     ) -> Matches:
         """The drafts and the length of the longest n-gram that occurred before; it has no score."""
-        lengths = {**self.default_settings, **lookup.settings}
         (drafts_AK,) = self.drafts(token_ids_T, first, [k], lookup)
-        length_A = match_lengths(
-            token_ids_T.tolist(), first, int(lengths[SHORTEST]), int(lengths[LONGEST])
-        )
+        length_A = earlier_matches(token_ids_T, self._lengths(lookup)).length_T[first:-1]
         return Matches(drafts_AK, np.zeros(len(drafts_AK)), length_A)
+
+    def settings_of(self, section: Mapping[str, Any]) -> Settings:
+        """The range of lengths; vLLM's default is 5, and one end is that of the other.
+
+        vllm/config/speculative.py:1197 (vLLM 0.32)
+        """
+        given = {key: section[key] for key in (SHORTEST, LONGEST) if section.get(key) is not None}
+        one_end = next(iter(given.values()), 5)
+        return {SHORTEST: one_end, LONGEST: one_end, **given}
 
     def runner_settings(self, runner: Runner) -> dict[str, Any]:
         """The method with which vLLM keeps async scheduling on (vllm/config/vllm.py:1600).
@@ -85,48 +90,45 @@ class NGramLookup(WeightlessKind):
         """
         return {"method": "ngram_gpu"} if runner == "v2" else {}
 
+    def _lengths(self, lookup: Lookup) -> range:
+        """Lengths of the n-grams that are looked up."""
+        settings = {**self.default_settings, **lookup.settings}
+        return range(int(settings[SHORTEST]), int(settings[LONGEST]) + 1)
 
-def match_lengths(
-    token_ids: Sequence[int], first: int, shortest: int, longest: int
-) -> NDArray[np.int64]:
-    """Tokens of the longest n-gram that ends at each anchor and occurred before it; 0 if none."""
-    length_A = np.zeros(max(len(token_ids) - 1 - first, 0), np.int64)
-    for size in range(shortest, longest + 1):
-        earlier: set[tuple[int, ...]] = set()
-        for end in range(size, len(token_ids)):
-            ngram = tuple(token_ids[end - size : end])
-            if end > first and ngram in earlier:
-                length_A[end - 1 - first] = size
-            earlier.add(ngram)
-    return length_A
+
+@dataclasses.dataclass(frozen=True)
+class EarlierMatches:
+    """The longest n-gram that ends at each token and ended at an earlier one, too."""
+
+    length_T: NDArray[np.int64]
+    """Its tokens; 0 without one."""
+    first_T: NDArray[np.int64]
+    """Where it ended first; NO_MATCH without one."""
+    last_T: NDArray[np.int64]
+    """Where it ended last before."""
 
 
 def first_occurrence_drafts(
     token_ids_T: NDArray[np.int32], first: int, k: int, lengths: range
 ) -> NDArray[np.int32]:
     """Drafts [A, K] of V1 after each token from `first` to the second-to-last."""
-    first_T, _ = earlier_matches(token_ids_T, lengths)
-    return _tokens_after(first_T, token_ids_T, first, k)
+    return _tokens_after(earlier_matches(token_ids_T, lengths).first_T, token_ids_T, first, k)
 
 
 def last_occurrence_drafts(
     token_ids_T: NDArray[np.int32], first: int, k: int, lengths: range
 ) -> NDArray[np.int32]:
     """Drafts [A, K] of V2 after each token from `first` to the second-to-last."""
-    _, last_T = earlier_matches(token_ids_T, lengths)
+    last_T = earlier_matches(token_ids_T, lengths).last_T
     drafts_AK = _tokens_after(last_T, token_ids_T, first, k)
     # vLLM fills every row, also behind a short match, so that it always verifies k drafts.
     return np.where(drafts_AK == NO_DRAFT, token_ids_T[first:-1, None], drafts_AK)
 
 
-def earlier_matches(
-    token_ids_T: NDArray[np.int32], lengths: range
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where the longest n-gram that ends at each token ended before: first and last index.
-
-    NO_MATCH where no n-gram of `lengths` did. Takes T log T steps for each length.
-    """
+def earlier_matches(token_ids_T: NDArray[np.int32], lengths: range) -> EarlierMatches:
+    """Matches of n-grams of `lengths` at all tokens, in T log T steps for each length."""
     count = len(token_ids_T)
+    length_T = np.zeros(count, np.int64)
     first_T = np.full(count, NO_MATCH)
     last_T = np.full(count, NO_MATCH)
     _, token_T = np.unique(token_ids_T, return_inverse=True)
@@ -143,9 +145,10 @@ def earlier_matches(
         repeated = order_G[~is_new_G]
         first_of = end_G[order_G[is_new_G]]
         # Longer n-grams come later and overwrite shorter ones.
+        length_T[end_G[repeated]] = n
         first_T[end_G[repeated]] = first_of[ngram_G[repeated]]
         last_T[end_G[repeated]] = end_G[order_G[np.flatnonzero(~is_new_G) - 1]]
-    return first_T, last_T
+    return EarlierMatches(length_T, first_T, last_T)
 
 
 def _tokens_after(

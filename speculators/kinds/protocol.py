@@ -230,6 +230,10 @@ class WeightlessKind(DrafterKind):
     """Settings from which an evaluation chooses the best on the validation part, those that
     propose the fewest drafts first."""
 
+    def settings_of(self, section: Mapping[str, Any]) -> Settings:
+        """Settings of an engine with this `speculative_config`, with vLLM's values for the rest."""
+        return {key: section.get(key, value) for key, value in self.default_settings.items()}
+
     def history(self, directory: Path | None) -> Path | None:
         """File of earlier responses in a speculator's directory; None if the kind reads none."""
         return None

@@ -31,6 +31,7 @@ from outrider.speculators.kinds.protocol import (
     Settings,
     WeightlessKind,
 )
+from outrider.speculators.kinds.suffix_package import INSTALL
 from outrider.speculators.lookup_history import (
     HISTORY_FILE,
     History,
@@ -46,9 +47,6 @@ FACTOR, PROBABILITY = "suffix_decoding_max_spec_factor", "suffix_decoding_min_to
 
 _TENANT = "outrider_tenant"
 """Attribute of vLLM's messages about new requests: the request's `tenant_key`."""
-
-INSTALL = "pip install --no-deps arctic-inference==0.1.1"
-"""Installs what vLLM needs for suffix lookup; compiles for a minute."""
 
 
 class SuffixLookup(WeightlessKind):
@@ -260,8 +258,7 @@ def lookup_cache() -> Any:
         from arctic_inference.suffix_decoding import SuffixDecodingCache, SuffixDecodingDraft
     except ImportError:
         raise OutriderError(
-            f"suffix lookup: vLLM needs arctic-inference for it; run `{INSTALL}` (it compiles for"
-            " a minute)"
+            f"suffix lookup: vLLM needs a package for it; run `{INSTALL}`, which takes a minute"
         ) from None
 
     class LookupCache(SuffixDecodingCache):

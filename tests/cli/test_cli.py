@@ -198,6 +198,8 @@ def test_a_new_recipe_trains(workplace, nano_r1):
     assert recipe["effort"] == "standard" and recipe["speculator"]["kind"] == "mtp"
     assert "speculator.kind = mtp: the target's own layer" in told.stdout
     assert "speculator.kind" not in told.stderr
+    assert "what lookup would deliver without training" in told.stdout
+    assert "n-gram lookup  new" in told.stdout
     dry = run("outrider", "train", "log.yaml", "--dry-run", "--quiet", cwd=workplace)
     assert json_line(dry)["recipe"] == "log"
     assert_one_message(run("outrider", *words, cwd=workplace), "log.yaml: exists already")

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from outrider.data.exchange import Exchange, Reject
+from outrider.data.files.sources import LogFile
 from outrider.data.formats import files_by_format, parse_record, read_records
-from outrider.data.formats.sources import LogFile
 from tools.nano_r1 import resumes
 
 WORDS = (

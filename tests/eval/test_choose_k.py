@@ -23,6 +23,7 @@ from outrider.eval.results.parts import CURRENT, ClusteredEstimate, Drafters
 from outrider.eval.results.sections import Choice, KindSpeed
 from outrider.serving.client import Sampling
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
+from outrider.serving.runner import VARIABLE
 from outrider.serving.speculator import Speculator
 from outrider.speculators.features import FeatureSpec, FeatureStream, layer_name
 from tests.dflash_head import write_dflash_head
@@ -172,6 +173,16 @@ def chosen_for(context, replayed=True, **settings):
         validation=validation,
         mode="eager",
     )
+
+
+def test_lookups_have_the_model_runner_of_the_engine(case) -> None:
+    context, _ = case
+    assert chosen_for(context).lookups["ngram"].runner == "v1"
+    engine = EngineConfig(environment={VARIABLE: "1"})
+    on_v2 = dataclasses.replace(context, serving=ServingConfig(engine=engine))
+    assert chosen_for(on_v2).lookups["ngram"].runner == "v2"
+    assert on_v2.runner(Speculator("none")) == "v2"
+    assert on_v2.digest != context.digest
 
 
 def test_steps_are_timed_once_and_only_where_the_recipe_leaves_it_to_them(case) -> None:

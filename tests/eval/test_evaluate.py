@@ -51,11 +51,11 @@ TEXTS = [
 ]
 
 
-def _case(target, run, prompt, completion, depth):
+def _case(target, run, prompt, completion, depth, grammar=""):
     """A run directory up to the evaluation: six held-out responses, three for validation.
 
     The states are random, and the custom speculator's projection is noise.
-    `prompt(number)` gives text and token ids.
+    `prompt(number)` gives text and token ids. Requests with an odd number have the grammar.
     """
     from datasets import Dataset
 
@@ -75,7 +75,7 @@ def _case(target, run, prompt, completion, depth):
                 "top_p": 0.95,
                 "top_k": 0,
                 "constraint": "",
-                "grammar": "",
+                "grammar": grammar if number % 2 else "",
                 "prompt_text": text,
             }
         )
@@ -353,7 +353,8 @@ def test_an_evaluation_from_servers_to_report(short_r1, tmp_path, monkeypatch):
         return text, tokenizer.encode(text, add_special_tokens=False)
 
     completion = tokenizer.encode("one, two, three, four", add_special_tokens=False)
-    case = _case(short_r1, tmp_path / "run", prompt, completion, depth=3)
+    grammar = json.dumps({"regex": "[a-z ,.]{12,40}"})
+    case = _case(short_r1, tmp_path / "run", prompt, completion, depth=3, grammar=grammar)
     in_child(os.getpid)  # starts the server that children are forked from, which stays
     before = children()
     monkeypatch.setattr(step_times, "STEP_ROUNDS", 1)
@@ -416,7 +417,8 @@ def test_an_evaluation_from_servers_to_report(short_r1, tmp_path, monkeypatch):
         assert figures.requests == 6
     assert row.base.acceptance_length > row.none.acceptance_length == 1
 
-    # The engine ran the speculators that replay computes: the same steps for the same responses.
+    # The engine ran the speculators that replay computes: the same steps for the same responses,
+    # also for those under a grammar.
     assert line["acceptance_length"]["ratio"] < 0.95
     found = results.verification.modes["eager"]
     against = found.replay_vs_engine

@@ -85,7 +85,11 @@ def test_a_speed_that_is_not_decided_says_what_would(ratio, outcome, verdict):
             "must lie above 1",
         ),
         # log(1.2 / 0.98) / 2 = 0.101, log 1.1 = 0.095: (0.101 / 0.095)^2 x 200 = 226.
-        (UNSURE, "over 200 sessions", "(undecided: about 226 would be needed)"),
+        (
+            UNSURE,
+            "1.100 [0.980, 1.200] over 200 sessions",
+            "(undecided: about 226 would be needed)",
+        ),
         (UNSURE | {"value": 0.99}, "over 200 sessions", "must lie above 1"),
     ],
 )
@@ -216,6 +220,8 @@ def test_greedy_differences_count_above_those_without_speculation(with_speculati
         if each.name.startswith("greedy outputs") and each.name.endswith("compiled")
     )
     assert check.outcome == outcome and "without speculation in other batches" in check.seen
+    advice = "(undecided: raise eval.verification_requests)"
+    assert (advice in check.demand) == (outcome == "undecided")
     assert sum(each.outcome != "passed" for each in judged.checks) == (outcome != "passed")
 
 
@@ -242,12 +248,13 @@ def test_an_engine_that_differs_no_more_than_its_control_passes(share):
         (["undecided", "failed"], "do not ship", "b: seen, but must"),
         (["undecided", "undecided"], "undecided", "a: seen, but must (and 1 more)"),
         (["passed", "passed"], "ship", "a: seen; b: seen"),
+        (["passed", "passed", "passed"], "ship", "a: seen; b: seen"),  # the two gains
     ],
 )
 def test_one_failed_check_outweighs_an_undecided_one(outcomes, verdict, reason):
     checks = [
         Check(name=name, outcome=outcome, seen="seen", demand="must")
-        for name, outcome in zip("ab", outcomes, strict=True)
+        for name, outcome in zip("abc", outcomes, strict=False)
     ]
     found = conclusion(checks, {"replay": "no unroll"})
     assert (found.verdict, found.checks) == (verdict, checks)
@@ -320,6 +327,63 @@ def test_one_failure_is_enough(path, value, named):
     assert verdict.verdict == "do not ship"
     assert verdict.reason.startswith(named)
     assert sum(check.outcome == "failed" for check in verdict.checks) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "at_the_limit", "past_it", "name"),
+    [
+        (
+            ("verification", "modes", "compiled", "excess", "p_value"),
+            0.01,
+            0.0099,
+            "greedy outputs with and without speculation, compiled",
+        ),
+        (
+            ("verification", "modes", "compiled", "tail_share", "custom"),
+            0.01,
+            0.0101,
+            "sampled tokens are likely under the target, compiled",
+        ),
+        (
+            ("verification", "modes", "compiled", "same_text", "p_value"),
+            0.001,
+            0.00099,
+            "sampled responses have the same token frequencies, compiled",
+        ),
+    ],
+)
+def test_a_value_at_the_limit_of_a_check_passes(path, at_the_limit, past_it, name):
+    """Demands: p at least, at most more, p at least."""
+    findings = good()
+    findings["verification"]["modes"]["compiled"]["tail_share"]["none"] = 0.0
+    holder = findings
+    for key in path[:-1]:
+        holder = holder[key]
+    outcomes = []
+    for value in (at_the_limit, past_it):
+        holder[path[-1]] = value
+        checks = {check.name: check.outcome for check in verdict_of(findings).checks}
+        outcomes.append(checks[name])
+    assert outcomes == ["passed", "failed"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "outcome"),
+    [
+        (-0.09, 0.09, "passed"),
+        (-0.1, 0.09, "undecided"),  # must lie between the margins, which are not between
+        (-0.09, 0.1, "undecided"),
+        (0.1, 0.3, "failed"),
+        (-0.3, -0.1, "failed"),
+    ],
+)
+def test_a_task_interval_is_judged_by_both_margins(low, high, outcome):
+    findings = good()
+    task = findings["verification"]["task"]["custom_minus_none"]
+    task |= {"value": (low + high) / 2, "low": low, "high": high}
+    judged = verdict_of(findings, GateConfig(max_task_loss=0.1))
+    (check,) = (check for check in judged.checks if check.name.startswith("task accuracy"))
+    assert check.outcome == outcome
 
 
 def test_replay_is_allowed_what_the_engine_differs_from_itself_and_a_margin():

@@ -20,6 +20,7 @@ from outrider.pipeline.inspection import (
     gain,
     inspect_recipe,
     print_inspection,
+    print_lookup,
 )
 from outrider.pipeline.recipe.load import load_overrides, load_recipe
 from tests.cli.commands import assert_one_message, run
@@ -28,7 +29,7 @@ from tests.cli.workplace import write_workplace
 KEYS = {
     *("rows", "exchanges", "joined", "extra_choices", "rejects", "formats", "fidelity", "models"),
     *("tenants", "lengths", "sampling", "time", "duplicates", "predicted", "sessions", "split"),
-    "problems",
+    *("lookup", "problems"),
 }
 
 
@@ -82,6 +83,27 @@ def test_the_page_prints_names_of_a_log_and_does_not_obey_them(shipped):
     assert "600 = 600 exchanges + 1 rejects" in text and "5,500 tokens/s" in text
     assert max(map(len, text.splitlines())) <= 100
     assert "[red]x[/]␛[2J 5" in text and "/logs/[b]␇.jsonl:3" in text and "\x1b" not in text
+
+
+def test_the_page_has_what_lookup_would_deliver(shipped):
+    found, _ = shipped
+    lookup = found["lookup"]
+    assert lookup["replayed"]["responses"] > 90 and lookup["order"] == "time"
+    assert lookup["lookups"].keys() | lookup["missing"].keys() == {"ngram", "suffix"}
+    console = Console(record=True, width=80, file=io.StringIO())
+    print_lookup({**lookup, "missing": {"suffix": "suffix lookup: run `it`"}}, console)
+    text = console.export_text()
+    ngram = lookup["lookups"]["ngram"]["new"]
+    cells = " ".join(f"{length:.2f}" for length in ngram["by_k"])
+    assert f"n-gram lookup new {ngram['responses']} {cells}" in " ".join(text.split())
+    assert "K=8" in text and "suffix lookup: run `it`" in text
+    assert f"advice: {lookup['advice']}" in " ".join(text.split())
+
+
+def test_a_log_with_problems_is_not_replayed():
+    console = Console(record=True, width=80, file=io.StringIO())
+    print_lookup({"skipped": "the traffic has 2 sessions"}, console)
+    assert console.export_text().endswith("K drafts: the traffic has 2 sessions\n")
 
 
 @pytest.fixture(scope="module")

@@ -296,12 +296,23 @@ def test_the_command_s_speculation_in_vllm_s_short_form() -> None:
         """ --speculative-config '{"prompt_lookup_max": 6}'"""
     )
     assert found.values["eval"] == {"current_k": 4}
-    assert found.values["speculator"] == {"base": "ngram"}
+    # vLLM's shortest length is then the longest, too (vllm/config/speculative.py:1207).
+    settings = {"prompt_lookup_min": 6, "prompt_lookup_max": 6}
+    assert found.values["speculator"] == {"base": "ngram", "base_settings": settings}
     assert found.notes[-1].endswith(
-        "ngram, 4 drafts per step; in model runner V2 measured as ngram_gpu, with async scheduling;"
-        " the measured base has prompt_lookup_min=2 prompt_lookup_max=4;"
-        " left out, although the measured base may differ: prompt_lookup_max"
+        "ngram, 4 drafts per step; in model runner V2 measured as ngram_gpu, with async scheduling"
     )
+    for words, settings in (
+        ('{"method": "ngram"}', {"prompt_lookup_min": 5, "prompt_lookup_max": 5}),
+        (
+            '{"method": "suffix", "suffix_decoding_max_spec_factor": 2.0}',
+            {"suffix_decoding_max_spec_factor": 2.0, "suffix_decoding_min_token_prob": 0.1},
+        ),
+    ):
+        command = f"vllm serve org/model --speculative-config '{words}'"
+        found = read_serve_command(command)
+        assert found.values["speculator"]["base_settings"] == settings
+        assert "left out" not in found.notes[-1]
 
 
 def test_vllm_s_defaults_replace_the_recipe_s(tmp_path: Path) -> None:

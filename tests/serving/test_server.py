@@ -1,16 +1,20 @@
 """A real `vllm serve`: counters, load and bundle."""
 
 import json
+import re
 import socket
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from outrider.common.errors import OutriderError
 from outrider.serving.bundle.bundle import export_bundle, verify_bundle
 from outrider.serving.client import Sampling, complete
 from outrider.serving.config import EngineConfig
+from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.server import Server
 from outrider.serving.speculator import Drafting, Speculator
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp
@@ -76,6 +80,33 @@ def test_a_block_of_load_is_counted_request_by_request(server, load, prompts, pr
             "other requests were counted"
         )
         assert all(request.ttft_ms > 0 for request in result.requests)
+
+
+def test_requests_are_sent_with_their_grammars(server, target, prompts, prompt_texts, tmp_path):
+    grammar = json.dumps({"regex": "[0-9]{5,6}"})
+    grammars = [grammar if number % 2 == 0 else "" for number in range(len(prompts))]
+    greedy = {"sampling": Sampling(temperature=0), "max_tokens": 24, "concurrency": 1}
+    asked = {"url": server.url, "model": server.model_name, "prompts": prompts, **greedy}
+    free = complete(**asked)
+    constrained = complete(**asked, grammars=grammars)
+    tokenizer = AutoTokenizer.from_pretrained(target.directory())
+    for sent, without, has_grammar in zip(constrained, free, grammars, strict=True):
+        text = tokenizer.decode(sent.token_ids, skip_special_tokens=True)
+        if has_grammar:
+            assert re.fullmatch("[0-9]{5,6}", text)
+        else:
+            assert sent.token_ids == without.token_ids
+    # The load generator sends the same.
+    by_text = dict(zip(prompt_texts, grammars, strict=True))
+    with LoadGenerator(target, tmp_path / "load.log", grammars=by_text) as load:
+        block = load.run_block(url=server.url, prompts=prompt_texts, **greedy)
+    lengths = [len(sent.token_ids) for sent in constrained]
+    assert [request.output_tokens for request in block.requests] == lengths
+    # Also steps whose drafts the grammar forbids are counted.
+    counters = block.counters
+    steps = Speculator.named(target.directory()).steps(asdict(counters), len(prompts))
+    missing = sum(lengths) - len(prompts) - counters.accepted_tokens
+    assert steps == max(counters.drafts, missing)
 
 
 def test_each_request_is_sent_at_its_time(server, load, prompt_texts):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from outrider.speculators.acceptance import (
+    MASK_BITS,
     accept_matrix,
     accept_probability,
     forbid,
@@ -20,6 +21,8 @@ from outrider.speculators.heads import DraftHead
 def test_forbid_reads_vllm_s_bits() -> None:
     """Against vLLM's packing: bit i of word w is token 32 w + i."""
     torch.manual_seed(0)
+    bits = 8 * torch.int32.itemsize
+    assert bits == MASK_BITS  # vLLM's masks are int32
     vocabulary = 70
     allowed_MV = torch.rand(3, vocabulary) < 0.5
     masks_MW = torch.zeros(3, 3, dtype=torch.int64)
@@ -37,9 +40,10 @@ def test_forbid_reads_vllm_s_bits() -> None:
 
 
 def literal_expectation(a_AK, anchors: int, k: int):
-    """Expected steps and accepted counts over every sequence of advances of the response."""
+    """Expected steps, accepted and offered counts over all ways to advance through a response."""
     steps = 0.0
     accepted = [0.0] * k
+    offered = [0.0] * k
     for count in range(1, anchors + 1):
         for advances in itertools.product(range(1, k + 2), repeat=count):
             if sum(advances[:-1]) >= anchors or sum(advances) < anchors:
@@ -56,10 +60,15 @@ def literal_expectation(a_AK, anchors: int, k: int):
                 history.append(advance - 1)
                 t += advance
             steps += probability * count
+            start = 0
             for taken in history:
                 for j in range(taken):
                     accepted[j] += probability
-    return steps, accepted
+                # The first rejected draft was offered too; drafts past the end were not.
+                for j in range(min(taken + 1, k, anchors - start)):
+                    offered[j] += probability
+                start += taken + 1
+    return steps, accepted, offered
 
 
 def test_chain_equals_the_sum_over_all_partitions():
@@ -69,11 +78,43 @@ def test_chain_equals_the_sum_over_all_partitions():
     chain = replay_chain(a_RAK, anchors_R)
     for r, anchors in enumerate(anchors_R.tolist()):
         for k in (1, 2, 3):
-            steps, accepted = literal_expectation(a_RAK[r], anchors, k)
+            steps, accepted, offered = literal_expectation(a_RAK[r], anchors, k)
             assert chain.steps_RK[r, k - 1].item() == pytest.approx(steps, abs=1e-10)
             assert chain.accepted_RKK[r, k - 1, :k].tolist() == pytest.approx(accepted, abs=1e-10)
+            assert chain.offered_RKK[r, k - 1, :k].tolist() == pytest.approx(offered, abs=1e-10)
             assert chain.accepted_RKK[r, k - 1, k:].sum() == 0
+            assert chain.offered_RKK[r, k - 1, k:].sum() == 0
     assert chain.tokens_R.tolist() == anchors_R.tolist()
+
+
+def test_anchors_are_padded_to_the_longest_response():
+    a_NK = torch.tensor([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]])
+    padded = pad_anchors(a_NK, torch.tensor([1, 2]))
+    expected = torch.tensor([[[0.1, 0.2], [0.0, 0.0]], [[0.3, 0.4], [0.5, 0.6]]])
+    assert torch.equal(padded, expected)
+    none = torch.tensor([], dtype=torch.long)
+    assert pad_anchors(torch.zeros(0, 2), none).shape == (0, 0, 2)
+
+
+def test_the_last_logged_token_can_be_drafted_and_none_after_it():
+    """Hidden states and heads are one-hot, so that each state drafts a known token."""
+    vocabulary = 5
+    tokens_BT = torch.tensor([[0, 3, 1, 4]])
+    anchor_N = torch.tensor([1, 2, 1])
+    a_NK = accept_matrix(
+        # Draft 1 of anchor 1 is token 1, of anchor 2 token 4; draft 2 of anchor 1 is token 4.
+        states=[torch.eye(vocabulary)[[1, 4, 1]], torch.eye(vocabulary)[[4, 4, 4]]],
+        head=DraftHead(torch.eye(vocabulary)),
+        lm_head_VH=torch.eye(vocabulary),
+        token_ids_BT=tokens_BT,
+        hidden_BTH=torch.zeros(1, 4, vocabulary),
+        row_N=torch.zeros_like(anchor_N),
+        anchor_N=anchor_N,
+        last_N=torch.tensor([3, 3, 2]),  # the third response ends one token earlier
+        temperature_N=torch.zeros(3),
+        top_p_N=torch.ones(3),
+    )
+    assert a_NK.tolist() == [[1.0, 1.0], [1.0, 0.0], [1.0, 0.0]]
 
 
 def test_certain_and_hopeless_drafts_bound_the_steps():
@@ -215,6 +256,35 @@ def test_the_target_distribution_is_vllms():
     assert torch.equal(greedy.argmax(-1), logits.argmax(-1)) and torch.equal(
         greedy.sum(-1), torch.ones(64)
     )
+
+
+def test_temperatures_from_1e_5_on_are_sampled_as_in_vllm():
+    """`_SAMPLING_EPS` of v1/sample/sampler.py; two logits that tie show which rule was used."""
+    tied = torch.tensor([[2.0, 2.0, 0.0]] * 2)
+    temperature = torch.tensor([1e-5, 0.9e-5])
+    one = torch.ones(2)
+    assert target_distribution(tied, temperature, one).tolist() == [
+        [0.5, 0.5, 0.0],
+        [1.0, 0.0, 0.0],
+    ]
+    first = torch.tensor([0, 0])
+    assert logged_token_probability(tied, first, temperature, one).tolist() == [0.5, 1.0]
+    # The draft's q is 1/2 and the target's p is 1: half of the sampled drafts are accepted.
+    accepted = accept_probability(tied, first, temperature, one, probabilistic=True)
+    assert accepted.tolist() == [0.5, 1.0]
+
+
+def test_a_nucleus_that_is_exactly_top_p_drops_the_rest():
+    """vLLM drops tokens while the cumulative probability is at most 1 - top_p."""
+    even = torch.zeros(1, 4)
+    found = target_distribution(even, torch.ones(1), torch.tensor([0.5]))
+    assert sorted(found[0].tolist()) == [0.0, 0.0, 0.5, 0.5]
+
+
+def test_a_greedy_request_s_other_tokens_have_their_probability_at_temperature_1():
+    logits = torch.log(torch.tensor([[0.6, 0.3, 0.1]]))
+    found = logged_token_probability(logits, torch.tensor([1]), torch.zeros(1), torch.ones(1))
+    assert found.item() == pytest.approx(0.3)
 
 
 def test_a_logged_token_just_outside_the_nucleus_keeps_its_probability():

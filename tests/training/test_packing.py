@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.common.errors import OutriderError
 from outrider.data.features.feature_store import SequenceLength
 from outrider.training.packing import (
     cut_at_rows,
@@ -13,6 +14,7 @@ from outrider.training.packing import (
     pack,
     plan_epoch,
     rows_of_process,
+    samples_of_part,
 )
 from tests.fuzzing import examples
 
@@ -27,18 +29,67 @@ def test_every_piece_is_in_exactly_one_row_that_has_room(lengths: list[int]) -> 
     assert sum(sum(lengths[index] for index in row) <= 50 for row in rows) <= 1
 
 
+def fullest(lengths: list[int], room: int) -> int:
+    """The largest sum of some of the lengths that fits, by trying all of them."""
+    choices = itertools.product([False, True], repeat=len(lengths))
+    sums = (sum(itertools.compress(lengths, choice)) for choice in choices)
+    return max(total for total in sums if total <= room)
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=9), st.integers(30, 50))
+@examples(50)
+def test_the_first_row_of_each_order_is_as_full_as_it_can_be(
+    lengths: list[int], row_tokens: int
+) -> None:
+    rows = pack(list(enumerate(lengths)), row_tokens)
+    filled = sum(lengths[index] for index in rows[0])
+    first_in_order = lengths[0] + fullest(lengths[1:], row_tokens - lengths[0])
+    longest, *rest = sorted(lengths, reverse=True)
+    assert filled in (first_in_order, longest + fullest(rest, row_tokens - longest))
+
+
+def test_equally_full_rows_have_the_earliest_pieces() -> None:
+    # After the 6, both 4s fill the row; so do 3 + 1 and the last 4.
+    pieces = list(enumerate([6, 3, 4, 1, 4]))
+    assert pack(pieces, row_tokens=10)[0] == (0, 2)
+
+
 def test_anchors_start_at_the_state_before_the_first_completion_token() -> None:
-    rows = [("a", 10, 4), ("b", 300, 5), ("c", 10, 9), ("d", 300, 120)]
+    rows = [
+        *[("a", 10, 4), ("b", 300, 5), ("c", 10, 9), ("d", 300, 120)],
+        *[("shortest", 3, 1), ("without prompt", 3, 0), ("full", 100, 99)],
+    ]
     samples, left_out = make_samples([SequenceLength(*row) for row in rows], row_tokens=100)
     assert [(sample.sequence_id, sample.length, sample.first_anchor) for sample in samples] == [
         ("a", 10, 3),
         ("b", 100, 4),
+        ("shortest", 3, 0),  # one draft: token 2, after the prefill's token 1
+        ("without prompt", 3, 0),
     ]
     # Sequence a: completion 4..9; the prefill returns token 4; drafts predict 5..9 at depth 0 and
     # 7..9 at depth 2.
     assert [samples[0].targets(s) for s in range(7)] == [5, 4, 3, 2, 1, 0, 0]
     assert "shorter than two tokens" in left_out["c"]
     assert "fills a row" in left_out["d"]
+    assert "shorter than two tokens" in left_out["full"]  # it fits the row
+
+
+def test_a_part_without_states_or_samples_names_the_first(tmp_path) -> None:
+    sequences = {name: SequenceLength(name, 10, start) for name, start in [("a", 4), ("b", 9)]}
+
+    def of_part(*ids: str) -> list[str]:
+        samples, _ = samples_of_part(
+            sequences, ids, row_tokens=100, part="validation", features_dir=tmp_path
+        )
+        return [sample.sequence_id for sample in samples]
+
+    assert of_part("b", "a") == ["a"]
+    with pytest.raises(
+        OutriderError, match=r"no states for 2 sequences of the validation.* first x;"
+    ):
+        of_part("a", "x", "y")
+    with pytest.raises(OutriderError, match=r"validation part was left out.*shorter than two"):
+        of_part("b")
 
 
 def test_responses_that_lose_their_end_are_counted_as_the_samples_are_cut() -> None:

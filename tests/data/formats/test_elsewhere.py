@@ -6,13 +6,14 @@
 import base64
 import json
 import random
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from outrider.common.errors import OutriderError
 from outrider.data.exchange import Exchange, Reject
-from outrider.data.formats.sources import log_files
+from outrider.data.files.sources import log_files
 from tests.data.logs import pair, read_exchanges, write_log
 
 FOLDER = Path(__file__).parent / "elsewhere"
@@ -58,19 +59,26 @@ def test_a_documented_log_is_read_or_refused_with_the_fix(case):
         assert [words for words in case["words"] if words not in message] == []
         return
     outcomes = read(path)
-    assert [outcome for outcome in outcomes if isinstance(outcome, Reject)] == []
-    assert len(outcomes) == case["exchanges"]
-    first = outcomes[0]
-    assert isinstance(first, Exchange)
+    rejects = Counter(outcome.reason for outcome in outcomes if isinstance(outcome, Reject))
+    assert rejects == case.get("rejects", {})
+    exchanges = [outcome for outcome in outcomes if isinstance(outcome, Exchange)]
+    assert len(exchanges) == case["exchanges"]
+    first = exchanges[0]
     assert "Question 0: what is 2+2?" in (first.prompt_text or first.messages[0]["content"])
-    answer = f"{first.reasoning}</think>{first.content}" if first.messages else first.content
-    assert answer == "Two and two make four.\n</think>\n\nIt is 4."
-    assert (first.finish_reason, first.temperature, first.top_p) == ("stop", 0.6, 0.95)
+    assert text_of(first) == case.get("text", "Two and two make four.\n</think>\n\nIt is 4.")
+    assert first.finish_reason == "stop" and not first.stop_strings
+    assert [first.temperature, first.top_p] == case.get("sampling", [0.6, 0.95])
     assert (first.time, first.session, first.user) == (
         case["time"],
         case.get("session"),
         case.get("user"),
     )
+
+
+def text_of(exchange: Exchange) -> str | None:
+    if exchange.reasoning is None:
+        return exchange.content
+    return f"{exchange.reasoning}</think>{exchange.content}"
 
 
 def test_every_file_of_the_folder_is_a_case():

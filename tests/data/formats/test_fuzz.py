@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from outrider.common.errors import OutriderError
 from outrider.data.exchange import Exchange, Record, Reject
+from outrider.data.files.sources import log_files
 from outrider.data.formats import FORMATS, format_of, parse_record, read_records
-from outrider.data.formats.sources import log_files
 from tests.data.formats.test_golden import FOLDERS, GOLDEN
 from tests.data.logs import read_exchanges
 from tests.fuzzing import examples

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from outrider.data.exchange import Exchange
+from outrider.data.files.sources import log_files
 from outrider.data.formats.fields import take_time
 from outrider.data.formats.finish_reasons import CUT, FINISHED
-from outrider.data.formats.sources import log_files
 from tests.data.logs import pair, read_exchanges, write_log
 
 MESSAGES = [{"role": "user", "content": "Hi"}]

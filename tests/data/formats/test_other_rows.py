@@ -5,7 +5,7 @@ import json
 import pytest
 
 from outrider.data.exchange import Exchange
-from outrider.data.formats.sources import log_files
+from outrider.data.files.sources import log_files
 from tests.data.logs import pair, read_exchanges, write_log
 
 ASKED = {"model": "r1", "messages": [{"role": "user", "content": "Hi"}]}

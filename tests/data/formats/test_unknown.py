@@ -8,7 +8,7 @@ import zipfile
 import pytest
 
 from outrider.data.exchange import Reject
-from outrider.data.formats.sources import log_files
+from outrider.data.files.sources import log_files
 from tests.data.logs import pair, read_exchanges
 
 SECRET = "Ada Lovelace"
@@ -34,7 +34,7 @@ def described(tmp_path, content: bytes) -> Reject:
         ({"prompt": SECRET, "chosen": SECRET, "rejected": SECRET}, "chosen", "preference data"),
         ({"object": "response", "output": [], "id": 1}, "object, output", "Responses API"),
         ({"line": f"Received request x: {SECRET}"}, "line", "vllm_log: unwrap it with `jq -r"),
-        ({"all": [PAIR, PAIR]}, "all", """jq -c '."all"[]'"""),
+        ({"all": [{"custom_id": "a", "body": {}}]}, "all", """jq -c '."all"[]'"""),
         ({"request": SECRET[:0] or 5}, "request", "needs response"),
         ({"run_type": "llm", "inputs": {}, "outputs": {}}, "run_type", "LangSmith"),
         ({"span_kind": "LLM", "attributes": {"input.value": SECRET}}, "span_kind", "OpenInference"),

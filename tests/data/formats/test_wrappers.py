@@ -4,16 +4,26 @@ import base64
 import dataclasses
 import json
 import random
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from outrider.data.exchange import Exchange
-from outrider.data.formats.sources import log_files
+from outrider.data.exchange import Exchange, Place, Record
+from outrider.data.files.sources import log_files
+from outrider.data.formats import openai_pairs, wrappers
 from tests.data.logs import pair, read_exchanges, write_log
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-PRODUCERS = ("litellm", "helicone", "langfuse", "otel_genai", "token_ids", "messages")
+PRODUCERS = (
+    "litellm",
+    "helicone",
+    "langfuse",
+    "otel_genai",
+    "token_ids",
+    "messages",
+    "message_pairs",
+)
 PAIRS = ("openai_pairs", "openai_streams", "openai_completions")
 LOGS = sorted(
     str(path.relative_to(GOLDEN))
@@ -195,6 +205,28 @@ def test_request_and_response_are_found_by_their_own_keys(tmp_path, shape, colle
     assert outcome.time is None or outcome.time > 1e9
 
 
+@pytest.mark.parametrize("collector", [None, *COLLECTORS])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_each_json_text_is_decoded_once(shape, collector, monkeypatch):
+    row = SHAPES[shape](ASKED, ANSWERED)
+    if collector:
+        row = COLLECTORS[collector](row)
+    texts = Counter()
+
+    def counted(text):
+        texts[text] += 1
+        return decode(text)
+
+    decode = wrappers.decode
+    monkeypatch.setattr(wrappers, "decode", counted)
+    record = Record(Place("log.jsonl", 1), json.dumps(row).encode())
+    once = openai_pairs.parse(record)
+    assert set(texts.values()) <= {1}
+    # The next row finds nothing of this one, and its outcome did not change the decoded values.
+    assert openai_pairs.parse(record) == once
+    assert set(texts.values()) <= {2}
+
+
 FIELDS = [
     ({"requester": "svc-1"}, "user", "svc-1"),
     ({"consumer": {"username": "u"}}, "user", "u"),
@@ -262,3 +294,18 @@ def test_any_order_and_any_split_give_the_same_exchanges(tmp_path, seed):
         plain = (dataclasses.replace(outcome, place=None) for outcome in read_back)
         outcomes.append(sorted(map(repr, plain)))
     assert outcomes[0] == outcomes[1] and len(outcomes[0]) == len(rows) + 5
+
+
+@pytest.mark.parametrize("value", [{"span": "chat"}, ["chat"], 7, None])
+@pytest.mark.parametrize("key", ["type", "object", "kind", "span_kind", "status", "id"])
+def test_names_of_kinds_may_have_any_value(tmp_path, key, value):
+    row = {key: value, "request": ASKED, "response": ANSWERED, "trace_id": "t"}
+    (outcome,) = read_exchanges(log_files(str(write_log(tmp_path / "log.jsonl", [row]))))
+    assert isinstance(outcome, Exchange)
+
+
+@pytest.mark.parametrize("name", ["request_id", "requestId", "x-request-id", "correlation_id"])
+def test_halves_are_joined_by_an_id_of_any_spelling(tmp_path, name):
+    rows = [{name: "a", "request": ASKED}, {name: "a", "response": ANSWERED}]
+    (outcome,) = read_exchanges(log_files(str(write_log(tmp_path / "log.jsonl", rows))))
+    assert isinstance(outcome, Exchange) and outcome.messages == ASKED["messages"]

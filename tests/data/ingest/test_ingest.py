@@ -15,7 +15,7 @@ import pytest
 from outrider.common.errors import OutriderError
 from outrider.common.process_tree import wait_until
 from outrider.data.config import PrivacyConfig, TrafficConfig
-from outrider.data.formats.sources import log_files
+from outrider.data.files.sources import log_files
 from outrider.data.ingest import chunks
 from outrider.data.ingest.chunks import Work
 from outrider.data.ingest.ingest import ingest

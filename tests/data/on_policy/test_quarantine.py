@@ -142,7 +142,8 @@ def test_parts_are_loaded_without_what_is_set_aside(tmp_path):
     (tmp_path / "parts.json").write_text(json.dumps(parts))
     (tmp_path / "manifest.json").write_text("{}")
     write_quarantine(tmp_path, {"b": 0.4, "f": 0.2})
-    assert load_parts(tmp_path, tmp_path) == {**parts, "train": ["a", "c"], "heldout": ["e"]}
+    ids = {"train": ["a", "c"], "validation": ["d"], "heldout": ["e"]}
+    assert load_parts(tmp_path, tmp_path) == ids
     write_quarantine(tmp_path, {"b": 0.4, "f": 0.2}, not_captured=["c", "e"])
     with pytest.raises(OutriderError, match="all 2 sequences of the heldout part are quarantined"):
         load_parts(tmp_path, tmp_path)

@@ -9,11 +9,20 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.eval.replay.replay import CEILING, replay
-from outrider.eval.replay.sums import ARRAYS, ReplaySums, compare
+from outrider.eval.replay.perfect_drafter import PerfectDrafter
+from outrider.eval.replay.regions import NAMES
+from outrider.eval.replay.replay import (
+    CEILING,
+    Replayed,
+    Response,
+    batches,
+    replay,
+    unroll_responses,
+)
+from outrider.eval.replay.sums import ARRAYS, ReplaySums, compare, length_at
 from outrider.serving.client import Sampling
 from outrider.speculators.acceptance import target_distribution
-from outrider.speculators.features import FINAL_NORM, SequenceStates
+from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream, SequenceStates
 from outrider.speculators.kinds.protocol import MOST_LOOKED_UP, Lookup
 from tests.eval.replay_case import DEPTH, TEMPERATURE, TOP_K, TOP_P, replay_case, states_of
 
@@ -117,7 +126,9 @@ def test_regions_split_tokens_and_steps_without_a_rest(case):
         depth=DEPTH,
         by_region=True,
     )
-    assert plain.region_tokens_RG.shape == (5, 0) and np.array_equal(plain.steps_RK, sums.steps_RK)
+    assert plain.region_tokens_RG.shape == (5, 0) and plain.regions == ()
+    assert plain.region_steps_RGK.shape == (5, 0, DEPTH) and sums.regions == NAMES
+    assert np.array_equal(plain.steps_RK, sums.steps_RK)
     for dimension in {dimension for dimension, _ in sums.regions}:
         inside = [g for g, (name, _) in enumerate(sums.regions) if name == dimension]
         assert np.allclose(sums.region_tokens_RG[:, inside].sum(axis=1), sums.tokens_R)
@@ -289,4 +300,172 @@ def test_the_ceiling_is_the_literal_walk_of_the_target_s_most_likely_tokens(case
         depth=DEPTH,
         draft_sample_method="probabilistic",
     )
+    # The prefill delivers the first token of a response.
+    assert drawn.tokens_R.tolist() == [
+        len(features.token_ids) - features.completion_start - 1 for features in store.values()
+    ]
     assert (drawn.steps_RK == np.ceil(drawn.tokens_R[:, None] / np.arange(2, DEPTH + 2))).all()
+
+
+def counted(tokens, steps, accepted, region_tokens, region_steps):
+    """Sums of responses r0, r1, ... in sessions s0, s1, ..., for k = 1 and 2, in one region."""
+    count = len(tokens)
+    return ReplaySums(
+        sequence_ids=[f"r{number}" for number in range(count)],
+        sessions=[f"s{number}" for number in range(count)],
+        users=[""] * count,
+        tokens_R=np.array(tokens, float),
+        steps_RK=np.array(steps, float),
+        accepted_RKK=np.array(accepted, float),
+        region_tokens_RG=np.array(region_tokens, float)[:, None],
+        region_steps_RGK=np.array(region_steps, float)[:, None],
+        regions=NAMES[:1],
+    )
+
+
+@pytest.fixture
+def six():
+    """Six responses of 10 to 60 tokens, whose steps differ for each k."""
+    return counted(
+        tokens=[10, 20, 30, 40, 50, 60],
+        steps=[[6, 5], [10, 8], [20, 14], [30, 20], [26, 16], [40, 30]],
+        accepted=[[[4 + r, 0], [3 + r, 1 + r]] for r in range(6)],
+        region_tokens=[4, 0, 6, 0, 5, 9],
+        region_steps=[[2, 1], [0, 0], [3, 3], [0, 0], [4, 2], [6, 3]],
+    )
+
+
+def jackknife_of(numerators, denominators):
+    """The ratio of sums and its 95 % interval, by leaving out one session after the other.
+
+    Variance: Efron and Stein. Degrees of freedom: the trace formula of Bell and McCaffrey.
+    """
+    from scipy.stats import t
+
+    count = len(numerators)
+    value = np.sum(numerators) / np.sum(denominators)
+    logs = np.array(
+        [
+            np.log(np.delete(numerators, g).sum() / np.delete(denominators, g).sum())
+            for g in range(count)
+        ]
+    )
+    error = np.sqrt((count - 1) * logs.var())
+    share = (numerators / np.sum(numerators) + denominators / np.sum(denominators)) / 2
+    center = np.eye(count) - np.outer(np.ones(count), share)
+    product = np.diag((share / (1 - share)) ** 2) @ center @ center.T
+    degrees = np.trace(product) ** 2 / np.trace(product @ product)
+    factor = np.exp(t.ppf(0.975, degrees) * error)
+    return value, value / factor, value * factor
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_a_length_has_the_jackknife_s_interval_over_sessions(six, k):
+    tokens = np.array([10, 20, 30, 40, 50, 60])
+    steps = np.array({1: [6, 10, 20, 30, 26, 40], 2: [5, 8, 14, 20, 16, 30]}[k])
+    estimate = length_at(six, k)
+    # The shares of a session differ between tokens and steps: both are in the degrees of freedom.
+    found = (estimate.value, estimate.low, estimate.high)
+    assert found == pytest.approx(jackknife_of(tokens, steps), rel=1e-6)
+    assert six.acceptance_length()[k - 1] == pytest.approx(tokens.sum() / steps.sum())
+
+
+def test_accepted_shares_have_intervals_by_position_up_to_one(six):
+    steps = np.array([5, 8, 14, 20, 16, 30])
+    positions = np.array([[3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 5, 6]])
+    found = six.cumulative_intervals(2)
+    for (low, high), accepted in zip(found, positions, strict=True):
+        assert (low, high) == pytest.approx(jackknife_of(accepted, steps)[1:], rel=1e-6)
+    # Nearly all drafts are accepted: the interval of the share would reach 1.05.
+    steps = np.array([5, 8, 14, 20, 16, 30])
+    nearly = steps - np.array([0, 0, 4, 0, 0, 0])
+    accepted = six.accepted_RKK.copy()
+    accepted[:, 1, 0] = nearly
+    accepted[:, 1, 1] = 0
+    first, second = dataclasses.replace(six, accepted_RKK=accepted).cumulative_intervals(2)
+    _, low, high = jackknife_of(nearly, steps)
+    assert high > 1 and first == pytest.approx((low, 1.0), rel=1e-6)
+    assert second is None  # nothing was accepted there
+
+
+def test_a_region_has_only_the_responses_with_tokens_there(six):
+    inside = six.region(0)
+    assert inside.sequence_ids == ["r0", "r2", "r4", "r5"]
+    assert inside.sessions == ["s0", "s2", "s4", "s5"]
+    assert inside.tokens_R.tolist() == [4, 6, 5, 9]
+    assert inside.steps_RK.tolist() == [[2, 1], [3, 3], [4, 2], [6, 3]]
+
+
+def test_selected_responses_keep_the_given_order_and_sessions(six):
+    chosen = six.selected(["r4", "of one token", "r1"], sessions={"r4": "session r4"})
+    assert chosen.sequence_ids == ["r4", "r1"] and chosen.sessions == ["session r4", "s1"]
+    assert chosen.tokens_R.tolist() == [50, 20]
+    joined = ReplaySums.joined([six.selected(["r0", "r1"]), six.selected(["r2"])])
+    assert joined.tokens_R.tolist() == [10, 20, 30] and joined.regions == six.regions
+    assert ReplaySums.joined([joined]).as_dict() == joined.as_dict()
+
+
+def test_written_sums_have_six_decimals(six):
+    third = dataclasses.replace(six, tokens_R=np.full(6, 1 / 3))
+    assert third.as_dict()["tokens_R"] == [0.333333] * 6
+
+
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [
+        ([60, 40, 20, 80, 30], [[60, 40], [20, 80], [30]]),  # two batches are exactly full
+        ([150, 20, 81], [[150], [20], [81]]),  # a long sequence is alone, and not after nothing
+        ([40, 40, 40, 40, 40], [[40, 40], [40, 40], [40]]),
+        ([3], [[3]]),
+    ],
+)
+def test_a_batch_is_filled_up_to_its_limit_in_order(case, monkeypatch, lengths, expected):
+    monkeypatch.setattr("outrider.eval.replay.replay.BATCH_TOKENS", 100)
+    store = type(case.store)()
+    rows = []
+    for number, length in enumerate(lengths):
+        store[f"r{number}"] = SequenceStates(torch.zeros(length, dtype=torch.int32), 1, {})
+        rows.append(case.rows[0] | {"sequence_id": f"r{number}"})
+    found = [
+        [len(response.states.token_ids) for response in batch]
+        for batch in batches(store, rows, None)
+    ]
+    assert found == expected
+
+
+class RecordingDrafter(PerfectDrafter):
+    """The perfect drafter, which keeps what it was given."""
+
+    def unroll(self, ends, slots, depth):
+        self.slots = slots
+        return slots.anchor_BT.flatten().nonzero()[:, 0], []
+
+
+@pytest.mark.parametrize("responses", [1, 3])
+def test_a_drafter_reads_the_streams_of_its_spec(case, responses):
+    width = case.ends.lm_head_VH.shape[1]
+    batch = []
+    for row in case.rows[:responses]:
+        states = case.store[row["sequence_id"]]
+        layers = {
+            "layer_1": torch.randn(len(states.token_ids), 5).bfloat16(),
+            "layer_2": torch.randn(len(states.token_ids), 7).bfloat16(),
+        }
+        states = dataclasses.replace(states, streams=states.streams | layers)
+        batch.append(Response(row, states, Sampling(0.0, 1.0)))
+
+    def given(*streams):
+        spec = FeatureSpec(tuple(FeatureStream(*stream) for stream in streams))
+        drafter = RecordingDrafter()
+        drafted = unroll_responses(Replayed(drafter, case.ends, spec, "cpu"), batch, DEPTH)
+        return drafted, drafter.slots
+
+    _, slots = given(("layer_2", 7), ("layer_1", 5))
+    rows = [
+        torch.cat([response.states.streams[name] for name in ("layer_2", "layer_1")], dim=1)
+        for response in batch
+    ]
+    assert torch.equal(slots.inputs_BTX[0], torch.cat(rows).float())
+    # Inputs and the teacher's states are one tensor: R1's would take 235 MB more per batch.
+    drafted, slots = given((FINAL_NORM, width))
+    assert slots.inputs_BTX.data_ptr() == drafted.hidden_BTH.data_ptr()

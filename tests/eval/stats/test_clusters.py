@@ -1,5 +1,7 @@
 """Coverage of intervals over sessions on data whose truth is known."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -114,6 +116,56 @@ def test_few_or_very_unequal_users_do_not_pass_for_many(spread, noise):
         wrong = wrong + (found.low > 1)
         shown = shown + (1.3 * found.low > 1)
     assert wrong / trials <= 0.025 and shown / trials > 0.6 and alone / trials > 0.05
+
+
+def test_five_sessions_are_enough_for_an_interval():
+    base, custom = simulated(np.random.default_rng(5), LEAST_SESSIONS, 1)
+    rows = np.stack([base[0], custom[0]], axis=1)
+    found = clustered(rows, range(LEAST_SESSIONS), ratio)
+    assert found.low is not None and found.low < found.value < found.high
+    # Five users have an interval too: theirs, without an assumption.
+    users = [*"abcde"]
+    assert (
+        clustered(rows, range(LEAST_SESSIONS), ratio, users=users).over == "5 sessions of 5 users"
+    )
+
+
+@pytest.mark.parametrize("gains", [[1.0, 1.5, 0.7], [1.0, 1.0, 1.001]])
+def test_few_users_add_the_larger_of_measured_and_assumed_noise_by_hand(gains):
+    """Six sessions of three users with equal traffic; z(0.975) = 1.959964."""
+    rows = np.array([[gain, 1.0] for gain in gains for _ in range(2)])
+    plain = clustered(rows, range(6), ratio)
+    named = clustered(rows, range(6), ratio, users=[*"aabbcc"])
+    mean = sum(gains) / 3
+    logs = [math.log((3 * mean - gain) / 2) for gain in gains]  # without one user's sessions
+    center = sum(logs) / 3
+    measured = math.sqrt(2 / 3 * sum((log - center) ** 2 for log in logs))
+    shares = [(gain / (3 * mean) + 1 / 3) / 2 for gain in gains]
+    assumed = 0.1 * math.sqrt(sum(share**2 for share in shares))
+    assert (measured > assumed) == (gains[1] == 1.5)
+    margin = 1.959964 * max(measured, assumed)
+    sessions_margin = math.log(plain.high / plain.value)
+    assert math.log(named.high / named.value) == pytest.approx(math.hypot(sessions_margin, margin))
+
+
+def test_two_users_of_whom_one_has_all_gains_get_the_assumed_noise():
+    """Without that user there is no ratio, so nothing is measured; half of each sum is theirs."""
+    rows = np.array([[1.0 + 0.1 * row, 1.0] for row in range(6)] + [[0.0, 1.0]] * 6)
+    plain = clustered(rows, range(12), ratio)
+    named = clustered(rows, range(12), ratio, users=[*"a" * 6, *"b" * 6])
+    # User a has all of one sum and half of the other: 3/4; b the other quarter.
+    margin = 1.959964 * 0.1 * math.sqrt(0.75**2 + 0.25**2)
+    sessions_margin = math.log(plain.high / plain.value)
+    assert math.log(named.high / named.value) == pytest.approx(math.hypot(sessions_margin, margin))
+    assert named.over == "12 sessions of 2 users, assumed to differ by 10%"
+
+
+def test_many_users_of_whom_one_has_all_gains_leave_no_interval():
+    rows = np.array([[1.0, 1.0]] * 6 + [[0.0, 1.0]] * 6)
+    users = [*"a" * 6, *"bcdefg"]
+    assert clustered(rows, range(12), ratio).low is not None
+    found = clustered(rows, range(12), ratio, users=users)
+    assert found.low is None and found.over.endswith("with the wider interval over users")
 
 
 def test_what_an_interval_speaks_for():

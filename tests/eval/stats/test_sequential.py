@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from outrider.eval.config import EvalConfig
 from outrider.eval.stats.intervals import ERRORS_A_MARGIN, given_passed
-from outrider.eval.stats.sequential import Looks
+from outrider.eval.stats.sequential import Looks, looks_of
 from outrider.eval.stats.speed_ratio import trimmed_mean
 from tests.eval.stats.machine_noise import machine_noise
 
@@ -25,6 +26,15 @@ def test_looks_double_and_the_last_keeps_most():
     assert Looks(2, 8).level(2) == pytest.approx(1 - 0.05 / 16)
     assert Looks(2, 8).level(4) == pytest.approx(1 - 0.05 * 3 / 16)
     assert Looks(2, 8).level(8) == pytest.approx(1 - 0.05 * 12 / 16)
+
+
+@pytest.mark.parametrize(
+    ("measure", "repeats", "expected"),
+    [("full", 8, [8]), ("until_decided", 8, [2, 4, 8]), ("until_decided", 3, [2, 3])],
+)
+def test_only_a_full_measurement_has_a_single_look(measure, repeats, expected):
+    settings = EvalConfig(measure=measure, repeats=repeats)
+    assert looks_of(settings).repeats == expected
 
 
 def measured(random: np.random.Generator, truth: float, scale: float) -> tuple[bool, float, bool]:

@@ -82,7 +82,7 @@ def test_lookup_has_a_bundle_without_weights(nano_r1, tmp_path):
 
 def test_the_card_of_suffix_lookup_names_the_package_that_servers_need(tmp_path):
     bundle(tmp_path, kind="suffix")
-    assert "pip install --no-deps arctic-inference" in model_card(tmp_path / "bundle", "acme/it")
+    assert "outrider doctor --install-suffix" in model_card(tmp_path / "bundle", "acme/it")
 
 
 def test_k_by_batch_size_where_the_recipe_wants_it(trained):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from outrider.speculators.kinds.ngram import NGramLookup, match_lengths
+from outrider.speculators.kinds.ngram import NGramLookup
 from outrider.speculators.kinds.protocol import NO_DRAFT, Lookup
 from outrider.speculators.kinds.suffix import SuffixLookup
 
@@ -33,7 +33,8 @@ def test_an_ngram_s_length_is_that_of_the_longest_earlier_occurrence(shortest, l
 
 
 def test_a_request_of_one_token_has_no_anchor():
-    assert match_lengths([7], 1, 1, 4).tolist() == []
+    matches = NGramLookup().all_matches(np.array([7], np.int32), 1, 4, Lookup("ngram"))
+    assert len(matches.drafts_AK) == len(matches.length_A) == 0
 
 
 def test_suffix_lookup_has_matches_at_anchors_that_its_own_steps_skip(tmp_path):

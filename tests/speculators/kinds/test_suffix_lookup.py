@@ -97,7 +97,7 @@ def test_vllms_proposer_is_changed_once(monkeypatch):
 
 def test_without_its_package_suffix_lookup_names_the_command(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "arctic_inference.suffix_decoding", None)
-    with pytest.raises(OutriderError, match="pip install --no-deps arctic-inference"):
+    with pytest.raises(OutriderError, match="outrider doctor --install-suffix"):
         base_of("suffix", tmp_path)
 
 

@@ -16,7 +16,7 @@ from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 
 from outrider.common.errors import OutriderError
 from outrider.data.config import TrafficConfig
-from outrider.data.formats.sources import log_files
+from outrider.data.files.sources import log_files
 from outrider.data.ingest.ingest import ingest
 from tests.data.formats.test_golden import GOLDEN
 from tests.data.logs import pair, write_log
@@ -80,7 +80,7 @@ def test_a_file_that_vanishes_is_named(folder):
 
 LIST = """
 import os, sys
-from outrider.data.formats.sources import log_files
+from outrider.data.files.sources import log_files
 if os.getuid() == 0:
     os.setuid(65534)  # root may list every folder
 not_read = []

@@ -5,10 +5,10 @@ import sys
 import pytest
 
 from outrider.common.errors import OutriderError
-from outrider.data.formats import rows as framing
-from outrider.data.formats import sources
-from outrider.data.formats.rows import parse_row, rows
-from outrider.data.formats.sources import LogFile, log_files
+from outrider.data.files import rows as framing
+from outrider.data.files import sources
+from outrider.data.files.rows import parse_row, rows
+from outrider.data.files.sources import LogFile, log_files
 from tests.data.formats.test_golden import GOLDEN
 
 if sys.version_info >= (3, 14):

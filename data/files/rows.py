@@ -20,10 +20,10 @@ from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.data.exchange import Place, Record, Reject
-from outrider.data.formats.container_lines import STAMPED
-from outrider.data.formats.packing import HEAD, archive_of
-from outrider.data.formats.sources import BLANK, LONGEST_LINE, LogFile, lines_of, read_ahead
-from outrider.data.formats.tables import csv_dialect, csv_rows, table_kind, table_rows
+from outrider.data.files.container_lines import STAMPED
+from outrider.data.files.packing import HEAD, archive_of
+from outrider.data.files.sources import BLANK, LONGEST_LINE, LogFile, lines_of, read_ahead
+from outrider.data.files.tables import csv_dialect, csv_rows, table_kind, table_rows
 
 DEEPEST = 100
 """Maximum nesting depth; chat rows have about ten levels, and tool schemas a few dozen."""
@@ -36,6 +36,8 @@ LARGEST_VALUES = 2**30
 
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[{}\[\]]', re.DOTALL)
 """A bracket, or a string up to its end or the end of the file."""
+
+_SINGLE_BACKSLASH = re.compile(rb"(?<!\\)(?:\\\\)*\\(?!\\)")
 
 Row = bytes | dict[str, Any]
 
@@ -111,12 +113,28 @@ def parse_row(row: Row | None) -> dict[str, Any]:
     """
     if row is None:
         raise Reject("line_too_long", f"more than {LONGEST_LINE >> 20} MB")
-    value = row if isinstance(row, dict) else decode(row)
+    value = row if isinstance(row, dict) else _decoded_row(row)
     if not isinstance(value, dict):
         raise Reject("not_an_object", f"the row is {kind_of(value)}")
     if isinstance(row, dict):
         _check_depth(value)
     return value
+
+
+def _decoded_row(row: bytes) -> Any:
+    """Parses a row; undoes the doubling of backslashes by PostgreSQL's COPY in text format.
+
+    JSON of texts has single backslashes (`\\n`, or `\\"` in JSON text), unless it was doubled.
+    """
+    if b"\\\\" not in row or _SINGLE_BACKSLASH.search(row):
+        return decode(row)
+    undoubled = row.replace(b"\\\\", b"\\")
+    if row.count(b"\\\\n") > 1:
+        return decode(undoubled)
+    try:
+        return decode(row)
+    except Reject:
+        return decode(undoubled)
 
 
 def kind_of(value: Any) -> str:

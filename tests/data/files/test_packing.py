@@ -21,10 +21,11 @@ from hypothesis import strategies as st
 from outrider.common.errors import OutriderError
 from outrider.common.fingerprint import value_digest
 from outrider.data.exchange import Exchange, Reject
-from outrider.data.formats import files_by_format, packing
-from outrider.data.formats.rows import rows
-from outrider.data.formats.sources import log_files
-from tests.data.formats.packers import (
+from outrider.data.files import packing
+from outrider.data.files.rows import rows
+from outrider.data.files.sources import log_files
+from outrider.data.formats import files_by_format
+from tests.data.files.packers import (
     CODECS,
     CONTAINERS,
     DRIVERS,

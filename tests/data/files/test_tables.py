@@ -6,9 +6,9 @@ import json
 import pytest
 
 from outrider.common.errors import OutriderError
-from outrider.data.formats.rows import framing, rows
-from outrider.data.formats.sources import log_files
-from tests.data.formats.packers import as_csv
+from outrider.data.files.rows import framing, rows
+from outrider.data.files.sources import log_files
+from tests.data.files.packers import as_csv
 
 ROWS = [
     {"id": "o1", "input": {"messages": [{"content": 'a "quote", \\n and\nlines\t;'}]}, "n": "1.5"},
@@ -45,7 +45,7 @@ def test_a_row_with_too_many_cells_is_no_object(tmp_path):
 
 
 def test_a_cell_above_the_limit_names_the_file(tmp_path, monkeypatch):
-    monkeypatch.setattr("outrider.data.formats.tables.LONGEST_LINE", 10)
+    monkeypatch.setattr("outrider.data.files.tables.LONGEST_LINE", 10)
     with pytest.raises(OutriderError, match=r"x: damaged CSV at line 3 \(field larger"):
         read(tmp_path, "id,input\n1,2\n3," + "y" * 20 + "\n")
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from outrider.data.formats.container_lines import unwrapped
-from tests.data.formats.packers import DRIVERS, LIMIT, TIME, cri, json_file, with_times
+from outrider.data.files.container_lines import unwrapped
+from tests.data.files.packers import DRIVERS, LIMIT, TIME, cri, json_file, with_times
 
 STAMP = f"{TIME} ".encode()
 

@@ -4,7 +4,7 @@ A `LogFile` of lines is read in constant memory. It counts its rows, so that the
 that none is lost. A file is opened twice: to recognize its format, and to read it; files of remote
 stores are opened ahead by threads.
 
-    from outrider.data.formats.sources import log_files
+    from outrider.data.files.sources import log_files
     log_files("s3://bucket/logs/2026-07-*.jsonl.gz")
 """
 
@@ -26,8 +26,8 @@ from fsspec.implementations.local import LocalFileSystem
 from outrider.common.errors import OutriderError
 from outrider.common.fingerprint import store_identity
 from outrider.common.redaction import without_credentials
-from outrider.data.formats.container_lines import unwrapped
-from outrider.data.formats.packing import Member, unpack_archive, unpacked
+from outrider.data.files.container_lines import unwrapped
+from outrider.data.files.packing import Member, unpack_archive, unpacked
 
 LONGEST_LINE = 64 * 2**20
 """Maximum size of a row in bytes; longer rows are rejected. The longest R1 exchange, with its token

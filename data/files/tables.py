@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 from outrider.common.errors import OutriderError
-from outrider.data.formats.packing import HEAD
-from outrider.data.formats.sources import CHUNK, LONGEST_LINE
+from outrider.data.files.packing import HEAD
+from outrider.data.files.sources import CHUNK, LONGEST_LINE
 
 TABLE_ROWS = 64
 """Rows decoded at a time."""

@@ -1,0 +1,81 @@
+"""Traces of LLM calls that have messages, but not the API's request and response.
+
+    {"type": "llm", "input": [{"role": "user", "content": "..."}],
+     "output": [{"role": "assistant", "content": "..."}],
+     "metadata": {"model": "deepseek-r1", "temperature": 0.6}, "metrics": {"completion_tokens": 93}}
+
+Exports of Braintrust, Datadog LLM Observability, PostHog, Lunary, Humanloop, LangWatch, Bifrost,
+Arize and others, under any of their names: messages are recognized by their roles, parameters,
+counts and ends by their names (data/formats/message_sides.py). Spans of other kinds than calls are
+set aside. Most have no finish reason, so that an answer that used all of its `max_tokens` counts as
+truncated, and any other as finished. Token ids are lost, and often the reasoning
+(`reasoning_missing`); a gateway's log of requests and responses has more.
+"""
+
+from typing import Any
+
+from outrider.data.exchange import Exchange, Place, Record, Reject
+from outrider.data.files.rows import Sample
+from outrider.data.formats.cache_hits import check_generated
+from outrider.data.formats.finish_reasons import end_by_limit
+from outrider.data.formats.message_parts import openai_messages
+from outrider.data.formats.message_sides import (
+    MessageSides,
+    logged_about,
+    message_sides,
+    sent_parameters,
+)
+from outrider.data.formats.openai import exchanges
+from outrider.data.formats.other_rows import FAILURES
+from outrider.data.formats.row_fields import fields
+from outrider.data.formats.wrappers import check_call, open_row
+
+FAILED = ("error", "exception", "error_message", "error.type", "$ai_is_error")
+"""Keys that are set if a call failed."""
+
+
+def recognizes(sample: Sample) -> bool:
+    return any(message_sides(row) is not None for row in sample.rows)
+
+
+def parse(record: Record) -> list[Exchange | Reject]:
+    row = open_row(record.payload)
+    sides = message_sides(row)
+    for holder in sides.holders if sides else [row]:
+        check_call(holder)
+    if sides is None:
+        if _has_failed(row):
+            raise Reject("error_response", "the call failed")
+        raise Reject("incomplete_pair", "no messages, or no answer with the assistant's role")
+    return outcomes(row, sides, record.place)
+
+
+def outcomes(
+    row: dict[str, Any], sides: MessageSides, place: Place, **known: Any
+) -> list[Exchange | Reject]:
+    """Returns the exchanges of a row with messages; `known` replaces its fields."""
+    check_generated(row)
+    if any(map(_has_failed, [row, *sides.holders])):
+        raise Reject("error_response", "the call failed")
+    about = logged_about(row)
+    request = {
+        **sent_parameters(row),
+        "messages": openai_messages(sides.asked, "the request's messages"),
+        "model": about.get("model"),
+    }
+    response = {"usage": {"completion_tokens": about["count"]}, "choices": sides.answers}
+    for choice in sides.answers:
+        (choice["message"],) = openai_messages([choice["message"]], "the answer")
+        if choice["finish_reason"] is None:
+            end = about["end"]
+            choice["finish_reason"] = end or end_by_limit(about["limit"], about["count"])
+    logged: dict[str, Any] = {}
+    for holder in [row, *sides.holders]:
+        logged |= {name: value for name, value in fields(holder).items() if value is not None}
+    logged |= {name: value for name, value in known.items() if value is not None}
+    return exchanges(request, response, place, **logged)
+
+
+def _has_failed(holder: dict[str, Any]) -> bool:
+    status = str(holder.get("status")).lower()
+    return any(holder.get(key) for key in FAILED) or status in FAILURES

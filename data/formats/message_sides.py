@@ -1,0 +1,246 @@
+"""Finds a call's messages in rows whose producer does not keep the API's bodies.
+
+    sides = message_sides(row)
+    sides.asked         # messages, the last one not an assistant's
+    sides.answers       # choices: [{"message": {...}, "finish_reason": "stop"}]
+
+Traces of Braintrust, Datadog, PostHog, Lunary, Humanloop, LangWatch, Bifrost, Arize and others have
+a list of messages that does not end with an assistant's, and an answer: an assistant's message, a
+list of these or of choices, or a text under a name in `ANSWERS`. The first of each, breadth first,
+are the call's. OpenInference and OpenLLMetry flatten lists into keys with numbers.
+
+Names were read in PostHog's and Datadog's documentation and in public code that writes attributes
+of OpenInference, OpenLLMetry and Vercel's AI SDK 6 (November 2026). For Braintrust, Lunary,
+Humanloop, LangWatch and Bifrost no version was read.
+"""
+
+import json
+import re
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from outrider.data.exchange import Reject
+from outrider.data.files.rows import decode
+from outrider.data.formats.embedded import object_of
+from outrider.data.formats.fields import number, take_count
+from outrider.data.formats.message_parts import ROLES
+from outrider.data.formats.row_fields import normal_name
+from outrider.data.formats.sampling import CONSTRAINTS, NUMBERS
+
+DEEPEST = 6
+"""Levels that are searched."""
+
+_NUMBERED = re.compile(r"(.+?)\.(\d+)\.(.+)")
+"""A flattened key: `llm.input_messages.0.message.role`, `gen_ai.prompt.0.content`."""
+
+ANSWERS = {"output", "response", "completion", "output_text", "response_text", "response.text"}
+"""Names of a text that is the answer; the last is Vercel's `ai.response.text`."""
+
+THOUGHTS = {"reasoning", "reasoning_content", "response.reasoning"}
+"""Names of the reasoning next to an answer's text."""
+
+MODELS = ("response.model", "response_model", "model", "model_name", "request.model")
+LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+COUNTS = ("completion_tokens", "output_tokens", "token_count.completion", "tokens.completion")
+ENDS = ("finish_reason", "finish_reasons", "stop_reason", "done_reason")
+SENT = frozenset({*NUMBERS, *CONSTRAINTS, "stop", "stop_sequences", "chat_template_kwargs"})
+"""Names of a request's parameters."""
+
+PREFERENCES = frozenset({"chosen", "rejected"})
+"""Keys of preference data, whose answers are not the endpoint's."""
+
+
+class MessageSides(NamedTuple):
+    """A call's messages and choices, and the objects around its answer, outermost first."""
+
+    asked: list[dict[str, Any]]
+    answers: list[dict[str, Any]]
+    holders: list[dict[str, Any]]
+
+
+def message_sides(row: dict[str, Any]) -> MessageSides | None:
+    """Returns a row's messages and answers; None unless it has both."""
+    if row.keys() >= PREFERENCES:
+        return None
+    asked: list[dict[str, Any]] | None = None
+    answers: list[dict[str, Any]] | None = None
+    around: list[dict[str, Any]] = []
+    for _, value, holders in _values(row):
+        messages = _messages(value)
+        if messages and not _is_answer(messages[-1]):
+            asked = asked or [message for message, _ in messages]
+        elif messages and answers is None and all(map(_is_answer, messages)):
+            answers = [_choice(*message) for message in messages]
+            around = holders
+    if asked and not answers:
+        answers, around = _answer_text(row)
+    return MessageSides(asked, answers, around) if asked and answers else None
+
+
+def sent_parameters(row: dict[str, Any]) -> dict[str, Any]:
+    """Returns the parameters of a request, from anywhere in a row but its messages."""
+    sent: dict[str, Any] = {}
+    for path, value, _ in _values(row):
+        name = path.rpartition(".")[2]
+        if name in SENT and value is not None and value != "":
+            sent.setdefault("stop" if name == "stop_sequences" else name, _decoded(value))
+    return sent
+
+
+def logged_about(row: dict[str, Any]) -> dict[str, Any]:
+    """Returns the model, limit, count and end of a call, as far as they were logged."""
+    about: dict[str, Any] = {}
+    names = {"model": MODELS, "limit": LIMITS, "count": COUNTS, "end": ENDS}
+    ranks = {
+        end: (about_key, rank) for about_key, ends in names.items() for rank, end in enumerate(ends)
+    }
+    best: dict[str, int] = {}
+    for path, value, _ in _values(row):
+        for end in (path, ".".join(path.split(".")[-2:]), path.rpartition(".")[2]):
+            about_key, rank = ranks.get(end, (None, 0))
+            is_scalar = isinstance(value, str | int | float | list) and value not in ("", [])
+            if about_key and is_scalar and rank < best.get(about_key, 99):
+                best[about_key] = rank
+                about[about_key] = value
+                break
+    ends = _decoded(about.get("end"))
+    about["end"] = ends[0] if isinstance(ends, list) and ends else ends
+    about["count"] = take_count(about, "count")
+    about["limit"] = number(about, "limit")
+    return about
+
+
+def nested(holder: dict[str, Any]) -> dict[str, Any]:
+    """Returns an object whose flattened lists are lists again."""
+    lists: dict[str, dict[int, dict[str, Any]]] = {}
+    rest: dict[str, Any] = {}
+    for key, value in holder.items():
+        match = _NUMBERED.fullmatch(key)
+        if match is None:
+            rest[key] = value
+            continue
+        items = lists.setdefault(match[1], {})
+        items.setdefault(int(match[2]), {})[match[3]] = value
+    for key, items in lists.items():
+        rest.setdefault(key, [nested(items[at]) for at in sorted(items)])
+    return rest
+
+
+def _values(row: dict[str, Any]) -> Iterator[tuple[str, Any, list[dict[str, Any]]]]:
+    """Yields paths, values and the objects around them, breadth first."""
+    waiting = deque([("", nested(row), [row])])
+    while waiting:
+        path, holder, holders = waiting.popleft()
+        for key, value in holder.items():
+            where = f"{path}.{normal_name(key)}".removeprefix(".")
+            yield where, value, holders
+            inner = object_of(value) if _messages(value) is None else None
+            if inner is not None and len(holders) <= DEEPEST:
+                waiting.append((where, nested(inner), [*holders, inner]))
+
+
+def _decoded(value: Any) -> Any:
+    if not isinstance(value, str) or value[:1] not in ("[", "{"):
+        return value
+    try:
+        return decode(value.encode("utf-8", "surrogatepass"))
+    except Reject:
+        return value
+
+
+Logged = tuple[dict[str, Any], Any]
+"""A message, and its finish reason if the list has one."""
+
+
+def _messages(value: Any) -> list[Logged] | None:
+    """Returns the messages in a list, or the assistant's message that a value is."""
+    if isinstance(value, str) and value[:200].lstrip()[:1] in ("[", "{") and '"role"' in value:
+        value = _decoded(value)
+    if isinstance(value, dict):
+        message = _message(value)
+        return [message] if message and _is_answer(message) else None
+    if not isinstance(value, list) or not value:
+        return None
+    messages = [_message(item) for item in value]
+    return None if None in messages else [message for message in messages if message]
+
+
+def _message(item: Any) -> Logged | None:
+    """Returns a message as OpenAI writes it; None for anything else."""
+    if not isinstance(item, dict):
+        return None
+    end = item.get("finish_reason")
+    inner = item.get("message")
+    if isinstance(inner, dict) and "role" not in item:
+        item = inner
+    if any(key.startswith("message.") for key in item):
+        item = {key.removeprefix("message."): value for key, value in item.items()}
+    role = item.get("role")
+    # Anthropic's and Ollama's responses have the role, too.
+    if not isinstance(role, str) or item.get("type") == "message" or "choices" in item:
+        return None
+    role = ROLES.get(role.lower(), role)
+    message = {key: value for key, value in item.items() if key != "finish_reason"}
+    message |= {"role": role, "content": _content(item)}
+    calls = message.get("tool_calls")
+    if isinstance(calls, list):
+        message["tool_calls"] = [_tool_call(call) for call in calls]
+    return message, end if end is not None else item.get("finish_reason")
+
+
+def _content(item: dict[str, Any]) -> Any:
+    """Returns a message's content; OpenInference lists its parts as `contents`."""
+    parts = item.get("contents")
+    if "content" in item or not isinstance(parts, list):
+        return (
+            _decoded(item.get("content"))
+            if _has_parts(item.get("content"))
+            else item.get("content")
+        )
+    texts = [part.get("message_content.text") for part in parts if isinstance(part, dict)]
+    return [{"type": "text", "text": text} for text in texts]
+
+
+def _has_parts(content: Any) -> bool:
+    """Whether a content is a list of parts written as text."""
+    return isinstance(content, str) and content.startswith('[{"type": "text"')
+
+
+def _tool_call(call: Any) -> Any:
+    """Returns a tool call as OpenAI writes it; traces omit the `function` level."""
+    if not isinstance(call, dict) or "function" in call:
+        return call
+    plain = {key.removeprefix("tool_call."): value for key, value in call.items()}
+    name = plain.get("function.name", plain.get("name"))
+    arguments = plain.get("function.arguments", plain.get("arguments"))
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False, default=str)
+    function = {"name": name, "arguments": arguments}
+    return {"id": plain.get("id"), "type": "function", "function": function}
+
+
+def _is_answer(message: Logged) -> bool:
+    return message[0].get("role") == "assistant"
+
+
+def _choice(message: dict[str, Any], end: Any) -> dict[str, Any]:
+    return {"message": message, "finish_reason": end}
+
+
+def _answer_text(row: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Returns the answer that a row has as text, and the objects around it."""
+    answer: dict[str, Any] = {}
+    around: list[dict[str, Any]] = []
+    for path, value, holders in _values(row):
+        if not isinstance(value, str) or not value:
+            continue
+        ends = {path.rpartition(".")[2], ".".join(path.split(".")[-2:])}
+        if ends & ANSWERS and "content" not in answer:
+            answer["content"] = value
+            around = holders
+        elif ends & THOUGHTS and "reasoning_content" not in answer:
+            answer["reasoning_content"] = value
+    if "content" not in answer:
+        return [], []
+    return [_choice({"role": "assistant", **answer}, None)], around

@@ -1,0 +1,120 @@
+"""Finds the session, user, tenant, route, time and id of a row under any producer's names.
+
+    fields({"createdAt": "2026-07-01T10:00:00Z", "user": {"externalId": "ada"}})
+    # {"time": 1782900000.0, "user": "ada", "session": None, ...}
+
+Names are compared in snake case, without the marks that begin them: `startTime`, `START_TIME` and
+`@timestamp` are `start_time` and `timestamp`. DynamoDB's and MongoDB's typed values are unwrapped.
+"""
+
+import functools
+import re
+from typing import Any, NamedTuple
+
+from outrider.data.formats.embedded import object_of
+from outrider.data.formats.fields import take_text, take_time
+
+FIRST_SECOND = 1e9
+"""Smaller numbers are no Unix times but, for instance, milliseconds since a process started
+(Dynamo's audit file) or a latency; as seconds, they would be before September 2001."""
+
+FIELDS = {
+    # LangSmith's `session_id` is a project, and a conversation is the thread in `extra.metadata`.
+    "session": (
+        *("extra.metadata.session_id", "extra.metadata.thread_id"),
+        *("extra.metadata.conversation_id", "session_id", "conversation_id", "thread_id"),
+        *("metadata.session_id", "metadata.thread_id", "metadata.conversation_id"),
+        *("request.metadata.session_id", "headers.x-session-id", "session.id"),
+        *("gen_ai.conversation.id", "traceloop.association.properties.session_id"),
+        "attributes.session.id",  # a column
+        "info.trace_metadata.mlflow.trace.session",
+    ),
+    # Databricks; LiteLLM; Kong, APISIX; Portkey; Phoenix; MLflow; Lunary; PostHog; others
+    "user": (
+        *("user_id", "end_user", "requester", "consumer.username", "consumer.id"),
+        *("metadata._user", "metadata.user_id", "user.external_id", "user.id"),
+        *("attributes.user.id", "info.trace_metadata.mlflow.trace.user", "distinct_id"),
+        *("extra.metadata.user_id", "traceloop.association.properties.user_id"),
+        *("metadata.user", "user"),
+    ),
+    "tenant": ("tenant", "tenant_id", "metadata.tenant", "workspace_id"),
+    "route": ("route", "route.name", "metadata.route", "model_group", "prompt_slug"),
+    "time": (
+        *("timestamp", "time", "ts", "request_time", "timestamp_ms", "event_timestamp"),
+        *("started_at", "start_time", "start_ns", "created_at", "timestamps.started_at"),
+        *("time_of_generation", "msec", "time_local", "time_iso8601", "logged_at"),
+        *("time_generated", "date", "datetime", "metrics.start", "created", "event_time"),
+        # HAR; MLflow; Vertex AI; SageMaker
+        *("started_date_time", "start_time_unix_nano", "info.request_time", "logging_time"),
+        "event_metadata.inference_time",
+    ),
+    "log_id": ("databricks_request_id", "request_id", "rid", "id"),
+}
+"""Paths of each field of an exchange, in order of preference; keys may have dots, too."""
+
+PROJECT = ("run_type", "session_id")
+"""Keys of a LangSmith run, whose `session_id` is the project of all of its runs."""
+
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+TYPED = frozenset({"S", "N", "$oid", "$numberLong", "$numberInt"})
+"""Keys around a value in DynamoDB's and MongoDB's JSON."""
+
+
+@functools.lru_cache(4096)
+def normal_name(key: str) -> str:
+    """Returns a name in snake case, without `@`, `$`, PostHog's `$ai_`, or `_` before it."""
+    return _HUMP.sub("_", key).lower().replace("-", "_").removeprefix("$ai_").lstrip("@$_")
+
+
+def fields(row: dict[str, Any]) -> dict[str, Any]:
+    """Returns the values of `FIELDS`; None for a field that was not logged."""
+    values: dict[str, Any] = {}
+    is_run = all(key in row for key in PROJECT)
+    for name, paths in FIELDS.items():
+        values[name] = None
+        for path in paths:
+            if is_run and path == "session_id":
+                continue
+            value = _at(row, path, is_time=name == "time")
+            if value is not None:
+                values[name] = value
+                break
+    return values
+
+
+def _at(row: dict[str, Any], path: str, is_time: bool) -> Any:
+    where = find(row, path)
+    if where is None:
+        return None
+    holder, key = where
+    if is_time:
+        time = take_time(holder, key)
+        return time if time is not None and time >= FIRST_SECOND else None
+    value = holder.get(key)
+    if isinstance(value, dict) and len(value) == 1 and TYPED & value.keys():
+        (value,) = value.values()
+    is_id = isinstance(value, str) or type(value) is int
+    return (take_text({key: value}, key, "row") or None) if is_id else None
+
+
+class Field(NamedTuple):
+    """An object and one of its keys."""
+
+    holder: dict[str, Any]
+    key: str
+
+
+def find(row: dict[str, Any], path: str) -> Field | None:
+    """Returns the object and key at a path; OpenTelemetry's keys have dots themselves."""
+    return _find(row, ".".join(map(normal_name, path.split("."))))
+
+
+def _find(row: dict[str, Any], path: str) -> Field | None:
+    names: dict[str, str] = {}
+    for key in row:
+        names.setdefault(normal_name(key), key)
+    if path in names:
+        return Field(row, names[path])
+    name, _, rest = path.partition(".")
+    inner = object_of(row.get(names[name])) if rest and name in names else None
+    return None if inner is None else _find(inner, rest)

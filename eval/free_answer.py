@@ -1,0 +1,203 @@
+"""The free answer: what lookup would deliver on a log, from its text alone.
+
+    answer = free_answer(load_sequences(run / "traffic/sequences"), SplitConfig(), scratch)
+    answer["lookups"]["ngram"]["new"]["by_k"][3]      # tokens per step at K = 4
+
+The log is split as for training. Responses of the held-out part are replayed by evaluation's own
+function (`lookup_sums`), with the training part as the history of suffix lookup and settings chosen
+on the validation part. Prompts near-identical to earlier ones, which evaluation leaves out, are
+replayed too and reported apart. Nothing is served: it needs token ids, but no weights and no GPU.
+"""
+
+import dataclasses
+import importlib.util
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from datasets import Dataset
+
+from outrider.common.errors import OutriderError
+from outrider.data.config import SplitConfig
+from outrider.data.split.near_duplicates import SimilarPrompts
+from outrider.data.split.split import divide
+from outrider.eval.replay.lookups import LoggedText, best_settings, has_step, lookup_sums
+from outrider.eval.replay.sums import ReplaySums, length_at
+from outrider.speculators.config import LookupConfig
+from outrider.speculators.kinds import lookup_names, weightless_kind
+from outrider.speculators.kinds.protocol import Lookup, WeightlessKind
+from outrider.speculators.lookup_history import Response
+
+HISTORY_TOKENS = 1_000_000
+REPLAYED_TOKENS = 100_000
+"""Maximum numbers of response tokens in the history and in the replayed part: the newest ones.
+
+On one core, suffix lookup takes 8 s to read such a history and 8 s to replay such a part; choosing
+the lookups' settings takes 30 s."""
+
+SHOWN = 8
+"""Largest number of drafts per step that is reported."""
+
+LITTLE = 1.3
+"""Tokens per step below which lookup is not worth serving. On SmolLM2's profiles, n-gram lookup has
+1.26 and is no faster than no speculation (benchmarks/results/smollm2.md)."""
+
+COLUMNS = ["sequence_id", "user", "token_ids", "completion_start", "prompt_text"]
+
+Texts = list[LoggedText]
+
+
+class Parts(NamedTuple):
+    """A log's responses by time; none is in two parts."""
+
+    history: Texts
+    validation: Texts
+    new: Texts
+    """Held-out responses to prompts unlike all earlier ones."""
+    repeated: Texts
+    """Held-out responses to prompts near-identical to earlier ones."""
+    available: Mapping[str, int]
+    """Number of responses of the training and held-out parts before sampling."""
+
+
+def free_answer(table: Dataset, split: SplitConfig, scratch: Path) -> dict[str, Any]:
+    """Tokens per step of every lookup on the later responses; JSON values without customer text.
+
+    A lookup that is not installed is in `missing`, with the reason. Raises an `OutriderError` if
+    the log has too few sessions for a split, or no held-out response of two tokens.
+    """
+    parts = divided_texts(table, split)
+    later = [*parts.new, *parts.repeated]
+    if not later:
+        raise OutriderError("no response of the held-out part has two tokens or more")
+    answer: dict[str, Any] = {
+        "order": _order(table["time"]),
+        "history": {"responses": len(parts.history), "of": parts.available["train"]},
+        "replayed": {"responses": len(later), "of": parts.available["heldout"]},
+        "repeated_share": len(parts.repeated) / len(later),
+        "lookups": {},
+        "missing": {},
+    }
+    for name in lookup_names():
+        kind = weightless_kind(name)
+        assert kind is not None
+        try:
+            _require_installed(kind)
+        except OutriderError as error:
+            answer["missing"][name] = str(error)
+            continue
+        answer["lookups"][name] = _measured(kind, parts, scratch / name)
+    return answer
+
+
+def divided_texts(table: Dataset, split: SplitConfig) -> Parts:
+    """Splits the table as for training, but keeps repeated prompts of the held-out part."""
+    divided = divide(table, split, drop_seen=False)
+    columns = table.select_columns(COLUMNS)
+    history = _newest(columns, divided.parts["train"], HISTORY_TOKENS)
+    validation = _newest(columns, divided.parts["validation"], REPLAYED_TOKENS)
+    heldout = _newest(columns, divided.parts["heldout"], REPLAYED_TOKENS)
+    prompts = {row: columns[row]["prompt_text"] for row in (*history, *validation, *heldout)}
+    similarity = split.near_duplicate_similarity
+    everything = [*prompts.values()]
+
+    def unlike(rows: Sequence[int], earlier: Sequence[int]) -> list[int]:
+        seen = SimilarPrompts([prompts[row] for row in earlier], similarity, everything)
+        return [row for row in rows if not seen.holds(prompts[row])]
+
+    # In the same order as `divide`: a validation prompt counts only if it is new itself.
+    validated = unlike(validation, history)
+    new = unlike(heldout, [*history, *validated])
+
+    def texts(rows: Sequence[int]) -> Texts:
+        logged = ({**columns[row], "session": divided.sessions[row]} for row in rows)
+        return [LoggedText.of(row) for row in logged]
+
+    def replayed(rows: Sequence[int]) -> Texts:
+        return [text for text in texts(rows) if has_step(text)]
+
+    new_rows = set(new)
+    return Parts(
+        history=texts(history),
+        validation=replayed(validated),
+        new=replayed(new),
+        repeated=replayed([row for row in heldout if row not in new_rows]),
+        available={part: len(divided.parts[part]) for part in ("train", "heldout")},
+    )
+
+
+def _newest(columns: Dataset, rows: Sequence[int], most_tokens: int) -> list[int]:
+    """The newest of `rows` with at most that many response tokens, in order; at least one."""
+    newest: list[int] = []
+    tokens = 0
+    for row in reversed(rows):
+        sequence = columns[row]
+        tokens += len(sequence["token_ids"]) - sequence["completion_start"]
+        if newest and tokens > most_tokens:
+            break
+        newest.append(row)
+    return newest[::-1]
+
+
+def _order(times: Sequence[float | None]) -> str:
+    """What the split is by, in words."""
+    logged = sum(time is not None for time in times)
+    if logged == len(times):
+        return "time"
+    return "time and the log's order" if logged else "the log's order: it has no times"
+
+
+def _require_installed(kind: WeightlessKind) -> None:
+    if importlib.util.find_spec("vllm") is None:
+        raise OutriderError(f"{kind.in_words}: vLLM, whose code drafts, is not installed")
+    kind.require_installed()
+
+
+def _measured(kind: WeightlessKind, parts: Parts, folder: Path) -> dict[str, Any]:
+    """The settings of one lookup, and its tokens per step by kind of prompt."""
+    folder.mkdir(parents=True)
+    responses = (Response(text.token_ids_T[text.completion_start :]) for text in parts.history)
+    # HISTORY_TOKENS need a few MB of the default memory.
+    most = LookupConfig().max_gb
+    directory = kind.prepare(responses, folder, max_gb=most, shared=True)
+    history = kind.history(directory)
+    lookup = Lookup(kind.name, history=history)
+    lookup = dataclasses.replace(lookup, settings=best_settings(lookup, parts.validation))
+    groups = {"new": parts.new, "repeated": parts.repeated, "all": [*parts.new, *parts.repeated]}
+    sums = lookup_sums(lookup, groups["all"])
+    described: dict[str, Any] = {"in_words": kind.in_words, "settings": dict(lookup.settings)}
+    for name, texts in groups.items():
+        if texts:
+            described[name] = _described(sums.selected([text.sequence_id for text in texts]))
+    return described
+
+
+def _described(sums: ReplaySums) -> dict[str, Any]:
+    """Tokens per step by K, and the K with the most, with its interval."""
+    by_k = [round(length, 4) for length in sums.acceptance_length()[:SHOWN]]
+    best_k = 1 + by_k.index(max(by_k))
+    estimate = length_at(sums, best_k)
+    return {
+        "responses": len(sums.sequence_ids),
+        "by_k": by_k,
+        "best": {
+            "k": best_k,
+            "tokens_per_step": estimate.value,
+            "ci95": None if estimate.low is None else [estimate.low, estimate.high],
+            "over": estimate.over,
+        },
+    }
+
+
+def advice(answer: Mapping[str, Any]) -> str:
+    """What to do about lookup, in one sentence."""
+    best = {name: lookup["all"]["best"] for name, lookup in answer["lookups"].items()}
+    name = max(best, key=lambda lookup: best[lookup]["tokens_per_step"])
+    words = answer["lookups"][name]["in_words"]
+    delivered = f"{best[name]['tokens_per_step']:.2f} tokens per step at K = {best[name]['k']}"
+    if best[name]["tokens_per_step"] < LITTLE:
+        return f"lookup finds little to copy here ({words}: {delivered}): train a kind"
+    return (
+        f"{words} delivers {delivered} without training: speculator.kind={name} measures and ships"
+        " it, and speculator.kind=auto also trains the other kinds and ships the fastest"
+    )

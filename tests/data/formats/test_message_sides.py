@@ -1,0 +1,133 @@
+"""Messages and answers in traces, lists of calls, and rows that PostgreSQL escaped."""
+
+import json
+
+import pytest
+
+from outrider.data.exchange import Exchange
+from outrider.data.files.rows import parse_row
+from outrider.data.files.sources import log_files
+from outrider.data.formats.message_sides import message_sides, nested
+from tests.data.logs import pair, read_exchanges, write_log
+
+ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+ANSWER = {"role": "assistant", "reasoning_content": "r\n", "content": "\n\na"}
+CHOICE = {"index": 0, "message": ANSWER, "finish_reason": "stop"}
+
+
+def flattened(key: str, prefix: str, messages) -> dict[str, str]:
+    return {
+        f"{key}.{at}.{prefix}{name}": value
+        for at, message in enumerate(messages)
+        for name, value in message.items()
+    }
+
+
+SIDES = {
+    "lists": {"input": ASKED, "output": [ANSWER]},
+    "a message": {"history": ASKED, "reply": ANSWER},
+    "choices": {"input": {"messages": ASKED, "x": 1}, "output": [CHOICE]},
+    "JSON text": {"input": json.dumps(ASKED), "output": json.dumps([ANSWER])},
+    "LiteLLM in PostHog": {"$ai_input": ASKED, "$ai_output_choices": {"choices": [CHOICE]}},
+    "OpenInference": {
+        **flattened("llm.input_messages", "message.", ASKED),
+        **flattened("llm.output_messages", "message.", [ANSWER]),
+    },
+    "Arize": {
+        "attributes.llm.input_messages": [
+            {f"message.{name}": value for name, value in message.items()} for message in ASKED
+        ],
+        "attributes.llm.output_messages": [
+            {f"message.{name}": value for name, value in ANSWER.items()}
+        ],
+    },
+    "OpenLLMetry": {
+        **flattened("gen_ai.prompt", "", ASKED),
+        **flattened("gen_ai.completion", "", [ANSWER]),
+    },
+    "text": {"messages": ASKED, "output": "\n\na", "reasoning": "r\n"},
+    "inner objects": {"call": {"sent": {"value": ASKED}, "got": {"value": [ANSWER]}}},
+}
+SAMPLING = {
+    "flat": {"temperature": 0.7, "topP": 0.9},
+    "inside": {"model_parameters": {"temperature": 0.7, "top_p": 0.9}},
+    "JSON text": {"llm.invocation_parameters": '{"temperature": 0.7, "top_p": 0.9}'},
+    "attributes": {"gen_ai.request.temperature": 0.7, "gen_ai.request.top_p": 0.9},
+    "PostHog": {"$ai_model_parameters": {"temperature": 0.7, "top_p": 0.9}},
+}
+
+
+def read(folder, rows):
+    return list(read_exchanges(log_files(str(write_log(folder / "log.jsonl", rows)))))
+
+
+@pytest.mark.parametrize("parameters", SAMPLING)
+@pytest.mark.parametrize("sides", SIDES)
+def test_messages_are_found_under_any_names(tmp_path, sides, parameters):
+    row = {"sessionId": "s", **SAMPLING[parameters], **SIDES[sides]}
+    for rows in ([row], [{"result": {"page": 1, "items": [row]}}]):
+        (exchange,) = read(tmp_path, rows)
+        assert isinstance(exchange, Exchange), exchange
+        assert exchange.messages == ASKED
+        assert (exchange.reasoning, exchange.content) == ("r\n", "\n\na")
+        assert (exchange.temperature, exchange.top_p) == (0.7, 0.9)
+        assert (exchange.session, exchange.finish_reason) == ("s", "stop")
+
+
+def test_a_customers_text_is_no_answer():
+    quoted = {"role": "user", "content": json.dumps(ANSWER)}
+    assert message_sides({"input": [quoted], "comment": {"text": "x"}}) is None
+    assert message_sides({"prompt": ASKED, "chosen": [ANSWER], "rejected": [ANSWER]}) is None
+
+
+@pytest.mark.parametrize(
+    ("logged", "end"),
+    [
+        ({"max_tokens": 9, "output_tokens": 9}, "length"),
+        ({"max_tokens": 9, "output_tokens": 8}, "stop"),
+        ({"max_tokens": 9, "output_tokens": 9, "finish_reason": "stop"}, "stop"),
+        ({"max_tokens": 9}, "not_finished"),
+        ({"error": "timeout"}, "error_response"),
+        ({"$ai_is_error": True}, "error_response"),
+        ({"span_kind": "workflow"}, "not_a_generation"),
+    ],
+)
+def test_the_end_of_a_traced_call(tmp_path, logged, end):
+    (outcome,) = read(tmp_path, [{"input": ASKED, "output": [ANSWER], **logged}])
+    found = outcome.finish_reason if isinstance(outcome, Exchange) else outcome.reason
+    assert found == end
+
+
+def test_flattened_lists_are_nested_in_order():
+    logged = {"a.1.b": 2, "a.0.b": 1, "a.0.c.1.d": 4, "a.0.c.0.d": 3, "e": 5}
+    assert nested(logged) == {"a": [{"b": 1, "c": [{"d": 3}, {"d": 4}]}, {"b": 2}], "e": 5}
+
+
+@pytest.mark.parametrize("key", ["data", "records", "logEvents", "hits", "runs"])
+def test_calls_in_a_list_have_the_fields_around_it(tmp_path, key):
+    calls = [pair(ASKED, "r", "a", response__id=f"c{number}") for number in range(3)]
+    row = {
+        "user_id": "ada",
+        "outer": {key: [{"id": number, **call} for number, call in enumerate(calls)]},
+    }
+    exchanges = read(tmp_path, [row])
+    assert [exchange.response_id for exchange in exchanges] == ["c0", "c1", "c2"]
+    assert [exchange.choice for exchange in exchanges] == [0, 1, 2]
+    assert {exchange.user for exchange in exchanges} == {"ada"}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"request": json.dumps({"a": 'quotes " and\nlines\n'}), "x": 1},
+        {"text": "two\nlines\nand a C:\\path"},
+    ],
+)
+def test_rows_of_postgresqls_copy(row):
+    text = json.dumps(row).encode()
+    assert parse_row(text.replace(b"\\", b"\\\\")) == parse_row(text) == row
+
+
+def test_backslashes_of_a_customer_stay():
+    row = {"text": "\\nabla f", "path": "C:\\"}
+    assert parse_row(json.dumps(row).encode()) == row
