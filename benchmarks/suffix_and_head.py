@@ -20,6 +20,7 @@ from pathlib import Path
 from outrider.data.features.feature_store import FeatureStore
 from outrider.data.sequences import load_sequences
 from outrider.eval.both_together import EQUAL
+from outrider.eval.lookups import responses_of
 from outrider.eval.replay.both_together import (
     Anchors,
     StepTime,
@@ -35,7 +36,7 @@ from outrider.eval.replay.sums import ReplaySums
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stages.sources import parts_in_use
 from outrider.speculators.kinds.protocol import Lookup
-from outrider.speculators.kinds.suffix import HISTORY_FILE, write_history
+from outrider.speculators.kinds.suffix import HISTORY_FILE, SuffixLookup
 
 
 def main() -> None:
@@ -68,8 +69,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         lookup = Lookup("suffix", {}, Path(scratch) / HISTORY_FILE)
         train = load_sequences(run.sequences, parts["train"])
-        responses = zip(train["token_ids"], train["completion_start"], strict=True)
-        write_history(lookup.history, [ids[start:] for ids, start in responses])
+        SuffixLookup().prepare(responses_of(train), Path(scratch), max_gb=1.0, shared=True)
         lookup = Lookup("suffix", best_settings(lookup, texts["validation"]), lookup.history)
         print("suffix lookup:", lookup.settings)
         alone = lookup_sums(lookup, texts["heldout"]).acceptance_length()

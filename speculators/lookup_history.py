@@ -100,20 +100,21 @@ class History:
             for response in responses
             if len(response.token_ids)
         )
-        return cls._of_entries(entries, max_gb, already_offered=0)
+        return cls._of_entries(entries, max_gb, shared, already_offered=0)
 
     def extended(self, responses: Iterable[Response], max_gb: float) -> "History":
         """The newest of these responses and of `responses`, which are newer."""
         new = History.of(responses, max_gb, self.shared)
         forgotten = int(self.offered) - self.responses + int(new.offered) - new.responses
         entries = itertools.chain(self._entries(), new._entries())
-        return self._of_entries(entries, max_gb, already_offered=forgotten)
+        return self._of_entries(entries, max_gb, self.shared, already_offered=forgotten)
 
     @classmethod
     def _of_entries(
-        cls, entries: Iterable["_Entry"], max_gb: float, already_offered: int
+        cls, entries: Iterable["_Entry"], max_gb: float, shared: bool, already_offered: int
     ) -> "History":
-        by_tenant: dict[bytes, list[_Entry]] = defaultdict(list)
+        # A shared history names EVERYONE even if it is empty.
+        by_tenant: dict[bytes, list[_Entry]] = defaultdict(list, {EVERYONE: []} if shared else {})
         fitting, offered = newest(entries, max_gb)
         for entry in fitting:
             by_tenant[entry.tenant].append(entry)
@@ -271,7 +272,8 @@ class SearchedHistory:
 def _text(entries: Iterable[_Entry]) -> NDArray[np.int32]:
     """The tokens of all responses, each followed by END."""
     end = np.array([END], np.int32)
-    return np.concatenate([ids for entry in entries for ids in (entry.token_ids, end)])
+    ended = [ids for entry in entries for ids in (entry.token_ids, end)]
+    return np.concatenate([np.empty(0, np.int32), *ended])
 
 
 def newest(entries: Iterable[_Entry], max_gb: float) -> tuple[deque[_Entry], int]:

@@ -24,6 +24,8 @@ def suffix_array(tokens_N: NDArray[np.int32]) -> NDArray[np.int32]:
     Prefix doubling (Manber and Myers): ranks of 2h tokens are sorted pairs of ranks of h tokens.
     """
     size = len(tokens_N)
+    if not size:
+        return np.empty(0, np.int32)
     order_N, ranks_N = _ranked(tokens_N.astype(np.int64))
     compared = 1
     while compared < DEPTH and ranks_N[order_N[-1]] < size - 1:

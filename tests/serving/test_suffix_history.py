@@ -8,12 +8,18 @@ from vllm import SamplingParams
 from vllm.inputs import TokensPrompt
 
 from outrider.common.errors import OutriderError
+from outrider.serving.admin.live_flags import admin_token, live_environment
+from outrider.serving.admin.replica import Replica, SwapOrder, SwapRefused
 from outrider.serving.bundle.bundle import export_bundle
+from outrider.serving.bundle.bundle_digest import bundle_digest
+from outrider.serving.bundle.erase import erase_sessions
+from outrider.serving.client import Sampling, complete
 from outrider.serving.config import EngineConfig
 from outrider.serving.engine import AskedRow, open_engine
 from outrider.serving.hooked import SWAP_EXTENSION
+from outrider.serving.server import Server
 from outrider.serving.speculator import Drafting, Speculator
-from outrider.speculators.kinds.suffix import SuffixLookup
+from outrider.speculators.kinds.suffix import FACTOR, SuffixLookup
 from outrider.speculators.lookup_history import Response
 from tests.serving.in_process import swap
 
@@ -46,11 +52,57 @@ class Asking:
         return [by_name[f"vllm:spec_decode_num_{name}_tokens"].value for name in names]
 
 
-def bundle_of(responses, folder, target, shared):
+def bundle_of(responses, folder, target, shared, settings=None):
     directory = SuffixLookup().prepare(responses, folder / "made", max_gb=1.0, shared=shared)
-    drafting = Drafting(Speculator("suffix", directory), K)
+    drafting = Drafting(Speculator("suffix", directory, settings or {}), K)
     export_bundle(drafting, target, EngineConfig(), evidence={}, out_dir=folder / "bundle")
     return folder / "bundle"
+
+
+@pytest.mark.engine
+def test_a_live_server_swaps_its_history_by_the_admin_route(engine, target, prompts, tmp_path):
+    pytest.importorskip("arctic_inference", reason="suffix lookup needs arctic-inference")
+    asked = [AskedRow(row_id="0", token_ids=prompts[0], temperature=0.0, top_p=1.0, max_tokens=40)]
+    answer = np.array(engine.answer(asked)[0], np.int32)
+    root = tmp_path / "releases"
+    empty = bundle_of([], root / "empty", target, shared=True)
+    full = bundle_of([Response(answer, "s", "acme")], root / "full", target, shared=True)
+    other = bundle_of([], root / "other", target, shared=True, settings={FACTOR: 2.0})
+    drafting = Drafting(Speculator.named(empty), K)
+    server = Server(target, EngineConfig(kv_cache_gb=0.25), drafting, log_path=tmp_path / "log")
+    server._environment |= live_environment(
+        [root], f"unix:{tmp_path}/admin.sock", tmp_path / "admin.token"
+    )
+    server.command += ["--worker-extension-cls", SWAP_EXTENSION]
+
+    def accepted():
+        before = server.counters()
+        complete(
+            url=server.url,
+            model=server.model_name,
+            prompts=[prompts[0]],
+            sampling=Sampling(temperature=0),
+            max_tokens=40,
+            concurrency=1,
+        )
+        return (server.counters() - before).accepted_tokens
+
+    def swap_to(bundle):
+        order = SwapOrder(directory=str(bundle), version="v", digest=bundle_digest(bundle))
+        return replica.swap(order)
+
+    with server:
+        replica = Replica(f"unix:{tmp_path}/admin.sock", admin_token(tmp_path / "admin.token"))
+        assert replica.status().kind == "suffix"
+        without = accepted()
+        swap_to(full)
+        assert accepted() > without + 5
+        assert replica.status().digest == bundle_digest(full)
+        with pytest.raises(SwapRefused, match=FACTOR):
+            swap_to(other)
+        erase_sessions(full, ["s"])
+        swap_to(full)
+        assert accepted() == without
 
 
 @pytest.mark.engine

@@ -134,9 +134,14 @@ def test_only_the_owner_reads_the_file_and_equal_histories_are_equal_files(tmp_p
     assert b"acme" not in (tmp_path / "a").read_bytes()
 
 
-def test_a_history_without_responses_drafts_nothing(tmp_path):
-    History.of([], 1.0, shared=True).write(tmp_path / "history.npz")
-    assert asked(read_history(tmp_path / "history.npz"), None) == []
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_history_without_responses_drafts_nothing_and_can_be_extended(tmp_path, shared):
+    History.of([], 1.0, shared).write(tmp_path / "history.npz")
+    empty = read_history(tmp_path / "history.npz")
+    assert asked(empty, None) == [] and empty.shared == shared
+    extended = empty.extended([response([1, 2, 3, 99], tenant="acme")], 1.0)
+    assert asked(extended, tenant_key("acme")) == [99]
+    assert asked(extended, tenant_key("umbrella")) == ([99] if shared else [])
 
 
 FAULTS = {

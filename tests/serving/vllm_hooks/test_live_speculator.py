@@ -19,6 +19,7 @@ from outrider.serving.admin.replica import LiveRequest, SwapOrder, Watch
 from outrider.serving.admin.swap import SpeculatorBroken
 from outrider.serving.vllm_hooks import live_speculator
 from outrider.serving.vllm_hooks.live_speculator import LiveSpeculator
+from outrider.speculators.kinds import KINDS
 
 pytestmark = pytest.mark.anyio
 
@@ -44,7 +45,7 @@ def held_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
     for name in ("READ_S", "SWAP_S", "ANSWER_S"):
         monkeypatch.setattr(live_speculator, name, 0.2)
-    started_with = SimpleNamespace(kind=SimpleNamespace(name="mtp"))
+    started_with = SimpleNamespace(kind=KINDS["mtp"])
     monkeypatch.setattr(live_speculator, "in_service", lambda _: started_with)
     monkeypatch.setattr(live_speculator, "checked", read)
     monkeypatch.setattr(live_speculator, "differing", lambda *_: [])
