@@ -63,6 +63,8 @@ def test_a_documented_log_is_read_or_refused_with_the_fix(case):
     assert rejects == case.get("rejects", {})
     exchanges = [outcome for outcome in outcomes if isinstance(outcome, Exchange)]
     assert len(exchanges) == case["exchanges"]
+    if not exchanges:
+        return
     first = exchanges[0]
     assert "Question 0: what is 2+2?" in (first.prompt_text or first.messages[0]["content"])
     assert text_of(first) == case.get("text", "Two and two make four.\n</think>\n\nIt is 4.")
