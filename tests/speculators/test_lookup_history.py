@@ -50,7 +50,7 @@ def test_a_request_finds_only_responses_of_its_tenant():
 
 
 def test_a_request_without_salt_is_of_the_only_tenant() -> None:
-    """An endpoint with one tenant need not send its name; others that name themselves stay apart."""
+    """An endpoint with one tenant need not send its name; a request with another finds nothing."""
     only = History.of([response([1, 2, 3, 99], tenant="acme")], 1.0, shared=False)
     assert asked(only, tenant_key(None)) == asked(only, tenant_key("acme")) == [99]
     assert asked(only, tenant_key("umbrella")) == asked(only, None) == []
