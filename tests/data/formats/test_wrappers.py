@@ -11,7 +11,7 @@ import pytest
 
 from outrider.data.exchange import Exchange, Place, Record
 from outrider.data.files.sources import log_files
-from outrider.data.formats import embedded, openai_pairs
+from outrider.data.formats import embedded, parse_record
 from tests.data.logs import pair, read_exchanges, write_log
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -220,10 +220,10 @@ def test_each_json_text_is_decoded_once(shape, collector, monkeypatch):
     decode = embedded.decode
     monkeypatch.setattr(embedded, "decode", counted)
     record = Record(Place("log.jsonl", 1), json.dumps(row).encode())
-    once = openai_pairs.parse(record)
+    once = parse_record("openai_pairs", record)
     assert set(texts.values()) <= {1}
     # The next row finds nothing of this one, and its outcome did not change the decoded values.
-    assert openai_pairs.parse(record) == once
+    assert parse_record("openai_pairs", record) == once
     assert set(texts.values()) <= {2}
 
 
