@@ -34,6 +34,7 @@ from outrider.data.formats import (
     token_ids,
     vllm_log,
 )
+from outrider.data.formats.embedded import json_of
 from outrider.data.formats.nested_rows import outcomes_of
 from outrider.data.formats.unknown import describe
 from outrider.data.formats.wrappers import calls_of, unwrapped
@@ -148,6 +149,9 @@ def parse_record(name: str, record: Record) -> list[Exchange | Reject]:
         outcomes = _outcomes(name, record)
     except Reject as reject:
         outcomes = [reject]
+    # The search for a row's kind, sides and fields reads a text up to 25 times, so it is decoded
+    # once. Nothing is kept for the next row: a row may have 64 MB.
+    json_of.cache_clear()
     for outcome in outcomes:
         if isinstance(outcome, Reject):
             outcome.place = outcome.place or record.place

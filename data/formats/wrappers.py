@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from outrider.data.exchange import Reject
 from outrider.data.files.rows import Row, parse_row
-from outrider.data.formats.embedded import json_of, object_of, plain_text
+from outrider.data.formats.embedded import object_of, plain_text
 from outrider.data.formats.fields import first
 from outrider.data.formats.message_sides import message_sides
 from outrider.data.formats.row_fields import fields, find
@@ -123,9 +123,6 @@ def open_row(payload: Row | None) -> dict[str, Any]:
 
 def unwrapped(row: dict[str, Any]) -> dict[str, Any]:
     """Returns the innermost row of a known producer, with the fields of the rows around it."""
-    # The search for the kind, the sides and the fields of a row reads a text up to 25 times, so it
-    # is decoded once. Nothing is kept for the next row: a row may have 64 MB.
-    json_of.cache_clear()
     if _is_produced(row) or is_chat_export(row):
         return row
     if row.keys() >= CLOUD_EVENT:
