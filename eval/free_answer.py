@@ -1,6 +1,7 @@
 """The free answer: what lookup would deliver on a log, from its text alone.
 
-    answer = free_answer(load_sequences(run / "traffic/sequences"), SplitConfig(), scratch)
+    table = load_sequences(run / "traffic/sequences")
+    answer = free_answer(table, SplitConfig(), EngineConfig(), scratch)
     answer["lookups"]["ngram"]["new"]["by_k"][3]      # tokens per step at K = 4
 
 The log is split as for training. Responses of the held-out part are replayed by evaluation's own
@@ -10,7 +11,6 @@ replayed too and reported apart. Nothing is served: it needs token ids, but no w
 """
 
 import dataclasses
-import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,9 +23,11 @@ from outrider.data.split.near_duplicates import SimilarPrompts
 from outrider.data.split.split import divide
 from outrider.eval.replay.lookups import LoggedText, best_settings, has_step, lookup_sums
 from outrider.eval.replay.sums import ReplaySums, length_at
+from outrider.serving.config import EngineConfig
+from outrider.serving.runner import runner_of
 from outrider.speculators.config import LookupConfig
 from outrider.speculators.kinds import lookup_names, weightless_kind
-from outrider.speculators.kinds.protocol import Lookup, WeightlessKind
+from outrider.speculators.kinds.protocol import Lookup, Runner, WeightlessKind
 from outrider.speculators.lookup_history import Response
 
 HISTORY_TOKENS = 1_000_000
@@ -60,11 +62,15 @@ class Parts(NamedTuple):
     """Number of responses of the training and held-out parts before sampling."""
 
 
-def free_answer(table: Dataset, split: SplitConfig, scratch: Path) -> dict[str, Any]:
+def free_answer(
+    table: Dataset, split: SplitConfig, engine: EngineConfig, scratch: Path
+) -> dict[str, Any]:
     """Tokens per step of every lookup on the later responses; JSON values without customer text.
 
-    A lookup that is not installed is in `missing`, with the reason. Raises an `OutriderError` if
-    the log has too few sessions for a split, or no held-out response of two tokens.
+    Lookups draft as in the model runner that `engine` would have on this machine, from a history
+    that all tenants share. A lookup that is not installed is in `missing`, with the reason. Raises
+    an `OutriderError` if the log has too few sessions for a split, or no held-out response of two
+    tokens.
     """
     parts = divided_texts(table, split)
     later = [*parts.new, *parts.repeated]
@@ -74,6 +80,7 @@ def free_answer(table: Dataset, split: SplitConfig, scratch: Path) -> dict[str, 
         "order": _order(table["time"]),
         "history": {"responses": len(parts.history), "of": parts.available["train"]},
         "replayed": {"responses": len(later), "of": parts.available["heldout"]},
+        "tenants": len(set(table["tenant"]) - {""}),
         "repeated_share": len(parts.repeated) / len(later),
         "lookups": {},
         "missing": {},
@@ -82,11 +89,12 @@ def free_answer(table: Dataset, split: SplitConfig, scratch: Path) -> dict[str, 
         kind = weightless_kind(name)
         assert kind is not None
         try:
-            _require_installed(kind)
+            kind.require_installed()
         except OutriderError as error:
             answer["missing"][name] = str(error)
             continue
-        answer["lookups"][name] = _measured(kind, parts, scratch / name)
+        runner = runner_of(kind, engine)
+        answer["lookups"][name] = _measured(kind, runner, parts, scratch / name)
     return answer
 
 
@@ -147,13 +155,7 @@ def _order(times: Sequence[float | None]) -> str:
     return "time and the log's order" if logged else "the log's order: it has no times"
 
 
-def _require_installed(kind: WeightlessKind) -> None:
-    if importlib.util.find_spec("vllm") is None:
-        raise OutriderError(f"{kind.in_words}: vLLM, whose code drafts, is not installed")
-    kind.require_installed()
-
-
-def _measured(kind: WeightlessKind, parts: Parts, folder: Path) -> dict[str, Any]:
+def _measured(kind: WeightlessKind, runner: Runner, parts: Parts, folder: Path) -> dict[str, Any]:
     """The settings of one lookup, and its tokens per step by kind of prompt."""
     folder.mkdir(parents=True)
     responses = (Response(text.token_ids_T[text.completion_start :]) for text in parts.history)
@@ -161,11 +163,16 @@ def _measured(kind: WeightlessKind, parts: Parts, folder: Path) -> dict[str, Any
     most = LookupConfig().max_gb
     directory = kind.prepare(responses, folder, max_gb=most, shared=True)
     history = kind.history(directory)
-    lookup = Lookup(kind.name, history=history)
+    lookup = Lookup(kind.name, history=history, runner=runner)
     lookup = dataclasses.replace(lookup, settings=best_settings(lookup, parts.validation))
     groups = {"new": parts.new, "repeated": parts.repeated, "all": [*parts.new, *parts.repeated]}
     sums = lookup_sums(lookup, groups["all"])
-    described: dict[str, Any] = {"in_words": kind.in_words, "settings": dict(lookup.settings)}
+    described: dict[str, Any] = {
+        "in_words": kind.in_words,
+        "runner": runner,
+        "settings": dict(lookup.settings),
+        "searches_history": history is not None,
+    }
     for name, texts in groups.items():
         if texts:
             described[name] = _described(sums.selected([text.sequence_id for text in texts]))
@@ -194,10 +201,17 @@ def advice(answer: Mapping[str, Any]) -> str:
     best = {name: lookup["all"]["best"] for name, lookup in answer["lookups"].items()}
     name = max(best, key=lambda lookup: best[lookup]["tokens_per_step"])
     words = answer["lookups"][name]["in_words"]
-    delivered = f"{best[name]['tokens_per_step']:.2f} tokens per step at K = {best[name]['k']}"
-    if best[name]["tokens_per_step"] < LITTLE:
+    longest = best[name]
+    ends = longest["ci95"]
+    interval = f" [{ends[0]:.2f}, {ends[1]:.2f}]" if ends else ""
+    delivered = f"{longest['tokens_per_step']:.2f}{interval} tokens per step at K = {longest['k']}"
+    if longest["tokens_per_step"] < LITTLE:
         return f"lookup finds little to copy here ({words}: {delivered}): train a kind"
+    # By default, a request searches only what its own tenant was answered.
+    sharing = answer["tenants"] > 1 and answer["lookups"][name]["searches_history"]
+    keys = f"speculator.kind={name}" + (" lookup.shared=true" if sharing else "")
     return (
-        f"{words} delivers {delivered} without training: speculator.kind={name} measures and ships"
-        " it, and speculator.kind=auto also trains the other kinds and ships the fastest"
+        f"{words} delivers {delivered} without training"
+        f"{', if all tenants share a history' if sharing else ''}: {keys} measures and ships it,"
+        " and speculator.kind=auto also trains the other kinds and ships the fastest"
     )

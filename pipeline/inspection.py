@@ -55,8 +55,7 @@ def inspect_recipe(
     with (
         tempfile.TemporaryDirectory(prefix="outrider-inspect-") as scratch,
         ProcessTree(Path(scratch)) as tree,
-        # vLLM, whose code drafts for lookups, would warn about what other devices need.
-        changed_environment({**tree.environment, "VLLM_LOGGING_LEVEL": "ERROR"}),
+        changed_environment(tree.environment),
     ):
         target = local_target(recipe)
         traffic_dir = Path(scratch) / "traffic"
@@ -112,7 +111,12 @@ def _lookup(log: Mapping[str, Any], recipe: Recipe, scratch: Path) -> dict[str, 
     print("replaying what lookup would deliver: up to a minute", file=sys.stderr)
     table = load_sequences(scratch / "traffic" / "sequences")
     try:
-        answer = free_answer(table, recipe.split, scratch / "lookup")
+        answer = free_answer(
+            table=table,
+            split=recipe.split,
+            engine=recipe.serving.engine,
+            scratch=scratch / "lookup",
+        )
     except OutriderError as error:
         return {"skipped": str(error)}
     return {**answer, "advice": advice(answer) if answer["lookups"] else None}

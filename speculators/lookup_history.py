@@ -88,7 +88,8 @@ class History:
         """Keeps the newest responses that fit into `max_gb`; `responses` begin with the oldest.
 
         Requests of all tenants search a `shared` history; otherwise each searches its own tenant's
-        responses, and a request without `cache_salt` those without a tenant.
+        responses, and a request without `cache_salt` those without a tenant, or those of the only
+        tenant.
         """
         entries = (
             _Entry(
@@ -136,11 +137,24 @@ class History:
     def _entries(self) -> Iterator["_Entry"]:
         """Yields the responses, tenant after tenant."""
         texts = np.split(self.tokens_N[:-DEPTH], self.ends_R[:-1])
+        for text_N, session, group in zip(texts, self.sessions_R, self._groups_R, strict=False):
+            yield _Entry(text_N[:-1], bytes(session), bytes(self.tenants_G[group]))
+
+    @property
+    def _groups_R(self) -> NDArray[np.int64]:
+        """Index of each response's tenant."""
         # Rows are counted as tokens are, tenant after tenant, but without END.
         before_R = self.ends_R - 1 - np.arange(self.responses)
-        groups_R = np.searchsorted(self.firsts_G[1:], before_R - 1, side="right")
-        for text_N, session, group in zip(texts, self.sessions_R, groups_R, strict=False):
-            yield _Entry(text_N[:-1], bytes(session), bytes(self.tenants_G[group]))
+        return np.searchsorted(self.firsts_G[1:], before_R - 1, side="right")
+
+    @property
+    def without_salt(self) -> int:
+        """Number of responses that a request without `cache_salt` searches."""
+        if len(self.tenants_G) == 1:
+            return self.responses
+        nobody = tenant_key(None)
+        is_nobody_G = np.array([bytes(key) == nobody for key in self.tenants_G], bool)
+        return int(is_nobody_G[self._groups_R].sum())
 
     @property
     def shared(self) -> bool:
@@ -166,6 +180,7 @@ class History:
             "tokens": self.tokens,
             "gigabytes": self.gigabytes,
             "shared": self.shared,
+            "without_salt": self.without_salt,
         }
 
     @property
@@ -229,6 +244,10 @@ class SearchedHistory:
         self._bounds = {
             key: (int(first), int(last)) for key, (first, last) in zip(keys, bounds, strict=True)
         }
+        if len(self._bounds) == 1:
+            # An endpoint with one tenant need not send its name.
+            (only,) = self._bounds.values()
+            self._bounds.setdefault(tenant_key(None), only)
 
     def drafts(
         self,

@@ -57,7 +57,7 @@ FORMATS: dict[str, Any] = {
 JOINING = frozenset({"openai_batch", "openai_joined", "vllm_log"})
 """Formats whose exchanges span several rows."""
 
-WITH_OTHER_ROWS = frozenset({"langfuse", "otel_genai", "sglang", "vllm_log"})
+WITH_OTHER_ROWS = frozenset({"langfuse", "message_pairs", "otel_genai", "sglang", "vllm_log"})
 """Formats whose logs are mostly rows that are no requests: spans and log lines."""
 
 UNKNOWN = "unknown"

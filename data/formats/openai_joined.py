@@ -9,9 +9,9 @@ or, wrapped or streamed (one chunk per line):
     {"request_id": "req-17", "response": {...}}
     {"id": "chatcmpl-req-17", "object": "chat.completion.chunk", "choices": [...]}
 
-`request_id` and `correlation_id` take precedence over `id`. The prefix `chatcmpl-` that engines add to a request's id
-is ignored. A response with logged prompt ids needs no request. The events of KServe's and Seldon's
-loggers (CloudEvents) are joined by the id that request and response share.
+`request_id` and `correlation_id` take precedence over `id`. The prefix `chatcmpl-` that engines add
+to a request's id is ignored. A response with logged prompt ids needs no request. The events of
+KServe's and Seldon's loggers (CloudEvents) are joined by the id that request and response share.
 
 Client-side logs have this form. Tenant and session are lost unless the rows have them. Send
 `X-Request-Id` to choose the id. If different requests share an id, each folder is joined

@@ -190,6 +190,7 @@ LOSE_IDS = {
     "helicone": "Helicone",
     "langfuse": "Langfuse",
     "otel_genai": "OpenTelemetry",
+    "message_pairs": "a trace store",
 }
 """Formats of producers that do not keep token ids, with their names."""
 

@@ -268,12 +268,23 @@ class Findings(Part):
 
     @property
     def unmeasured_lookups(self) -> list[str]:
-        """A sentence for each lookup that was not measured."""
-        return [
+        """A sentence for each lookup that was not measured, or without its whole history."""
+        lines = [
             f"{kind_named(name).in_words.capitalize()}, which needs no training, was not measured:"
             f" {why}."
             for name, why in self.missing_lookups.items()
         ]
+        for name, lookup in self.choice.lookups.items():
+            history = lookup.history
+            if history is None or history.without_salt == history.responses:
+                continue
+            lines.append(
+                f"{kind_named(name).in_words.capitalize()} was measured with"
+                f" {history.without_salt:,} of {history.responses:,} earlier responses: the log has"
+                " several tenants, and the evaluation's requests name none (cache_salt). With"
+                " lookup.shared: true, all requests search all of them."
+            )
+        return lines
 
     @property
     def lookup_sources(self) -> str:

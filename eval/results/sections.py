@@ -32,6 +32,8 @@ class HistoryFacts(Part):
     """Memory of an engine's process"""
     shared: bool
     """lookup.shared"""
+    without_salt: int
+    """Number of responses that a request without cache_salt, as the evaluation's, searches"""
 
 
 class LookupChoice(Part):

@@ -144,7 +144,8 @@ def _download(folder: Path) -> Path:
     lines = [f"{requirement} --hash=sha256:{digest}" for requirement, digest in SOURCES.items()]
     requirements.write_text("\n".join(lines), encoding="utf-8")
     # pip reads an sdist's metadata by running its setup.py, which imports torch: not in isolation.
-    options = ["--no-deps", "--no-build-isolation", "--no-binary", "arctic-inference"]
+    options = ["--retries", "1", "--no-deps", "--no-build-isolation"]
+    options += ["--no-binary", "arctic-inference"]
     files = ["--require-hashes", "--requirement", str(requirements), "--dest", str(folder)]
     downloading = _pip("download", *options, *files)
     if downloading.returncode == 0:

@@ -1,10 +1,8 @@
 """The free answer against evaluation's replay of the same split, and what it reports apart."""
 
-import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,10 +14,12 @@ from outrider.common.errors import OutriderError
 from outrider.data.config import SplitConfig
 from outrider.data.split.split import PARTS, divide
 from outrider.eval import free_answer as module
-from outrider.eval.config import AUTO_LOOKUP
+from outrider.eval.config import EvalConfig
+from outrider.eval.context import EvaluationContext, EvaluationData, EvaluationFolders
 from outrider.eval.free_answer import SHOWN, advice, free_answer
 from outrider.eval.lookups import with_lookups
 from outrider.eval.replay.replay import replay
+from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.speculator import Speculator
 from outrider.speculators.kinds import installed_lookups
 
@@ -43,6 +43,8 @@ def log(count: int = 60, repeated: int = 0, times: bool = True) -> Dataset:
                 "session": f"s{number}",
                 "session_kind": "conversation",
                 "user": "",
+                "tenant": "",
+                "grammar": None,
                 "time": 60.0 * number if times else None,
                 "token_ids": prompt + response[: 1 if number == count - 1 else 50],
                 "completion_start": len(prompt),
@@ -65,54 +67,41 @@ class Store:
         return self.rows[sequence_id]["completion_start"]
 
 
-@dataclasses.dataclass(frozen=True)
-class Context:
-    """What evaluation's choice of lookups reads of its context."""
-
-    data: Any
-    folders: Any
-    settings: Any
-    speculators: dict[str, Speculator]
-    digest: str = ""
-    lookups: dict[str, Speculator] = dataclasses.field(default_factory=dict)
-
-    def runner(self, speculator: Speculator) -> str:
-        return "v1"
-
-    def say(self, text: str) -> None:
-        pass
-
-    def cached(self, name: str, model: type, make: Callable[[], Any]) -> Any:
-        return make()
-
-
-def evaluated(table: Dataset, folder: Path) -> Iterator[tuple[str, dict[str, float], list[float]]]:
+def evaluated(
+    table: Dataset, target: Path, folder: Path
+) -> Iterator[tuple[str, dict[str, float], list[float]]]:
     """Name, settings and tokens per step of every lookup, as an evaluation measures them."""
     divided = divide(table, SplitConfig())
     ids = table["sequence_id"][:]
     parts = {part: [ids[row] for row in divided.parts[part]] for part in PARTS}
-    row_of = {name: row for row, name in enumerate(ids)}
-    context = Context(
-        data=SimpleNamespace(
-            parts=parts, rows=lambda names: table.select([row_of[name] for name in names])
-        ),
-        folders=SimpleNamespace(out=folder),
-        settings=SimpleNamespace(lookup=AUTO_LOOKUP),
-        speculators={},
+    table.save_to_disk(folder / "sequences")
+    none = Speculator("none")
+    context = EvaluationContext(
+        recipe="a_test",
+        target=TargetConfig(model=str(target)),
+        serving=ServingConfig(),
+        settings=EvalConfig(),
+        depth=4,
+        speculators={"base": none, "custom": none},
+        data=EvaluationData(folder / "sequences", parts),
+        folders=EvaluationFolders(run=folder, out=folder, report=folder, logs=folder),
     )
     for name, speculator in with_lookups(context).lookups.items():
         rows = context.data.rows(parts["heldout"]).to_list()
-        sums = replay(speculator.replayed_as("v1"), folder, Store(table), rows, depth=4)
+        replayed = speculator.replayed_as(context.runner(speculator))
+        sums = replay(replayed, target, Store(table), rows, depth=4)
         yield name, dict(speculator.settings), sums.acceptance_length()[:SHOWN]
 
 
 @pytest.mark.parametrize("repeated", [0, 6])
-def test_new_prompts_have_the_figures_of_an_evaluation(tmp_path: Path, repeated: int) -> None:
+def test_new_prompts_have_the_figures_of_an_evaluation(
+    tmp_path: Path, nano_r1: Path, repeated: int
+) -> None:
     table = log(repeated=repeated)
-    answer = free_answer(table, SplitConfig(), tmp_path / "free")
+    answer = free_answer(table, SplitConfig(), EngineConfig(), tmp_path / "free")
     measured = {
         name: (settings, lengths)
-        for name, settings, lengths in evaluated(table, tmp_path / "evaluation")
+        for name, settings, lengths in evaluated(table, nano_r1, tmp_path / "evaluation")
     }
     assert [*answer["lookups"]] == [*measured] == installed_lookups()
     for name, (settings, lengths) in measured.items():
@@ -124,14 +113,14 @@ def test_new_prompts_have_the_figures_of_an_evaluation(tmp_path: Path, repeated:
 
 def test_repeated_prompts_are_apart(tmp_path: Path) -> None:
     """The last response has one token, and so no step."""
-    answer = free_answer(log(repeated=6), SplitConfig(), tmp_path / "free")
+    answer = free_answer(log(repeated=6), SplitConfig(), EngineConfig(), tmp_path / "free")
     (ngram, *_) = answer["lookups"].values()
     assert [ngram[name]["responses"] for name in ("new", "repeated", "all")] == [6, 5, 11]
     assert answer["repeated_share"] == pytest.approx(5 / 11)
     assert answer["replayed"] == {"responses": 11, "of": 12} and answer["order"] == "time"
     assert answer["history"] == {"responses": 42, "of": 42}
     assert json.loads(json.dumps(answer)) == answer and "word1" not in json.dumps(answer)
-    without = free_answer(log(times=False), SplitConfig(), tmp_path / "without")
+    without = free_answer(log(times=False), SplitConfig(), EngineConfig(), tmp_path / "without")
     assert without["order"] == "the log's order: it has no times"
     assert "repeated" not in without["lookups"]["ngram"]
 
@@ -139,7 +128,7 @@ def test_repeated_prompts_are_apart(tmp_path: Path) -> None:
 def test_of_a_long_log_the_newest_responses_are_replayed(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(module, "HISTORY_TOKENS", 1000)
     monkeypatch.setattr(module, "REPLAYED_TOKENS", 201)
-    answer = free_answer(log(), SplitConfig(), tmp_path / "free")
+    answer = free_answer(log(), SplitConfig(), EngineConfig(), tmp_path / "free")
     assert answer["history"] == {"responses": 20, "of": 42}
     assert answer["replayed"] == {"responses": 4, "of": 12}
     newest = module.divided_texts(log(), SplitConfig())
@@ -148,14 +137,19 @@ def test_of_a_long_log_the_newest_responses_are_replayed(tmp_path: Path, monkeyp
 
 def test_too_few_sessions_are_named(tmp_path: Path) -> None:
     with pytest.raises(OutriderError, match="2 sessions"):
-        free_answer(log(count=2), SplitConfig(), tmp_path / "free")
+        free_answer(log(count=2), SplitConfig(), EngineConfig(), tmp_path / "free")
 
 
 def test_the_advice_follows_the_longest_steps() -> None:
     def lookup(name: str, length: float) -> dict[str, Any]:
-        return {"in_words": f"{name} lookup", "all": {"best": {"k": 5, "tokens_per_step": length}}}
+        best = {"k": 5, "tokens_per_step": length, "ci95": [length - 0.5, length + 0.5]}
+        searches = {"searches_history": name == "suffix"}
+        return {"in_words": f"{name} lookup", "all": {"best": best}, **searches}
 
-    answer = {"lookups": {"ngram": lookup("n-gram", 1.4), "suffix": lookup("suffix", 2.5)}}
-    assert advice(answer).startswith("suffix lookup delivers 2.50 tokens per step at K = 5")
-    assert "speculator.kind=suffix" in advice(answer)
+    lookups = {"ngram": lookup("n-gram", 1.4), "suffix": lookup("suffix", 2.5)}
+    answer = {"lookups": lookups, "tenants": 1}
+    assert advice(answer).startswith("suffix lookup delivers 2.50 [2.00, 3.00] tokens per step")
+    assert "without training: speculator.kind=suffix measures" in advice(answer)
+    shared = advice({**answer, "tenants": 2})
+    assert "share a history: speculator.kind=suffix lookup.shared=true measures" in shared
     assert "train a kind" in advice({"lookups": {"ngram": lookup("n-gram", 1.29)}})

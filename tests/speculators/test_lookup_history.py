@@ -49,6 +49,18 @@ def test_a_request_finds_only_responses_of_its_tenant():
     assert asked(History.of([secret], 1.0, shared=True), None) == [99]
 
 
+def test_a_request_without_salt_is_of_the_only_tenant() -> None:
+    """An endpoint with one tenant need not send its name; a request with another finds nothing."""
+    only = History.of([response([1, 2, 3, 99], tenant="acme")], 1.0, shared=False)
+    assert asked(only, tenant_key(None)) == asked(only, tenant_key("acme")) == [99]
+    assert asked(only, tenant_key("umbrella")) == asked(only, None) == []
+    assert only.without_salt == 1 and not only.shared
+    # A second tenant, for instance in a later window, ends this.
+    both = only.extended([response([1, 2, 3, 55], tenant="umbrella"), response([7, 8])], 1.0)
+    assert asked(both, tenant_key(None)) == [] and both.without_salt == 1
+    assert asked(both, tenant_key("acme")) == [99]
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_a_tenants_drafts_are_those_of_a_history_of_its_own(seed):
     responses = random_responses(seed)
@@ -109,6 +121,7 @@ def test_the_newest_responses_that_fit_are_kept_and_their_share_is_stated():
         "tokens": 2000,
         "gigabytes": pytest.approx(20 * 832e-9),
         "shared": True,
+        "without_salt": 20,
     }
     assert set(history.tokens_N) == {-1, *range(30, 50)}
 

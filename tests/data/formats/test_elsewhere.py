@@ -29,6 +29,9 @@ STREAM = (
 )
 
 
+END = "<｜end▁of▁sentence｜>"
+
+
 def read(path: Path) -> list[Exchange | Reject]:
     return list(read_exchanges(log_files(str(path))))
 
@@ -49,7 +52,7 @@ def reasons(outcomes) -> list[str]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["file"])
-def test_a_documented_log_is_read_or_refused_with_the_fix(case):
+def test_a_documented_log_is_read_or_refused_with_the_fix(case, builder):
     path = FOLDER / case["file"]
     if case["exchanges"] is None:
         try:
@@ -63,6 +66,8 @@ def test_a_documented_log_is_read_or_refused_with_the_fix(case):
     assert rejects == case.get("rejects", {})
     exchanges = [outcome for outcome in outcomes if isinstance(outcome, Exchange)]
     assert len(exchanges) == case["exchanges"]
+    if not exchanges:
+        return
     first = exchanges[0]
     assert "Question 0: what is 2+2?" in (first.prompt_text or first.messages[0]["content"])
     assert text_of(first) == case.get("text", "Two and two make four.\n</think>\n\nIt is 4.")
@@ -73,6 +78,11 @@ def test_a_documented_log_is_read_or_refused_with_the_fix(case):
         case.get("session"),
         case.get("user"),
     )
+
+    for exchange in exchanges:
+        sequence = builder.build(exchange)
+        completion = builder.decode(sequence.token_ids[sequence.completion_start :])
+        assert completion == f"Two and two make four.\n</think>\n\nIt is 4.{END}"
 
 
 def text_of(exchange: Exchange) -> str | None:

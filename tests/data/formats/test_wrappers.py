@@ -11,7 +11,7 @@ import pytest
 
 from outrider.data.exchange import Exchange, Place, Record
 from outrider.data.files.sources import log_files
-from outrider.data.formats import openai_pairs, wrappers
+from outrider.data.formats import embedded, openai_pairs
 from tests.data.logs import pair, read_exchanges, write_log
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -217,8 +217,8 @@ def test_each_json_text_is_decoded_once(shape, collector, monkeypatch):
         texts[text] += 1
         return decode(text)
 
-    decode = wrappers.decode
-    monkeypatch.setattr(wrappers, "decode", counted)
+    decode = embedded.decode
+    monkeypatch.setattr(embedded, "decode", counted)
     record = Record(Place("log.jsonl", 1), json.dumps(row).encode())
     once = openai_pairs.parse(record)
     assert set(texts.values()) <= {1}
