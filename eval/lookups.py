@@ -159,7 +159,7 @@ def responses_of(rows: Dataset) -> Iterator[Response]:
         yield Response(
             token_ids=np.array(row["token_ids"][row["completion_start"] :], np.int32),
             session=row["session"],
-            tenant=row["tenant"],
+            tenant=row.get("tenant", ""),
         )
 
 
