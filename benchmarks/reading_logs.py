@@ -33,7 +33,7 @@ from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from outrider.data.config import TrafficConfig
 from outrider.data.exchange import Place, Record
-from outrider.data.formats import openai_pairs, wrappers
+from outrider.data.formats import embedded, openai_pairs
 from outrider.data.ingest.ingest import ingest
 
 TARGET = Path(__file__).parents[1] / "recipes" / "nano_r1" / "target"
@@ -229,7 +229,7 @@ def parsing(rows: int, rounds: int) -> dict[str, dict[str, float]]:
     """Returns the median CPU microseconds per row, by layout and use of decoded text."""
     rng = random.Random(0)
     exchanges = [exchange(rng, prompt_words=300, answer_words=650) for _ in range(rows)]
-    decoded_once = wrappers._decoded
+    decoded_once = embedded.json_of
     decoders = {
         "once": decoded_once,
         "each time": functools.lru_cache(maxsize=0)(decoded_once.__wrapped__),
@@ -241,7 +241,7 @@ def parsing(rows: int, rounds: int) -> dict[str, dict[str, float]]:
         seconds: dict[str, list[float]] = {use: [] for use in decoders}
         for _ in range(rounds):
             for use, decoder in decoders.items():
-                wrappers._decoded = decoder
+                embedded.json_of = decoder
                 began = time.process_time()
                 for record in records:
                     openai_pairs.parse(record)
@@ -249,7 +249,7 @@ def parsing(rows: int, rounds: int) -> dict[str, dict[str, float]]:
         medians[name] = {
             use: round(statistics.median(times) / rows * 1e6, 1) for use, times in seconds.items()
         }
-    wrappers._decoded = decoded_once
+    embedded.json_of = decoded_once
     return medians
 
 

@@ -67,7 +67,7 @@ def _sources(recipe: Recipe) -> dict[str, str]:
 
 INGEST = Stage(
     name="ingest",
-    version=14,
+    version=15,
     needs=(),
     settings=_settings,
     sources=_sources,
