@@ -88,7 +88,7 @@ class SpeculatorConfig(BaseModel):
 
     base_settings: dict[str, NonNegativeFloat] = {}
     """vLLM's settings of a lookup that is the base, such as `prompt_lookup_max`, as today's
-    endpoint has them (`outrider init --from-serve-command` copies them). Empty: the best for this
+    endpoint has them (`--from-serve-command` copies them). Empty: the best for this
     traffic."""
 
     head: HeadConfig = HeadConfig()
