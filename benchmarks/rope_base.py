@@ -1,12 +1,14 @@
 """Which rotary base should a new EAGLE-3 head have, 10,000 or the target's?
 
-    python -m benchmarks.rope_base build/smollm2 CORPUS_DIR build/rope --seeds 0 1
+    python -m benchmarks.rope_base build/smollm2 CORPUS build/rope
+    python -m benchmarks.rope_base build/smollm2 CORPUS build/fit --learning-rate 1e-9 --epochs 1
 
 Rows are texts of 2,304 to 8,000 tokens: facts about invented candidates, worked problems or
 dialogues, one after another. The target's states come from transformers; the trainer and exact
 replay are the product's. The last tokens of a training row are its response; the response of a
 held-out row begins at token 2,048, so that replay's regions of 2,048 tokens and beyond are
-positions up to 4,096 and beyond. Heads differ only in `rope_theta`. An interrupted run resumes.
+positions up to 4,096 and beyond. Heads differ only in `rope_theta`; a learning rate of 1e-9 leaves
+the closed-form start as it is. An interrupted run resumes.
 """
 
 import argparse
@@ -141,6 +143,7 @@ def speculator(theta: float | None) -> SpeculatorConfig:
 
 
 def train_head(
+    *,
     target: Path,
     store: Path,
     names: Sequence[str],
@@ -183,7 +186,7 @@ def by_position(sums: ReplaySums) -> dict[str, ReplaySums]:
 def compare_heads(heads: dict[float, Path], target: Path, store: FeatureStore) -> None:
     """Prints acceptance lengths on the held-out rows, paired with those of the first head."""
     names = [name for name in store.sequence_ids if name.startswith("heldout")]
-    sampling = SAMPLING._asdict()
+    sampling = {key: getattr(SAMPLING, key) for key in ("temperature", "top_p", "top_k")}
     rows = [{"sequence_id": name, "session": name, "user": "", **sampling} for name in names]
     sums = {}
     for theta, head in heads.items():
@@ -212,6 +215,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs=3, default=[12, 1, 8], metavar="N")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--learning-rate", type=float, default=3.3e-4)
     args = parser.parse_args()
     counts = dict(zip(("train", "validation", "heldout"), args.rows, strict=True))
     rows = rows_of(args.target, args.corpus, counts)
@@ -222,7 +226,7 @@ def main() -> None:
         for theta in args.theta:
             training = TrainingConfig(
                 scratch_epochs=args.epochs,
-                learning_rate=3.3e-4,
+                learning_rate=args.learning_rate,
                 row_tokens=8192,
                 rows_per_step=1,
                 evaluate_every=1000,
