@@ -37,7 +37,7 @@ class HeadConfig(BaseModel):
     part's response tokens. An integer of at least 2: that many of the most frequent tokens. `all`:
     the target's vocabulary. A warm start keeps the base's number and chooses the tokens anew."""
 
-    rope_theta: Literal["target"] | Annotated[float, Field(gt=0)] = 10_000.0
+    rope_theta: Literal["target"] | Annotated[float, Field(gt=0)] = "target"
     """Base of the rotary embedding in Llama's attention.
     `target`: the target's own, without its scaling. MLA always has the target's embedding."""
 
