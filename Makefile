@@ -40,6 +40,7 @@ smollm2: setup
 # Where the processor multiplies bf16, it takes half the time; elsewhere, many times as long.
 BF16 = $(shell grep -qsE 'avx512_bf16|amx_bf16' /proc/cpuinfo && echo serving.engine.dtype=bfloat16 training.compute=bf16)
 demo-smollm2: smollm2
+	$(BIN)/outrider doctor --install-suffix > /dev/null || true
 	$(BIN)/outrider train smollm2/candidate_profiles $(BF16)
 
 live: setup

@@ -31,6 +31,7 @@ from outrider.speculators.config import AUTO
 from outrider.speculators.kinds import (
     DEFAULT_KIND,
     installed_lookups,
+    kind_named,
     trainable_kind,
     trainable_names,
 )
@@ -152,6 +153,8 @@ def _with_kinds(recipe: Recipe, target: Target) -> tuple[Recipe, tuple[str, ...]
 
 def _check_kinds(recipe: Recipe, target: Target) -> None:
     """Raises an `OutriderError` if a kind cannot be trained for the target, or not served."""
+    for name in recipe.speculator.candidates:
+        kind_named(name).require_installed()  # before capture and training, which take hours
     for name in recipe.speculator.kinds:
         base_dir = warm_directory(recipe.speculator.of_kinds([name]))
         trainable_kind(name).check_target(target.directory, base_dir, config_only=True)

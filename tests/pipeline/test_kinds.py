@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,16 @@ def test_auto_is_every_kind_that_the_target_supports(
     # One whose layers' states vLLM does not return.
     glm = write_tiny_target(tmp_path / "glm", config=tiny_glm())
     assert resolved(recipe_of(glm, AUTO)).speculator.candidates == ("mtp", *installed_lookups())
+
+
+def test_a_lookup_that_is_not_installed_is_refused_before_any_stage(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "arctic_inference.suffix_decoding", None)
+    for kind in ("suffix", "[mtp,suffix]"):
+        with pytest.raises(OutriderError, match="outrider doctor --install-suffix"):
+            resolved(recipe_of(target, f"speculator.kind={kind}"))
+    assert resolved(recipe_of(target, AUTO)).speculator.candidates[-1] == "ngram"
 
 
 WITH_MLA = "serving.engine.environment.VLLM_MLA_DISABLE='0'"
