@@ -1,6 +1,6 @@
 """Acceptance against the number of training responses, from one finished capture.
 
-    outrider train smollm2/candidate_profiles speculator.kind=eagle3 ... --stages ingest,split,capture
+    outrider train smollm2/candidate_profiles speculator.kind=eagle3 --stages ingest,split,capture
     python -m tools.learning_curve measure runs/candidate_profiles "SmolLM2, warm start" \
         --responses 250 500 1000 2000
     python -m tools.learning_curve measure runs/candidate_profiles "SmolLM2, from scratch" \
