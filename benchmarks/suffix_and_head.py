@@ -1,6 +1,7 @@
 """Would suffix lookup and a head together draft better than either alone?
 
-    outrider train smollm2/candidate_profiles speculator.kind=eagle3 --stages ingest,split,capture,train
+    outrider train smollm2/candidate_profiles speculator.kind=eagle3 \\
+        --stages ingest,split,capture,train
     python -m benchmarks.suffix_and_head runs/candidate_profiles build/smollm2 --k 3 --lookup-k 8
 
 Exact replay of the held-out responses, tokens per step, by the report's own functions
