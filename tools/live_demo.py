@@ -30,6 +30,7 @@ K = 4
 
 RECIPE = (
     "name=live",
+    "speculator.kind=mtp",
     f"speculator.depth={K}",
     "split.max_train_sequences=240",
     "split.max_validation_sequences=24",

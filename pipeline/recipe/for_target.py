@@ -27,7 +27,7 @@ from outrider.serving.vllm_arguments import runs_mla
 from outrider.speculators.base import main_refusal, planned, unsupported_kinds, warm_directory
 from outrider.speculators.checkpoints.architectures import architecture_of, check_keys
 from outrider.speculators.checkpoints.layout import CONFIG_FILES
-from outrider.speculators.config import AUTO
+from outrider.speculators.config import ANY_LOOKUP, AUTO
 from outrider.speculators.kinds import (
     DEFAULT_KIND,
     installed_lookups,
@@ -135,7 +135,14 @@ def _with_layer_type(recipe: Recipe, target_config: Mapping[str, Any]) -> Recipe
 
 def _with_kinds(recipe: Recipe, target: Target) -> tuple[Recipe, tuple[str, ...]]:
     """Checks the kinds that the recipe names, or chooses all that can be trained and served."""
+    lookups = installed_lookups() if recipe.eval.lookup == AUTO_LOOKUP else [recipe.eval.lookup]
+    # As the base, a lookup is compared with every kind anyway.
+    lookups = [lookup for lookup in lookups if lookup != recipe.speculator.base]
     if recipe.speculator.kind != AUTO:
+        listed = recipe.speculator.candidates
+        if ANY_LOOKUP in listed:
+            named = [name for name in listed if name != ANY_LOOKUP]
+            recipe = recipe.of_kinds(list(dict.fromkeys((*named, *lookups))))
         _check_kinds(recipe, target)
         return recipe.of_kinds(recipe.speculator.candidates), ()
     refusals = _refused_kinds(recipe, target)
@@ -143,9 +150,7 @@ def _with_kinds(recipe: Recipe, target: Target) -> tuple[Recipe, tuple[str, ...]
     if not names:
         why = main_refusal(refusals, target.config)
         raise OutriderError(f"speculator.kind = {AUTO}: no kind can be trained: {why}")
-    lookups = installed_lookups() if recipe.eval.lookup == AUTO_LOOKUP else [recipe.eval.lookup]
-    # As the base, a lookup is compared with every kind anyway.
-    names += [lookup for lookup in lookups if lookup != recipe.speculator.base]
+    names += lookups
     left_out = "".join(f"; not {name}: {why}" for name, why in refusals.items())
     note = f"speculator.kind = {AUTO}: {', '.join(names)}{left_out}"
     return recipe.of_kinds(names), (note,)

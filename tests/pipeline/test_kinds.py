@@ -84,6 +84,11 @@ def test_a_lookup_that_is_not_installed_is_refused_before_any_stage(
         with pytest.raises(OutriderError, match="outrider doctor --install-suffix"):
             resolved(recipe_of(target, f"speculator.kind={kind}"))
     assert resolved(recipe_of(target, AUTO)).speculator.candidates[-1] == "ngram"
+    listed = recipe_of(target, "speculator.kind=[mtp,lookup]")
+    assert listed.speculator.kinds == ("mtp",)
+    assert resolved(listed).speculator.candidates == ("mtp", "ngram")
+    against = recipe_of(target, "speculator.kind=[mtp,lookup]", "speculator.base=ngram")
+    assert resolved(against).speculator.candidates == ("mtp",)
 
 
 WITH_MLA = "serving.engine.environment.VLLM_MLA_DISABLE='0'"
