@@ -37,7 +37,15 @@ SHARED_IDS = ("request_id", "x_request_id", "correlation_id", "req_id", "id")
 
 
 def recognizes(sample: Sample) -> bool:
-    return any(_side(row) for row in sample.rows)
+    return any(_is_side(row) for row in sample.rows)
+
+
+def _is_side(row: dict[str, Any]) -> bool:
+    """Whether the row is a request or a response with an id."""
+    try:
+        return _side(row) is not None
+    except Reject:  # an id that is no valid text
+        return False
 
 
 def _side(row: dict[str, Any]) -> str | None:

@@ -61,7 +61,7 @@ def test_the_report_is_readable(browser, report, name, scheme):
     page.goto(report.as_uri())
     page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
     page.evaluate("document.querySelectorAll('details').forEach(box => box.open = true)")
-    assert page.evaluate("document.querySelectorAll('main svg').length") == 6
+    assert page.evaluate("document.querySelectorAll('main svg').length") == 7
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, background[4:-1].split(","))) < 200) == (scheme == "dark")
     page.screenshot(path=SHOTS / f"{name}_{scheme}.png", full_page=True)

@@ -359,7 +359,8 @@ def test_an_evaluation_from_servers_to_report(short_r1, tmp_path, monkeypatch):
     before = children()
     monkeypatch.setattr(step_times, "STEP_ROUNDS", 1)
     monkeypatch.setattr(step_times, "STEP_TOKENS", 24)
-    monkeypatch.setattr(EvaluationContext, "serves_lookup", False)
+    for module in ("evaluate", "choose_k"):
+        monkeypatch.setattr(f"outrider.eval.{module}.served_lookups", lambda *_: {})
     loads = []
     opened = contextlib.ExitStack()
 

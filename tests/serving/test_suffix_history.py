@@ -115,7 +115,9 @@ def test_a_history_is_loaded_at_the_start_kept_to_its_tenant_and_swapped(
         for n, prompt in enumerate(prompts[:2])
     ]
     acmes, later = [np.array(answer, np.int32) for answer in engine.answer(asked)]
-    own = bundle_of([Response(acmes, "s", "acme")], tmp_path / "own", target, shared=False)
+    # With a second tenant, a request without salt is of none.
+    other = Response(np.array([5, 6, 7], np.int32), "t", "globex")
+    own = bundle_of([Response(acmes, "s", "acme"), other], tmp_path / "own", target, shared=False)
     shared = bundle_of([Response(later, "s", "acme")], tmp_path / "shared", target, shared=True)
     speculator = Speculator.named(own)
     assert speculator.directory == own

@@ -30,6 +30,7 @@ from outrider.eval.replay.sums import ReplaySums
 from outrider.speculators.acceptance import pad_anchors, replay_chain
 from outrider.speculators.kinds import kind_named
 from outrider.speculators.kinds.protocol import Lookup
+from outrider.speculators.lookup_history import Response
 from tests.eval.replay_case import replay_case, states_of
 
 MOST = 4
@@ -255,7 +256,8 @@ def test_both_alone_equal_their_replays_for_every_number_of_drafts(case, kind, s
         )
         for name in ("r0", "r1", "r2", "r3", "r4")
     ]
-    directory = kind_named(kind).prepare([text.token_ids_T[3:] for text in texts[::2]], tmp_path)
+    responses = [Response(text.token_ids_T[3:]) for text in texts[::2]]
+    directory = kind_named(kind).prepare(responses, tmp_path, max_gb=1.0, shared=True)
     lookup = Lookup(kind, settings, kind_named(kind).history(directory))
     head = replayed(case, case.target, by_anchor=True)
     sums = lookup_sums(lookup, texts)
