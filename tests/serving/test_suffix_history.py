@@ -60,6 +60,7 @@ def bundle_of(responses, folder, target, shared, settings=None):
 
 
 @pytest.mark.engine
+@pytest.mark.slow
 def test_a_live_server_swaps_its_history_by_the_admin_route(engine, target, prompts, tmp_path):
     pytest.importorskip("arctic_inference", reason="suffix lookup needs arctic-inference")
     asked = [AskedRow(row_id="0", token_ids=prompts[0], temperature=0.0, top_p=1.0, max_tokens=40)]
