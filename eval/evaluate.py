@@ -333,11 +333,12 @@ def replay_stage(
     general = replays.get("general")
     starts = dict(zip(table["sequence_id"], table["completion_start"], strict=True))
     slices = {**context.data.slices, "prompt length": by_prompt_length(starts)}
+    replay = replay_figures(heldout, choice)
     return {
         "own_text": on_policy(context.feature_store, table),
-        "replay": replay_figures(heldout, choice),
+        "replay": replay,
         "general": replay_figures(general, choice) if general else None,
-        "slices": sliced(heldout["base"], heldout["custom"], choice.k.custom, slices),
+        "slices": sliced(heldout["base"], heldout["custom"], replay.k, slices),
     }
 
 

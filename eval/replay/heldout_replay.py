@@ -163,18 +163,20 @@ def print_first_result(context: EvaluationContext, heldout: Replays) -> None:
 
 
 def replay_figures(replays: Replays, choice: Choice) -> Replay:
-    """Acceptance lengths at custom's k, but of lookups, and of base by position, at their own."""
-    k = choice.k
-    own_k = dict.fromkeys(replays, k.custom)
-    own_k |= {"base": k.base, **{name: lookup.k for name, lookup in choice.lookups.items()}}
-    lengths = compare(replays["base"], replays["custom"], k.custom)
+    """Acceptance lengths at one k, but of lookups, and by position, at their own."""
+    # A lookup may draft more tokens than the other was replayed for.
+    k = min(choice.k.custom, *(replays[name].depth for name in (*DRAFTERS, CEILING)))
+    own_k = dict.fromkeys(replays, k)
+    own_k |= {name: choice.k.of(name) for name in DRAFTERS}
+    own_k |= {name: lookup.k for name, lookup in choice.lookups.items()}
     return Replay(
-        **lengths,
+        k=k,
+        **compare(replays["base"], replays["custom"], k),
         lookups={name: length_at(replays[name], own_k[name]) for name in choice.lookups},
-        ceiling=length_at(replays[CEILING], k.custom),
+        ceiling=length_at(replays[CEILING], k),
         by_k={name: sums.acceptance_length() for name, sums in replays.items()},
         cumulative={name: sums.cumulative(own_k[name]) for name, sums in replays.items()},
-        cumulative_ci95=replays["custom"].cumulative_intervals(k.custom),
+        cumulative_ci95=replays["custom"].cumulative_intervals(choice.k.custom),
     )
 
 

@@ -41,6 +41,11 @@ class ReplaySums:
     """Of each response, by anchor: accepted drafts, of K, and the probability of the first draft in
     thousandths. Empty unless they were asked for (both_together.py)."""
 
+    @property
+    def depth(self) -> int:
+        """Largest number of drafts per step that was replayed."""
+        return self.steps_RK.shape[1]
+
     def acceptance_length(self) -> list[float]:
         """Delivered tokens per step for k = 1..K, as a ratio of sums."""
         return [float(value) for value in self.tokens_R.sum() / self.steps_RK.sum(axis=0)]

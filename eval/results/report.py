@@ -194,7 +194,9 @@ class Findings(Part):
     def acceptance_k(self) -> Drafters[int]:
         """K of base and of custom in `acceptance_ratio`."""
         k = self.choice.k
-        return Drafters[int](base=k.custom, custom=k.custom) if self.replay else k
+        if self.replay is None:
+            return k
+        return Drafters[int](base=self.replay.k, custom=self.replay.k)
 
     @property
     def at_k(self) -> str:

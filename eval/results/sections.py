@@ -124,24 +124,26 @@ Series = dict[str, list[float]]
 class Replay(Part):
     """Exact replay of held-out responses.
 
-    Both acceptance lengths are at custom's K, because a larger K alone increases them.
+    Both acceptance lengths are at the same K, because a larger K alone increases them.
     """
 
+    k: int
+    """Custom's K, or the largest for which both were replayed if that is smaller"""
     base: ClusteredEstimate
-    """Acceptance length of base at custom's K: delivered tokens over expected steps"""
+    """Acceptance length of base at `k`: delivered tokens over expected steps"""
     custom: ClusteredEstimate
-    """Acceptance length of custom at its K"""
+    """Acceptance length of custom at `k`"""
     ratio: ClusteredEstimate
     """custom / base, paired by response"""
     lookups: dict[str, ClusteredEstimate]
     """Acceptance length of each lookup at its own K"""
     ceiling: ClusteredEstimate
-    """Acceptance length of a perfect drafter at custom's K"""
+    """Acceptance length of a perfect drafter at `k`"""
     by_k: Series
     """Acceptance length for k = 1..depth; of lookups, for k = 1..24"""
     cumulative: Series
-    """Share of steps whose drafts 1..j were all accepted, by position j; base and lookups at their
-    own K, the others at custom's"""
+    """Share of steps whose drafts 1..j were all accepted, by position j; the ceiling at `k`, the
+    others at their own K"""
     cumulative_ci95: list[tuple[float, float] | None]
     """95 % intervals of custom's shares; null with too few sessions or no accepted draft"""
 

@@ -151,7 +151,7 @@ def _profile(run: RunDirectory, recipe: Recipe, results: Report) -> dict[str, ob
         marginal=replay.cumulative["custom"] if replay else counted.cumulative,
         intervals=replay.cumulative_ci95 if replay else [None] * len(counted.cumulative),
         lengths=lengths or {results.choice.k.custom: counted.acceptance_length},
-        depth=recipe.speculator.depth,
+        depth=max(recipe.speculator.depth, results.choice.k.custom),  # a lookup has no depth
         conditions=conditions,
     )
 

@@ -200,11 +200,11 @@ def sample_rates(rates: tuple[float, ...] = (1.0, 4.0, 16.0)) -> dict[str, dict[
     return table
 
 
-def sample_replay(acceptance: float) -> ReplaySums:
+def sample_replay(acceptance: float, depth: int = DEPTH) -> ReplaySums:
     """Sums of 120 responses in 60 sessions, with probability `acceptance` for each draft."""
     random = np.random.default_rng(1)
     tokens = np.arange(60, 300, 2).astype(float)
-    k = np.arange(1, DEPTH + 1)
+    k = np.arange(1, depth + 1)
     length = (1 - acceptance ** (k + 1)) / (1 - acceptance)
     steps = tokens[:, None] / length * random.normal(1, 0.05, (120, 1))
     reached = steps[:, :, None] * acceptance ** k[None, None] * (k[None, :] <= k[:, None])

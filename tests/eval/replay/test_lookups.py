@@ -10,12 +10,17 @@ import torch
 from numpy.typing import NDArray
 
 from outrider.common.errors import OutriderError
+from outrider.eval.replay.heldout_replay import replay_figures
 from outrider.eval.replay.lookups import NUMBERS, LoggedText, best_settings, lookup_sums
 from outrider.eval.replay.regions import NAMES, Regions
+from outrider.eval.replay.sums import compare
+from outrider.eval.results.parts import Drafters
+from outrider.eval.results.sections import Choice
 from outrider.speculators.acceptance import pad_anchors, replay_chain
 from outrider.speculators.kinds import KINDS
 from outrider.speculators.kinds.ngram import LONGEST, SHORTEST, NGramLookup
 from outrider.speculators.kinds.protocol import MOST_LOOKED_UP, NO_DRAFT, Lookup, WeightlessKind
+from tests.eval.sample_results import sample_findings, sample_replay
 
 
 def repetitive(seed: int, count: int, length: int = 60, vocabulary: int = 6) -> list[LoggedText]:
@@ -146,3 +151,19 @@ def test_responses_without_a_step_are_left_out_and_none_at_all_is_an_error() -> 
     assert sums.tokens_R.tolist() == [2] and sums.acceptance_length() == [1.0] * MOST_LOOKED_UP
     with pytest.raises(OutriderError, match="no sequence has a response of two tokens"):
         lookup_sums(Lookup("none"), [sevens(1)])
+
+
+def test_a_lookup_with_more_drafts_than_base_was_replayed_for_is_compared_at_base_s() -> None:
+    """Its own figures have its own K; the report needs both."""
+    replays = {"base": sample_replay(0.5), "custom": sample_replay(0.7, depth=24)}
+    replays["ceiling"] = sample_replay(0.9)
+    choice = Choice(k=Drafters[int](base=2, custom=24), main_concurrency=1)
+    figures = replay_figures(replays, choice)
+    assert (
+        figures.k == 4 and figures.ratio == compare(replays["base"], replays["custom"], 4)["ratio"]
+    )
+    lengths = {name: len(shares) for name, shares in figures.cumulative.items()}
+    assert lengths == {"base": 2, "custom": 24, "ceiling": 4}
+    assert len(figures.cumulative_ci95) == 24
+    findings = sample_findings().model_copy(update={"choice": choice, "replay": figures})
+    assert findings.at_k == "both at K = 4"
