@@ -153,7 +153,7 @@ def test_responses_without_a_step_are_left_out_and_none_at_all_is_an_error() -> 
         lookup_sums(Lookup("none"), [sevens(1)])
 
 
-def test_a_lookup_with_more_drafts_than_base_was_replayed_for_is_compared_at_base_s() -> None:
+def test_a_lookup_is_compared_at_the_largest_k_of_both() -> None:
     """Its own figures have its own K; the report needs both."""
     replays = {"base": sample_replay(0.5), "custom": sample_replay(0.7, depth=24)}
     replays["ceiling"] = sample_replay(0.9)
