@@ -424,7 +424,7 @@ def test_an_evaluation_from_servers_to_report(short_r1, tmp_path, monkeypatch):
     found = results.verification.modes["eager"]
     against = found.replay_vs_engine
     greedy = found.greedy
-    # One of about 60 steps is 1.7 %. vLLM does not count the steps whose drafts the grammar forbids;
+    # One of about 60 steps is 1.7 %. vLLM does not count steps whose drafts the grammar forbids;
     # `Speculator.steps` adds them, but for those of responses that end on accepted drafts.
     assert abs(against.base) < 0.06 and abs(against.custom) < 0.06
     assert greedy.base.unexplained == greedy.custom.unexplained == []
