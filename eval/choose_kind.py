@@ -21,7 +21,7 @@ from outrider.eval.bench.step_times import StepTimes, time_steps
 from outrider.eval.choose_k import MIN_GAIN, best_k, speeds_of
 from outrider.eval.context import EvaluationContext
 from outrider.eval.evaluate import check
-from outrider.eval.lookups import with_lookups
+from outrider.eval.lookups import with_best_lookups
 from outrider.eval.replay.heldout_replay import replay_drafter
 from outrider.eval.replay.sums import ReplaySums, length_at
 from outrider.eval.results.parts import ClusteredEstimate
@@ -44,7 +44,7 @@ def choose_kind(
     """
     for context in contexts.values():
         check(context)
-    contexts = {kind: with_lookups(context) for kind, context in contexts.items()}
+    contexts = with_best_lookups(contexts)
     first = next(iter(contexts.values()))
     replays = {
         kind: replay_drafter(context, "validation", "custom") for kind, context in contexts.items()

@@ -12,6 +12,7 @@ that is the base or custom gets its settings in the same way, unless the recipe 
 import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from datasets import Dataset
@@ -51,7 +52,37 @@ def with_lookups(context: EvaluationContext) -> EvaluationContext:
     speculators = {
         name: _at_best(context, speculator) for name, speculator in context.speculators.items()
     }
-    prepared = dataclasses.replace(context, speculators=speculators, lookups=lookups)
+    return _replaced(context, speculators=speculators, lookups=lookups)
+
+
+def with_best_lookups(contexts: Mapping[str, EvaluationContext]) -> dict[str, EvaluationContext]:
+    """Prepares the lookups that are base or custom in contexts that differ only in custom.
+
+    Each kind of lookup is prepared once, in the folder of the first context.
+    """
+    first = next(iter(contexts.values()))
+    lookups = {
+        speculator.kind: speculator
+        for context in contexts.values()
+        for speculator in context.speculators.values()
+        if not speculator.family.has_weights
+    }
+    best = {kind: _at_best(first, speculator) for kind, speculator in lookups.items()}
+    return {
+        kind: _replaced(
+            context,
+            speculators={
+                name: best.get(speculator.kind, speculator)
+                for name, speculator in context.speculators.items()
+            },
+        )
+        for kind, context in contexts.items()
+    }
+
+
+def _replaced(context: EvaluationContext, **changes: Any) -> EvaluationContext:
+    """The context with these fields changed, and its digest."""
+    prepared = dataclasses.replace(context, **changes)
     # What was chosen follows from the given context, so measurements are kept under its digest.
     vars(prepared)["digest"] = context.digest
     return prepared
