@@ -24,8 +24,8 @@ from outrider.data.features.feature_store import FeatureStore
 from outrider.data.on_policy.evidence import Evidence, checked_rows, judge_checked
 from outrider.eval.config import SEED
 from outrider.eval.context import EvaluationContext
-from outrider.eval.replay.replay import CEILING, has_steps, replay
-from outrider.eval.replay.sums import ReplaySums, compare, length_at
+from outrider.eval.replay.replay import CEILING, replay
+from outrider.eval.replay.sums import ReplaySums, compare, has_steps, length_at
 from outrider.eval.results.parts import DRAFTERS, interval
 from outrider.eval.results.sections import Choice, OnPolicy, Replay
 from outrider.speculators.kinds.protocol import Lookup

@@ -21,8 +21,9 @@ import torch
 from numpy.typing import NDArray
 
 from outrider.common.errors import OutriderError
+from outrider.eval.config import SEED
 from outrider.eval.replay.regions import NAMES, Regions
-from outrider.eval.replay.sums import ReplaySums
+from outrider.eval.replay.sums import NOTHING_REPLAYED, ReplaySums, has_steps
 from outrider.speculators.kinds import weightless_kind
 from outrider.speculators.kinds.protocol import MOST_LOOKED_UP, Lookup, Settings, WeightlessKind
 
@@ -35,8 +36,6 @@ sample of this size changes the acceptance length of the best settings by less t
 
 MIN_GAIN = 0.01
 """Minimum relative gain in acceptance length from settings that propose more drafts."""
-
-SEED = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,8 +102,8 @@ def _sample(texts: Sequence[LoggedText]) -> list[LoggedText]:
 
 
 def has_step(text: LoggedText) -> bool:
-    """Whether the text has a speculative step, as replay from states counts them."""
-    return text.anchors >= 1 and text.completion_start >= 1
+    """Whether the text has a speculative step."""
+    return has_steps(len(text.token_ids_T), text.completion_start)
 
 
 def lookup_sums(
@@ -117,10 +116,7 @@ def lookup_sums(
     kind = _kind(lookup)
     replayed = [text for text in texts if has_step(text)]
     if not replayed:
-        raise OutriderError(
-            "exact replay: no sequence has a response of two tokens or more; is the held-out part"
-            " empty?"
-        )
+        raise OutriderError(NOTHING_REPLAYED)
     count = len(replayed)
     numbers = len(NUMBERS)
     groups = len(NAMES) if regions else 0
@@ -139,9 +135,8 @@ def lookup_sums(
             accepted_RKK[row, k] = (lengths[:, None] >= NUMBERS).sum(axis=0)
         if regions:
             ids_T = torch.from_numpy(text.token_ids_T)
-            member_AG = regions.members(ids_T, text.completion_start).numpy()
-            tokens_RG[row] = member_AG.sum(axis=0)
-            steps_RGK[row] = member_AG.T.astype(float) @ visits_AN
+            visits = torch.from_numpy(visits_AN).double()
+            tokens_RG[row], steps_RGK[row] = regions.sums(ids_T, text.completion_start, visits)
     return ReplaySums(
         sequence_ids=[text.sequence_id for text in replayed],
         sessions=[text.session for text in replayed],

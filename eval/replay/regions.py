@@ -7,7 +7,8 @@ A region is a set of anchors. The step that starts at an anchor and the token af
 belong to the anchor's region. Over a dimension's regions, steps and tokens add up to those of the
 response.
 
-Shapes: T tokens of prompt and response, A anchors (the response's tokens but the last), G regions.
+Shapes: T tokens of prompt and response, A anchors (the response's tokens but the last), G regions,
+K depth.
 """
 
 from dataclasses import dataclass
@@ -61,6 +62,17 @@ class Regions:
         range_A = torch.bucketize(next_A, torch.tensor(POSITIONS), right=True)
         parts = (answer_A.long(), 2), (range_A, len(POSITIONS) + 1)
         return torch.cat([F.one_hot(*part) for part in parts], dim=1).bool()
+
+    def sums(
+        self, token_ids_T: Tensor, completion_start: int, visits_AK: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """A response's tokens [G] and expected steps [G, K] in each region.
+
+        `visits_AK` is the probability that a step starts at each anchor; more rows are padding.
+        """
+        member_AG = self.members(token_ids_T, completion_start).double()
+        # A step counts in the region where it starts.
+        return member_AG.sum(dim=0), member_AG.T @ visits_AK[: len(member_AG)]
 
     def _last_of_reasoning(self, token_ids_T: Tensor, completion_start: int) -> int:
         """Index of the last reasoning token in the response; -1 without reasoning."""

@@ -30,7 +30,7 @@ from outrider.data.features.feature_store import FeatureStore
 from outrider.eval.replay.lookups import LoggedText, lookup_sums
 from outrider.eval.replay.perfect_drafter import PerfectDrafter
 from outrider.eval.replay.regions import NAMES, Regions
-from outrider.eval.replay.sums import ReplaySums
+from outrider.eval.replay.sums import NOTHING_REPLAYED, ReplaySums, has_steps
 from outrider.serving.client import Sampling
 from outrider.speculators.acceptance import accept_matrix, pad_anchors, replay_chain
 from outrider.speculators.checkpoints.target_ends import load_target_ends
@@ -88,13 +88,13 @@ def replay(
         chains.append(chain)
         for response, visits_AK in zip(batch, chain.visits_RAK.cpu(), strict=True):
             if regions:
-                sums_by_region.append(_sums_by_region(regions, response.states, visits_AK))
+                states = response.states
+                sums_by_region.append(
+                    regions.sums(states.token_ids, states.completion_start, visits_AK)
+                )
         replayed += [response.row for response in batch]
     if not chains:
-        raise OutriderError(
-            "exact replay: no sequence has a response of two tokens or more; is the held-out part"
-            " empty?"
-        )
+        raise OutriderError(NOTHING_REPLAYED)
 
     count = len(replayed)
     tokens_RG = np.zeros((count, 0))
@@ -129,15 +129,6 @@ def _by_response(
     pairs = zip(accepted_N.split(lengths), thousandths_N.split(lengths), strict=True)
     for accepted_A, first_A in pairs:
         yield accepted_A.tolist(), first_A.tolist()
-
-
-def _sums_by_region(
-    regions: Regions, states: SequenceStates, visits_AK: Tensor
-) -> tuple[Tensor, Tensor]:
-    """A response's tokens [G] and expected steps [G, K] in each region."""
-    member_AG = regions.members(states.token_ids, states.completion_start).double()
-    # A step counts in the region where it starts; rows past the response are padding.
-    return member_AG.sum(dim=0), member_AG.T @ visits_AK[: len(member_AG)]
 
 
 def rule_of(
@@ -211,14 +202,6 @@ def batches(
         tokens += length
     if batch:
         yield batch
-
-
-def has_steps(length: int, completion_start: int) -> bool:
-    """Whether a sequence has a speculative step.
-
-    The first step needs a state before its anchor, so the prompt must have at least one token.
-    """
-    return length - completion_start >= 2 and completion_start >= 1
 
 
 @dataclass(frozen=True)

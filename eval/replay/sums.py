@@ -18,6 +18,19 @@ from outrider.eval.stats.clusters import clustered
 
 Array = NDArray[np.float64]
 
+NOTHING_REPLAYED = (
+    "exact replay: no sequence has a response of two tokens or more; is the held-out part empty?"
+)
+"""Message if no response has a step."""
+
+
+def has_steps(length: int, completion_start: int) -> bool:
+    """Whether a sequence has a speculative step.
+
+    The first step needs a state before its anchor, so the prompt must have at least one token.
+    """
+    return length - completion_start >= 2 and completion_start >= 1
+
 
 @dataclass(frozen=True)
 class ReplaySums:

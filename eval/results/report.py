@@ -39,6 +39,7 @@ from outrider.eval.results.sections import (
     Scenario,
     Served,
     Slice,
+    SpeedRow,
     Verification,
     Workload,
 )
@@ -326,12 +327,12 @@ class Report(Findings):
                 text += ": no trained kind is shown to be faster on validation"
                 text += f" ({best.kind} / lookup {interval(best.over_lookup)})"
             return f"{text}."
-        name = self.better_lookup
-        if name is None:
+        if self._over_lookup is None:
             return self._none_line()
-        mode, ratio = self._over_lookup()
+        mode, ratio = self._over_lookup
+        name = self.choice.lookup
         return (
-            f"{kind_named(name).in_words.capitalize()}, which needs no training, is"
+            f"{self.lookup_in_words.capitalize()}, which needs no training, is"
             f" {'faster' if ratio.high < 1 else 'as fast'} ({mode}: custom / lookup"
             f" {interval(ratio)}): ship it instead. `outrider eval RECIPE --speculator {name}`"
             " evaluates it."
@@ -343,28 +344,31 @@ class Report(Findings):
 
         It must also deliver more tokens/s than base and than no speculation.
         """
-        for served in self.served.values():
-            row = served.speed[str(self.choice.main_concurrency)]
+        return self.choice.lookup if self._over_lookup else None
+
+    @property
+    def _main_rows(self) -> dict[str, SpeedRow]:
+        """Speeds at the main concurrency, by engine mode."""
+        main = str(self.choice.main_concurrency)
+        return {mode: served.speed[main] for mode, served in self.served.items()}
+
+    @property
+    def _over_lookup(self) -> tuple[str, Estimate] | None:
+        """The first mode in which `better_lookup` is better, and custom / lookup there."""
+        for mode, row in self._main_rows.items():
             reference = max(row.none.tokens_per_s, row.base.tokens_per_s)
             if row.lookup is None or row.lookup.block.tokens_per_s <= reference:
                 continue
             if row.lookup.custom_over.low <= 1:
-                return self.choice.lookup
+                return mode, row.lookup.custom_over
         return None
-
-    def _over_lookup(self) -> tuple[str, Estimate]:
-        """The mode in which custom is slowest relative to the lookup, and the ratio there."""
-        ratios = []
-        for mode, served in self.served.items():
-            row = served.speed[str(self.choice.main_concurrency)]
-            if row.lookup is not None:
-                ratios.append((mode, row.lookup.custom_over))
-        return min(ratios, key=lambda pair: pair[1].value)
 
     def _none_line(self) -> str:
         """Advice to serve without speculation, if nothing measured is faster; else empty."""
-        rows = [served.speed[str(self.choice.main_concurrency)] for served in self.served.values()]
-        slower = [row.custom_over_none.high < 1 and row.base_over_none.high < 1 for row in rows]
+        slower = [
+            row.custom_over_none.high < 1 and row.base_over_none.high < 1
+            for row in self._main_rows.values()
+        ]
         if not slower or not all(slower):
             return ""
         return (

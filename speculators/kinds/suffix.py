@@ -14,7 +14,7 @@ Shapes: T tokens of a sequence, A anchors, N numbers of drafts per step, K draft
 
 import functools
 import itertools
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -150,54 +150,17 @@ class SuffixLookup(WeightlessKind):
         """
         anchors = max(len(token_ids_T) - 1 - first, 0)
         drafts_NAK = np.full((len(numbers), anchors, max(numbers)), NO_DRAFT, np.int32)
-        settings = {**self.default_settings, **lookup.settings}
-        cache = replay_cache(lookup.history)
-        # Evaluation's servers send no `cache_salt`, and so does replay.
-        cache.tenants[self.name] = tenant_key(None)
-        cache.start_request(self.name, token_ids_T[:first])
         # The prefill delivers the token of anchor 0, where the first step starts.
         next_N = [0] * len(numbers)
-        for anchor in range(anchors):
-            end = first + anchor + 1
-            cache.add_active_response(self.name, token_ids_T[end - 1 : end])
-            if anchor not in next_N:
-                continue
-            recent_T = token_ids_T[max(end - DEPTH, 0) : end]
+        for anchor, draft in enumerate(self._by_anchor(token_ids_T, first, lookup)):
             for row, number in enumerate(numbers):
                 if next_N[row] != anchor:
                     continue
-                match = cache.speculate(
-                    self.name,
-                    recent_T,
-                    max_spec_tokens=number,
-                    max_spec_factor=settings[FACTOR],
-                    min_token_prob=settings[PROBABILITY],
-                )
-                drafted = np.array(match.token_ids, np.int32)
+                drafted = np.array(draft(number).token_ids, np.int32)
                 drafts_NAK[row, anchor, : len(drafted)] = drafted
+                end = first + anchor + 1
                 next_N[row] = anchor + 1 + _accepted(drafted, token_ids_T[end:])
-        cache.stop_request(self.name)
         return drafts_NAK
-
-    def matches(
-        self, token_ids_T: NDArray[np.int32], first: int, k: int, lookup: Lookup
-    ) -> Iterator[Any]:
-        """Yields the cache's answer at every anchor: `token_ids`, at most k, and their `score`."""
-        settings = {**self.default_settings, **lookup.settings}
-        cache = replay_cache(lookup.history)
-        # Evaluation's servers send no `cache_salt`, and so does replay.
-        cache.tenants[self.name] = tenant_key(None)
-        cache.start_request(self.name, token_ids_T[:first])
-        for end in range(first + 1, len(token_ids_T)):
-            cache.add_active_response(self.name, token_ids_T[end - 1 : end])
-            yield cache.speculate(
-                self.name,
-                token_ids_T[max(end - DEPTH, 0) : end],
-                max_spec_tokens=k,
-                max_spec_factor=settings[FACTOR],
-                min_token_prob=settings[PROBABILITY],
-            )
-        cache.stop_request(self.name)
 
     def all_matches(
         self, token_ids_T: NDArray[np.int32], first: int, k: int, lookup: Lookup
@@ -207,11 +170,32 @@ class SuffixLookup(WeightlessKind):
         drafts_AK = np.full((anchors, k), NO_DRAFT, np.int32)
         score_A = np.zeros(anchors)
         length_A = np.zeros(anchors, np.int64)
-        for anchor, match in enumerate(self.matches(token_ids_T, first, k, lookup)):
+        for anchor, draft in enumerate(self._by_anchor(token_ids_T, first, lookup)):
+            match = draft(k)
             drafts_AK[anchor, : len(match.token_ids)] = match.token_ids
             score_A[anchor] = match.score
             length_A[anchor] = match.match_len
         return Matches(drafts_AK, score_A, length_A)
+
+    def _by_anchor(
+        self, token_ids_T: NDArray[np.int32], first: int, lookup: Lookup
+    ) -> Iterator[Callable[[int], Any]]:
+        """Yields at each anchor a function that queries vLLM's cache for up to k drafts."""
+        settings = {**self.default_settings, **lookup.settings}
+        cache = replay_cache(lookup.history)
+        # Evaluation's servers send no `cache_salt`, and so does replay.
+        cache.tenants[self.name] = tenant_key(None)
+        cache.start_request(self.name, token_ids_T[:first])
+        for end in range(first + 1, len(token_ids_T)):
+            cache.add_active_response(self.name, token_ids_T[end - 1 : end])
+            yield functools.partial(
+                cache.speculate,
+                self.name,
+                token_ids_T[max(end - DEPTH, 0) : end],
+                max_spec_factor=settings[FACTOR],
+                min_token_prob=settings[PROBABILITY],
+            )
+        cache.stop_request(self.name)
 
 
 def _accepted(drafts_K: NDArray[np.int32], next_T: NDArray[np.int32]) -> int:

@@ -57,12 +57,7 @@ def test_a_kind_of_v2_alone_drafts_as_its_unroll(
     short_r1: Path, prompts: list[list[int]], tmp_path: Path
 ) -> None:
     """Every draft of a walk, also by a head that was swapped in; another head drafts others."""
-    file = tmp_path / "prompts.json"
-    file.write_text(json.dumps(prompts[:4]))
-    words = [sys.executable, "-m", ON_CPU, DSPARK, str(short_r1), str(tmp_path), str(file)]
-    environment = os.environ | {"VLLM_LOGGING_LEVEL": "ERROR"}
-    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, env=environment)
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = on_cpu(DSPARK, short_r1, tmp_path, prompts=prompts[:4], folder=tmp_path)
     assert found["first"][0][0] > 30
     for name, wrong in (("first", False), ("second", False), ("crossed", True)):
         assert (complaint(found[name], ParityConfig()) is not None) is wrong, (name, found[name])
@@ -74,15 +69,20 @@ def test_lookup_takes_the_replayed_steps(
     nano_r1: Path, prompts: list[list[int]], tmp_path: Path
 ) -> None:
     """V2 drafts in every step, so vLLM counts them all."""
-    file = tmp_path / "prompts.json"
-    file.write_text(json.dumps(prompts[:6]))
-    words = [sys.executable, "-m", ON_CPU, LOOKUP, str(nano_r1), str(file)]
-    environment = os.environ | {"VLLM_LOGGING_LEVEL": "ERROR"}
-    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, env=environment)
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = on_cpu(LOOKUP, nano_r1, prompts=prompts[:6], folder=tmp_path)
     assert (found["runner"], found["method"]) == ("v2", "ngram_gpu")
     assert found["steps"] == found["replayed"]["v2"]
     assert found["steps"] != found["replayed"]["v1"]
+
+
+def on_cpu(module: str, *paths: Path, prompts: list[list[int]], folder: Path) -> dict[str, Any]:
+    """What a module prints about these prompts, with vLLM's model runner V2 on a CPU."""
+    file = folder / "prompts.json"
+    file.write_text(json.dumps(prompts))
+    words = [sys.executable, "-m", ON_CPU, module, *map(str, paths), str(file)]
+    environment = os.environ | {"VLLM_LOGGING_LEVEL": "ERROR"}
+    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, env=environment)
+    return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 def text(step: dict[str, Any]) -> tuple[int, ...]:
