@@ -85,7 +85,8 @@ def main() -> None:
         rows_of: dict[str, list[str]] = {}
         for k, lookup_k in columns:
             anchors = {
-                part: anchors_of(head[part], k, texts[part], lookup, lookup_k) for part in texts
+                part: anchors_of(head[part], k, texts=rows, lookup=lookup, lookup_k=lookup_k)
+                for part, rows in texts.items()
             }
             for name, value in figures(anchors, time, k, head["heldout"]).items():
                 rows_of.setdefault(name, []).append(f"{value:.3f}")

@@ -47,7 +47,7 @@ def both_together(
         head = replays[part]["custom"]
         rows = [{"sequence_id": name, "session": ""} for name in head.sequence_ids]
         texts = logged_texts(context.feature_store, rows)
-        return anchors_of(head, choice.k.custom, texts, lookup, lookup_k)
+        return anchors_of(head, choice.k.custom, texts=texts, lookup=lookup, lookup_k=lookup_k)
 
     return predicted(
         validation=anchors("validation"),

@@ -32,7 +32,7 @@ from outrider.speculators.kinds import (
     lookup_names,
     weightless_kind,
 )
-from outrider.speculators.kinds.protocol import Lookup, Settings
+from outrider.speculators.kinds.protocol import Lookup, Settings, WeightlessKind
 from outrider.speculators.lookup_history import Response, read_history
 
 
@@ -131,14 +131,7 @@ def _at_best(context: EvaluationContext, speculator: Speculator) -> Speculator:
     kind = weightless_kind(speculator.kind)
     if kind is None:
         return speculator
-    directory = speculator.directory
-    if directory is None:
-        directory = kind.prepare(
-            _training_responses(context),
-            lookup_folder(context.folders.out, speculator.kind),
-            max_gb=context.lookup.max_gb,
-            shared=context.lookup.shared,
-        )
+    directory = speculator.directory or _prepared(context, kind)
     prepared = dataclasses.replace(speculator, directory=directory)
     if speculator.settings or not kind.searched_settings:
         return prepared
@@ -150,6 +143,34 @@ def _at_best(context: EvaluationContext, speculator: Speculator) -> Speculator:
         lambda: ChosenSettings(settings=dict(_chosen(context, replayed))),
     )
     return dataclasses.replace(prepared, settings=chosen.settings)
+
+
+def _prepared(context: EvaluationContext, kind: WeightlessKind) -> Path | None:
+    """The directory of what the kind reads; None if it reads nothing.
+
+    A history of an earlier attempt is kept: sorting 100,000 responses takes half a minute or more
+    (benchmarks/results/lookup.md).
+    """
+    folder = lookup_folder(context.folders.out, kind.name)
+    history = kind.history(folder)
+
+    def written() -> dict[str, str]:
+        kind.prepare(
+            _training_responses(context),
+            folder,
+            max_gb=context.lookup.max_gb,
+            shared=context.lookup.shared,
+        )
+        return {"history": str(history)}
+
+    if history is None:
+        return None
+    kept = context.kept(f"history_{kind.name}")
+    if history.is_file():
+        kept.run(written)
+    else:
+        kept.put(written())
+    return folder
 
 
 def _chosen(context: EvaluationContext, lookup: Lookup) -> Settings:

@@ -231,7 +231,7 @@ def fewest_steps(anchors: Anchors) -> int:
 
 
 def anchors_of(
-    head: ReplaySums, k: int, texts: Iterable[LoggedText], lookup: Lookup, lookup_k: int
+    head: ReplaySums, k: int, *, texts: Iterable[LoggedText], lookup: Lookup, lookup_k: int
 ) -> Anchors:
     """Both drafters at the anchors of replayed responses.
 

@@ -77,6 +77,7 @@ class SuffixLookup(WeightlessKind):
     ) -> Path:
         """Writes the earlier responses that are searched to HISTORY_FILE."""
         History.of(responses, max_gb, shared).write(folder / HISTORY_FILE)
+        replay_cache.cache_clear()  # it may hold what the file had before
         return folder
 
     def history(self, directory: Path | None) -> Path | None:

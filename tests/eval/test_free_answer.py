@@ -1,5 +1,6 @@
 """The free answer against evaluation's replay of the same split, and what it reports apart."""
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,16 +68,14 @@ class Store:
         return self.rows[sequence_id]["completion_start"]
 
 
-def evaluated(
-    table: Dataset, target: Path, folder: Path
-) -> Iterator[tuple[str, dict[str, float], list[float]]]:
-    """Name, settings and tokens per step of every lookup, as an evaluation measures them."""
+def context_of(table: Dataset, target: Path, folder: Path) -> EvaluationContext:
+    """The context of an evaluation of this log."""
     divided = divide(table, SplitConfig())
     ids = table["sequence_id"][:]
     parts = {part: [ids[row] for row in divided.parts[part]] for part in PARTS}
     table.save_to_disk(folder / "sequences")
     none = Speculator("none")
-    context = EvaluationContext(
+    return EvaluationContext(
         recipe="a_test",
         target=TargetConfig(model=str(target)),
         serving=ServingConfig(),
@@ -86,11 +85,36 @@ def evaluated(
         data=EvaluationData(folder / "sequences", parts),
         folders=EvaluationFolders(run=folder, out=folder, report=folder, logs=folder),
     )
+
+
+def evaluated(
+    table: Dataset, target: Path, folder: Path
+) -> Iterator[tuple[str, dict[str, float], list[float]]]:
+    """Name, settings and tokens per step of every lookup, as an evaluation measures them."""
+    context = context_of(table, target, folder)
     for name, speculator in with_lookups(context).lookups.items():
-        rows = context.data.rows(parts["heldout"]).to_list()
+        rows = context.data.rows(context.data.parts["heldout"]).to_list()
         replayed = speculator.replayed_as(context.runner(speculator))
         sums = replay(replayed, target, Store(table), rows, depth=4)
         yield name, dict(speculator.settings), sums.acceptance_length()[:SHOWN]
+
+
+def test_a_history_is_written_once_for_the_same_responses(tmp_path: Path, nano_r1: Path) -> None:
+    pytest.importorskip("arctic_inference", reason="suffix lookup needs arctic-inference")
+    context = context_of(log(), nano_r1, tmp_path)
+    directory = with_lookups(context).lookups["suffix"].directory
+    assert directory is not None
+    history = directory / "history.npz"
+    written = history.stat().st_mtime_ns
+    again = with_lookups(context).lookups["suffix"]
+    assert again.directory == directory and history.stat().st_mtime_ns == written
+    parts = {**context.data.parts, "train": context.data.parts["train"][1:]}
+    fewer = dataclasses.replace(context, data=dataclasses.replace(context.data, parts=parts))
+    with_lookups(fewer)
+    assert history.stat().st_mtime_ns != written
+    history.unlink()
+    with_lookups(fewer)
+    assert history.is_file()
 
 
 @pytest.mark.parametrize("repeated", [0, 6])

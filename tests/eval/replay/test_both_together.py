@@ -262,7 +262,7 @@ def test_both_alone_equal_their_replays_for_every_number_of_drafts(case, kind, s
     head = replayed(case, case.target, by_anchor=True)
     sums = lookup_sums(lookup, texts)
     for k in range(1, K + 1):
-        given = anchors_of(head, k, texts, lookup, 2 * k)
+        given = anchors_of(head, k, texts=texts, lookup=lookup, lookup_k=2 * k)
         assert (combine(given, ALWAYS_HEAD).steps_R == head.steps_RK[:, k - 1]).all()
         assert (combine(given, ALWAYS_LOOKUP).steps_R == sums.steps_RK[:, 2 * k - 1]).all()
     assert head.acceptance_length()[-1] > 1.3

@@ -106,3 +106,15 @@ def test_a_response_that_ends_on_accepted_drafts_has_as_many_steps_as_drafted():
     rarely = {"generation_tokens": 85, "accepted_tokens": 10, "drafts": 5}
     assert Speculator("suffix").steps(long, 1) == 28  # 85 - 1 - 57 = 27: one was not delivered
     assert Speculator("ngram").steps(rarely, 1) == 74
+
+
+def test_a_history_that_is_written_again_is_what_replay_searches(tmp_path: Path) -> None:
+    pytest.importorskip("arctic_inference", reason="suffix lookup needs arctic-inference")
+    kind = SuffixLookup()
+    ids_T = np.array([1, 7, 8, 3], np.int32)
+    for followed_by in (40, 41):
+        earlier = [Response(np.array([7, 8, followed_by], np.int32))]
+        directory = kind.prepare(earlier, tmp_path, max_gb=1.0, shared=True)
+        lookup = Lookup("suffix", history=kind.history(directory))
+        matches = kind.all_matches(ids_T, 1, 1, lookup)
+        assert matches.drafts_AK[1].tolist() == [followed_by]
