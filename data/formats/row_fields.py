@@ -70,22 +70,22 @@ def fields(row: dict[str, Any]) -> dict[str, Any]:
     """Returns the values of `FIELDS`; None for a field that was not logged."""
     values: dict[str, Any] = {}
     is_run = all(key in row for key in PROJECT)
+    names = _names(row)
     for name, paths in FIELDS.items():
         values[name] = None
         for path in paths:
             if is_run and path == "session_id":
                 continue
-            value = _at(row, path, is_time=name == "time")
+            where = _find(row, names, _normal_path(path))
+            value = None if where is None else _value(where, is_time=name == "time")
             if value is not None:
                 values[name] = value
                 break
     return values
 
 
-def _at(row: dict[str, Any], path: str, is_time: bool) -> Any:
-    where = find(row, path)
-    if where is None:
-        return None
+def _value(where: "Field", is_time: bool) -> Any:
+    """The text, number or time at a key; None for anything else."""
     holder, key = where
     if is_time:
         time = take_time(holder, key)
@@ -106,15 +106,26 @@ class Field(NamedTuple):
 
 def find(row: dict[str, Any], path: str) -> Field | None:
     """Returns the object and key at a path; OpenTelemetry's keys have dots themselves."""
-    return _find(row, ".".join(map(normal_name, path.split("."))))
+    return _find(row, _names(row), _normal_path(path))
 
 
-def _find(row: dict[str, Any], path: str) -> Field | None:
+@functools.cache
+def _normal_path(path: str) -> str:
+    """A path of our own tables in snake case."""
+    return ".".join(map(normal_name, path.split(".")))
+
+
+def _names(row: dict[str, Any]) -> dict[str, str]:
+    """Key of a row by its `normal_name`; the first of several."""
     names: dict[str, str] = {}
     for key in row:
         names.setdefault(normal_name(key), key)
+    return names
+
+
+def _find(row: dict[str, Any], names: dict[str, str], path: str) -> Field | None:
     if path in names:
         return Field(row, names[path])
     name, _, rest = path.partition(".")
     inner = object_of(row.get(names[name])) if rest and name in names else None
-    return None if inner is None else _find(inner, rest)
+    return None if inner is None else _find(inner, _names(inner), rest)
