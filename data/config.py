@@ -41,6 +41,12 @@ class TrafficConfig(_Section):
     responses. SGLang joins a message's text parts with a space, vLLM with a line break. Responses
     with `matched_stop` are read by SGLang's rules anyway. Default: vLLM's rules for all others."""
 
+    users: Literal["one", "many", "unknown"] = "unknown"
+    """Whose requests these are, if the log names no users, or only one. Sessions of a user resemble
+    each other, so intervals must be wider if a few users sent them all. `one`: a batch job or a
+    single application, whose sessions are independent; `many`: so many users that none has a
+    notable share; `unknown`: both intervals are reported, and the wider decides."""
+
     general: str | list[str] | None = None
     """Logs of traffic other than the customer's, in the same form as `path`; for example, all
     traffic of an endpoint. Part of this traffic is trained on, to prevent forgetting; part is held

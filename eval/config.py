@@ -227,7 +227,13 @@ class EvalConfig(BaseModel):
     """Blocks per concurrency and variant; with `measure: until_decided`, the maximum. Blocks of
     none, base and custom are interleaved in rotating order, and speeds are compared within a
     repeat. If base and custom run in two engines because their kinds or shapes differ, every repeat
-    restarts both, and fewer than 3 repeats decide nothing."""
+    restarts both. Fewer than 3 repeats decide no comparison of two engines (`starts`)."""
+
+    starts: PositiveInt = 3
+    """Maximum number of times that engines are started to compare speeds across two of them, for
+    example of custom and of no speculation: speed differs by 3 to 10 % between starts of an engine.
+    At most one start per repeat; after three, only if such a comparison is undecided. Fewer than
+    three decide nothing."""
 
     max_tokens: PositiveInt = 256
     """Maximum response length in tokens, for all variants; longer responses are cut."""

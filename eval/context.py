@@ -36,6 +36,7 @@ from outrider.eval.replay.slices import Slices
 from outrider.eval.results.parts import Drafter
 from outrider.eval.results.report import VERSION
 from outrider.eval.results.sections import KindSpeed
+from outrider.eval.stats.clusters import INDEPENDENT, unknown
 from outrider.serving.client import Sampling
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.engine import Engine, open_engine
@@ -68,10 +69,19 @@ class EvaluationData:
     """Slices of the held-out part for which acceptance is reported."""
     sessions: Mapping[str, str] = field(default_factory=dict)
     """Sessions by sequence id, if the split's sessions differ from the log's."""
+    users: Literal["one", "many", "unknown"] = "unknown"
+    """traffic.users"""
 
     def rows(self, ids: list[str]) -> Dataset:
-        """Rows of the sequences `ids`, with the split's sessions."""
-        return load_sequences(self.sequences, ids, self.sessions)
+        """Rows of the sequences `ids`, with the split's sessions.
+
+        Their users are INDEPENDENT if the log names none and `users` is known.
+        """
+        table = load_sequences(self.sequences, ids, self.sessions)
+        if self.users == "unknown" or not unknown(table["user"]):
+            return table
+        independent = [INDEPENDENT] * len(table)
+        return table.remove_columns("user").add_column("user", independent)
 
 
 @dataclass(frozen=True)
@@ -283,6 +293,7 @@ class EvaluationContext:
             "features": manifest,
             "parts": {name: self.data.parts.get(name) for name in parts},
             "lookup": self.lookup.model_dump(),
+            "users": self.data.users,
             "histories": {name: one.history_digest for name, one in self.speculators.items()},
             "lookups": installed_lookups(),
             "depth": self.depth,

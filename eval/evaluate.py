@@ -29,7 +29,13 @@ from outrider.eval.bench.counted import (
     verification_passes,
 )
 from outrider.eval.bench.grammars import sendable_grammars
-from outrider.eval.bench.metrics import Record, ReplayedSteps, SpeedRatios, repeats_of
+from outrider.eval.bench.metrics import (
+    Record,
+    ReplayedSteps,
+    SpeedRatios,
+    cut_share,
+    repeats_of,
+)
 from outrider.eval.bench.open_loop import RateBlocks, measure_rates, summarise_rates
 from outrider.eval.bench.outputs import Outputs, collect
 from outrider.eval.bench.prompts import (
@@ -316,6 +322,7 @@ def heldout_requests(context: EvaluationContext, heldout: Dataset) -> HeldoutReq
         timed=timed,
         traffic=traffic,
         grammars=grammars,
+        times=dict(zip(heldout["sequence_id"], heldout["time"], strict=True)),
         lost_ends=lost_ends,
     )
 
@@ -369,7 +376,7 @@ def measure_speed(
         settings,
         requests.timed,
         choice.main_concurrency,
-        replayed_steps(replays, plan, choice.lookup) if replays else None,
+        replayed_steps(replays, plan, choice.lookup, requests.times) if replays else None,
     )
     if choice.lookup is not None:
         servers.alias(LOOKUP, choice.lookup)
@@ -389,25 +396,44 @@ def measure_speed(
             context=context, servers=servers, mode=mode, plan=plan, load=load, requests=requests
         )
     )
-    served = Served(k=choice.k, speed=speeds.summarise(blocks), repeats=repeats_of(blocks))
+    served = Served(
+        k=choice.k,
+        speed=speeds.summarise(blocks),
+        repeats=repeats_of(blocks),
+        cut=cut_share(blocks, settings.max_tokens),
+    )
     return served, blocks, rates
 
 
 def replayed_steps(
-    replays: Replays, plan: Mapping[str, Drafts | None], lookup: str | None
+    replays: Replays,
+    plan: Mapping[str, Drafts | None],
+    lookup: str | None,
+    times: Mapping[str, float | None],
 ) -> ReplayedSteps:
-    """Replayed steps of held-out responses by variant; variants with schedules are omitted."""
+    """Replayed steps of held-out responses by variant; variants with schedules are omitted.
+
+    `times` has the time of each response's request, by sequence id.
+    """
     steps = {}
+    cut_steps = {}
     for variant, drafts in plan.items():
         # Base at eval.current_k uses base's sums.
         replayed = lookup if variant == LOOKUP else variant
         sums = replays.get(str(replayed), replays["base"])
-        if variant == "none" or drafts == 0:
-            steps[variant] = sums.tokens_R
-        elif isinstance(drafts, int):
-            steps[variant] = sums.steps_RK[:, drafts - 1]
+        k = 0 if variant == "none" else drafts
+        if isinstance(k, int):
+            steps[variant] = sums.steps_at(k)
+            cut_steps[variant] = sums.timed_steps(k)
     base = replays["base"]
-    return ReplayedSteps(steps, base.sequence_ids, base.sessions, base.users)
+    return ReplayedSteps(
+        steps=steps,
+        sequence_ids=base.sequence_ids,
+        sessions=base.sessions,
+        users=base.users,
+        cut_steps=cut_steps,
+        times=[times[name] for name in base.sequence_ids],
+    )
 
 
 def samples_stage(

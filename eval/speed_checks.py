@@ -14,6 +14,7 @@ Technometrics 24, 1982).
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from outrider.data.ingest.traffic_facts import counted
 from outrider.eval.config import GateConfig
 from outrider.eval.results.parts import Estimate, interval
 from outrider.eval.results.report import Check, Findings, Outcome
@@ -24,7 +25,8 @@ MOST_REPEATS = 1000
 """Maximum number of repeats that a message suggests."""
 
 LEAST_STARTS = 3
-"""Minimum number of times that two engines must be started to compare their speeds."""
+"""Minimum number of times that two engines must be started to compare their speeds: with two, an
+interval of their ratio has one degree of freedom."""
 
 SUPERIOR, ELSEWHERE, NONE = "superior", "elsewhere", "none"
 """Kinds of demand: faster than a reference at the main concurrency, non-inferior to base at
@@ -42,15 +44,22 @@ class Demand:
     ratio: Estimate
     threshold: float
     starts: int | None = None
-    """Number of times the two engines were started; None if the variants share one engine, or if
-    the interval already covers differences between starts"""
+    """Number of times the two engines were started; None if the variants share one engine"""
 
     @property
     def outcome(self) -> Outcome:
-        """`undecided` after fewer than LEAST_STARTS starts, else according to the interval."""
+        """According to the interval, if nothing else leaves the demand undecided.
+
+        It is undecided after fewer than LEAST_STARTS starts, and if model and server disagree.
+        """
+        ratio = self.ratio
         if self.starts is not None and self.starts < LEAST_STARTS:
             return "undecided"
-        return above(self.ratio.low, self.ratio.high, self.threshold)
+        outcome = above(ratio.low, ratio.high, self.threshold)
+        if not ratio.agrees:
+            both_fail = ratio.measured is not None and ratio.measured.high <= self.threshold
+            return "failed" if outcome == "failed" and both_fail else "undecided"
+        return outcome
 
     @property
     def corrected(self) -> str:
@@ -61,23 +70,31 @@ class Demand:
         return f", {value:.3f} corrected for selection"
 
     def what_decides(self, repeats: int) -> str:
-        """Describes how many repeats would be decisive if the ratio stayed constant."""
+        """Describes what would be decisive if the ratio stayed constant."""
+        ratio = self.ratio
         if self.starts is not None and self.starts < LEAST_STARTS:
             return (
-                f"two engines were started {self.starts} times, once per repeat, but"
-                f" at least {LEAST_STARTS} eval.repeats are needed"
+                f"two engines were started {counted(self.starts, 'time')}, but at least"
+                f" {LEAST_STARTS} are needed: raise eval.starts and eval.repeats to {LEAST_STARTS}"
             )
-        ratio = self.ratio
+        if not ratio.agrees:
+            assert ratio.measured is not None and ratio.expected is not None
+            return (
+                f"model and server disagree: for the timed responses, exact replay predicts"
+                f" {ratio.expected:.3f}, and {interval(ratio.measured, 3)} was served"
+            )
+        units = repeats if self.starts is None else self.starts
         needed = units_needed(
             value=ratio.value,
             low=ratio.low,
             high=ratio.high,
             threshold=self.threshold,
-            units=repeats,
+            units=units,
         )
+        key = "eval.repeats" if self.starts is None else "eval.starts and as many eval.repeats"
         if needed > MOST_REPEATS:
-            return f"more than {MOST_REPEATS:,} eval.repeats would be needed"
-        return f"about {needed} eval.repeats would decide it ({repeats} were measured)"
+            return f"more than {MOST_REPEATS:,} {key} would be needed"
+        return f"about {needed} {key} would decide it ({units} were measured)"
 
     def __str__(self) -> str:
         return f"custom / {self.versus} at {self.concurrency}: {interval(self.ratio, 3)}"
@@ -118,6 +135,7 @@ def demands(speed: Mapping[str, SpeedRow], main: int, gate: GateConfig) -> list[
                     concurrency=concurrency,
                     ratio=ratio,
                     threshold=least,
+                    starts=row.lookup_starts,
                 )
             )
         all_demands.append(
@@ -127,6 +145,7 @@ def demands(speed: Mapping[str, SpeedRow], main: int, gate: GateConfig) -> list[
                 concurrency=concurrency,
                 ratio=row.custom_over_none,
                 threshold=gate.least_speed,
+                starts=row.none_starts,
             )
         )
     return all_demands
@@ -167,7 +186,7 @@ def _check(name: str, asked: Sequence[Demand], repeats: int) -> Check:
     if undecided:
         demand += f"; undecided: {'; '.join(undecided)}"
     outcome: Outcome = "undecided" if undecided else "passed"
-    replayed = " with replay's acceptance"
+    replayed = " for whole responses by replay"
     return Check(
         name=name,
         outcome="failed" if "failed" in outcomes else outcome,

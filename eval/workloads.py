@@ -23,6 +23,7 @@ from outrider.eval.context import EvaluationContext, Row
 from outrider.eval.replay.replay import replay
 from outrider.eval.replay.sums import compare
 from outrider.eval.results.sections import Workload
+from outrider.eval.stats.clusters import INDEPENDENT
 from outrider.serving.client import Sampling
 from outrider.serving.engine import AskedRow, Engine
 
@@ -106,7 +107,9 @@ def _measure(context: EvaluationContext, name: PublicWorkload, sampling: Samplin
         ]
 
     # Each prompt counts as a session: a public workload has no users.
-    rows_replayed = [{"sequence_id": row.row_id, "session": row.row_id} for row in asked]
+    rows_replayed = [
+        {"sequence_id": row.row_id, "session": row.row_id, "user": INDEPENDENT} for row in asked
+    ]
     target_dir = context.target.directory()
     depth = context.depth
     method = context.draft_sample_method

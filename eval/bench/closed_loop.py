@@ -9,9 +9,12 @@ compared only within a repeat: the variants take turns, in rotating order, on th
 concurrency 1 the variants alternate by request (swapping the drafter's weights takes milliseconds,
 switching servers a second), so the requests of a pair share the machine's noise.
 
-Speed also differs between starts of the same engine. If base and custom run in two engines, every
-repeat restarts the servers, so each repeat measures a new start of both. Base at eval.current_k
-uses base's engine; n-gram lookup has a separate one. `eval.measure` determines when to stop.
+Speed also differs between starts of the same engine, by 3 to 10 %. So variants of two engines are
+compared over several starts: custom and no speculation, which has an engine of its own, custom and
+lookup, and base and custom if they cannot share one. The servers are started again before a repeat
+while such a comparison is open, at most `eval.starts` times; if base and custom have two engines,
+before every repeat. Base at eval.current_k uses base's engine. `eval.measure` determines when to
+stop.
 """
 
 import itertools
@@ -24,7 +27,7 @@ from outrider.eval.bench.metrics import Record, SpeedRatios
 from outrider.eval.bench.servers import Servers, Turn
 from outrider.eval.config import EvalConfig
 from outrider.eval.results.parts import CURRENT, LOOKUP
-from outrider.eval.speed_checks import SUPERIOR, demands
+from outrider.eval.speed_checks import LEAST_STARTS, SUPERIOR, demands
 from outrider.eval.stats.sequential import looks_of
 from outrider.serving.client import Sampling, SpeculationCounters
 from outrider.serving.load_generator import BlockResult, LoadGenerator
@@ -59,20 +62,21 @@ def measure(
     """
     evaluation = speeds.settings
     two_engines = servers.name("base") != servers.name("custom")
+    start = 0
     # Consecutive prompts in every repeat, so that all prompts are timed about equally often.
     supply = itertools.cycle(range(len(speeds.prompts)))
     blocks: list[Record] = []
     began = time.monotonic()
     for repeat in range(evaluation.repeats):
-        # Speed differs by 3 to 10 % between starts of an engine (START_NOISE in metrics.py), so
-        # every repeat measures a new start of both.
-        if two_engines and repeat:
+        if repeat and (two_engines or open_across_engines(blocks, speeds)):
             servers.stop()
+            start += 1
         chosen = {
             size: list(itertools.islice(supply, evaluation.block_requests(size)))
             for size in evaluation.concurrency
         }
-        for size, turns in turns_of(servers, plan, repeat, speeds):
+        restarted = start == repeat
+        for size, turns in turns_of(servers, plan, repeat, speeds, restarted):
             names = ", ".join(variant for variant, _ in turns)
             left = _time_left(evaluation, repeat, time.monotonic() - began)
             say(f"repeat {repeat + 1}/{evaluation.repeats}, concurrency {size}, {names}{left}")
@@ -91,7 +95,7 @@ def measure(
                 "repeat": repeat,
                 "concurrency": size,
                 "prompts": chosen[size],
-                "start": repeat if two_engines else 0,
+                "start": start,
             }
             for block in timed:
                 blocks.append({**facts, "engine": servers.name(block["variant"]), **block})
@@ -100,6 +104,19 @@ def measure(
             say(reason)
             break
     return blocks
+
+
+def open_across_engines(blocks: Sequence[Record], speeds: SpeedRatios) -> bool:
+    """Whether another start may decide a comparison of two engines."""
+    starts = 1 + max(block["start"] for block in blocks)
+    if starts >= speeds.settings.starts or starts < LEAST_STARTS:
+        return starts < speeds.settings.starts
+    across = [
+        demand
+        for demand in demands(speeds.summarise(blocks), speeds.main, speeds.settings.gate)
+        if demand.starts is not None
+    ]
+    return any(demand.outcome == "undecided" for demand in across)
 
 
 def _time_left(evaluation: EvalConfig, repeat: int, elapsed_s: float) -> str:
@@ -112,16 +129,16 @@ def _time_left(evaluation: EvalConfig, repeat: int, elapsed_s: float) -> str:
 
 
 def turns_of(
-    servers: Servers, plan: Plan, repeat: int, speeds: SpeedRatios
+    servers: Servers, plan: Plan, repeat: int, speeds: SpeedRatios, restarted: bool
 ) -> list[tuple[int, list[Turn]]]:
     """Lists the blocks of a repeat: concurrency and variants of each.
 
     Groups of servers run in reverse order in every other repeat, so a running server stays up for
     the next repeat. Lookup is measured only at the main concurrency; if servers take turns, only in
-    the first repeat, to save starts.
+    repeats that start all of them.
     """
     turns = [(variant, plan[variant]) for variant in ORDER if variant in plan]
-    if repeat and len(servers.groups(turns)) > 1:
+    if not restarted and len(servers.groups(turns)) > 1:
         turns = [turn for turn in turns if turn[0] != LOOKUP]
     groups = servers.groups(turns)
     if repeat % 2:

@@ -8,8 +8,7 @@ speeds.summarise(blocks)["4"].custom_over_base
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from statistics import NormalDist
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,23 +23,24 @@ from outrider.eval.results.parts import (
     VARIANTS,
     ClusteredEstimate,
     Estimate,
+    Interval,
 )
 from outrider.eval.results.sections import Block, Quantiles, Reference, SpeedRow
-from outrider.eval.stats.clusters import clustered
+from outrider.eval.stats.clusters import Trend, clustered, trend_of
 from outrider.eval.stats.intervals import LEVEL
 from outrider.eval.stats.sequential import looks_of
 from outrider.eval.stats.speed_ratio import (
+    AGREEMENT,
+    Noise,
+    ReplayedLengths,
     Units,
-    agree,
     controlled_ratio,
+    lengths_agree,
     measured_ratio,
+    pooled_noise,
+    remainders,
     speed_of,
-    widened,
 )
-
-START_NOISE = 0.05
-"""Assumed standard deviation (log) of speed between starts of an engine; 3 to 10 % is typical. It
-is added for both engines when comparing two engines that were each started only once."""
 
 COMPARED = {**RATIOS, "current": ("custom", CURRENT), "lookup": ("custom", LOOKUP)}
 """Name of each ratio -> numerator and denominator."""
@@ -54,43 +54,84 @@ class ReplayedSteps:
     """Replayed step counts of held-out responses, at each variant's number of drafts."""
 
     steps: Mapping[str, NDArray[np.float64]]
-    """Variant -> steps [R]; variants that exact replay does not cover are absent"""
+    """Variant -> steps [R] of whole responses; variants that exact replay does not cover are
+    absent"""
     sequence_ids: Sequence[str]
     """Ids of the R responses"""
     sessions: Sequence[str]
     users: Sequence[str]
+    cut_steps: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    """Variant -> steps [R] until timed responses are cut; empty if none is"""
+    times: Sequence[float | None] = ()
+    """Of the R responses, Unix seconds; empty if unknown"""
+    earlier: "ReplayedSteps | None" = None
+    """The validation part, which precedes the held-out part: the trend is that of both"""
+
+    def lengths(self, over: str, under: str, level: float) -> ReplayedLengths | None:
+        """Acceptance lengths of `over` and `under` for the same tokens; None if not covered."""
+        whole = self.ratio(over, under, level)
+        if whole is None:
+            return None
+        cut = self.cut_steps or self.steps
+        return ReplayedLengths(
+            whole=whole,
+            steps=float(self.steps[under].mean()),
+            cut=float(cut[under].sum() / cut[over].sum()),
+            cut_steps=float(cut[under].mean()),
+            trend=self._trend(over, under),
+        )
 
     def ratio(self, over: str, under: str, level: float) -> ClusteredEstimate | None:
-        """Acceptance length of `over` over that of `under`, for the same tokens."""
+        """Acceptance length of `over` over that of `under`, for whole responses."""
         if not {over, under} <= self.steps.keys():
             return None
-        steps_R2 = np.stack([self.steps[over], self.steps[under]], axis=1)
         return clustered(
-            sums_NM=steps_R2,
+            sums_NM=np.stack([self.steps[over], self.steps[under]], axis=1),
             sessions=self.sessions,
-            # Acceptance length is tokens / steps; both answer the same tokens, so the ratio is the
-            # inverse ratio of steps.
-            statistic=lambda s: s[..., 1] / s[..., 0],
+            statistic=_inverse_ratio,
             level=level,
             users=self.users,
         )
 
-    def by_unit(
+    def _trend(self, over: str, under: str) -> Trend | None:
+        """Change of the log ratio per held-out span, over validation and held-out time."""
+        parts = [self] if self.earlier is None else [self.earlier, self]
+        times = [time for part in parts for time in part.times]
+        if not self.times or None in times:
+            return None
+        steps_2 = [np.concatenate([part.steps[name] for part in parts]) for name in (over, under)]
+        known = [time for time in self.times if time is not None]
+        return trend_of(
+            sums_N2=np.stack(steps_2, axis=1),
+            times_N=np.array(times, dtype=np.float64),
+            sessions=[session for part in parts for session in part.sessions],
+            statistic=_inverse_ratio,
+            span=max(known) - min(known),
+        )
+
+    def by_row(
         self, over: str, under: str, prompts: Sequence[Sequence[str]]
     ) -> NDArray[np.float64]:
-        """Log ratios of acceptance length on responses to each unit's prompts.
+        """Log ratios of acceptance length on responses to each row's prompts, cut as served.
 
-        If replay covers none of a unit's logged responses (each has only one token), all logged
+        If replay covers none of a row's logged responses (each has only one token), all logged
         responses are used.
         """
-        rows = {name: row for row, name in enumerate(self.sequence_ids)}
+        cut = self.cut_steps or self.steps
+        rows = {name: number for number, name in enumerate(self.sequence_ids)}
         logs = []
-        for unit in prompts:
-            replayed = [rows[name] for name in unit if name in rows] or [*rows.values()]
-            under_steps = self.steps[under][replayed].sum()
-            over_steps = self.steps[over][replayed].sum()
+        for row in prompts:
+            replayed = [rows[name] for name in row if name in rows] or [*rows.values()]
+            under_steps = cut[under][replayed].sum()
+            over_steps = cut[over][replayed].sum()
             logs.append(math.log(under_steps / over_steps))
         return np.array(logs)
+
+
+def _inverse_ratio(sums: NDArray[np.float64]) -> Any:
+    # Acceptance length is tokens / steps; both variants answer the same tokens, so the ratio of
+    # lengths is the inverse ratio of steps.
+    return sums[..., 1] / sums[..., 0]
 
 
 @dataclass(frozen=True)
@@ -117,14 +158,24 @@ class SpeedRatios:
                 references[name] = Reference(block=pooled(measured), custom_over=ratio)
         figures = {variant: pooled(_blocks_of(blocks, size, variant)) for variant in VARIANTS}
         ratios = {name: self.ratio(blocks, size, name) for name in RATIOS}
-        starts = _starts(paired(blocks, size, "custom", "base"))
-        return SpeedRow(**figures, **ratios, **references, starts=starts)
+        starts = {
+            under: starts_of(paired(blocks, size, "custom", under))
+            for under in ("base", "none", LOOKUP)
+        }
+        return SpeedRow(
+            **figures,
+            **ratios,
+            **references,
+            starts=starts["base"],
+            none_starts=starts["none"],
+            lookup_starts=starts[LOOKUP],
+        )
 
     def ratio(self, blocks: Sequence[Record], concurrency: int, name: str) -> Estimate:
         """One ratio of COMPARED, at the confidence level for this many repeats.
 
-        Uses exact replay's acceptance as a control variate if it agrees with the measurement
-        (stats/speed_ratio.py), else the measured ratio.
+        With exact replay, that of whole responses (stats/speed_ratio.py), which `agrees` with the
+        measured one or not; else the measured ratio.
         """
         over, under = COMPARED[name]
         pairs = paired(blocks, concurrency, over, under)
@@ -132,37 +183,65 @@ class SpeedRatios:
         if self.settings.measure != "full":
             level = looks_of(self.settings).level(repeats_of(blocks))
         units = units_of(pairs)
-        ratio = self._controlled(name, units, pairs, level) or self._measured(units, pairs, level)
-        if _starts(pairs) != 1:
-            return ratio
-        # One start of each engine shows nothing of how speed differs between starts.
-        quantile = NormalDist().inv_cdf((1 + level) / 2)
-        # sqrt(2): the two engines' starts are independent, and their variances add.
-        return widened(ratio, quantile * math.sqrt(2) * START_NOISE)
+        controlled = None
+        if self.replayed is not None:
+            # The replayed responses are the same at every look, so only the machine's noise needs
+            # the look's level.
+            lengths = self.replayed.lengths(over, under, LEVEL)
+            if lengths is not None:
+                noise = self._noise(blocks, concurrency, over, under)
+                controlled = controlled_ratio(units, lengths, level, noise)
+        if controlled is None:
+            return self._measured(units, pairs, level)
+        measured = measured_ratio(units, AGREEMENT)
+        assert controlled.expected is not None
+        agrees = measured.low <= controlled.expected <= measured.high
+        agrees = agrees and self._lengths_agree(blocks, over, under)
+        served = measured_ratio(units)
+        return controlled.model_copy(
+            update={
+                "measured": Interval(value=served.value, low=served.low, high=served.high),
+                "agrees": agrees,
+            }
+        )
 
-    def _controlled(
-        self, name: str, units: Units, pairs: Sequence[tuple[Record, Record]], level: float
-    ) -> Estimate | None:
-        """The ratio with replayed acceptance; None if replay is unavailable or disagrees."""
-        over, under = COMPARED[name]
-        if self.replayed is None:
-            return None
-        lengths = self.replayed.ratio(over, under, level)
-        if lengths is None:
-            return None
-        controlled = controlled_ratio(units, lengths, level)
-        prompts = self._prompts(pairs, len(units.over_U4))
-        expected_U = self.replayed.by_unit(over, under, prompts)
-        # A disagreement means that replay describes another engine; the measured ratio is valid in
-        # any case.
-        if controlled is None or not agree(units, expected_U, controlled):
-            return None
-        return controlled
+    def _lengths_agree(self, blocks: Sequence[Record], over: str, under: str) -> bool:
+        """Whether responses served at all concurrencies have the replayed acceptance lengths."""
+        assert self.replayed is not None
+        rows = []
+        expected = []
+        for size in self.settings.concurrency:
+            pairs = paired(blocks, size, over, under)
+            if pairs:
+                rows.append(units_of(pairs))
+                expected.append(self.replayed.by_row(over, under, self._prompts(pairs)))
+        return lengths_agree(rows, expected)
 
-    def _prompts(self, pairs: Sequence[tuple[Record, Record]], units: int) -> list[list[str]]:
-        """Sequence ids of each unit's prompts (unit: request pair or block)."""
+    def _noise(
+        self, blocks: Sequence[Record], concurrency: int, over: str, under: str
+    ) -> Noise | None:
+        """Noise of blocks or starts, pooled over the concurrencies with the same units.
+
+        None if the units are pairs of requests, which are many.
+        """
+        remainders_by_size: dict[int, NDArray[np.float64]] = {}
+        for size in self.settings.concurrency:
+            pairs = paired(blocks, size, over, under)
+            units = units_of(pairs) if pairs else None
+            if units is not None and not units.trimmed:
+                share = _prefill_share([block for pair in pairs for block in pair])
+                remainders_by_size[size] = remainders(units, 1 - share)
+        if concurrency not in remainders_by_size:
+            return None
+        count = len(remainders_by_size[concurrency])
+        return pooled_noise(
+            np.stack([one_U for one_U in remainders_by_size.values() if len(one_U) == count])
+        )
+
+    def _prompts(self, pairs: Sequence[tuple[Record, Record]]) -> list[list[str]]:
+        """Sequence ids of each row's prompts."""
         blocks = [[self.prompts[index].sequence_id for index in one["prompts"]] for one, _ in pairs]
-        if units == len(blocks) > 1:
+        if not by_request(pairs):
             return blocks
         return [[name] for block in blocks for name in block]
 
@@ -192,29 +271,35 @@ class SpeedRatios:
         )
 
 
-def units_of(pairs: Sequence[tuple[Record, Record]]) -> Units:
-    """Divides two variants' blocks, paired by repeat, into units.
+def by_request(pairs: Sequence[tuple[Record, Record]]) -> bool:
+    """Whether pairs of requests are compared: if variants alternated or have one block each.
 
-    Units are pairs of requests if the variants alternated or have one block each, otherwise pairs
-    of blocks. If the engines were restarted for every repeat, units are always pairs of blocks, one
-    pair per start.
+    Only requests that alternated share the machine's noise within a pair.
+    """
+    return all(block["alternated"] for pair in pairs for block in pair) or len(pairs) == 1
+
+
+def units_of(pairs: Sequence[tuple[Record, Record]]) -> Units:
+    """Divides two variants' blocks, paired by repeat, into rows and units.
+
+    Rows are pairs of requests or of blocks (`by_request`). If the variants run in two engines that
+    were restarted, units are starts.
     """
     over = [_charged(block) for block, _ in pairs]
     under = [_charged(block) for _, block in pairs]
-    # Only requests that alternated share the machine's noise within a pair.
-    by_request = all(block["alternated"] for pair in pairs for block in pair) or len(pairs) == 1
+    starts = [block["start"] for block, _ in pairs]
     observations = sum(map(len, over))
-    if not by_request or _starts(pairs) not in (None, 1):
+    if by_request(pairs):
+        starts = [start for start, rows in zip(starts, over, strict=True) for _ in rows]
+    else:
         over = [block.sum(axis=0, keepdims=True) for block in over]
         under = [block.sum(axis=0, keepdims=True) for block in under]
-    over_prefill = _prefill_share([block for block, _ in pairs])
-    under_prefill = _prefill_share([block for _, block in pairs])
+    restarted = (starts_of(pairs) or 0) > 1
     return Units(
         np.concatenate(over),
         np.concatenate(under),
-        # b in stats/speed_ratio.py has one value for both variants, so their shares are averaged.
-        later=1 - (over_prefill + under_prefill) / 2,
         observations=observations,
+        starts_N=np.array(starts) if restarted else None,
     )
 
 
@@ -224,7 +309,7 @@ def _prefill_share(blocks: Sequence[Record]) -> float:
     return waited / sum(sum(block["request_seconds"]) for block in blocks)
 
 
-def _starts(pairs: Sequence[tuple[Record, Record]]) -> int | None:
+def starts_of(pairs: Sequence[tuple[Record, Record]]) -> int | None:
     """Number of engine starts per variant; None if both share an engine."""
     if all(over["engine"] == under["engine"] for over, under in pairs):
         return None
@@ -238,15 +323,21 @@ def pooled(blocks: Sequence[Record]) -> Block:
         values = [np.asarray(block[name], dtype=np.float64) for block in blocks]
         return Quantiles.of(np.concatenate(values))
 
-    charged_N4 = np.concatenate([_charged(block) for block in blocks])
-    tokens, seconds, *_ = charged_N4.sum(axis=0)
+    charged_N6 = np.concatenate([_charged(block) for block in blocks])
+    tokens, seconds, *_ = charged_N6.sum(axis=0)
     return Block(
         tokens_per_s=float(tokens / seconds),
-        requests=len(charged_N4),
+        requests=len(charged_N6),
         ttft_ms=quantiles("ttft_ms"),
         tpot_ms=quantiles("tpot_ms"),
         itl_ms=quantiles("itl_ms"),
     )
+
+
+def cut_share(blocks: Sequence[Record], max_tokens: int) -> float:
+    """Share of the responses that have `max_tokens` tokens, so that their end was cut."""
+    lengths = [length for block in blocks for length in block["request_tokens"]]
+    return sum(length >= max_tokens for length in lengths) / len(lengths)
 
 
 def repeats_of(blocks: Sequence[Record]) -> int:
@@ -277,7 +368,7 @@ def paired(
 
 
 def _charged(block: Record) -> NDArray[np.float64]:
-    """Per request [N, 4]: tokens, seconds, tokens after the first, their deliveries.
+    """The sums of speed_ratio.SUMS per request, [N, 6].
 
     A delivery is a streamed chunk of one or more tokens.
 
@@ -289,5 +380,7 @@ def _charged(block: Record) -> NDArray[np.float64]:
         for name in ("seconds", "tokens", "deliveries", "shares")
     )
     # Requests overlap, so their latencies sum to more than the block's seconds.
-    seconds = block["seconds"] * latency / (share * latency).sum()
-    return share[:, None] * np.stack([tokens, seconds, tokens - 1, deliveries], axis=1)
+    factor = block["seconds"] / (share * latency).sum()
+    first = factor * np.asarray(block["ttft_ms"], dtype=np.float64) / 1000
+    columns = [tokens, factor * latency, tokens - 1, deliveries, first, np.ones(len(tokens))]
+    return share[:, None] * np.stack(columns, axis=1)

@@ -129,8 +129,8 @@ def rate_row(blocks: Mapping[str, Record], noise: Mapping[str, float]) -> RateRo
     for name, (over, under) in RATIOS.items():
         over_N2 = _tokens_and_seconds(blocks[over])
         under_N2 = _tokens_and_seconds(blocks[under])
-        # Only tokens and seconds are read, without replay, so b (`later`) has no effect.
-        units = Units(over_N2, under_N2, later=1.0, observations=len(over_N2))
+        # Only tokens and seconds are read without replay.
+        units = Units(over_N2, under_N2, observations=len(over_N2))
         ratios[name] = widened(measured_ratio(units), noise[name])
     figures = {variant: rate_figures(block) for variant, block in blocks.items()}
     return RateRow(**figures, **ratios, arrivals=blocks["none"]["source"])

@@ -72,6 +72,8 @@ class HeldoutRequests:
     """Open-loop requests of each scenario; empty if no rate is measured."""
     grammars: Mapping[str, str] = field(default_factory=dict)
     """Grammars by rendered prompt (eval/bench/grammars.py)."""
+    times: Mapping[str, float | None] = field(default_factory=dict)
+    """Time of each held-out request, by sequence id; None if it is not logged."""
     lost_ends: tuple[str, ...] = ()
     """Message about held-out prompts that are too long to send; empty if there are none."""
 

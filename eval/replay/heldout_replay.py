@@ -85,6 +85,7 @@ def replay_drafter(context: EvaluationContext, part: str, name: str) -> ReplaySu
             "draft_sample_method": context.draft_sample_method,
             "dtype": context.settings.replay_dtype,
             "by_region": part == "heldout",
+            "timed_tokens": context.settings.max_tokens,
             # For eval/both_together.py.
             "by_anchor": name == "custom" and part != "general",
         }

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from outrider.common.errors import OutriderError
 from outrider.eval.config import SEED
-from outrider.eval.replay.regions import NAMES, Regions
+from outrider.eval.replay.regions import Regions
 from outrider.eval.replay.sums import NOTHING_REPLAYED, ReplaySums, has_steps
 from outrider.speculators.kinds import weightless_kind
 from outrider.speculators.kinds.protocol import MOST_LOOKED_UP, Lookup, Settings, WeightlessKind
@@ -119,7 +119,7 @@ def lookup_sums(
         raise OutriderError(NOTHING_REPLAYED)
     count = len(replayed)
     numbers = len(NUMBERS)
-    groups = len(NAMES) if regions else 0
+    groups = len(regions.names) if regions else 0
     steps_RK = np.zeros((count, numbers))
     accepted_RKK = np.zeros((count, numbers, numbers))
     tokens_RG = np.zeros((count, groups))
@@ -146,7 +146,7 @@ def lookup_sums(
         accepted_RKK=accepted_RKK,
         region_tokens_RG=tokens_RG,
         region_steps_RGK=steps_RGK,
-        regions=NAMES if regions else (),
+        regions=regions.names if regions else (),
     )
 
 

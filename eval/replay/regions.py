@@ -1,4 +1,4 @@
-"""Regions of a response: reasoning and answer, and positions from the start.
+"""Regions of a response: reasoning and answer, positions from the start, and the timed tokens.
 
     regions = Regions.of_target(target_dir)
     regions.members(token_ids_T, completion_start)     # [A, G] bool
@@ -29,7 +29,10 @@ NAMES: tuple[tuple[str, str], ...] = (
     *(("position in response", f"up to {end:,} tokens") for end in POSITIONS),
     ("position in response", f"beyond {POSITIONS[-1]:,}"),
 )
-"""(dimension, name) of the G regions."""
+"""(dimension, name) of the regions of every response."""
+
+TIMED = "timed tokens of the response"
+"""Dimension of the first `eval.max_tokens` tokens, which servers are timed on, and the rest."""
 
 OPENING_TOKENS = 4
 """A prompt that opens the reasoning has `<think>` among its last OPENING_TOKENS tokens."""
@@ -37,21 +40,31 @@ OPENING_TOKENS = 4
 
 @dataclass(frozen=True)
 class Regions:
-    """Token ids that delimit reasoning; None if the target has none."""
+    """Token ids that delimit reasoning, and the number of timed tokens."""
 
     think: int | None
+    """None if the target has none; so for `end_think`"""
     end_think: int | None
+    timed: int | None = None
+    """Number of tokens after which timed responses are cut; None: without the regions of TIMED"""
+
+    @property
+    def names(self) -> tuple[tuple[str, str], ...]:
+        """(dimension, name) of the G regions."""
+        if self.timed is None:
+            return NAMES
+        return (*NAMES, (TIMED, f"the first {self.timed:,}"), (TIMED, "the rest"))
 
     @classmethod
-    def of_target(cls, target_dir: Path) -> "Regions":
+    def of_target(cls, target_dir: Path, timed: int | None = None) -> "Regions":
         """The ids in the target's tokenizer."""
         from tokenizers import Tokenizer
 
         path = Path(target_dir) / "tokenizer.json"
         if not path.is_file():
-            return cls(None, None)
+            return cls(None, None, timed)
         tokenizer = Tokenizer.from_file(str(path))
-        return cls(tokenizer.token_to_id(THINK), tokenizer.token_to_id(END_THINK))
+        return cls(tokenizer.token_to_id(THINK), tokenizer.token_to_id(END_THINK), timed)
 
     def members(self, token_ids_T: Tensor, completion_start: int) -> Tensor:
         """Membership [A, G] bool of anchors in regions; reasoning includes `</think>`."""
@@ -60,7 +73,10 @@ class Regions:
         next_A = torch.arange(1, len(token_ids_T) - completion_start)
         answer_A = next_A > self._last_of_reasoning(token_ids_T, completion_start)
         range_A = torch.bucketize(next_A, torch.tensor(POSITIONS), right=True)
-        parts = (answer_A.long(), 2), (range_A, len(POSITIONS) + 1)
+        parts = [(answer_A.long(), 2), (range_A, len(POSITIONS) + 1)]
+        if self.timed is not None:
+            # A response cut after n tokens has the indices below n, of which 0 is the prefill's.
+            parts.append(((next_A >= self.timed).long(), 2))
         return torch.cat([F.one_hot(*part) for part in parts], dim=1).bool()
 
     def sums(

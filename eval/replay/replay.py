@@ -29,7 +29,7 @@ from outrider.common.files import read_json
 from outrider.data.features.feature_store import FeatureStore
 from outrider.eval.replay.lookups import LoggedText, lookup_sums
 from outrider.eval.replay.perfect_drafter import PerfectDrafter
-from outrider.eval.replay.regions import NAMES, Regions
+from outrider.eval.replay.regions import Regions
 from outrider.eval.replay.sums import NOTHING_REPLAYED, ReplaySums, has_steps
 from outrider.serving.client import Sampling
 from outrider.speculators.acceptance import accept_matrix, pad_anchors, replay_chain
@@ -64,15 +64,17 @@ def replay(
     sampling: Sampling | None = None,
     dtype: str = "float32",
     by_region: bool = False,
+    timed_tokens: int | None = None,
     by_anchor: bool = False,
 ) -> ReplaySums:
     """Replays `rows` (with `heldout_replay.COLUMNS`); `sampling` overrides the rows' own.
 
     `user` may be missing. `speculator` is a directory, a lookup, which ignores `depth`, or CEILING.
-    Responses of one token have no step and are left out. `by_anchor` also returns greedy drafts by
-    anchor (`ReplaySums.anchors`). Runs on a GPU if there is one.
+    Responses of one token have no step and are left out. `by_region` also sums by region, and
+    `timed_tokens` adds the regions of the first so many tokens and of the rest. `by_anchor` also
+    returns greedy drafts by anchor (`ReplaySums.anchors`). Runs on a GPU if there is one.
     """
-    regions = Regions.of_target(target_dir) if by_region else None
+    regions = Regions.of_target(target_dir, timed_tokens) if by_region else None
     if isinstance(speculator, Lookup):
         return lookup_sums(speculator, logged_texts(feature_store, rows), regions)
     rule = rule_of(speculator, target_dir, draft_sample_method == "probabilistic", dtype)
@@ -114,7 +116,7 @@ def replay(
         **arrays,
         region_tokens_RG=tokens_RG,
         region_steps_RGK=steps_RGK,
-        regions=NAMES if regions else (),
+        regions=regions.names if regions else (),
         anchors=by_response,
     )
 

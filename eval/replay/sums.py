@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.eval.replay.regions import TIMED
 from outrider.eval.results.parts import ClusteredEstimate
 from outrider.eval.stats.clusters import clustered
 
@@ -134,6 +135,13 @@ class ReplaySums:
         steps_RK = self.region_steps_RGK[:, g]
         inside = [self.sequence_ids[row] for row in tokens_R.nonzero()[0]]
         return replace(self, tokens_R=tokens_R, steps_RK=steps_RK).selected(inside)
+
+    def timed_steps(self, k: int) -> Array:
+        """Expected steps [R] until a response is cut after the timed tokens (regions.TIMED)."""
+        first = next(g for g, (dimension, _) in enumerate(self.regions) if dimension == TIMED)
+        if k:
+            return self.region_steps_RGK[:, first, k - 1]
+        return self.region_tokens_RG[:, first]
 
     def as_dict(self) -> dict[str, Any]:
         """Converts to JSON values; counts are rounded to six decimals."""

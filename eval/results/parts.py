@@ -34,6 +34,17 @@ class Part(BaseModel):
     )
 
 
+class Interval(Part):
+    """A figure and the ends of an interval around it."""
+
+    value: float
+    """The figure"""
+    low: float
+    """Low end"""
+    high: float
+    """High end"""
+
+
 class Estimate(Part):
     """A figure with its 95 % interval."""
 
@@ -48,8 +59,19 @@ class Estimate(Part):
     clusters: int | None = None
     """Number of request pairs, timed blocks, starts or sessions behind the interval"""
     estimator: Literal["measured", "replay"] = "measured"
-    """`measured`: the ratio of measured tokens/s; `replay`: the same, but with acceptance from
-    exact replay instead of the few timed responses, if the two agree"""
+    """`replay`: tokens/s of whole responses, from exact replay's steps and measured times of
+    prefills and steps; `measured`: the ratio of measured tokens/s, without exact replay"""
+    measured: Interval | None = None
+    """The ratio of measured tokens/s of the timed responses, which `eval.max_tokens` may cut; null
+    if that is the figure itself"""
+    expected: float | None = None
+    """What replay predicts for the same cut responses; null without replay"""
+    agrees: bool = True
+    """Whether the served responses agree with what replay predicts for them"""
+    heldout: float | None = None
+    """The figure for the held-out traffic. `value` is that of the span after it, if a trend within
+    validation and held-out time goes on; null if the log has no times or too few sessions, or
+    without replay"""
 
 
 class ClusteredEstimate(Part):
@@ -67,6 +89,9 @@ class ClusteredEstimate(Part):
     """Number of sessions, or of users if their interval is the wider one"""
     over: str
     """Sessions and users behind the interval, in words"""
+    by_session: tuple[float, float] | None = None
+    """The narrower interval over independent sessions, if users are unknown (traffic.users); else
+    null"""
 
     def undecided(self) -> str:
         """Explains why there is no interval."""
@@ -75,7 +100,7 @@ class ClusteredEstimate(Part):
         return f"undecided: one of {self.over} holds all tokens"
 
 
-def interval(estimate: Estimate | ClusteredEstimate, digits: int = 2) -> str:
+def interval(estimate: Estimate | ClusteredEstimate | Interval, digits: int = 2) -> str:
     """Formats an estimate with its interval, if any."""
     value = f"{estimate.value:.{digits}f}"
     if estimate.low is None or estimate.high is None:

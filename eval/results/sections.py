@@ -282,6 +282,10 @@ class SpeedRow(Ratios, Variants[Block]):
     starts: int | None = None
     """Number of times the engines of base and custom were started; null if they share one. With
     fewer than three starts, their ratio is undecided"""
+    none_starts: int | None = None
+    """The same for custom and no speculation"""
+    lookup_starts: int | None = None
+    """The same for custom and lookup"""
 
 
 class Served(Part):
@@ -293,6 +297,9 @@ class Served(Part):
     """Concurrency -> tokens/s and latencies"""
     repeats: int
     """Number of repeats measured"""
+    cut: float = 0.0
+    """Share of the timed responses that `eval.max_tokens` cut. Ratios with the estimator `replay`
+    are of whole responses nevertheless"""
 
 
 class RateBlock(Block):

@@ -25,13 +25,20 @@ computed over users, and the wider one is reported: with 5 to 30 users it is wro
 cases. With 2 to 4 users, an interval over users has almost no power (it detects a gain of 10 % in 7
 to 17 % of cases), and one over sessions is wrong in 11 to 40 %. Users are then assumed to differ by
 USER_NOISE, or by the measured noise if that is larger: the interval is then wrong in 1 to 4 % of
-cases and detects a gain of 20 % in 60 to 85 %. A user id shared by all requests is ignored.
+cases and detects a gain of 20 % in 60 to 85 %.
+
+If no user is logged, or all requests have the same user id (a service account), the users are
+unknown: sessions may be those of a few. With eight users whose gains differ by 10 %, an interval
+over sessions then misses in up to 27 % of cases. So the wider interval of ASSUMED_USERS users who
+differ by USER_NOISE is used, and `by_session` has the narrower one. `traffic.users` says that the
+sessions are independent: their user is INDEPENDENT.
 
 Shapes: N observations, M sums carried together, G clusters.
 """
 
 import math
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
@@ -49,7 +56,25 @@ Statistic = Callable[[Array], Any]
 """A positive function of pooled sums: [..., M] -> [...]."""
 
 USER_NOISE = 0.1
-"""Minimum standard deviation, on the log scale, assumed between users if there are 2 to 4."""
+"""Minimum standard deviation, on the log scale, assumed between users if there are 2 to 4, or if
+they are unknown."""
+
+ASSUMED_USERS = 3
+"""Number of users with equal traffic that is assumed if users are unknown. Eight users whose
+traffic follows Zipf's law vary as much as five equal ones; three allow for larger differences."""
+
+INDEPENDENT = "(independent)"
+"""User of requests whose sessions are independent although no user is logged (`traffic.users`)."""
+
+
+@dataclass(frozen=True)
+class Trend:
+    """Change of a log ratio over the time of its sessions."""
+
+    slope: float
+    """Change from the mean of a time span to that of the next span of the same length"""
+    error: float
+    """Its standard error over sessions"""
 
 
 def clustered(
@@ -62,7 +87,7 @@ def clustered(
     """`statistic` of the pooled sums, with an interval over sessions or users.
 
     The wider interval is returned. `users` has one user per observation; for "" (unknown), the
-    session counts as the user.
+    session counts as the user. Without `users`, sessions are assumed to be independent.
     """
     sums_NM = np.asarray(sums_NM, dtype=np.float64)
     # Leaving out the only session with accepted drafts gives log(0); `_margin` then returns None.
@@ -70,27 +95,64 @@ def clustered(
         value = float(statistic(sums_NM.sum(axis=0)))
         margin, clusters = _margin(sums_NM, sessions, statistic, level)
         over = counted(clusters, "session")
-        known = len({*users} - {""})
-        names = [user or session for user, session in zip(users, sessions, strict=bool(users))]
-        # A user id shared by all requests is a service account, not a cluster.
-        if margin is not None and known and len({*names}) > 1:
-            over += f" of {counted(known, 'user')}"
-            of_users, count = _margin(sums_NM, names, statistic, level)
-            if count < LEAST_SESSIONS:
-                # Sessions within users and users vary independently, so their variances add.
-                of_users = math.hypot(margin, _few_users(sums_NM, names, statistic, level))
-                over += f", assumed to differ by {USER_NOISE:.0%}"
-            elif of_users is None or of_users > margin:
-                over += ", with the wider interval over users"
-            if of_users is None or of_users > margin:
-                margin, clusters = of_users, count
+        by_session = None
+        if margin is not None:
+            if unknown(users):
+                by_session = _around(value, margin)
+                margin = math.hypot(margin, _assumed_noise(level, ASSUMED_USERS**-0.5))
+                over += f" of unknown users, assumed to be {ASSUMED_USERS} who differ by"
+                over += f" {USER_NOISE:.0%}"
+            elif INDEPENDENT not in users and {*users} - {""}:
+                names = [user or name for user, name in zip(users, sessions, strict=True)]
+                known = counted(len({*users} - {""}), "user")
+                margin, clusters, how = _over_users(sums_NM, names, statistic, level, margin)
+                clusters = clusters or len({*sessions})
+                over += f" of {known}{how}"
     low = high = None
     if margin is not None:
-        low = value * math.exp(-margin)
-        high = value * math.exp(margin)
+        low, high = _around(value, margin)
     return ClusteredEstimate(
-        value=value, low=low, high=high, observations=len(sums_NM), clusters=clusters, over=over
+        value=value,
+        low=low,
+        high=high,
+        observations=len(sums_NM),
+        clusters=clusters,
+        over=over,
+        by_session=by_session,
     )
+
+
+def unknown(users: Sequence[str]) -> bool:
+    """Whether the number of users is unknown: none is logged, or all have the same id."""
+    return bool(users) and INDEPENDENT not in users and len({*users}) == 1
+
+
+def _over_users(
+    sums_NM: Array,
+    names: Sequence[Hashable],
+    statistic: Statistic,
+    level: float,
+    margin: float,
+) -> tuple[float | None, int, str]:
+    """The wider of `margin`, over sessions, and that over users; its number of users; in words.
+
+    The number of users is 0 if the interval over sessions is the wider one. The margin is None if
+    it is undefined over users.
+    """
+    of_users, count = _margin(sums_NM, names, statistic, level)
+    how = ""
+    if count < LEAST_SESSIONS:
+        # Sessions within users and users vary independently, so their variances add.
+        of_users = math.hypot(margin, _few_users(sums_NM, names, statistic, level))
+        how = f", assumed to differ by {USER_NOISE:.0%}"
+    if of_users is not None and of_users <= margin:
+        return margin, 0, how
+    return of_users, count, how or ", with the wider interval over users"
+
+
+def _around(value: float, margin: float) -> tuple[float, float]:
+    """Ends of the interval with this half-width of the log."""
+    return value * math.exp(-margin), value * math.exp(margin)
 
 
 def _margin(
@@ -112,9 +174,15 @@ def _few_users(
     # Jackknife: variance = (G - 1) / G times the sum of squares, and `std` divides by G.
     measured = math.sqrt(len(share_G) - 1) * float(without_G.std())
     # The variance of a mean with weights w is the sum of w^2 times that of one user.
-    assumed = USER_NOISE * float(np.linalg.norm(share_G))
-    noise = max(measured, assumed) if math.isfinite(measured) else assumed
-    return NormalDist().inv_cdf((1 + level) / 2) * noise
+    assumed = _assumed_noise(level, float(np.linalg.norm(share_G)))
+    if not math.isfinite(measured):
+        return assumed
+    return max(NormalDist().inv_cdf((1 + level) / 2) * measured, assumed)
+
+
+def _assumed_noise(level: float, weight: float) -> float:
+    """Half-width due to users who differ by USER_NOISE; `weight`: root of their shares' squares."""
+    return NormalDist().inv_cdf((1 + level) / 2) * USER_NOISE * weight
 
 
 def _left_out(
@@ -126,6 +194,40 @@ def _left_out(
     np.add.at(sums_GM, cluster_N, sums_NM)
     total_M = sums_GM.sum(axis=0)
     return np.log(statistic(total_M - sums_GM)), (sums_GM / total_M).mean(axis=1)
+
+
+def trend_of(
+    sums_N2: Array,
+    times_N: Array,
+    sessions: Sequence[Hashable],
+    statistic: Statistic,
+    span: float,
+) -> Trend | None:
+    """Change of the log of `statistic` per `span`, by weighted least squares over sessions.
+
+    A session's time is the mean of its observations', and its weight its share of the sums. None
+    with fewer than LEAST_SESSIONS sessions, or if all have one time.
+    """
+    _, session_N = np.unique(np.asarray(sessions), return_inverse=True)
+    count_S = np.bincount(session_N)
+    sums_SM = np.zeros((len(count_S), sums_N2.shape[1]))
+    np.add.at(sums_SM, session_N, sums_N2)
+    if len(count_S) < LEAST_SESSIONS or span == 0 or not (sums_SM > 0).all():
+        return None
+    time_S = np.bincount(session_N, weights=(times_N - times_N.min()) / span) / count_S
+    weight_S = (sums_SM / sums_SM.sum(axis=0)).mean(axis=1)
+    log_S = np.log(statistic(sums_SM))
+    centered_S = time_S - weight_S @ time_S
+    spread = float(weight_S @ centered_S**2)
+    if spread == 0:
+        return None
+    slope = float(weight_S @ (centered_S * log_S)) / spread
+    left_S = log_S - weight_S @ log_S - slope * centered_S
+    # Leverage-corrected residuals (HC3: MacKinnon and White, Journal of Econometrics 29, 1985),
+    # which approximates the jackknife.
+    leverage_S = weight_S + weight_S * centered_S**2 / spread
+    influence_S = weight_S * centered_S * left_S / (spread * (1 - leverage_S))
+    return Trend(slope, float(np.linalg.norm(influence_S)))
 
 
 def jackknife_margin(without_RG: Array, share_RG: Array, level: float = LEVEL) -> Array:

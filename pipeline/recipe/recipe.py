@@ -39,6 +39,7 @@ EFFORTS: dict[str, dict[str, dict[str, Any]]] = {
         "eval": {
             "measure": "until_decided",
             "repeats": 3,
+            "starts": 3,
             "requests": 8,
             "verification_requests": 48,
         },
@@ -53,6 +54,7 @@ EFFORTS: dict[str, dict[str, dict[str, Any]]] = {
         "eval": {
             "measure": "until_decided",
             "repeats": 8,
+            "starts": 6,
             "requests": 8,
             "verification_requests": 100,
         },
@@ -64,7 +66,13 @@ EFFORTS: dict[str, dict[str, dict[str, Any]]] = {
             "max_heldout_sequences": 2000,
         },
         "training": {"epochs": 2, "scratch_epochs": 10},
-        "eval": {"measure": "full", "repeats": 5, "requests": 16, "verification_requests": 200},
+        "eval": {
+            "measure": "full",
+            "repeats": 10,
+            "starts": 10,
+            "requests": 8,
+            "verification_requests": 200,
+        },
     },
 }
 """Defaults of each `effort`, for keys that the recipe does not set."""

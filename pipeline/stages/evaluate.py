@@ -163,6 +163,7 @@ def evaluation_context(
         features=run.features,
         slices=load_slices(run.split),
         sessions=sessions_of_split(run),
+        users=recipe.traffic.users,
     )
     base = served_base_of(run, recipe)
     return EvaluationContext(
@@ -190,6 +191,7 @@ def _settings(recipe: Recipe) -> Settings:
         "eval": section(recipe.eval),
         "speculator": section(recipe.speculator),
         "lookup": section(recipe.lookup),
+        "users": recipe.traffic.users,
         "report": section(recipe.report),
         "export": {"k_per_batch_size": recipe.export.k_per_batch_size},
     }

@@ -51,7 +51,7 @@ def _settings(recipe: Recipe) -> Settings:
     # `path` and `general` are covered by the digests of the logs.
     is_off = recipe.privacy.mode == "off"
     return {
-        "traffic": section(recipe.traffic, {"path", "general"}),
+        "traffic": section(recipe.traffic, {"path", "general", "users"}),
         "privacy": {"mode": "off"} if is_off else section(recipe.privacy, {"retention"}),
         # Under its whole name, because `outrider adapt` merges these settings with capture's.
         "speculator.draft_sample_method": recipe.speculator.draft_sample_method,

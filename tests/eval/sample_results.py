@@ -109,7 +109,7 @@ def sample_blocks(custom_speed: float = 1.4, mode_speed: float = 1.0) -> list[di
                     "prompts": [(repeat + place) % len(TIMED) for place in range(n)],
                     "alternated": False,
                     "engine": "none" if variant == "none" else "speculating",
-                    "start": 0,
+                    "start": repeat,
                     "seconds": float(latency.sum() / concurrency),
                     "output_tokens": int(tokens.sum()),
                     "request_shares": [1.0] * n,

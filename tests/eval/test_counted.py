@@ -27,6 +27,7 @@ from outrider.eval.context import (
 from outrider.eval.evaluate import evaluate
 from outrider.eval.results.parts import DRAFTERS, Drafters
 from outrider.eval.results.report import Report
+from outrider.eval.stats.clusters import INDEPENDENT
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.speculator import Speculator
 from tests.eagle3_head import write_eagle3_head
@@ -186,7 +187,7 @@ def test_the_interval_is_over_users_where_that_is_wider():
     mtp = {drafter: Speculator("mtp") for drafter in DRAFTERS}
     of_users, plain = (
         counted_acceptance(counted_passes(blocks, own), mtp, k).ratio
-        for own in (asked, [replace(each, user="") for each in asked])
+        for own in (asked, [replace(each, user=INDEPENDENT) for each in asked])
     )
     assert of_users.over == "40 sessions of 8 users, with the wider interval over users"
     assert plain.over == "40 sessions" and of_users.low < plain.low

@@ -476,9 +476,32 @@ def test_lack_of_evidence_that_custom_is_not_slower_does_not_ship(versus, name):
     check = speed_check(findings, name)
     assert check.outcome == verdict_of(findings).verdict == "undecided"
     assert "1.100 [0.960, 1.200] at 8" in check.seen
-    assert "must lie above 0.97; undecided: at 8, about 3 eval.repeats would decide" in check.demand
+    key = "eval.repeats" if versus == "base" else "eval.starts and as many eval.repeats"
+    what_decides = f"must lie above 0.97; undecided: at 8, about 3 {key} would decide"
+    assert what_decides in check.demand
     row[f"custom_over_{versus}"] = UNSURE | {"value": 0.97, "low": 0.9}
-    assert "more than 1,000 eval.repeats" in speed_check(findings, name).demand
+    assert f"more than 1,000 {key}" in speed_check(findings, name).demand
+
+
+@pytest.mark.parametrize(
+    ("value", "served", "outcome"),
+    [(1.4, 1.4, "passed"), (1.4, 1.1, "undecided"), (0.8, 0.8, "failed"), (0.8, 1.1, "undecided")],
+)
+def test_a_model_that_the_server_contradicts_decides_nothing(value, served, outcome):
+    findings = good()
+    row = findings["served"]["eager"]["speed"]["1"]
+    row["custom_over_base"] = {
+        "value": value,
+        "low": value - 0.05,
+        "high": value + 0.05,
+        "estimator": "replay",
+        "measured": {"value": served, "low": served - 0.1, "high": served + 0.1},
+        "expected": value,
+        "agrees": value == served,
+    }
+    check = speed_check(findings, "tokens/s, custom / base, eager, concurrency 1")
+    assert check.outcome == outcome
+    assert ("model and server disagree" in check.demand) == (outcome == "undecided")
 
 
 def test_two_engines_that_were_started_twice_are_undecided():
@@ -488,11 +511,11 @@ def test_two_engines_that_were_started_twice_are_undecided():
     name = "tokens/s, custom / base, eager, concurrency 1"
     check = speed_check(findings, name)
     assert check.outcome == verdict_of(findings).verdict == "undecided"
-    assert "started 2 times" in check.demand and "at least 3 eval.repeats" in check.demand
+    assert "started 2 times" in check.demand and "at least 3 are needed" in check.demand
     row["starts"] = 3
     assert verdict_of(findings).verdict == "ship"
     row["custom_over_base"] = BETTER | {"estimator": "replay"}
-    seen = "1.400 [1.300, 1.500] with replay's acceptance at 1, 1.400 corrected for selection"
+    seen = "1.400 [1.300, 1.500] for whole responses by replay at 1, 1.400 corrected for selection"
     assert speed_check(findings, name).seen == seen
 
 

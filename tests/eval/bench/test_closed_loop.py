@@ -14,6 +14,7 @@ from outrider.eval.bench.prompts import Prompt
 from outrider.eval.bench.servers import Servers
 from outrider.eval.config import EvalConfig
 from outrider.eval.results.parts import CURRENT
+from outrider.eval.speed_checks import demands
 from outrider.serving.client import Sampling, SpeculationCounters
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.load_generator import BlockResult, LoadGenerator, RequestResult
@@ -128,13 +129,15 @@ def test_lookup_is_measured_at_the_main_concurrency_in_an_engine_of_its_own(
     prompts = ["a", "bb", "ccc", "dddd"]
     found = measured(tmp_path, mtp("custom"), prompts, evaluation, side_by_side, plan)
     own = [block for block in found if block["variant"] == "lookup"]
+    # All three repeats start the servers: with fewer starts, no comparison of two is decided.
     assert [(block["repeat"], block["concurrency"]) for block in own] == [
-        (repeat, 1) for repeat in range(3 if side_by_side else 1)
+        (repeat, 1) for repeat in range(3)
     ]
+    assert [block["start"] for block in own] == [0, 1, 2]
     assert {block["alternated"] for block in own} == {side_by_side}
     rows = SpeedRatios(evaluation, timed(4), main=1).summarise(found)
     assert rows["2"].lookup is None and rows["1"].lookup.block.requests == 2 * len(own)
-    assert rows["1"].lookup.custom_over.clusters == 2 * len(own)
+    assert rows["1"].lookup.custom_over.clusters == rows["1"].lookup_starts == 3
 
 
 @pytest.mark.parametrize("side_by_side", [True, False])
@@ -218,7 +221,7 @@ PROMPTS = ["a" * length for length in (30, 41, 52, 33, 44)]
 @pytest.mark.parametrize(
     ("custom", "threshold", "repeats", "end"),
     [
-        ("faster", 1.0, 2, "decided after 2 of at most 6 repeats: custom / base at 1: 2."),
+        ("faster", 1.0, 3, "decided after 3 of at most 6 repeats: custom / base at 1: 2."),
         ("equal", 1.0, 6, "undecided after all 6 repeats: custom / base at 1"),
         ("faster", 2.0, 6, "undecided after all 6 repeats: custom / base at 1: 2."),
     ],
@@ -237,6 +240,20 @@ def test_repeats_end_at_the_first_look_that_decides(
     found = measured(tmp_path, mtp(custom), PROMPTS, evaluation, say=lines.append)
     assert 1 + max(block["repeat"] for block in found) == repeats
     assert lines[-1].startswith(end)
+
+
+@pytest.mark.parametrize(("starts", "expected"), [(1, 1), (2, 2), (6, 3)])
+def test_engines_start_again_while_a_comparison_of_two_is_open(sent, tmp_path, starts, expected):
+    """Custom is much faster than none, so three starts decide."""
+    evaluation = EvalConfig(concurrency=[1], requests=5, repeats=5, starts=starts)
+    blocks = measured(tmp_path, mtp("faster"), PROMPTS, evaluation)
+    assert 1 + max(block["start"] for block in blocks) == expected
+    row = SpeedRatios(evaluation, timed(5), main=1).summarise(blocks)["1"]
+    assert (row.starts, row.none_starts) == (None, expected)
+    none = next(one for one in demands({"1": row}, 1, evaluation.gate) if one.kind == "none")
+    assert none.outcome == ("passed" if starts == 6 else "undecided")
+    if starts < 3:
+        assert "raise eval.starts and eval.repeats to 3" in none.what_decides(5)
 
 
 def test_two_engines_start_again_in_every_repeat_and_do_not_alternate(sent, tmp_path):

@@ -10,18 +10,21 @@ import pytest
 import torch
 
 from outrider.eval.replay.perfect_drafter import PerfectDrafter
-from outrider.eval.replay.regions import NAMES
+from outrider.eval.replay.regions import NAMES, TIMED
 from outrider.eval.replay.replay import (
     CEILING,
     Replayed,
     Response,
+    acceptances,
     batches,
+    load_replayed,
     replay,
     unroll_responses,
 )
 from outrider.eval.replay.sums import ARRAYS, ReplaySums, compare, length_at
+from outrider.eval.stats.clusters import INDEPENDENT
 from outrider.serving.client import Sampling
-from outrider.speculators.acceptance import target_distribution
+from outrider.speculators.acceptance import pad_anchors, replay_chain, target_distribution
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream, SequenceStates
 from outrider.speculators.kinds.protocol import MOST_LOOKED_UP, Lookup
 from tests.eval.replay_case import DEPTH, TEMPERATURE, TOP_K, TOP_P, replay_case, states_of
@@ -133,6 +136,32 @@ def test_regions_split_tokens_and_steps_without_a_rest(case):
         inside = [g for g, (name, _) in enumerate(sums.regions) if name == dimension]
         assert np.allclose(sums.region_tokens_RG[:, inside].sum(axis=1), sums.tokens_R)
         assert np.allclose(sums.region_steps_RGK[:, inside].sum(axis=1), sums.steps_RK)
+
+
+@pytest.mark.parametrize("timed", [1, 3, 1000])
+def test_timed_tokens_are_those_of_a_response_that_was_cut(case, timed):
+    """Against a literal sum of visits of the anchors whose next token is served."""
+    sums = replay(
+        speculator=case.target,
+        target_dir=case.target,
+        feature_store=case.store,
+        rows=case.rows,
+        depth=DEPTH,
+        by_region=True,
+        timed_tokens=timed,
+    )
+    assert [name for name, _ in sums.regions][-2:] == [TIMED, TIMED]
+    model = load_replayed(case.target, case.target, "float32")
+    (batch,) = batches(case.store, case.rows, None)
+    a_NK, anchors_R, _ = acceptances(model, False, batch, DEPTH)
+    visits_RAK = replay_chain(pad_anchors(a_NK, anchors_R), anchors_R).visits_RAK.numpy()
+    # A response of n served tokens has n - 1 after its first, one for each of its first anchors.
+    for k in range(1, DEPTH + 1):
+        served = [visits_AK[: timed - 1, k - 1].sum() for visits_AK in visits_RAK]
+        assert sums.timed_steps(k) == pytest.approx(np.array(served), abs=1e-9)
+    assert sums.timed_steps(0).tolist() == [
+        min(tokens, timed - 1) for tokens in sums.tokens_R.tolist()
+    ]
 
 
 def test_a_greedy_override_makes_sampled_drafts_deterministic(case):
@@ -313,7 +342,7 @@ def counted(tokens, steps, accepted, region_tokens, region_steps):
     return ReplaySums(
         sequence_ids=[f"r{number}" for number in range(count)],
         sessions=[f"s{number}" for number in range(count)],
-        users=[""] * count,
+        users=[INDEPENDENT] * count,
         tokens_R=np.array(tokens, float),
         steps_RK=np.array(steps, float),
         accepted_RKK=np.array(accepted, float),

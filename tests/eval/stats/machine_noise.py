@@ -39,17 +39,20 @@ def simulated_units(
         acceptance_noise / np.sqrt(2) * random.standard_normal((units, 2))
     )
     lengths_U2[:, 0] *= length
-    step = length / truth  # seconds of a step of the first, over those of the second
-    found = []
+    sums = []
     factors = np.exp(machine_noise(random, units, scale) if noise is None else noise)
-    for place, seconds in ((0, step * factors), (1, np.ones(units))):
+    # The prefill is so long that what comes later has the share LATER of the base's expected time.
+    prefill = TOKENS / BASE_LENGTH * (1 - LATER) / LATER
+    # Seconds of a step of the first: its expected response takes 1 / truth of the second's time.
+    step = ((TOKENS / BASE_LENGTH + prefill) / truth - prefill) / (TOKENS / BASE_LENGTH / length)
+    for place, seconds, slow_U in ((0, step, factors), (1, 1.0, np.ones(units))):
         deliveries_U = TOKENS / lengths_U2[:, place]
-        # The prefill is so long that what comes later has the share LATER of the expected time.
-        usual = TOKENS / BASE_LENGTH / (length if place == 0 else 1.0)
-        whole = seconds * (deliveries_U + usual * (1 - LATER) / LATER)
+        first_U = slow_U * prefill
+        whole_U = first_U + slow_U * seconds * deliveries_U
         tokens_U = np.full(units, TOKENS + 1)
-        found.append(np.stack([tokens_U, whole, tokens_U - 1, deliveries_U], axis=1))
-    return Units(found[0], found[1], later=LATER, observations=units)
+        columns = [tokens_U, whole_U, tokens_U - 1, deliveries_U, first_U, np.ones(units)]
+        sums.append(np.stack(columns, axis=1))
+    return Units(sums[0], sums[1], observations=units)
 
 
 def replayed_steps(

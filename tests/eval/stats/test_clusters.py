@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from outrider.common.jackknife import LEAST_SESSIONS, degrees_of_freedom
-from outrider.eval.stats.clusters import clustered, jackknife_margin
+from outrider.eval.stats.clusters import INDEPENDENT, clustered, jackknife_margin
 
 
 def ratio(sums):
@@ -168,6 +168,33 @@ def test_many_users_of_whom_one_has_all_gains_leave_no_interval():
     assert found.low is None and found.over.endswith("with the wider interval over users")
 
 
+def test_unknown_users_are_assumed_to_be_three_who_differ():
+    """Independent margins add as the root of the sum of squares: 1.96 x 0.1 / sqrt(3)."""
+    base, custom = simulated(np.random.default_rng(3), 12, 1, noise=0.01)
+    rows = np.stack([base[0], custom[0]], axis=1)
+    plain = clustered(rows, range(12), ratio)
+    found = clustered(rows, range(12), ratio, users=[""] * 12)
+    assert found.by_session == (plain.low, plain.high) and plain.by_session is None
+    margin = math.hypot(math.log(plain.high / plain.value), 1.959964 * 0.1 / math.sqrt(3))
+    assert math.log(found.high / found.value) == pytest.approx(margin)
+
+
+def test_users_that_are_not_logged_do_not_make_an_interval_too_narrow():
+    """Eight users with Zipf's traffic whose gains differ by 10 %."""
+    random = np.random.default_rng(6)
+    traffic = 1 / np.arange(1, 9)
+    wrong = np.zeros(2)
+    trials = 600
+    for _ in range(trials):
+        user_S = random.choice(8, 100, p=traffic / traffic.sum())
+        size = np.exp(0.5 * random.standard_normal(100))
+        factor_S = np.exp(0.1 * random.standard_normal(8) - 0.005)[user_S]
+        rows = np.stack([size * factor_S, size], axis=1)
+        found = clustered(rows, range(100), ratio, users=[""] * 100)
+        wrong += found.low > 1, found.by_session[0] > 1
+    assert wrong[0] / trials <= 0.03 and wrong[1] / trials > 0.1
+
+
 def test_what_an_interval_speaks_for():
     base, custom = simulated(np.random.default_rng(3), 12, 1, noise=0.01)
     rows = np.stack([base[0], custom[0]], axis=1)
@@ -177,7 +204,10 @@ def test_what_an_interval_speaks_for():
         found = clustered(rows, range(12), ratio, users=users)
         return found.over, found.low == plain.low
 
-    assert over(*["one"] * 12) == ("12 sessions", True)  # an id that all share is not a user
+    # An id that all share is not a user, so users are unknown, as without ids.
+    unknown = "12 sessions of unknown users, assumed to be 3 who differ by 10%"
+    assert over(*["one"] * 12) == over(*[""] * 12) == (unknown, False)
+    assert over(*[INDEPENDENT] * 12) == over() == ("12 sessions", True)
     few = "12 sessions of 3 users, assumed to differ by 10%"
     assert over(*["a", "b", "c"] * 4) == (few, False)
     gain = np.repeat([1, 1.1, 0.9, 1.2, 0.8, 1], 2) + 0.01 * base[0]

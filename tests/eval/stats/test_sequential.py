@@ -22,7 +22,9 @@ def test_looks_spend_five_percent_in_all(first, last):
 
 
 def test_looks_double_and_the_last_keeps_most():
-    assert Looks(2, 8).repeats == [2, 4, 8] and Looks(2, 12).repeats == [2, 4, 8, 12]
+    assert Looks(2, 8).repeats == [2, 4, 8]
+    # A look after more than half of the repeats is left out.
+    assert Looks(2, 12).repeats == [2, 4, 12] and Looks(3, 8).repeats == [3, 8]
     assert Looks(2, 8).level(2) == pytest.approx(1 - 0.05 / 16)
     assert Looks(2, 8).level(4) == pytest.approx(1 - 0.05 * 3 / 16)
     assert Looks(2, 8).level(8) == pytest.approx(1 - 0.05 * 12 / 16)
@@ -30,7 +32,7 @@ def test_looks_double_and_the_last_keeps_most():
 
 @pytest.mark.parametrize(
     ("measure", "repeats", "expected"),
-    [("full", 8, [8]), ("until_decided", 8, [2, 4, 8]), ("until_decided", 3, [2, 3])],
+    [("full", 8, [8]), ("until_decided", 8, [3, 8]), ("until_decided", 3, [3])],
 )
 def test_only_a_full_measurement_has_a_single_look(measure, repeats, expected):
     settings = EvalConfig(measure=measure, repeats=repeats)

@@ -1,32 +1,37 @@
 """Coverage of intervals of speed ratios, on simulated timings."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from outrider.eval.results.parts import ClusteredEstimate
-from outrider.eval.stats.clusters import clustered
+from outrider.eval.stats.clusters import Trend, clustered
 from outrider.eval.stats.speed_ratio import (
+    DRIFT,
+    ReplayedLengths,
     Units,
-    agree,
     controlled_ratio,
+    lengths_agree,
     measured_ratio,
+    pooled_noise,
     trimmed_mean,
-    widened,
 )
 from tests.eval.stats.machine_noise import machine_noise, replayed_steps, simulated_units
 
 
-def replayed_ratio(steps_R2: np.ndarray, level: float = 0.95) -> ClusteredEstimate:
+def replayed_ratio(steps_R2: np.ndarray, level: float = 0.95) -> ReplayedLengths:
     sessions = np.arange(len(steps_R2)) // 4
-    return clustered(steps_R2, sessions, lambda s: s[..., 1] / s[..., 0], level)
+    whole = clustered(steps_R2, sessions, lambda s: s[..., 1] / s[..., 0], level)
+    steps = float(steps_R2[:, 1].mean())
+    return ReplayedLengths(whole=whole, steps=steps, cut=whole.value, cut_steps=steps)
 
 
 def pairs_of(*rows: list[float]) -> Units:
     """Units of (tokens, seconds) of two variants."""
     sums = np.array(rows)
-    return Units(sums[:, :2], sums[:, 2:], later=1.0, observations=len(sums))
+    return Units(sums[:, :2], sums[:, 2:], observations=len(sums))
 
 
 def test_the_measured_ratio_is_that_of_pooled_speeds():
@@ -49,67 +54,126 @@ def test_the_measured_ratio_is_that_of_pooled_speeds():
     error = np.sqrt((len(many) - 1) / len(many) * ((logs - logs.mean()) ** 2).sum())
     estimate = measured_ratio(pairs_of(*many))
     assert np.log(estimate.high / estimate.low) / 2 == pytest.approx(error * 1.9801, rel=0.01)
-    wide = widened(estimate.model_copy(update={"low": 0.5, "value": 1.0, "high": 2.0}), 0.3)
-    # Independent margins of a log ratio add as the root of the sum of squares: log 2 and 0.3.
-    factor = math.exp(math.sqrt(math.log(2) ** 2 + 0.09))
-    assert (wide.low, wide.value, wide.high) == pytest.approx((1 / factor, 1.0, factor))
 
 
 def test_a_unit_with_one_delivery_of_each_variant_has_a_length():
-    sums = np.array([[4.0, 1.0, 3.0, 1.0], [4.0, 1.0, 3.0, 0.0]])
-    units = Units(sums, sums[[0, 0]], later=1.0, observations=2)
-    assert units.stepped_U.tolist() == [True, False] and units.lengths_U.tolist() == [0.0]
-    turned = Units(units.under_U4, units.over_U4, later=1.0, observations=2)
-    assert turned.stepped_U.tolist() == [True, False]
+    sums = np.array([[4.0, 1.0, 3.0, 1.0, 0.2, 1.0], [4.0, 1.0, 3.0, 0.0, 0.2, 1.0]])
+    units = Units(sums, sums[[0, 0]], observations=2)
+    assert units.stepped_N.tolist() == [True, False] and units.lengths_N.tolist() == [0.0]
+    turned = Units(units.under_N6, units.over_N6, observations=2)
+    assert turned.stepped_N.tolist() == [True, False]
 
 
-def lengths_and_speeds(later: float = 0.8, observations: int = 2) -> Units:
-    """Two units: log length ratios log 2 and log 4, log speed ratios log 3 and log 5."""
-    # Tokens, seconds, tokens after the first, their deliveries.
-    over = np.array([[30.0, 1.0, 8.0, 1.0], [50.0, 1.0, 8.0, 1.0]])
-    under = np.array([[10.0, 1.0, 8.0, 2.0], [10.0, 1.0, 8.0, 4.0]])
-    return Units(over, under, later, observations)
+# Tokens, seconds, tokens after the first, their deliveries, seconds to the first, requests.
+OVER = np.array([[9.0, 1.5, 8.0, 1.0, 0.5, 1.0], [9.0, 3.0, 8.0, 2.0, 1.0, 1.0]])
+UNDER = np.array([[9.0, 3.0, 8.0, 4.0, 1.0, 1.0], [9.0, 5.0, 8.0, 8.0, 1.0, 1.0]])
+PAIRS = Units(OVER, UNDER, observations=2)
+"""Seconds of a prefill and of a step: 0.5, 1 and 1, 1 against 1, 0.5 and 1, 0.5."""
+
+WHOLE = ClusteredEstimate(value=4.5, low=4.0, high=5.0625, observations=9, clusters=9, over="9")
+LENGTHS = ReplayedLengths(whole=WHOLE, steps=10.0, cut=4.0, cut_steps=6.0)
 
 
-def test_the_controlled_ratio_by_hand():
-    """exp(mean of (r - b a) + b rho), and the root of the sum of squared margins plus b UNSEEN."""
-    replayed = ClusteredEstimate(
-        value=1.5, low=1.25, high=1.8, observations=9, clusters=9, over="9 sessions"
-    )
-    remainders = [math.log(3) - 0.8 * math.log(2), math.log(5) - 0.8 * math.log(4)]
-    center = sum(remainders) / 2
+def controlled_by_hand() -> tuple[float, float, float]:
+    """Log speed ratio of whole responses, its margin, and that of cut ones."""
+    first = (math.log(0.5) + math.log(1.0)) / 2
+    step = math.log(2.0)
+    prefill = 2 / 2  # of the denominator: seconds to first tokens, per request
+    step_s = (8 - 2) / 12  # seconds after them, per delivery
+
+    def seconds(steps: float, length: float) -> tuple[float, float, float]:
+        """Of the denominator and the numerator, and the numerator's share after the prefill."""
+        later = math.exp(step) * step_s * steps / length
+        over = math.exp(first) * prefill + later
+        return prefill + steps * step_s, over, later / over
+
+    under, over, later = seconds(10.0, 4.5)
+    cut_under, cut_over, _ = seconds(6.0, 4.0)
+    remainders = [-((1 - later) * math.log(ratio) + later * step) for ratio in (0.5, 1.0)]
     # Standard error of a mean of two: half their difference; t(0.975, 1 degree) = 12.7062.
-    margin = 12.7062047 * abs(remainders[1] - remainders[0]) / 2
-    whole = math.sqrt(margin**2 + (0.8 * math.log(1.8 / 1.5)) ** 2) + 0.8 * 0.01
-    estimate = controlled_ratio(lengths_and_speeds(), replayed)
+    noise = 12.7062047 * abs(remainders[1] - remainders[0]) / 2
+    margin = math.sqrt(noise**2 + (later * math.log(5.0625 / 4.5)) ** 2 + (later * 0.01) ** 2)
+    return math.log(under / over), margin, math.log(cut_under / cut_over)
+
+
+def test_the_ratio_of_whole_responses_by_hand():
+    """Seconds of a response are those to its first token and its steps times a step's seconds."""
+    estimate = controlled_ratio(PAIRS, LENGTHS)
     assert estimate is not None
-    assert estimate.value == pytest.approx(math.exp(center) * 1.5**0.8)
-    assert estimate.high / estimate.value == pytest.approx(math.exp(whole))
-    assert estimate.value / estimate.low == pytest.approx(math.exp(whole))
-    alone = lengths_and_speeds()
-    one = Units(alone.over_U4[:1], alone.under_U4[:1], 0.8, 1)
-    assert controlled_ratio(one, replayed) is None
+    log_ratio, margin, cut = controlled_by_hand()
+    assert math.log(estimate.value) == pytest.approx(log_ratio)
+    assert math.log(estimate.high / estimate.value) == pytest.approx(margin)
+    assert math.log(estimate.value / estimate.low) == pytest.approx(margin)
+    assert math.log(estimate.expected) == pytest.approx(cut)
+    assert controlled_ratio(Units(OVER[:1], UNDER[:1], observations=1), LENGTHS) is None
 
 
-def test_units_are_pairs_where_each_has_one_observation():
-    assert lengths_and_speeds(observations=2).alternated
-    assert not lengths_and_speeds(observations=8).alternated
+def test_a_trend_shifts_the_ratio_by_bayes_rule():
+    """A change of -0.1 with an error of DRIFT: half of it, and DRIFT / sqrt(2) remain."""
+    plain = controlled_ratio(PAIRS, LENGTHS)
+    trend = Trend(-0.1, DRIFT)
+    found = controlled_ratio(PAIRS, replace(LENGTHS, trend=trend))
+    assert plain is not None and found is not None
+    log_ratio, margin, _ = controlled_by_hand()
+    prefill = math.exp(-math.log(2) / 2)
+    later = 1 - prefill / ((1 + 5) / math.exp(log_ratio))
+    assert math.log(found.value / plain.value) == pytest.approx(-0.05 * later)
+    wider = math.hypot(margin, 1.959964 * later * DRIFT / math.sqrt(2))
+    assert math.log(found.high / found.value) == pytest.approx(wider)
+    assert found.heldout == plain.value and plain.heldout is None
 
 
-def test_replay_agrees_if_lengths_and_speeds_both_do():
-    units = lengths_and_speeds()
-    lengths_U = np.log([2.0, 4.0])
-    measured = measured_ratio(units)
-    inside = measured.model_copy(update={"value": 4.0})
-    outside = measured.model_copy(update={"value": measured.high * 1.01})
-    # Both differences are the same, so their own margin is 0 and NEGLIGIBLE decides.
+def test_starts_are_units_whose_pairs_are_averaged():
+    """Two starts with two pairs each: the units' values are means of the pairs' logs."""
+    units = Units(
+        np.concatenate([OVER, OVER]),
+        np.concatenate([UNDER, UNDER[::-1]]),
+        observations=4,
+        starts_N=np.array([0, 0, 1, 1]),
+    )
+    assert units.count == 2 and not units.trimmed
+    mean = math.log(0.5) / 2
+    assert units.first_U == pytest.approx([mean, mean])
+    assert measured_ratio(units).clusters == 2
+    assert measured_ratio(units).value == pytest.approx(16 / 9)
+
+
+def test_blocks_pool_their_noise_over_concurrencies():
+    random = np.random.default_rng(0)
+    independent_MU = 0.05 * random.standard_normal((3, 400))
+    noise = pooled_noise(independent_MU)
+    assert noise is not None
+    assert math.sqrt(noise.variance) == pytest.approx(0.05, rel=0.1)
+    assert noise.degrees == pytest.approx(3 * 399, rel=0.05)
+    # If the concurrencies share all of their noise, each start is worth one degree.
+    same = pooled_noise(np.repeat(independent_MU[:1], 3, axis=0))
+    assert same is not None and same.degrees == pytest.approx(399)
+    assert pooled_noise(independent_MU[:, :1]) is None
+
+
+def test_pooled_noise_replaces_the_units_own():
+    noise = pooled_noise(np.array([[0.0, 0.02, 0.04], [0.1, 0.12, 0.14]]))
+    assert noise is not None and noise.variance == pytest.approx(0.0004)
+    assert noise.degrees == pytest.approx(2)
+    found = controlled_ratio(PAIRS, LENGTHS, noise=noise)
+    log_ratio, _, _ = controlled_by_hand()
+    later = 1 - math.exp(-math.log(2) / 2) / (6 / math.exp(log_ratio))
+    # t(0.975, 2 degrees) = 4.302653
+    parts = (4.302653 * math.sqrt(0.0004 / 2), later * math.log(5.0625 / 4.5), later * 0.01)
+    assert math.log(found.high / found.value) == pytest.approx(math.hypot(*parts))
+
+
+def test_replay_agrees_if_the_served_lengths_are_replayed_ones():
+    lengths_N = np.log([4.0, 4.0])
+    # Both differences are the same, so their margin is 0 and NEGLIGIBLE decides.
     for difference, agrees in [(0.0, True), (0.0049, True), (-0.0049, True), (0.0051, False)]:
-        assert agree(units, lengths_U + difference, inside) == agrees
-        assert not agree(units, lengths_U + difference, outside)
-    for end in (measured.low, measured.high):
-        assert agree(units, lengths_U, measured.model_copy(update={"value": end}))
-    # Differences of +0.2 and -0.1 have a margin of 12.7 x 0.15: the mean of 0.05 is within it.
-    assert agree(units, lengths_U + np.array([0.2, -0.1]), inside)
+        assert lengths_agree([PAIRS], [lengths_N + difference]) == agrees
+    # t(0.995, 1) = 63.66: two differences that scatter decide nothing.
+    assert lengths_agree([PAIRS], [lengths_N + np.array([0.2, -0.1])])
+    # Over several concurrencies they do.
+    many = [PAIRS] * 20
+    assert not lengths_agree(many, [lengths_N + np.array([0.03, 0.02])] * 20)
+    assert lengths_agree(many, [lengths_N + np.array([0.03, -0.03])] * 20)
 
 
 @pytest.mark.parametrize("units", [2, 4, 8, 10, 40])
@@ -176,20 +240,19 @@ def test_replay_s_acceptance_covers_and_narrows_the_interval(sessions, truth, le
         plain = measured_ratio(units)
         covered += found.low <= truth <= found.high
         narrower += found.high / found.low < plain.high / plain.low
-        agreed += agree(units, np.full(20, np.log(length)), found)
+        agreed += lengths_agree([units], [np.full(20, np.log(length))])
     assert covered / trials > 0.925 and narrower / trials > 0.9
-    assert agreed / trials > 0.88  # two conditions at 95 %
+    assert agreed / trials > 0.975  # at 99 %
     assert found.estimator == "replay" and plain.estimator == "measured"
 
 
-def test_replay_that_predicts_what_is_not_served_does_not_decide():
+def test_replay_that_predicts_what_is_not_served_disagrees():
     random = np.random.default_rng(2)
     steps = replayed_steps(random, 1.2, 100, 0.03)
     units = simulated_units(random, 1.0, 40, length=1.0)
-    replayed = replayed_ratio(steps)
-    assert not agree(units, np.full(40, np.log(1.2)), controlled_ratio(units, replayed))
+    assert not lengths_agree([units], [np.full(40, np.log(1.2))])
     few = replayed_ratio(steps[:12])
-    assert few.high is None and controlled_ratio(units, few) is None
+    assert few.whole.high is None and controlled_ratio(units, few) is None
     # Responses of one token have no steps.
-    nothing = np.array([[1.0, 1.0, 0.0, 0.0]] * 3)
-    assert controlled_ratio(Units(nothing, nothing, 0.0, 3), replayed) is None
+    nothing = np.array([[1.0, 1.0, 0.0, 0.0, 1.0, 1.0]] * 3)
+    assert controlled_ratio(Units(nothing, nothing, 3), replayed_ratio(steps)) is None
