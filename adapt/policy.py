@@ -18,9 +18,9 @@ significant in Student's t test, which matters while a release has few windows. 
 more than their sessions explain, so the variance is estimated between windows. The prior variance,
 `PRIOR_SD` squared plus that from sessions, counts as `PRIOR_WINDOWS` windows.
 
-Both numbers are a compromise, found by simulation (benchmarks/results/live.md). What cannot be told
-from a lasting fall when it begins, such as the first weekend of a release if weekends are 10 % lower,
-starts a round in half of the cases.
+Both numbers are a compromise, found by simulation (benchmarks/results/live.md). A change that looks
+like a lasting fall while it is new starts a round, such as a release's first weekend if weekends are
+10 % lower.
 
 Shapes: W windows, S splits of them into earlier and latest windows.
 """

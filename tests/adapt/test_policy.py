@@ -22,10 +22,11 @@ from tests.adapt.simulated_windows import POLICY, Ordinary, Story, alarm
     ],
 )
 def test_ordinary_traffic_seldom_starts_a_round_in_60_windows(ordinary):
-    """A test for any significant fall does in 20 to 95 % of the correlated and weekly stories."""
     random = np.random.default_rng(0)
     stories = [Story(random, ordinary=ordinary) for _ in range(100)]
-    assert sum(alarm(story, 0.0, windows=60) is not None for story in stories) <= 5
+    # At most 3.4 % of 1,000; with 5 %, 100 stories have more than 9 in 3 % of cases. A test for any
+    # significant fall starts rounds in 20 to 95 of the correlated and weekly ones.
+    assert sum(alarm(story, 0.0, windows=60) is not None for story in stories) <= 9
 
 
 def test_traffic_that_becomes_harder_for_both_is_no_reason():
