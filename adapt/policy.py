@@ -19,8 +19,8 @@ more than their sessions explain, so the variance is estimated between windows. 
 `PRIOR_SD` squared plus that from sessions, counts as `PRIOR_WINDOWS` windows.
 
 Both numbers are a compromise, found by simulation (benchmarks/results/live.md). A change that looks
-like a lasting fall while it is new starts a round, such as a release's first weekend if weekends are
-10 % lower.
+like a lasting fall while it is new starts a round, for example a release's first weekend if
+weekends are 10 % lower.
 
 Shapes: W windows, S splits of them into earlier and latest windows.
 """

@@ -41,7 +41,7 @@ from outrider.common.jackknife import degrees_of_freedom
 Array = NDArray[np.float64]
 
 BEST_AT = 20.0
-"""Number of clusters that the bounds are tuned for; at that number, they are 1.77 times as wide as
+"""Number of clusters that bounds are tuned for by default; at that number, they are 1.77 times as wide as
 Student's. With 10 or 100 clusters, they are at most 8 % wider than bounds tuned for that number."""
 
 
@@ -59,17 +59,18 @@ class Bounds:
     """Number of independent units that the bounds are computed from."""
 
 
-def critical_t(degrees: ArrayLike, alpha: float) -> Array:
+def critical_t(degrees: ArrayLike, alpha: float, best_at: float = BEST_AT) -> Array:
     """Bound that t exceeds at any look with probability at most `alpha`.
 
-    It replaces Student's one-sided quantile. `degrees` may have any shape.
+    It replaces Student's one-sided quantile. `degrees` may have any shape. `best_at`: number of
+    clusters at which it is smallest, chosen before the first look.
     """
     degrees = np.asarray(degrees, dtype=np.float64)
     beta = 2 * alpha / (1 + alpha)
     budget = 2 * math.log(1 / beta)
     # Optimal mixture variance for a known sigma: Howard et al., Ann. Statist. 49, 2021,
     # proposition 3, with the first two terms of Lambert's function.
-    g = BEST_AT / (budget + math.log(1 + budget))
+    g = best_at / (budget + math.log(1 + budget))
     n = degrees + 1
     r = g / (g + n)
     c = (beta**2 * r) ** (1 / n)
@@ -98,14 +99,19 @@ Group = tuple[ArrayLike, ArrayLike]
 """Numerator and denominator of each cluster."""
 
 
-def ratio_of_groups(above: Sequence[Group], below: Sequence[Group], alpha: float) -> Bounds:
+def ratio_of_groups(
+    above: Sequence[Group],
+    below: Sequence[Group],
+    alpha: float,
+    best_at: float = BEST_AT,
+) -> Bounds:
     """Product of the `above` ratios divided by that of `below`, with bounds.
 
     A group's ratio is sum(numerator) / sum(denominator) of its clusters. A cluster is a session, or
     a request if sessions are unknown. If a sum comes from a single cluster, the bounds are 0 and
     infinity. The groups are independent, so the variance of the log is the sum of the jackknife
     variances, with Welch-Satterthwaite degrees of freedom. `clusters` counts those of the first
-    group.
+    group. `best_at`: see `critical_t`.
 
     Some groups may be complete at the first look while others grow, for example if a previously
     measured offset is subtracted. The bounds then also hold at all looks, because if the complete
@@ -130,7 +136,7 @@ def ratio_of_groups(above: Sequence[Group], below: Sequence[Group], alpha: float
     total = sum(variances)
     degrees = total**2 / shares if shares > 0 else min(float(own_R[0]) for _, own_R in parts)
     value = math.exp(log)
-    margin = math.sqrt(total) * float(critical_t(degrees, alpha))
+    margin = math.sqrt(total) * float(critical_t(degrees, alpha, best_at))
     if not math.isfinite(margin):
         return Bounds(value, 0.0, math.inf, clusters)
     return Bounds(value, value * math.exp(-margin), value * math.exp(margin), clusters)

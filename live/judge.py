@@ -2,6 +2,8 @@
 
     verdict = decide(test, baseline, endpoint.policy, fair_since)
     verdict.action, verdict.reason
+    if verdict.action == "second_baseline":                # with the old release, after the test
+        verdict = decide(test, second, endpoint.policy, fair_since, is_second=True)
 
 Speed is compared once the canary has its fair share, so that all replicas have the same load. It is
 measured in tokens/s per user: the tokens after the first, divided by the time from the first to the
@@ -11,6 +13,13 @@ quotient, from sessions of both periods, are valid at all looks simultaneously (
 
 - a speculator that is slower by `policy.margin` is promoted with a probability of at most ALPHA;
 - an equally fast one is rolled back for its speed with a probability of at most ALPHA.
+
+A replica may become slower after the baseline, for example by a neighbor or its clock. So a canary
+that looks slower gets the old release back, and a second baseline takes the place of the first. Only
+then can it be rolled back for its speed. If it is not, the test continues with the new release.
+
+The clusters are the values of the router's sticky header. If it names users, what a release gains
+for each of them counts as noise between users.
 
 Errors, latency and acceptance have fixed limits. Too many errors cause a rollback at any share.
 Latency or acceptance outside its limit only prevents a promotion.
@@ -23,7 +32,7 @@ from typing import Literal
 
 import numpy as np
 
-from outrider.common.anytime import Bounds, ratio_of_groups
+from outrider.common.anytime import BEST_AT, Bounds, ratio_of_groups
 from outrider.live.endpoint_file import CanaryPolicy
 from outrider.live.state import Figures, Verdict
 from outrider.live.traffic import Observation
@@ -31,6 +40,9 @@ from outrider.serving.admin.replica import LiveRequest
 
 ALPHA = 0.05
 """Largest probability of a wrong promotion, and of a wrong rollback for speed."""
+
+DOUBT_ALPHA = 0.25
+"""`ALPHA` of the bounds that begin a second baseline. It decides nothing by itself."""
 
 LEAST_TOKENS = 8
 """Completions with fewer tokens are not timed, because one step takes most of their time."""
@@ -57,11 +69,18 @@ ComparedArms = tuple[Requests, Requests]
 """The compared requests of the stable and of the canary replicas."""
 
 
-def decide(test: Arms, baseline: Arms, policy: CanaryPolicy, fair_since: float | None) -> Verdict:
+def decide(
+    test: Arms,
+    baseline: Arms,
+    policy: CanaryPolicy,
+    fair_since: float | None,
+    is_second: bool = False,
+) -> Verdict:
     """Decides from all requests since the canary got its first share.
 
     `baseline`: requests of the same replicas at the fair share, all with the old release.
     `fair_since`: Unix time when the canary got its fair share; None before then.
+    `is_second`: whether `baseline` was measured after the canary looked slower.
 
     Figures are canary / stable ratios, divided by the same ratio in the baseline: `speed` as
     [value, low, high], `acceptance`, `ttft`, `latency_p99`. `replica` is the canary / stable ratio
@@ -93,11 +112,14 @@ def decide(test: Arms, baseline: Arms, policy: CanaryPolicy, fair_since: float |
         if min(len(_sessions(requests)[0]) for requests in arms) < LEAST_SESSIONS:
             reason = f"speed: fewer than {LEAST_SESSIONS} sessions of canary or stable{when}"
             return Verdict("wait", reason, "judge", figures)
-    speed, replica = _speeds(now, before)
+    speed, replica = _speeds(now, before, ALPHA)
     limits = _limits(now, before, policy)
     figures.update(_ratio_figures(speed, replica, limits))
-    if speed.high < 1:
+    if is_second and speed.high < 1:
         return Verdict("roll_back", f"speed: {_say(speed)}; slower", "judge", figures)
+    if not is_second and _speeds(now, before, DOUBT_ALPHA)[0].high < 1:
+        reason = f"speed: {_say(speed)}; slower, or its replicas became slower"
+        return Verdict("second_baseline", reason, "judge", figures)
     least = 1 - policy.margin
     # The lower bound is 0 while it is unknown (common/anytime.py), which is never enough.
     if not speed.low > least:
@@ -126,13 +148,17 @@ def _failures(requests: Sequence[Observation]) -> int:
     return sum(request.failed for request in requests)
 
 
-def _speeds(now: ComparedArms, before: ComparedArms) -> tuple[Bounds, Bounds]:
+def _speeds(now: ComparedArms, before: ComparedArms, alpha: float) -> tuple[Bounds, Bounds]:
     """Canary / stable: of the test, corrected by the baseline, and of the baseline."""
     stable_now, canary_now = map(_sessions, now)
     stable_before, canary_before = map(_sessions, before)
+    # The baseline is complete before the first look at the test.
+    best_at = max(BEST_AT, len(canary_before[0]))
     # (canary now / stable now) / (canary before / stable before)
-    speed = ratio_of_groups([canary_now, stable_before], [stable_now, canary_before], alpha=ALPHA)
-    return speed, ratio_of_groups([canary_before], [stable_before], alpha=ALPHA)
+    speed = ratio_of_groups(
+        [canary_now, stable_before], [stable_now, canary_before], alpha, best_at
+    )
+    return speed, ratio_of_groups([canary_before], [stable_before], alpha, best_at)
 
 
 def _compared(requests: Sequence[Observation], since: float) -> Requests:
