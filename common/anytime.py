@@ -79,20 +79,28 @@ def critical_t(degrees: ArrayLike, alpha: float, best_at: float = BEST_AT) -> Ar
     return critical
 
 
-def _jackknife(numerator_RG: Array, denominator_RG: Array) -> tuple[Array, Array]:
-    """Variance of log(sum(numerator) / sum(denominator)) and its degrees of freedom, by row.
+def _effects(numerator_RG: Array, denominator_RG: Array) -> Array:
+    """Effect of each cluster on log(sum(numerator) / sum(denominator)), by row.
 
-    NaN if a sum comes from a single cluster.
+    The sum of their squares is the jackknife variance. NaN if a sum comes from a single cluster.
     """
     above_R1 = numerator_RG.sum(axis=1, keepdims=True)
     below_R1 = denominator_RG.sum(axis=1, keepdims=True)
     count = numerator_RG.shape[1]
     with np.errstate(divide="ignore", invalid="ignore"):
         without_RG = np.log(above_R1 - numerator_RG) - np.log(below_R1 - denominator_RG)
-        without_RG = without_RG - without_RG.mean(axis=1, keepdims=True)
-        variance_R = (count - 1) / count * (without_RG**2).sum(axis=1)
-        share_RG = (numerator_RG / above_R1 + denominator_RG / below_R1) / 2
-        return variance_R, degrees_of_freedom(share_RG)
+        centered_RG = without_RG - without_RG.mean(axis=1, keepdims=True)
+        effects_RG: Array = math.sqrt((count - 1) / count) * centered_RG
+    return effects_RG
+
+
+def _jackknife(numerator_RG: Array, denominator_RG: Array) -> tuple[Array, Array]:
+    """Variance of log(sum(numerator) / sum(denominator)) and its degrees of freedom, by row."""
+    variance_R = (_effects(numerator_RG, denominator_RG) ** 2).sum(axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        above_RG = numerator_RG / numerator_RG.sum(axis=1, keepdims=True)
+        below_RG = denominator_RG / denominator_RG.sum(axis=1, keepdims=True)
+        return variance_R, degrees_of_freedom((above_RG + below_RG) / 2)
 
 
 Group = tuple[ArrayLike, ArrayLike]
@@ -104,6 +112,7 @@ def ratio_of_groups(
     below: Sequence[Group],
     alpha: float,
     best_at: float = BEST_AT,
+    names: Sequence[Sequence[str]] | None = None,
 ) -> Bounds:
     """Product of the `above` ratios divided by that of `below`, with bounds.
 
@@ -112,6 +121,11 @@ def ratio_of_groups(
     infinity. The groups are independent, so the variance of the log is the sum of the jackknife
     variances, with Welch-Satterthwaite degrees of freedom. `clusters` counts those of the first
     group. `best_at`: see `critical_t`.
+
+    `names`: of the clusters of each group, `above` before `below`. Clusters of one name, such as a
+    user before and after a change, are not independent: their effects are added before they are
+    squared, so what is common to both cancels. The degrees of freedom are those of independent
+    groups, times the share of distinct names.
 
     Some groups may be complete at the first look while others grow, for example if a previously
     measured offset is subtracted. The bounds then also hold at all looks, because if the complete
@@ -135,6 +149,14 @@ def ratio_of_groups(
     # With zero variance (as when no draft is ever accepted), use the fewest degrees of freedom.
     total = sum(variances)
     degrees = total**2 / shares if shares > 0 else min(float(own_R[0]) for _, own_R in parts)
+    if names is not None:
+        parts_of_log = [
+            sign * _effects(over[None], under[None])[0] for sign, over, under in groups
+        ]
+        _, code = np.unique(np.concatenate(names), return_inverse=True)
+        by_name = np.bincount(code, weights=np.concatenate(parts_of_log))
+        total = float((by_name**2).sum())
+        degrees *= len(by_name) / len(code)
     value = math.exp(log)
     margin = math.sqrt(total) * float(critical_t(degrees, alpha, best_at))
     if not math.isfinite(margin):

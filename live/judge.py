@@ -109,7 +109,7 @@ def decide(
     now = (_compared(stable, fair_since), _compared(canary, fair_since))
     before = (_compared(stable_before, 0.0), _compared(canary_before, 0.0))
     for when, arms in (("", now), (" before the swap", before)):
-        if min(len(_sessions(requests)[0]) for requests in arms) < LEAST_SESSIONS:
+        if min(len(_sessions(requests).names) for requests in arms) < LEAST_SESSIONS:
             reason = f"speed: fewer than {LEAST_SESSIONS} sessions of canary or stable{when}"
             return Verdict("wait", reason, "judge", figures)
     speed, replica = _speeds(now, before, ALPHA)
@@ -152,13 +152,19 @@ def _speeds(now: ComparedArms, before: ComparedArms, alpha: float) -> tuple[Boun
     """Canary / stable: of the test, corrected by the baseline, and of the baseline."""
     stable_now, canary_now = map(_sessions, now)
     stable_before, canary_before = map(_sessions, before)
-    # The baseline is complete before the first look at the test.
-    best_at = max(BEST_AT, len(canary_before[0]))
     # (canary now / stable now) / (canary before / stable before)
+    above = [canary_now, stable_before]
+    below = [stable_now, canary_before]
+    # The baseline is complete before the first look at the test.
+    best_at = max(BEST_AT, len(canary_before.names))
     speed = ratio_of_groups(
-        [canary_now, stable_before], [stable_now, canary_before], alpha, best_at
+        above=[sessions.speed for sessions in above],
+        below=[sessions.speed for sessions in below],
+        alpha=alpha,
+        best_at=best_at,
+        names=[sessions.names for sessions in [*above, *below]],
     )
-    return speed, ratio_of_groups([canary_before], [stable_before], alpha, best_at)
+    return speed, ratio_of_groups([canary_before.speed], [stable_before.speed], alpha, best_at)
 
 
 def _compared(requests: Sequence[Observation], since: float) -> Requests:
@@ -169,8 +175,16 @@ def _compared(requests: Sequence[Observation], since: float) -> Requests:
     ]
 
 
-def _sessions(requests: Requests) -> tuple[list[float], list[float]]:
+@dataclass(frozen=True)
+class _Sessions:
+    """Sessions, or what else the sticky header names."""
+
+    names: list[str]
+    speed: tuple[list[float], list[float]]
     """Tokens after the first, and seconds of decoding, for each session."""
+
+
+def _sessions(requests: Requests) -> _Sessions:
     tokens: dict[str, float] = {}
     seconds: dict[str, float] = {}
     for request, live in requests:
@@ -178,7 +192,7 @@ def _sessions(requests: Requests) -> tuple[list[float], list[float]]:
             session = request.session
             tokens[session] = tokens.get(session, 0) + live.completion_tokens - 1
             seconds[session] = seconds.get(session, 0) + live.decode_s
-    return list(tokens.values()), list(seconds.values())
+    return _Sessions([*tokens], ([*tokens.values()], [*seconds.values()]))
 
 
 LimitName = Literal["acceptance", "ttft", "latency_p99"]

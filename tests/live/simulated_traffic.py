@@ -42,13 +42,14 @@ class Traffic:
         gain = np.zeros(keys)
         canary_keys = random.random(keys) < 0.5
         of_session = 0.1 * random.standard_normal(keys)
-        sticky = session
+        # Later sessions are other ones.
+        names = [f"{random.integers(2**32)} {number}" for number in range(keys)]
         if self.users:
             people = np.random.default_rng(crowd)
             gains = 0.1 * people.standard_normal(self.users)
             habits = 0.1 * people.standard_normal(self.users)
             user = random.integers(self.users, size=keys)
-            sticky = user[session]
+            names = [f"user {number}" for number in user]
             canary_keys = (people.permutation(self.users) < self.users / 2)[user]
             gain = (gains - gains.mean())[user]
             of_session += habits[user]
@@ -87,7 +88,7 @@ class Traffic:
             )
             arms[int(canary[i])].append(
                 Observation(
-                    session=str(sticky[i]),
+                    session=names[session[i]],
                     started_at=live.finished_at - live.e2e_s,
                     latency_s=live.e2e_s,
                     failed=bool(failed[i]),
@@ -97,25 +98,34 @@ class Traffic:
         return arms
 
 
-def tested(traffic, random, policy, requests=2400, looks=8):
-    """A canary test: its action, `wait` if undecided, and the requests of stable and canary.
+def until(arms, count):
+    """The first `count` requests of both arms, in the order of their end."""
+    times = np.sort([request.live.finished_at for arm in arms for request in arm])
+    last = times[count - 1]
+    return [[request for request in arm if request.live.finished_at <= last] for arm in arms]
 
-    The steps of live/canary.py at the fair share.
+
+def run_canary(traffic, random, policy, requests=2400, looks=8):
+    """A canary test: its action, `wait` if undecided, the requests it took, and its baselines.
+
+    The steps of live/canary.py at the fair share. A second baseline is looked at four times.
     """
     crowd = int(random.integers(2**32))
     length = 2 * policy.baseline_requests
     baseline = traffic.draw(random, length, baseline=True, crowd=crowd)
     arms = traffic.draw(random, requests, crowd=crowd)
-    times = np.sort([request.live.finished_at for arm in arms for request in arm])
     is_second = False
     for count in np.unique(np.geomspace(60, requests, looks).astype(int)):
-        last = times[count - 1]
-        until = [[request for request in arm if request.live.finished_at <= last] for arm in arms]
-        action = decide(until, baseline, policy, BEGAN, is_second).action
+        test = until(arms, count)
+        action = decide(test, baseline, policy, BEGAN, is_second).action
         if action == "second_baseline":
             is_second = True
-            baseline = traffic.draw(random, length, baseline=True, before=False, crowd=crowd)
-            action = decide(until, baseline, policy, BEGAN, is_second).action
+            second = traffic.draw(random, length, baseline=True, before=False, crowd=crowd)
+            for length_so_far in np.geomspace(60, length, 4).astype(int):
+                baseline = until(second, length_so_far)
+                action = decide(test, baseline, policy, BEGAN, is_second).action
+                if action == "roll_back":
+                    return action, test, is_second
         if action != "wait":
             break
-    return action, until
+    return action, test, is_second
