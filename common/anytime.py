@@ -150,9 +150,7 @@ def ratio_of_groups(
     total = sum(variances)
     degrees = total**2 / shares if shares > 0 else min(float(own_R[0]) for _, own_R in parts)
     if names is not None:
-        parts_of_log = [
-            sign * _effects(over[None], under[None])[0] for sign, over, under in groups
-        ]
+        parts_of_log = [sign * _effects(over[None], under[None])[0] for sign, over, under in groups]
         _, code = np.unique(np.concatenate(names), return_inverse=True)
         by_name = np.bincount(code, weights=np.concatenate(parts_of_log))
         total = float((by_name**2).sum())
