@@ -13,7 +13,7 @@ Biometrika 41, 1954):
 
     (fall - min_drop) x latest windows >= LEAST_EXCESS
 
-With 0.07 and 0.22, a fall of 10 % must last for 7 windows, one of 20 % for 2. The fall must also be
+With 0.07 and 0.21, a fall of 10 % must last for 6 windows, one of 25 % for 1. The fall must also be
 significant in Student's t test, which matters while a release has few windows. Windows differ by
 more than their sessions explain, so the variance is estimated between windows. The prior variance,
 `PRIOR_SD` squared plus that from sessions, counts as `PRIOR_WINDOWS` windows.
@@ -49,7 +49,7 @@ consecutive lost round."""
 LEVEL = 0.002
 """Level of the t test of one split."""
 
-LEAST_EXCESS = 0.22
+LEAST_EXCESS = 0.21
 """Sum of the falls beyond `min_drop` over the latest windows, from which on a round starts."""
 
 PRIOR_SD = 0.03

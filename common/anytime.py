@@ -41,8 +41,8 @@ from outrider.common.jackknife import degrees_of_freedom
 Array = NDArray[np.float64]
 
 BEST_AT = 20.0
-"""Number of clusters that bounds are tuned for by default; at that number, they are 1.77 times as wide as
-Student's. With 10 or 100 clusters, they are at most 8 % wider than bounds tuned for that number."""
+"""Number of clusters that bounds are tuned for by default. At that number, they are 1.77 times as
+wide as Student's. With 10 or 100, they are at most 8 % wider than bounds tuned for that number."""
 
 
 @dataclass(frozen=True)

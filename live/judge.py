@@ -15,11 +15,12 @@ quotient, from sessions of both periods, are valid at all looks simultaneously (
 - an equally fast one is rolled back for its speed with a probability of at most ALPHA.
 
 A replica may become slower after the baseline, for example by a neighbor or its clock. So a canary
-that looks slower gets the old release back, and a second baseline takes the place of the first. Only
-then can it be rolled back for its speed. If it is not, the test continues with the new release.
+that looks slower gets the old release back, and a second baseline takes the place of the first.
+Only then can it be rolled back for its speed. If it is not, the test continues with the new
+release.
 
-The clusters are the values of the router's sticky header. If it names users, what a release gains
-for each of them counts as noise between users.
+The clusters are the values of the router's sticky header. If it names users, they are in both
+periods and compared with themselves; what a release gains for each is noise between them.
 
 Errors, latency and acceptance have fixed limits. Too many errors cause a rollback at any share.
 Latency or acceptance outside its limit only prevents a promotion.
@@ -34,7 +35,7 @@ import numpy as np
 
 from outrider.common.anytime import BEST_AT, Bounds, ratio_of_groups
 from outrider.live.endpoint_file import CanaryPolicy
-from outrider.live.state import Figures, Verdict
+from outrider.live.state import Action, Figures, Verdict
 from outrider.live.traffic import Observation
 from outrider.serving.admin.replica import LiveRequest
 
@@ -67,6 +68,15 @@ Requests = Sequence[tuple[Observation, LiveRequest]]
 
 ComparedArms = tuple[Requests, Requests]
 """The compared requests of the stable and of the canary replicas."""
+
+
+@dataclass(frozen=True)
+class _Sessions:
+    """Sessions, or users if the sticky header names them."""
+
+    names: list[str]
+    speed: tuple[list[float], list[float]]
+    """Tokens after the first, and seconds of decoding, for each session."""
 
 
 def decide(
@@ -108,18 +118,22 @@ def decide(
     stable_before, canary_before = baseline
     now = (_compared(stable, fair_since), _compared(canary, fair_since))
     before = (_compared(stable_before, 0.0), _compared(canary_before, 0.0))
-    for when, arms in (("", now), (" before the swap", before)):
-        if min(len(_sessions(requests).names) for requests in arms) < LEAST_SESSIONS:
+    sessions_now = (_sessions(now[0]), _sessions(now[1]))
+    sessions_before = (_sessions(before[0]), _sessions(before[1]))
+    for when, arms in (("", sessions_now), (" before the swap", sessions_before)):
+        if min(len(sessions.names) for sessions in arms) < LEAST_SESSIONS:
             reason = f"speed: fewer than {LEAST_SESSIONS} sessions of canary or stable{when}"
             return Verdict("wait", reason, "judge", figures)
-    speed, replica = _speeds(now, before, ALPHA)
+    speed = _speed(sessions_now, sessions_before, ALPHA)
+    stable_sessions, canary_sessions = (sessions.speed for sessions in sessions_before)
+    replica = ratio_of_groups([canary_sessions], [stable_sessions], ALPHA).value
     limits = _limits(now, before, policy)
     figures.update(_ratio_figures(speed, replica, limits))
-    if is_second and speed.high < 1:
-        return Verdict("roll_back", f"speed: {_say(speed)}; slower", "judge", figures)
-    if not is_second and _speeds(now, before, DOUBT_ALPHA)[0].high < 1:
-        reason = f"speed: {_say(speed)}; slower, or its replicas became slower"
-        return Verdict("second_baseline", reason, "judge", figures)
+    doubted = speed if is_second else _speed(sessions_now, sessions_before, DOUBT_ALPHA)
+    if doubted.high < 1:
+        action: Action = "roll_back" if is_second else "second_baseline"
+        cause = "slower" if is_second else "slower, or its replicas became slower"
+        return Verdict(action, f"speed: {_say(speed)}; {cause}", "judge", figures)
     least = 1 - policy.margin
     # The lower bound is 0 while it is unknown (common/anytime.py), which is never enough.
     if not speed.low > least:
@@ -133,10 +147,10 @@ def decide(
     return Verdict("promote", f"speed: {_say(speed)}; above {least:g}", "judge", figures)
 
 
-def _ratio_figures(speed: Bounds, replica: Bounds, limits: "Sequence[Limit]") -> Figures:
+def _ratio_figures(speed: Bounds, replica: float, limits: "Sequence[Limit]") -> Figures:
     bounds = (speed.value, speed.low, speed.high)
     figures: Figures = {
-        "replica": replica.value,
+        "replica": replica,
         "speed": [value if math.isfinite(value) else None for value in bounds],
     }
     for limit in limits:
@@ -148,23 +162,24 @@ def _failures(requests: Sequence[Observation]) -> int:
     return sum(request.failed for request in requests)
 
 
-def _speeds(now: ComparedArms, before: ComparedArms, alpha: float) -> tuple[Bounds, Bounds]:
-    """Canary / stable: of the test, corrected by the baseline, and of the baseline."""
-    stable_now, canary_now = map(_sessions, now)
-    stable_before, canary_before = map(_sessions, before)
+def _speed(
+    now: tuple[_Sessions, _Sessions], before: tuple[_Sessions, _Sessions], alpha: float
+) -> Bounds:
+    """Canary / stable in the test, corrected by the baseline."""
+    stable_now, canary_now = now
+    stable_before, canary_before = before
     # (canary now / stable now) / (canary before / stable before)
     above = [canary_now, stable_before]
     below = [stable_now, canary_before]
-    # The baseline is complete before the first look at the test.
+    # Chosen by the size of the baseline, not by what the test shows.
     best_at = max(BEST_AT, len(canary_before.names))
-    speed = ratio_of_groups(
+    return ratio_of_groups(
         above=[sessions.speed for sessions in above],
         below=[sessions.speed for sessions in below],
         alpha=alpha,
         best_at=best_at,
         names=[sessions.names for sessions in [*above, *below]],
     )
-    return speed, ratio_of_groups([canary_before.speed], [stable_before.speed], alpha, best_at)
 
 
 def _compared(requests: Sequence[Observation], since: float) -> Requests:
@@ -173,15 +188,6 @@ def _compared(requests: Sequence[Observation], since: float) -> Requests:
         for request in requests
         if request.started_at >= since and request.live
     ]
-
-
-@dataclass(frozen=True)
-class _Sessions:
-    """Sessions, or what else the sticky header names."""
-
-    names: list[str]
-    speed: tuple[list[float], list[float]]
-    """Tokens after the first, and seconds of decoding, for each session."""
 
 
 def _sessions(requests: Requests) -> _Sessions:

@@ -17,8 +17,9 @@
 | `end` | nothing | outcome: promoted or rolled_back; serving; behind: replicas left behind |
 
 A verdict `wait` begins a second baseline (canary.py). With it or without a verdict, a deployment
-whose controller has stopped is rolled back; otherwise its last verdict is carried out. A state is immutable: each entry gives a new one, so a state or deployment
-that the controller holds does not change when it appends.
+whose controller has stopped is rolled back; otherwise its last verdict is carried out. A state is
+immutable: each entry gives a new one, so a state or deployment that the controller holds does not
+change when it appends.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,6 +30,9 @@ from outrider.live.endpoint_file import Endpoint
 from outrider.live.journal import Entry, read_journal
 
 Mode = Literal["canary", "in_place", "rollback"]
+
+Action = Literal["wait", "promote", "roll_back", "second_baseline"]
+"""`second_baseline`: slow, but that may be the canary's replicas; `wait` in the journal."""
 
 Outcome = Literal["promoted", "rolled_back"]
 
@@ -55,8 +59,7 @@ class Figures(TypedDict, total=False):
 class Verdict:
     """The decision about a new release, its reason, and who made it."""
 
-    action: Literal["wait", "promote", "roll_back", "second_baseline"]
-    """`second_baseline`: slow, but that may be the canary's replicas. Never in the journal."""
+    action: Action
     reason: str
     """One line, without customer text."""
     by: str = "controller"

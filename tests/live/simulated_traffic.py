@@ -43,7 +43,8 @@ class Traffic:
         canary_keys = random.random(keys) < 0.5
         of_session = 0.1 * random.standard_normal(keys)
         # Later sessions are other ones.
-        names = [f"{random.integers(2**32)} {number}" for number in range(keys)]
+        period = random.integers(2**32)
+        names = [f"{period} {number}" for number in range(keys)]
         if self.users:
             people = np.random.default_rng(crowd)
             gains = 0.1 * people.standard_normal(self.users)
