@@ -3,26 +3,38 @@
     why = reason_to_train(state, release="4f1d0c2a9b77", policy=recipe.adapt)     # None: wait
 
 The speculator in use and the base are both replayed on every window, so traffic that becomes harder
-for both is no reason to train. The ratio of their acceptance lengths in the last 1 to 16 windows of
-a release is compared with that in its earlier windows, by Student's t test on the logs. Windows
-differ by more than their sessions explain, so the variance is estimated between windows. The
-prior variance, `PRIOR_SD` squared plus that from sessions, counts as `PRIOR_WINDOWS` windows.
+for both is no reason to train. The log ratio of their acceptance lengths in the latest windows of a
+release is compared with that in its earlier windows, for every split into earlier and latest ones.
 
-Testing after every window would eventually find a fall by chance. So test j is allowed a
-false-alarm probability of 0.05 / (j (j + 1)), which sums to 0.05 over all tests of a release.
+Traffic is not a sequence of independent windows: it drifts, and weekends differ from weekdays. A
+test for any change would start rounds for changes that end by themselves. So falls up to `min_drop`
+are allowed, and what exceeds it must add up over the latest windows (a cumulative sum: Page,
+Biometrika 41, 1954):
+
+    (fall - min_drop) x latest windows >= LEAST_EXCESS
+
+With 0.07 and 0.21, a fall of 10 % must last for 6 windows, one of 25 % for 1. The fall must also be
+significant in Student's t test, which matters while a release has few windows. Windows differ by
+more than their sessions explain, so the variance is estimated between windows. The prior variance,
+`PRIOR_SD` squared plus that from sessions, counts as `PRIOR_WINDOWS` windows.
+
+Both numbers are a compromise, found by simulation (benchmarks/results/live.md). A change that looks
+like a lasting fall while it is new starts a round, for example a release's first weekend if
+weekends are 10 % lower.
 
 Shapes: W windows, S splits of them into earlier and latest windows.
 """
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import stdtr, stdtrit
 
 from outrider.adapt.state import AdaptState
+from outrider.eval.results.parts import ClusteredEstimate
 from outrider.pipeline.recipe.recipe import AdaptConfig
 
 DAY_S = 24 * 3600.0
@@ -34,11 +46,11 @@ BACKOFF = 2.0
 """`adapt.fresh`, and the rows required after a fall, grow by this factor with each
 consecutive lost round."""
 
-LEVEL = 0.05
-"""Probability of a false alarm over all tests of a release."""
+LEVEL = 0.002
+"""Level of the t test of one split."""
 
-MOST_LAST = 16
-"""Maximum number of latest windows that are compared with the earlier ones."""
+LEAST_EXCESS = 0.21
+"""Sum of the falls beyond `min_drop` over the latest windows, from which on a round starts."""
 
 PRIOR_SD = 0.03
 """Prior standard deviation of the log ratio between windows, beyond what sessions explain."""
@@ -57,7 +69,7 @@ class Fall:
     windows: int
     """Number of latest windows"""
     shown: bool
-    """Whether the fall is significant and at least `adapt.min_drop`"""
+    """Whether the fall is significant, and large for long enough, to start a round"""
 
 
 def reason_to_train(state: AdaptState, release: str, policy: AdaptConfig) -> str | None:
@@ -84,43 +96,56 @@ def reason_to_train(state: AdaptState, release: str, policy: AdaptConfig) -> str
     return None
 
 
-def newest_fall(state: AdaptState, release: str, min_drop: float) -> Fall | None:
-    """Most significant recent fall; None with fewer than two ratios."""
+def newest_fall(
+    state: AdaptState, release: str, min_drop: float = AdaptConfig.min_drop
+) -> Fall | None:
+    """Most significant recent fall; None with fewer than two ratios.
+
+    A `min_drop` below the policy's counts as the policy's, because smaller falls come and go.
+    """
     ratios = [w.ratio for w in state.usable if w.release == release and w.ratio is not None]
     count = len(ratios)
     if count < 2:
         return None
     log_W = np.log([ratio.value for ratio in ratios])
-    # Variance of a window's log ratio from its sessions: a 95 % interval is 2 x 1.96 errors wide.
-    within = [
-        (math.log(ratio.high / ratio.low) / (2 * 1.96)) ** 2
-        for ratio in ratios
-        if ratio.low is not None and ratio.high is not None
-    ]
-    sampled = float(np.mean(within)) if within else 0.0
-    last_S = np.arange(1, min(MOST_LAST, count - 1) + 1)
+    sampled = _variance_from_sessions(ratios)
+    last_S = np.arange(1, count)
     first_S = count - last_S
     # Means before and after each split, and the sum of squared deviations from them.
     sum_W = log_W.cumsum()
-    squares_W = (log_W**2).cumsum()
     before_S = sum_W[first_S - 1] / first_S
     after_S = (sum_W[-1] - sum_W[first_S - 1]) / last_S
-    deviation_S = squares_W[-1] - first_S * before_S**2 - last_S * after_S**2
+    deviation_S = (log_W**2).sum() - first_S * before_S**2 - last_S * after_S**2
     degrees = PRIOR_WINDOWS + count - 2
     prior = PRIOR_WINDOWS * (PRIOR_SD**2 + sampled)
     variance_S = np.maximum(sampled, (prior + deviation_S) / degrees)
     error_S = np.sqrt(variance_S * (1 / first_S + 1 / last_S))
     p_S = stdtr(degrees, (after_S - before_S) / error_S)
-    best = int(p_S.argmin())
-    looks = count - 1
-    # LEVEL is divided among all looks at this release, then among the splits of this look.
-    beyond_chance = p_S[best] < LEVEL / (looks * (looks + 1)) / len(last_S)
+    allowed = max(min_drop, AdaptConfig.min_drop)
+    excess_S = last_S * (before_S - after_S - allowed)
+    shown_S = (p_S < LEVEL) & (excess_S >= LEAST_EXCESS)
+    # The most significant of those that are shown, if any is.
+    best = int((p_S - shown_S).argmin())
     value = math.exp(after_S[best] - before_S[best])
     margin = math.exp(stdtrit(degrees, 0.975) * error_S[best])
-    shown = bool(beyond_chance and value <= 1 - min_drop)
     return Fall(
-        value=value, low=value / margin, high=value * margin, windows=int(last_S[best]), shown=shown
+        value=value,
+        low=value / margin,
+        high=value * margin,
+        windows=int(last_S[best]),
+        shown=bool(shown_S[best]),
     )
+
+
+def _variance_from_sessions(ratios: Sequence[ClusteredEstimate]) -> float:
+    """Mean variance of a window's log ratio from its sessions; 0 without intervals."""
+    # A 95 % interval is 2 x 1.96 errors wide.
+    variances = [
+        (math.log(ratio.high / ratio.low) / (2 * 1.96)) ** 2
+        for ratio in ratios
+        if ratio.low is not None and ratio.high is not None
+    ]
+    return float(np.mean(variances)) if variances else 0.0
 
 
 def within_budget(state: AdaptState, policy: AdaptConfig) -> bool:

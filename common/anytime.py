@@ -41,8 +41,8 @@ from outrider.common.jackknife import degrees_of_freedom
 Array = NDArray[np.float64]
 
 BEST_AT = 20.0
-"""Number of clusters that the bounds are tuned for; at that number, they are 1.77 times as wide as
-Student's. With 10 or 100 clusters, they are at most 8 % wider than bounds tuned for that number."""
+"""Number of clusters that bounds are tuned for by default. At that number, they are 1.77 times as
+wide as Student's. With 10 or 100, they are at most 8 % wider than bounds tuned for that number."""
 
 
 @dataclass(frozen=True)
@@ -59,17 +59,18 @@ class Bounds:
     """Number of independent units that the bounds are computed from."""
 
 
-def critical_t(degrees: ArrayLike, alpha: float) -> Array:
+def critical_t(degrees: ArrayLike, alpha: float, best_at: float = BEST_AT) -> Array:
     """Bound that t exceeds at any look with probability at most `alpha`.
 
-    It replaces Student's one-sided quantile. `degrees` may have any shape.
+    It replaces Student's one-sided quantile. `degrees` may have any shape. `best_at`: number of
+    clusters at which it is smallest, chosen before the first look.
     """
     degrees = np.asarray(degrees, dtype=np.float64)
     beta = 2 * alpha / (1 + alpha)
     budget = 2 * math.log(1 / beta)
     # Optimal mixture variance for a known sigma: Howard et al., Ann. Statist. 49, 2021,
     # proposition 3, with the first two terms of Lambert's function.
-    g = BEST_AT / (budget + math.log(1 + budget))
+    g = best_at / (budget + math.log(1 + budget))
     n = degrees + 1
     r = g / (g + n)
     c = (beta**2 * r) ** (1 / n)
@@ -78,34 +79,53 @@ def critical_t(degrees: ArrayLike, alpha: float) -> Array:
     return critical
 
 
-def _jackknife(numerator_RG: Array, denominator_RG: Array) -> tuple[Array, Array]:
-    """Variance of log(sum(numerator) / sum(denominator)) and its degrees of freedom, by row.
+def _effects(numerator_RG: Array, denominator_RG: Array) -> Array:
+    """Effect of each cluster on log(sum(numerator) / sum(denominator)), by row.
 
-    NaN if a sum comes from a single cluster.
+    The sum of their squares is the jackknife variance. NaN if a sum comes from a single cluster.
     """
     above_R1 = numerator_RG.sum(axis=1, keepdims=True)
     below_R1 = denominator_RG.sum(axis=1, keepdims=True)
     count = numerator_RG.shape[1]
     with np.errstate(divide="ignore", invalid="ignore"):
         without_RG = np.log(above_R1 - numerator_RG) - np.log(below_R1 - denominator_RG)
-        without_RG = without_RG - without_RG.mean(axis=1, keepdims=True)
-        variance_R = (count - 1) / count * (without_RG**2).sum(axis=1)
-        share_RG = (numerator_RG / above_R1 + denominator_RG / below_R1) / 2
-        return variance_R, degrees_of_freedom(share_RG)
+        centered_RG = without_RG - without_RG.mean(axis=1, keepdims=True)
+        effects_RG: Array = math.sqrt((count - 1) / count) * centered_RG
+    return effects_RG
+
+
+def _jackknife(numerator_RG: Array, denominator_RG: Array) -> tuple[Array, Array]:
+    """Variance of log(sum(numerator) / sum(denominator)) and its degrees of freedom, by row."""
+    variance_R = (_effects(numerator_RG, denominator_RG) ** 2).sum(axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        above_RG = numerator_RG / numerator_RG.sum(axis=1, keepdims=True)
+        below_RG = denominator_RG / denominator_RG.sum(axis=1, keepdims=True)
+        return variance_R, degrees_of_freedom((above_RG + below_RG) / 2)
 
 
 Group = tuple[ArrayLike, ArrayLike]
 """Numerator and denominator of each cluster."""
 
 
-def ratio_of_groups(above: Sequence[Group], below: Sequence[Group], alpha: float) -> Bounds:
+def ratio_of_groups(
+    above: Sequence[Group],
+    below: Sequence[Group],
+    alpha: float,
+    best_at: float = BEST_AT,
+    names: Sequence[Sequence[str]] | None = None,
+) -> Bounds:
     """Product of the `above` ratios divided by that of `below`, with bounds.
 
     A group's ratio is sum(numerator) / sum(denominator) of its clusters. A cluster is a session, or
     a request if sessions are unknown. If a sum comes from a single cluster, the bounds are 0 and
     infinity. The groups are independent, so the variance of the log is the sum of the jackknife
     variances, with Welch-Satterthwaite degrees of freedom. `clusters` counts those of the first
-    group.
+    group. `best_at`: see `critical_t`.
+
+    `names`: of the clusters of each group, `above` before `below`. Clusters of one name, such as a
+    user before and after a change, are not independent: their effects are added before they are
+    squared, so what is common to both cancels. The degrees of freedom are those of independent
+    groups, times the share of distinct names.
 
     Some groups may be complete at the first look while others grow, for example if a previously
     measured offset is subtracted. The bounds then also hold at all looks, because if the complete
@@ -129,8 +149,14 @@ def ratio_of_groups(above: Sequence[Group], below: Sequence[Group], alpha: float
     # With zero variance (as when no draft is ever accepted), use the fewest degrees of freedom.
     total = sum(variances)
     degrees = total**2 / shares if shares > 0 else min(float(own_R[0]) for _, own_R in parts)
+    if names is not None:
+        parts_of_log = [sign * _effects(over[None], under[None])[0] for sign, over, under in groups]
+        _, code = np.unique(np.concatenate(names), return_inverse=True)
+        by_name = np.bincount(code, weights=np.concatenate(parts_of_log))
+        total = float((by_name**2).sum())
+        degrees *= len(by_name) / len(code)
     value = math.exp(log)
-    margin = math.sqrt(total) * float(critical_t(degrees, alpha))
+    margin = math.sqrt(total) * float(critical_t(degrees, alpha, best_at))
     if not math.isfinite(margin):
         return Bounds(value, 0.0, math.inf, clusters)
     return Bounds(value, value * math.exp(-margin), value * math.exp(margin), clusters)

@@ -1,12 +1,17 @@
 """The canary test: rising shares of traffic until there is a verdict.
 
     test = CanaryTest(fleet, router, new, old)
-    test.measure_baseline()              # before the swap
+    test.measure_baseline()
+    test.swap(new, watched=True)
     verdict = test.run()                 # promote or roll back, why, and by whom
 
 Replicas differ in speed, and the router keeps each user on one replica. So the canary's replicas
 are first compared with the others while all serve the old release at the fair share. The comparison
 uses the requests whose counts the replicas still hold and, if these are too few, new ones.
+
+A canary that looks slower gets the old release back for a second baseline, because its replicas may
+have become slower. If this baseline confirms it, the canary is rolled back; otherwise it gets the
+new release again, and the last step continues with the second baseline in place of the first.
 
 A step passes after at least `min_requests` canary requests and `min_seconds`. A canary never gets
 more than its fair share, because more load would slow it down. It can be promoted only in the last
@@ -16,12 +21,13 @@ or with a rollback if a canary replica reverts its swap or stops answering.
 """
 
 import contextlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 from outrider.live.endpoint_file import Endpoint
 from outrider.live.fleet import LOOK_S, Decided, Fleet, rolled_back
 from outrider.live.judge import Arms, decide
+from outrider.live.releases import Release
 from outrider.live.router import Router, RouterUnavailable
 from outrider.live.state import Verdict
 from outrider.live.traffic import Traffic
@@ -76,11 +82,10 @@ class CanaryTest:
         self,
         fleet: Fleet,
         router: Router,
-        new: str,
-        old: str,
+        new: Release,
+        old: Release,
         on_verdict: Callable[[Verdict], None] = lambda verdict: None,
     ) -> None:
-        """`new` and `old`: names of the releases."""
         self._fleet = fleet
         self._router = router
         self._new = new
@@ -91,8 +96,13 @@ class CanaryTest:
         self._say = fleet.say
         self._clock = fleet.clock
         self._on_verdict = on_verdict
-        self._traffic = Traffic(self._endpoint, fleet, old, self._journal.read().steady_since)
+        steady_since = self._journal.read().steady_since
+        self._traffic = Traffic(self._endpoint, fleet, old.name, steady_since)
         self._baseline: Arms = ([], [])
+        self._is_second = False  # whether that is the second baseline
+        self._test: Arms = ([], [])
+        self._before_second: Arms = ([], [])  # the part of the test before the second baseline
+        self._fair_since: float | None = None
         self._silent_since: dict[str, float] = {}
         self._said_at = 0.0
         self._share = fair_share(self._endpoint)
@@ -102,72 +112,129 @@ class CanaryTest:
 
         The canary's replicas still serve the old release.
         """
+        for requests in self._growing_baseline("baseline"):
+            self._baseline = requests
+
+    def _growing_baseline(self, name: str) -> Iterator[Arms]:
+        """Yields all requests of the old release so far, until there are enough."""
         began = self._clock.time()
         needed = self._policy.baseline_requests
         while True:
             looked_at = self._clock.time()
-            self._baseline = self._collect(self._old)
-            count = len(self._baseline[1])
+            requests = self._collect(self._old)
+            yield requests
+            count = len(requests[1])
             now = self._clock.time()
-            line = f"baseline: {count} of {needed} requests of the canary's replicas"
+            line = f"{name}: {count} of {needed} requests of the canary's replicas"
             if count >= needed or now - began > self._policy.max_seconds:
                 self._say(line)
                 return
             self._report(line)
             self._clock.sleep(_pause(now - looked_at))
 
+    def swap(self, release: Release, watched: bool) -> None:
+        """Swaps the canary's replicas; raises the errors of `Fleet.swap`."""
+        for replica in self._endpoint.canary:
+            status = self._fleet.replicas[replica.name].status()
+            self._fleet.swap(replica.name, status, release, watched)
+
     def run(self) -> Verdict:
         """Runs all steps; the canary's replicas must serve the new release."""
         # After the swap: requests that began before it were drafted by the old release.
-        self._traffic.start_test(self._new, self._clock.time())
+        self._traffic.start_over(self._new.name, self._clock.time())
         fair = fair_share(self._endpoint)
         for share in (share for share in self._policy.shares if share < fair):
             verdict = self._step(share, is_last=False)
             if verdict.action == "roll_back":
                 return verdict
-        return self._step(fair, is_last=True)
+        verdict = self._step(fair, is_last=True)
+        if verdict.action == "second_baseline":
+            verdict = self._confirm(verdict)
+        if verdict.action == "wait":
+            verdict = self._step(fair, is_last=True)
+        return verdict
+
+    def _confirm(self, slower: Verdict) -> Verdict:
+        """Measures a second baseline; the verdict `wait` means that the test continues."""
+        # In the journal, for the status. A controller that finds it there rolls back.
+        self._journal.append("verdict", **vars(replace(slower, action="wait")))
+        self._say(f"canary: {slower.reason}; back to the old release for a second baseline")
+        self.swap(self._old, watched=False)
+        self._traffic.start_over(self._old.name, self._clock.time())
+        self._before_second = self._test
+        self._is_second = True
+        for requests in self._growing_baseline("second baseline"):
+            self._baseline = requests
+            verdict = self._decide()
+            if verdict.action == "roll_back":
+                return verdict
+        self._say(f"canary: not slower by the second baseline; {verdict.reason}")
+        self.swap(self._new, watched=True)
+        self._traffic.start_over(self._new.name, self._clock.time())
+        return replace(verdict, action="wait")
+
+    def _decide(self) -> Verdict:
+        """The judge's verdict on the test so far."""
+        verdict = decide(
+            test=self._test,
+            baseline=self._baseline,
+            policy=self._policy,
+            fair_since=self._fair_since,
+            is_second=self._is_second,
+        )
+        self._on_verdict(verdict)
+        return verdict
+
+    def _look(self) -> None:
+        """Reads the requests of the test so far."""
+        stable, canary = self._collect(self._new)
+        stable_before, canary_before = self._before_second
+        self._test = ([*stable_before, *stable], [*canary_before, *canary])
 
     def _step(self, share: float, is_last: bool) -> Verdict:
         """Runs a step; the verdict `wait` means that the next step may begin."""
         self._share = share
         self._journal.append("share", percent=share)
         self._say(f"canary: {share:g} % of the requests")
-        stable, canary = self._collect(self._new)
-        before = len(canary)
+        self._look()
+        stable, canary = map(len, self._test)
+        before = canary
         began = self._clock.time()
-        progress = Progress(share, at=began, canary=before, stable=len(stable))
+        if is_last and self._fair_since is None:
+            self._fair_since = began
+        progress = Progress(share, at=began, canary=canary, stable=stable)
         pause = LOOK_S
         while True:
             self._clock.sleep(pause)
             looked_at = self._clock.time()
-            stable, canary = self._collect(self._new)
-            fair_since = began if is_last else None
-            verdict = decide((stable, canary), self._baseline, self._policy, fair_since)
-            self._on_verdict(verdict)
-            self._report(f"canary: {len(canary)} requests, stable {len(stable)}; {verdict.reason}")
+            self._look()
+            stable, canary = map(len, self._test)
+            verdict = self._decide()
+            self._report(f"canary: {canary} requests, stable {stable}; {verdict.reason}")
             now = self._clock.time()
             pause = _pause(now - looked_at)
-            progress.look(now, stable=len(stable), canary=len(canary))
+            progress.look(now, stable=stable, canary=canary)
             is_long_enough = (
-                len(canary) - before >= self._policy.min_requests
+                canary - before >= self._policy.min_requests
                 and now - began >= self._policy.min_seconds
             )
             may_pass = verdict.action == "promote" or not is_last
-            if verdict.action == "roll_back" or (is_long_enough and may_pass):
+            is_slow = verdict.action in ("roll_back", "second_baseline")
+            if is_slow or (is_long_enough and may_pass):
                 return verdict
-            stall = progress.stall(now, stable=len(stable))
+            stall = progress.stall(now, stable=stable)
             if stall is not None:
                 return Verdict("roll_back", stall)
             if now - began > self._policy.max_seconds:
                 return Verdict(
                     "roll_back",
                     f"undecided after {self._policy.max_seconds:.0f} s and"
-                    f" {len(canary)} requests at {share:g} %: {verdict.reason}",
+                    f" {canary} requests at {share:g} %: {verdict.reason}",
                     figures=verdict.figures,
                 )
 
-    def _collect(self, serving: str) -> Arms:
-        """Returns all requests so far as (stable, canary).
+    def _collect(self, serving: Release) -> Arms:
+        """Returns all requests so far as (stable, canary), since the traffic last started over.
 
         Raises `Decided` on an operator's request, or if a canary replica does not answer, is
         broken, or does not serve `serving`.
@@ -176,7 +243,7 @@ class CanaryTest:
         if deployment is not None and deployment.request is not None:
             raise Decided(deployment.request)
         for replica in self._endpoint.canary:
-            self._check_canary(replica.name, serving)
+            self._check_canary(replica.name, serving.name)
         with contextlib.suppress(RouterUnavailable):  # after a restart, Envoy's share is 0
             if self._router.share() != self._share:
                 self._router.set_canary_share(self._share)

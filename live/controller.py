@@ -215,25 +215,24 @@ class Controller:
         self.journal.append("begin", new=new, old=old, mode=mode)
         self.say(f"deployment of release {new}, in place of {old} ({mode})")
         try:
-            verdict = verdict or self._canary(self.releases.get(new), old)
+            if verdict is None:
+                verdict = self._canary(self.releases.get(new), self.releases.get(old))
             return self._finish(self._decide(verdict))
         except BaseException:  # Ctrl-C, a full disk: the canary gets no requests until `recover`
             with contextlib.suppress(RouterUnavailable):
                 self.router.set_canary_share(0)
             raise
 
-    def _canary(self, new: Release, old: str) -> Verdict:
+    def _canary(self, new: Release, old: Release) -> Verdict:
         """Tests the new release on the canary replicas."""
         self._share(fair_share(self.endpoint))
         test = CanaryTest(
-            fleet=self.fleet, router=self.router, new=new.name, old=old, on_verdict=self._on_verdict
+            fleet=self.fleet, router=self.router, new=new, old=old, on_verdict=self._on_verdict
         )
         try:
             test.measure_baseline()
             self._share(0)
-            for replica in self.endpoint.canary:
-                status = self.fleet.replicas[replica.name].status()
-                self.fleet.swap(replica.name, status, new, watched=True)
+            test.swap(new, watched=True)
             return test.run()
         except Decided as error:
             return error.verdict

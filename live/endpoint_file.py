@@ -81,7 +81,8 @@ class RouterSettings(Section):
 
     sticky_header: str = Field(default="x-session-id", pattern=r"^[a-z0-9!#$&'*+.^_`|~-]+$")
     """Header name in lower case. Requests with the same value go to the same replica as long as
-    the canary's share stays the same."""
+    the canary's share stays the same, and are one unit when the canary is compared. If users gain
+    differently from a release, name a header that has the user."""
 
     @field_validator("sticky_header")
     @classmethod
@@ -102,7 +103,8 @@ class CanaryPolicy(Section):
     """Number of canary requests before the swap, at the fair share and with the old release. They
     show how much faster or slower the canary's replicas and users are; the decision corrects for
     this. Requests whose counts the replicas still hold are included; the test waits at most
-    max_seconds for the rest."""
+    max_seconds for the rest. A canary that looks slower is measured like this a second time, with
+    the old release, before it is rolled back for its speed."""
 
     min_requests: int = Field(default=50, ge=1)
     """Minimum number of canary requests before a step passes."""

@@ -2,6 +2,8 @@
 
     verdict = decide(test, baseline, endpoint.policy, fair_since)
     verdict.action, verdict.reason
+    if verdict.action == "second_baseline":                # with the old release, after the test
+        verdict = decide(test, second, endpoint.policy, fair_since, is_second=True)
 
 Speed is compared once the canary has its fair share, so that all replicas have the same load. It is
 measured in tokens/s per user: the tokens after the first, divided by the time from the first to the
@@ -11,6 +13,14 @@ quotient, from sessions of both periods, are valid at all looks simultaneously (
 
 - a speculator that is slower by `policy.margin` is promoted with a probability of at most ALPHA;
 - an equally fast one is rolled back for its speed with a probability of at most ALPHA.
+
+A replica may become slower after the baseline, for example by a neighbor or its clock. So a canary
+that looks slower gets the old release back, and a second baseline takes the place of the first.
+Only then can it be rolled back for its speed. If it is not, the test continues with the new
+release.
+
+The clusters are the values of the router's sticky header. If it names users, they are in both
+periods and compared with themselves; what a release gains for each is noise between them.
 
 Errors, latency and acceptance have fixed limits. Too many errors cause a rollback at any share.
 Latency or acceptance outside its limit only prevents a promotion.
@@ -23,14 +33,17 @@ from typing import Literal
 
 import numpy as np
 
-from outrider.common.anytime import Bounds, ratio_of_groups
+from outrider.common.anytime import BEST_AT, Bounds, ratio_of_groups
 from outrider.live.endpoint_file import CanaryPolicy
-from outrider.live.state import Figures, Verdict
+from outrider.live.state import Action, Figures, Verdict
 from outrider.live.traffic import Observation
 from outrider.serving.admin.replica import LiveRequest
 
 ALPHA = 0.05
 """Largest probability of a wrong promotion, and of a wrong rollback for speed."""
+
+DOUBT_ALPHA = 0.25
+"""`ALPHA` of the bounds that begin a second baseline. It decides nothing by itself."""
 
 LEAST_TOKENS = 8
 """Completions with fewer tokens are not timed, because one step takes most of their time."""
@@ -57,11 +70,27 @@ ComparedArms = tuple[Requests, Requests]
 """The compared requests of the stable and of the canary replicas."""
 
 
-def decide(test: Arms, baseline: Arms, policy: CanaryPolicy, fair_since: float | None) -> Verdict:
+@dataclass(frozen=True)
+class _Sessions:
+    """Sessions, or users if the sticky header names them."""
+
+    names: list[str]
+    speed: tuple[list[float], list[float]]
+    """Tokens after the first, and seconds of decoding, for each session."""
+
+
+def decide(
+    test: Arms,
+    baseline: Arms,
+    policy: CanaryPolicy,
+    fair_since: float | None,
+    is_second: bool = False,
+) -> Verdict:
     """Decides from all requests since the canary got its first share.
 
     `baseline`: requests of the same replicas at the fair share, all with the old release.
     `fair_since`: Unix time when the canary got its fair share; None before then.
+    `is_second`: whether `baseline` was measured after the canary looked slower.
 
     Figures are canary / stable ratios, divided by the same ratio in the baseline: `speed` as
     [value, low, high], `acceptance`, `ttft`, `latency_p99`. `replica` is the canary / stable ratio
@@ -89,15 +118,22 @@ def decide(test: Arms, baseline: Arms, policy: CanaryPolicy, fair_since: float |
     stable_before, canary_before = baseline
     now = (_compared(stable, fair_since), _compared(canary, fair_since))
     before = (_compared(stable_before, 0.0), _compared(canary_before, 0.0))
-    for when, arms in (("", now), (" before the swap", before)):
-        if min(len(_sessions(requests)[0]) for requests in arms) < LEAST_SESSIONS:
+    sessions_now = (_sessions(now[0]), _sessions(now[1]))
+    sessions_before = (_sessions(before[0]), _sessions(before[1]))
+    for when, arms in (("", sessions_now), (" before the swap", sessions_before)):
+        if min(len(sessions.names) for sessions in arms) < LEAST_SESSIONS:
             reason = f"speed: fewer than {LEAST_SESSIONS} sessions of canary or stable{when}"
             return Verdict("wait", reason, "judge", figures)
-    speed, replica = _speeds(now, before)
+    speed = _speed(sessions_now, sessions_before, ALPHA)
+    stable_sessions, canary_sessions = (sessions.speed for sessions in sessions_before)
+    replica = ratio_of_groups([canary_sessions], [stable_sessions], ALPHA).value
     limits = _limits(now, before, policy)
     figures.update(_ratio_figures(speed, replica, limits))
-    if speed.high < 1:
-        return Verdict("roll_back", f"speed: {_say(speed)}; slower", "judge", figures)
+    doubted = speed if is_second else _speed(sessions_now, sessions_before, DOUBT_ALPHA)
+    if doubted.high < 1:
+        action: Action = "roll_back" if is_second else "second_baseline"
+        cause = "slower" if is_second else "slower, or its replicas became slower"
+        return Verdict(action, f"speed: {_say(speed)}; {cause}", "judge", figures)
     least = 1 - policy.margin
     # The lower bound is 0 while it is unknown (common/anytime.py), which is never enough.
     if not speed.low > least:
@@ -111,10 +147,10 @@ def decide(test: Arms, baseline: Arms, policy: CanaryPolicy, fair_since: float |
     return Verdict("promote", f"speed: {_say(speed)}; above {least:g}", "judge", figures)
 
 
-def _ratio_figures(speed: Bounds, replica: Bounds, limits: "Sequence[Limit]") -> Figures:
+def _ratio_figures(speed: Bounds, replica: float, limits: "Sequence[Limit]") -> Figures:
     bounds = (speed.value, speed.low, speed.high)
     figures: Figures = {
-        "replica": replica.value,
+        "replica": replica,
         "speed": [value if math.isfinite(value) else None for value in bounds],
     }
     for limit in limits:
@@ -126,13 +162,24 @@ def _failures(requests: Sequence[Observation]) -> int:
     return sum(request.failed for request in requests)
 
 
-def _speeds(now: ComparedArms, before: ComparedArms) -> tuple[Bounds, Bounds]:
-    """Canary / stable: of the test, corrected by the baseline, and of the baseline."""
-    stable_now, canary_now = map(_sessions, now)
-    stable_before, canary_before = map(_sessions, before)
+def _speed(
+    now: tuple[_Sessions, _Sessions], before: tuple[_Sessions, _Sessions], alpha: float
+) -> Bounds:
+    """Canary / stable in the test, corrected by the baseline."""
+    stable_now, canary_now = now
+    stable_before, canary_before = before
     # (canary now / stable now) / (canary before / stable before)
-    speed = ratio_of_groups([canary_now, stable_before], [stable_now, canary_before], alpha=ALPHA)
-    return speed, ratio_of_groups([canary_before], [stable_before], alpha=ALPHA)
+    above = [canary_now, stable_before]
+    below = [stable_now, canary_before]
+    # Chosen by the size of the baseline, not by what the test shows.
+    best_at = max(BEST_AT, len(canary_before.names))
+    return ratio_of_groups(
+        above=[sessions.speed for sessions in above],
+        below=[sessions.speed for sessions in below],
+        alpha=alpha,
+        best_at=best_at,
+        names=[sessions.names for sessions in [*above, *below]],
+    )
 
 
 def _compared(requests: Sequence[Observation], since: float) -> Requests:
@@ -143,8 +190,7 @@ def _compared(requests: Sequence[Observation], since: float) -> Requests:
     ]
 
 
-def _sessions(requests: Requests) -> tuple[list[float], list[float]]:
-    """Tokens after the first, and seconds of decoding, for each session."""
+def _sessions(requests: Requests) -> _Sessions:
     tokens: dict[str, float] = {}
     seconds: dict[str, float] = {}
     for request, live in requests:
@@ -152,7 +198,7 @@ def _sessions(requests: Requests) -> tuple[list[float], list[float]]:
             session = request.session
             tokens[session] = tokens.get(session, 0) + live.completion_tokens - 1
             seconds[session] = seconds.get(session, 0) + live.decode_s
-    return list(tokens.values()), list(seconds.values())
+    return _Sessions([*tokens], ([*tokens.values()], [*seconds.values()]))
 
 
 LimitName = Literal["acceptance", "ttft", "latency_p99"]

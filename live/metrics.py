@@ -18,7 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from outrider.live.endpoint_file import Endpoint
 from outrider.live.state import State, Verdict
 
-VERDICTS = {"roll_back": -1, "wait": 0, "promote": 1}
+VERDICTS = {"roll_back": -1, "wait": 0, "second_baseline": 0, "promote": 1}
 """Values of `outrider_canary_verdict`."""
 
 PHASES = {"wait": "canary", "promote": "promoting", "roll_back": "rolling_back"}

@@ -13,12 +13,13 @@
 | `swapped` | nothing | replica, release, and its times in seconds |
 | `reverted` | the rollback of a release that a replica reverted | replica, release, reason |
 | `request` | nothing | deployment, action, by; from another process's `--promote` or `--rollback` |
-| `verdict` | it is acted on | action: promote or roll_back; reason; by: whom; figures |
+| `verdict` | it is acted on | action: promote, roll_back or wait; reason; by: whom; figures |
 | `end` | nothing | outcome: promoted or rolled_back; serving; behind: replicas left behind |
 
-Without a verdict, a deployment whose controller has stopped is rolled back; otherwise its last
-verdict is carried out. A state is immutable: each entry gives a new one, so a state or deployment
-that the controller holds does not change when it appends.
+A verdict `wait` begins a second baseline (canary.py). With it or without a verdict, a deployment
+whose controller has stopped is rolled back; otherwise its last verdict is carried out. A state is
+immutable: each entry gives a new one, so a state or deployment that the controller holds does not
+change when it appends.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,6 +30,9 @@ from outrider.live.endpoint_file import Endpoint
 from outrider.live.journal import Entry, read_journal
 
 Mode = Literal["canary", "in_place", "rollback"]
+
+Action = Literal["wait", "promote", "roll_back", "second_baseline"]
+"""`second_baseline`: slow, but that may be the canary's replicas; `wait` in the journal."""
 
 Outcome = Literal["promoted", "rolled_back"]
 
@@ -55,7 +59,7 @@ class Figures(TypedDict, total=False):
 class Verdict:
     """The decision about a new release, its reason, and who made it."""
 
-    action: Literal["wait", "promote", "roll_back"]
+    action: Action
     reason: str
     """One line, without customer text."""
     by: str = "controller"
@@ -252,9 +256,11 @@ def _ended(state: State, entry: Entry) -> State:
 
 def _swap_begun(deployment: Deployment, entry: Entry) -> Deployment:
     facts = cast(_Swap, entry.facts)
-    if facts["release"] != deployment.new:  # a replica that goes back
+    replica = facts["replica"]
+    # Not a replica that goes back, or that gets the release again after a second baseline.
+    if facts["release"] != deployment.new or replica in deployment.swapped:
         return deployment
-    return replace(deployment, swapped=(*deployment.swapped, facts["replica"]))
+    return replace(deployment, swapped=(*deployment.swapped, replica))
 
 
 class _Request(TypedDict):

@@ -2,7 +2,7 @@
 
     traffic = Traffic(endpoint, fleet, old, began)
     baseline = traffic.collect()            # all so far: stable, canary
-    traffic.start_test(new, clock.time())
+    traffic.start_over(new, clock.time())
     stable, canary = traffic.collect()      # those of the test
 
 Requests that began before `began`, or with any draft from a release other than the role's, are
@@ -37,7 +37,8 @@ class Observation:
     """One request: the router's measurements and its replica's counts."""
 
     session: str
-    """Hash of the session's name, or of the request's id if it has no session."""
+    """Hash of the sticky header's value, which may name a session or a user; without the header,
+    of the request's id."""
     started_at: float
     """Unix time in seconds."""
     latency_s: float
@@ -67,7 +68,7 @@ class LogRow(TypedDict):
 
 
 class Traffic:
-    """Finished requests: at first the baseline's, then the test's."""
+    """Finished requests: at first the baseline's, then those since it last started over."""
 
     def __init__(self, endpoint: Endpoint, fleet: Fleet, old: str, began: float) -> None:
         """`old`: the release in use on all replicas. `began`: Unix time in seconds."""
@@ -95,13 +96,13 @@ class Traffic:
         self._routed = [row for row in self._routed if float(row["started_at"]) >= self._began]
         return observations(self._routed, self._finished, self._roles)
 
-    def start_test(self, new: str, began: float) -> None:
-        """Starts over at `began`; canary requests count only if drafted by `new`."""
+    def start_over(self, release: str, began: float) -> None:
+        """Starts over at `began`; canary requests count only if drafted by `release`."""
         self._began = began
         self._finished = []
         self._routed = []
         self._testing = True
-        self._releases |= {replica.name: new for replica in self._endpoint.canary}
+        self._releases |= {replica.name: release for replica in self._endpoint.canary}
 
     def _read(self, name: str) -> list[LiveRequest]:
         replica = self._fleet.replicas[name]

@@ -91,9 +91,10 @@ class AdaptConfig(BaseModel):
     from_start: bool = False
     """Whether the first start reads rows already in the log. false: only rows added later."""
 
-    min_drop: ClassVar[float] = 0.03
+    min_drop: ClassVar[float] = 0.07
     """A round starts when the acceptance length of the speculator in use, relative to base, has
-    fallen significantly since its release, and by at least this share."""
+    fallen significantly since its release, by more than this share and for several windows. Smaller
+    changes come and go with weekends and drift; `fresh` covers those that last."""
 
     fresh: PositiveInt | None = 5000
     """A round also starts after this many rows since the last round, even if acceptance has not

@@ -100,3 +100,39 @@ def test_the_ratio_of_two_groups_has_the_jackknifes_error_and_welchs_degrees():
         some = tuple(each[:few] for each in groups[0])
         found = ratio_of_groups([some], groups[1:], alpha=0.05)
         assert (found.low, found.high) == (0.0, np.inf)
+
+
+def user_groups(random, users, gain):
+    """Tokens and seconds of two arms, now and before: the same users, one arm with other gains."""
+    groups = []
+    for gains in (gain, 0.0):
+        habits = 0.3 * random.standard_normal(users)
+        for spread in (gains, 0.0):
+            rates = habits + spread * random.standard_normal(users)
+            rates += 0.05 * random.standard_normal(users)
+            groups.append((np.exp(rates), np.ones(users)))
+    canary_now, canary_before, stable_now, stable_before = groups
+    return [canary_now, stable_before], [stable_now, canary_before]
+
+
+def test_users_who_are_in_two_groups_are_compared_with_themselves():
+    canary, stable = ([f"{arm}{n}" for n in range(12)] for arm in "cs")
+    names = [canary, stable, stable, canary]
+    random = np.random.default_rng(0)
+    missed = 0
+    trials = 1000
+    for _ in range(trials):
+        above, below = user_groups(random, 12, gain=0.1)
+        # The users' mean gain is 0 in the log; the ratio of sums exceeds it by half its variance.
+        same = ratio_of_groups(above, below, 0.05, names=names)
+        missed += not same.low < math.exp(0.1**2 / 2) < same.high
+    assert missed / trials <= 0.05
+    apart = ratio_of_groups(above, below, 0.05)
+    assert same.value == apart.value and same.high / same.low < (apart.high / apart.low) ** 0.7
+
+
+def test_groups_without_a_common_name_are_independent():
+    above, below = user_groups(np.random.default_rng(1), 12, gain=0.1)
+    names = [[f"{group} {n}" for n in range(12)] for group in range(4)]
+    named, unnamed = (ratio_of_groups(above, below, 0.05, names=names) for names in (names, None))
+    assert (named.low, named.high) == pytest.approx((unnamed.low, unnamed.high))

@@ -10,8 +10,9 @@ from outrider.common.files import Locked, read_json, write_json
 from outrider.live import controller as live_controller
 from outrider.live.controller import end_deployment
 from outrider.live.journal import Journal
+from outrider.live.releases import release_name
 from outrider.live.state import State, read_state
-from outrider.serving.bundle.bundle_digest import listing
+from outrider.serving.bundle.bundle_digest import bundle_digest, listing
 from outrider.serving.bundle.erase import holds_sessions
 from outrider.speculators.lookup_history import HISTORY_FILE, History, Response
 from tests.serving.exported import write_exported
@@ -38,7 +39,83 @@ def test_a_worse_release_is_rolled_back_and_no_stable_replica_had_it(world) -> N
     done = world.deploy("worse")
     assert (done.outcome, done.verdict.by) == ("rolled_back", "judge")
     assert world.everywhere("first")
-    assert [facts["replica"] for facts in world.events("swap")] == ["canary", "canary"]
+    assert {facts["replica"] for facts in world.events("swap")} == {"canary"}
+    assert done.swapped == ("canary",)
+    assert "slower" in done.verdict.reason
+
+
+def canary_swaps(world) -> list[str]:
+    """The bundles that the canary got, in order."""
+    names = {release_name(bundle_digest(path)): name for name, path in world.bundles.items()}
+    return [names[facts["release"]] for facts in world.events("swap")]
+
+
+def test_a_replica_that_becomes_slower_after_the_baseline_is_not_read_as_the_release(
+    make_world,
+) -> None:
+    world = make_world(stable=2, baseline_requests=12)
+    reasons = []
+
+    def slow_down(now: float) -> None:
+        if world.served()["canary"] == "better":
+            world.replicas["canary"].slowness = 2.0
+        opened = read_state(world.endpoint).open
+        if opened is not None and opened.verdict.reason:
+            reasons.append((opened.verdict.action, world.served()["canary"], world.percent))
+
+    done = world.deploy("better", then=slow_down)
+    assert (done.outcome, done.verdict.by) == ("promoted", "judge")
+    assert world.everywhere("better")
+    assert canary_swaps(world)[:3] == ["better", "first", "better"]
+    assert done.swapped == ("canary", "stable0", "stable1")
+    assert reasons[0] == ("wait", "first", 33.33), "the old release, at the fair share"
+    _, low, high = done.verdict.figures["speed"]
+    assert 1 < low < 1.5 < high
+    assert done.verdict.figures["replica"] == pytest.approx(0.5, abs=0.1)
+
+
+def test_a_release_that_is_slower_by_both_baselines_is_rolled_back(make_world) -> None:
+    world = make_world(stable=2, baseline_requests=40)
+    done = world.deploy("worse", requests=30)
+    assert (done.outcome, done.verdict.by) == ("rolled_back", "judge")
+    assert done.verdict.figures["speed"][2] < 1
+    assert canary_swaps(world) == ["worse", "first"], "it serves the old release already"
+    first, last = world.events("verdict")
+    assert (first["action"], last["action"]) == ("wait", "roll_back")
+    assert world.everywhere("first")
+
+
+@pytest.mark.parametrize(
+    ("fault", "by", "reason"),
+    [
+        ("refuse", "controller", "refused on purpose"),
+        ("die_before", "controller", "no answer"),
+        ("start", "controller", "canary was started again"),
+        ("ask", "tester", "by request"),
+    ],
+)
+def test_what_ends_a_second_baseline(make_world, fault, by, reason) -> None:
+    world = make_world(stable=2, baseline_requests=1000)
+    canary = world.replicas["canary"]
+
+    def fail(now: float) -> None:
+        opened = read_state(world.endpoint).open
+        if opened is None or world.served().get("canary") is None:
+            return
+        if fault in ("refuse", "die_before") and world.served()["canary"] == "worse":
+            canary.fault = fault
+        elif opened.verdict.reason and fault == "start":
+            canary.start(world.bundles["better"])
+        elif opened.verdict.reason and fault == "ask":
+            world.ask("promote")
+
+    done = world.deploy("worse", then=fail)
+    assert done.outcome == ("promoted" if fault == "ask" else "rolled_back")
+    assert done.verdict.by == by and reason in done.verdict.reason
+    if fault == "die_before":
+        canary.start(world.bundles["first"])
+    world.recover()
+    assert world.everywhere("worse" if fault == "ask" else "first")
 
 
 def test_the_canary_gets_the_shares_of_the_policy_and_no_more_than_its_own(make_world) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from outrider.live.endpoint_file import CanaryPolicy
 from outrider.live.judge import decide
-from tests.live.simulated_traffic import BEGAN, Traffic, first_verdict
+from tests.live.simulated_traffic import BEGAN, Traffic, run_canary
 
 POLICY = CanaryPolicy()
 
@@ -20,20 +20,22 @@ BASELINE = Traffic().draw(np.random.default_rng(9), 1000)
     [
         (Traffic(speed=0.97, replica=1.06), 60, "promote", 0, 0.05),
         (Traffic(replica=0.94), 60, "roll_back", 0, 0.05),
+        (Traffic(later=0.94), 60, "roll_back", 0, 0.05),
+        (Traffic(users=20), 60, "roll_back", 0, 0.05),
         (Traffic(speed=1.25, replica=0.9), 10, "promote", 0.9, 1),
         (Traffic(speed=0.75, replica=1.1), 10, "roll_back", 0.9, 1),
+        (Traffic(speed=0.75, later=0.9), 10, "roll_back", 0.9, 1),
         (Traffic(speed=1.25, failures=(0.001, 0.1)), 10, "roll_back", 0.9, 1),
     ],
 )
 def test_wrong_decisions_are_rare_at_any_look_and_clear_cases_are_decided(
     traffic, trials, action, least, most
 ):
+    policy = POLICY.model_copy(update={"baseline_requests": 600})
     actions = []
     for trial in range(trials):
         random = np.random.default_rng([0, trial])
-        arms = traffic.draw(random, 1200)
-        baseline = traffic.draw(random, 1200, baseline=True)
-        actions.append(first_verdict(arms, baseline, POLICY, looks=6)[0])
+        actions.append(run_canary(traffic, random, policy, requests=1200, looks=6)[0])
     assert least <= actions.count(action) / trials <= most
 
 
@@ -41,8 +43,8 @@ def drawn(**kwargs):
     return Traffic(**kwargs).draw(np.random.default_rng(1), 2000)
 
 
-def decided(stable, canary, fair_since=BEGAN, baseline=BASELINE):
-    return decide((stable, canary), baseline, POLICY, fair_since)
+def decided(stable, canary, fair_since=BEGAN, baseline=BASELINE, is_second=False):
+    return decide((stable, canary), baseline, POLICY, fair_since, is_second)
 
 
 def changed(arm, latency=1.0, **factors):
@@ -67,8 +69,19 @@ def test_speed_is_compared_at_the_fair_share_only():
         [request for request in arm if request.started_at >= middle] for arm in (stable, canary)
     ]
     verdict = decided(stable, canary, middle)
-    assert verdict.action == "roll_back" and verdict.reason.startswith("speed")
+    assert verdict.action == "second_baseline" and verdict.reason.startswith("speed")
     assert verdict.figures["speed"] == decided(*late).figures["speed"]
+
+
+def test_a_slow_canary_is_rolled_back_only_if_a_second_baseline_is_not_as_slow():
+    arms = drawn(speed=0.8)
+    assert decided(*arms).action == "second_baseline"
+    assert decided(*arms, is_second=True).action == "roll_back"
+    slow = (BASELINE[0], changed(BASELINE[1], decode_s=1.25))
+    verdict = decided(*arms, baseline=slow, is_second=True)
+    assert verdict.action == "wait" and verdict.figures["replica"] < 0.85
+    # What does not even look slow needs no second baseline.
+    assert decided(*drawn()).action != "second_baseline"
 
 
 def test_errors_roll_back_at_any_share_unless_stable_fails_too():

@@ -63,3 +63,19 @@ def test_events_of_another_deployment_or_machine_change_nothing() -> None:
     opened = state.add(entry("begin", EVENTS[1][1], n=3))
     assert opened.add(entry("request", EVENTS[5][1])) == opened, "of deployment 2"
     assert opened.add(entry("swap", {"replica": "a", "release": "old"})).open.swapped == ()
+
+
+def test_a_second_baseline_leaves_the_deployment_open_and_its_goal_the_old_release() -> None:
+    """As in the previous version, which has no second baseline and reads the same journal."""
+    state = State().add(entry("begin", EVENTS[1][1], n=2))
+    wait = {"action": "wait", "reason": "slower", "by": "judge", "figures": {}}
+    for event, facts in (
+        ("swap", EVENTS[3][1]),
+        ("verdict", wait),
+        ("swap", {"replica": "a", "release": "old"}),
+        ("swap", EVENTS[3][1]),
+    ):
+        state = state.add(entry(event, facts))
+    opened = state.open
+    assert (opened.verdict.action, opened.verdict.reason) == ("wait", "slower")
+    assert (opened.goal, opened.swapped) == ("old", ("a",))

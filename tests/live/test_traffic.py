@@ -61,6 +61,13 @@ def test_what_has_not_arrived_in_both_waits_but_failures_do_not():
     assert len({request.session for request in stable}) == 2, "without a session, each is one"
 
 
+def test_requests_with_one_value_of_the_sticky_header_are_one_cluster():
+    rows = [routed(0), routed(1), routed(2, session="Bob"), routed(3, session=None)]
+    stable, _ = observations(rows, [live(n) for n in range(4)], ROLES)
+    first, second, third, fourth = (request.session for request in stable)
+    assert first == second and len({first, third, fourth}) == 3
+
+
 def test_a_canary_s_request_that_stable_had_to_answer_is_the_canary_s_failure():
     tried = live(0, aborted=True, completion_tokens=3)
     answered = live(0, version="old")

@@ -57,6 +57,8 @@ class SimulatedReplica:
         self.world, self.name = world, name
         self.fault = ""
         """Of the next swap: die_before, die_after, refuse or fail_after."""
+        self.slowness = 1.0
+        """Factor on the time of a step."""
         self.start(world.bundles["first"])
 
     def start(self, directory: Path) -> None:
@@ -112,7 +114,7 @@ class SimulatedReplica:
         length = float((Path(self.now.directory) / "model.safetensors").read_bytes())
         drafts = round(TOKENS / length)
         index = len(self.finished)
-        decode_s = drafts * 0.01 * (0.8 + 0.1 * (index * 2 % 5))
+        decode_s = self.slowness * drafts * 0.01 * (0.8 + 0.1 * (index * 2 % 5))
         self.finished.append(
             LiveRequest(
                 index=index,
