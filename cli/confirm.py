@@ -90,8 +90,10 @@ def _print(confirmed: "Confirmation", console: "Console") -> None:
     """Prints figures, conditions and the answer."""
     from rich.table import Table
 
+    from outrider.eval.report.formatting import WIDTH
     from outrider.eval.results.parts import interval
 
+    console.width = max(console.width, WIDTH)
     figures = Table("figure", "reported", "at", "seen", "seen / reported", "reading")
     for name, figure in confirmed.figures.items():
         figures.add_row(

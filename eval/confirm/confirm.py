@@ -322,7 +322,11 @@ def _changes(report: Report, after: _Comparison, before: Window) -> dict[str, Fi
     figures = {}
     k = None
     lengths = _lengths(after.conditions, _conditions(before))
-    traffic = Cause(name="traffic", words=f"the traffic differs: {lengths}", effect=None)
+    traffic = Cause(
+        name="traffic",
+        words=f"K and load are accounted for, so the traffic or the machine differs: {lengths}",
+        effect=None,
+    )
     if variant == "base":
         # Steps without drafts are those of a lookup, whose K is the engine's setting.
         drafts_always = before.total(DRAFTS) > 0.9 * before.steps

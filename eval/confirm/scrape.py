@@ -216,10 +216,13 @@ class Window:
     @property
     def load(self) -> float | None:
         """Requests in an engine step of a server, weighted by the servers' steps."""
-        loads = [(server.load, server.total(STEPS)) for server in self.servers]
-        if any(load is None for load, _ in loads):
-            return None
-        return sum((load or 0.0) * steps for load, steps in loads) / self.steps
+        weighted = 0.0
+        for server in self.servers:
+            steps = server.total(STEPS)
+            if steps and server.load is None:
+                return None
+            weighted += (server.load or 0.0) * steps
+        return weighted / self.steps
 
     @property
     def prefix_hits(self) -> float | None:
