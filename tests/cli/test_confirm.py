@@ -20,7 +20,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     custom = expected(sample_report(), "custom")
     texts = {
         "seen.txt": served_text(tpot_ms=custom.tpot_ms(1.0)),
-        "slow.txt": served_text(k=2, tpot_ms=2 * custom.tpot_ms(1.0)),
+        "slow.txt": served_text(k=2, tpot_ms=2 * custom.tpot_ms(1.0), seed=1),
         "yesterday.txt": recorded("k3_first"),
         "today.txt": recorded("k3_second"),
         "page.html": "<html>\n",
