@@ -89,7 +89,8 @@ class Figure(Part):
     reading: Reading
     """What the ratio shows"""
     because: list[Cause] = Field(default_factory=list)
-    """The causes in the direction of the difference, the largest known effect first"""
+    """The causes in the direction of the difference, the largest known effect first; without a
+    difference, another K or load"""
     requests_needed: int | None = None
     """Finished requests that would decide an undecided figure; null if more requests cannot"""
 
@@ -447,9 +448,16 @@ def _beyond(error: _Error, cause: Cause) -> list[Cause]:
 
 
 def _named(causes: list[Cause], ratio: Estimate, reading: Reading) -> list[Cause]:
-    """The causes whose effect has the direction of the difference and exceeds MARGIN."""
+    """The causes whose effect has the direction of the difference and exceeds MARGIN.
+
+    Without a difference, those that the servers were set to or had: another K, another load.
+    """
     if reading not in ("lower", "higher"):
-        return []
+        return [
+            cause
+            for cause in causes
+            if cause.name in ("K", "load") and abs(math.log(cause.effect or 1.0)) > MARGIN
+        ]
     sign = 1 if ratio.value > 1 else -1
     known = [
         cause
@@ -519,13 +527,15 @@ def _sentence(name: str, figure: Figure) -> str:
         f"{name}: {figure.reading}, {figure.seen:.2f} against {figure.reported:.2f} at {figure.at}"
         f" (x {interval(figure.ratio)})"
     )
-    if figure.reading == "undecided":
-        return f"{words}; {_decided_by(figure)}"
     causes = [
         cause.words + ("" if cause.effect is None else f" (x {cause.effect:.2f})")
         for cause in figure.because
     ]
-    return f"{words}, because {'; '.join(causes)}" if causes else words
+    if causes:
+        # Without a difference, the causes have been outweighed, or are within the interval.
+        link = "because" if figure.reading in ("lower", "higher") else "although"
+        words += f", {link} {'; '.join(causes)}"
+    return f"{words}; {_decided_by(figure)}" if figure.reading == "undecided" else words
 
 
 def _decided_by(figure: Figure) -> str:

@@ -22,10 +22,12 @@ from outrider.eval.confirm.confirm import (
     confirm,
 )
 from outrider.eval.confirm.expectation import Expected, expected
-from outrider.eval.confirm.scrape import Window
+from outrider.eval.confirm.scrape import Window, read_scrape
 from outrider.eval.results.parts import Drafters
+from outrider.eval.results.report import Report
 from outrider.eval.results.sections import Quantiles
 from tests.eval.confirm.served import (
+    RECORDED,
     recorded,
     rewritten,
     sample_report,
@@ -177,6 +179,46 @@ def test_before_without_speculation(tmp_path: Path) -> None:
     change = result.figures[TPOT_CHANGE]
     assert change.reading == "as reported"
     assert change.reported == pytest.approx(custom().tpot_ms(4.0) / none.tpot_ms(4.0), rel=1e-3)
+
+
+def recorded_report() -> Report:
+    """The sample's report with the acceptance that a real server had at K = 3, within 6 %."""
+    window = Window([read_scrape(str(RECORDED / "k3_first.txt"))])
+    length = window.acceptance_length
+    replay = sample_report().replay
+    assert replay is not None
+    custom_length = replay.custom.model_copy(
+        update={"value": length, "low": length * 0.94, "high": length / 0.94, "observations": 24}
+    )
+    by_k = replay.by_k | {"custom": [window.length_at(k) for k in (1, 2, 3)]}
+    replay = replay.model_copy(update={"custom": custom_length, "by_k": by_k})
+    return sample_report().model_copy(update={"replay": replay, "traffic": None})
+
+
+def test_a_real_server_with_another_k() -> None:
+    seen = Window([read_scrape(str(RECORDED / "k2_first.txt"))])
+    result = confirm(recorded_report(), seen)
+    length = result.figures[LENGTH]
+    assert length.ratio.value < 0.97 and seen.k == 2
+    lengths = recorded_report().replay.by_k["custom"]
+    # What K does not explain is within the interval, so it is not called another traffic.
+    assert seen.acceptance_length == pytest.approx(lengths[1], rel=0.05)
+    assert [*causes(result, LENGTH)] == ["K"]
+    # 24 requests do not show what K takes away, and the answer names it all the same.
+    assert length.reading == "as reported"
+    assert "although K is 2 instead of 3 (x 0.9" in result.answer
+    twice = Window([read_scrape(str(RECORDED / "k2_second.txt"))])
+    more = confirm(recorded_report(), twice)
+    assert more.figures[LENGTH].reading == "lower"
+    assert [*causes(more, LENGTH)] == ["K"]
+
+
+def test_a_real_server_with_another_load() -> None:
+    now, then = (read_scrape(str(RECORDED / f"k3_{name}.txt")) for name in ("second", "first"))
+    result = confirm(recorded_report(), Window([now.since(then)]))
+    # Eight requests at once, until the last ones ended; the sample's tokens take 2.4 ms.
+    assert "5.94 requests share a step instead of 1" in causes(result, TPOT)["load"].words
+    assert result.figures[TPOT].reading == "higher"
 
 
 def test_too_few_requests_are_undecided_and_how_many_would_do(tmp_path: Path) -> None:
