@@ -7,8 +7,8 @@ here. Human-readable messages go to stderr. The last line of stdout is one JSON 
 `init`, `inspect` and `doctor` print their findings as text; the last two print JSON with --json.
 
 Exit status: 0: the custom speculator ships, or the command succeeded; 1: an error; 2: an invalid
-command line; 3: the verdict is not to ship, or the release was rolled back; 4: undecided; 75:
-stopped by a signal, rerun to resume; 130: stopped by Ctrl-C.
+command line; 3: the verdict is not to ship, the release was rolled back, or production is worse
+than reported; 4: undecided; 75: stopped by a signal, rerun to resume; 130: stopped by Ctrl-C.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ except ModuleNotFoundError as error:  # installed without the `train` extra
         " checkout"
     )
 
-from outrider.cli import adapt, deploy, erase, evaluate, export, inspect, train
+from outrider.cli import adapt, confirm, deploy, erase, evaluate, export, inspect, train
 from outrider.cli.doctor import doctor
 from outrider.cli.init import init
 from outrider.common.errors import OutriderError, UsageError
@@ -43,6 +43,7 @@ VERBS: dict[str, Callable[..., int]] = {
     "train": train.train_speculator,
     "eval": evaluate.evaluate_speculator,
     "export": export.export_speculator,
+    "confirm": confirm.confirm_report,
     "deploy": deploy.deploy_speculator,
     "adapt": adapt.adapt_speculator,
     "erase": erase.erase,

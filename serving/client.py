@@ -191,6 +191,11 @@ def _answer(request: urllib.request.Request, timeout_s: float) -> str:
         ) from error
 
 
+def read_metrics(url: str) -> str:
+    """Returns the text of the metrics of the server at `url`."""
+    return _answer(urllib.request.Request(url + "/metrics"), 30)
+
+
 GENERATED = "vllm:generation_tokens_total"
 
 
@@ -198,7 +203,7 @@ def read_counters(url: str) -> SpeculationCounters:
     """Reads the counters of the server at `url`, summed over its engines."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    text = _answer(urllib.request.Request(url + "/metrics"), 30)
+    text = read_metrics(url)
     sums: dict[str, int] = {}
     positions: Counter[int] = Counter()
     for family in text_string_to_metric_families(text):

@@ -1,0 +1,1 @@
+"""Compares a report with what vLLM's own `/metrics` counted in production."""
