@@ -30,8 +30,7 @@ STEP_ROUNDS = 5
 """Blocks per batch size and number of drafts when steps are timed."""
 
 STEP_TOKENS = 96
-"""Maximum response length when steps are timed. Longer contexts make steps longer for every number
-of drafts, so the times of short responses serve to compare these numbers."""
+"""Maximum number of tokens by which a logged response is continued when steps are timed."""
 
 LOOKUP_NUMBERS = (2, 4, 8, MOST_LOOKED_UP)
 """Numbers of drafts per step at which a lookup's engine is measured. On SmolLM2's profiles suffix

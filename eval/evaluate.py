@@ -11,7 +11,7 @@ resumes; intervals, verdict and report are recomputed from the cache each time.
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -174,8 +174,9 @@ def _measure_mode(
     if requests.traffic:
         measured.rates[mode] = summarise_rates(open_loop, served)
     measured.passes.extend(verification_passes(outputs, requests.verification))
-    # Counters at another k would be of other drafts.
-    if choice.k == k:
+    # Counters at another k, or at several, would be of other drafts.
+    scheduled = context.by_batch_size and choice.k_per_batch_size is not None
+    if choice.k == k and not scheduled:
         measured.passes.extend(counted_passes(blocks, requests.timed))
 
 
@@ -259,7 +260,7 @@ def _check_drafts(context: EvaluationContext) -> None:
 
 def _check_schedule(context: EvaluationContext) -> None:
     """Checks that both speculators can follow a schedule by batch size, if one is set."""
-    if not context.by_batch_size:
+    if context.k_per_batch_size is not True:
         return
     kinds = [speculator.family for speculator in context.speculators.values()]
     fixed = [kind.in_words for kind in kinds if kind.fixed_k]
@@ -396,16 +397,19 @@ def measure_speed(
 def replayed_steps(
     replays: Replays, plan: Mapping[str, Drafts | None], lookup: str | None
 ) -> ReplayedSteps:
-    """Replayed steps of held-out responses by variant; variants with schedules are omitted."""
+    """Replayed steps of held-out responses by variant.
+
+    Variants whose schedule drafts different numbers at the measured batch sizes are omitted.
+    """
     steps = {}
     for variant, drafts in plan.items():
         # Base at eval.current_k uses base's sums.
         replayed = lookup if variant == LOOKUP else variant
         sums = replays.get(str(replayed), replays["base"])
-        if variant == "none" or drafts == 0:
-            steps[variant] = sums.tokens_R
-        elif isinstance(drafts, int):
-            steps[variant] = sums.steps_RK[:, drafts - 1]
+        # A schedule's last range is above the measured sizes.
+        numbers = {k for _, _, k in drafts[:-1]} if isinstance(drafts, Sequence) else {drafts or 0}
+        if len(numbers) == 1:
+            steps[variant] = sums.steps_at(numbers.pop())
     base = replays["base"]
     return ReplayedSteps(steps, base.sequence_ids, base.sessions, base.users)
 

@@ -99,7 +99,11 @@ def k_table(choice: Choice) -> dict[str, Any]:
     lengths: dict[str, list[float]] = {}
     for drafter, sizes in choice.step_ms.items():
         for size, row in sizes.items():
-            times[f"concurrency {size}, {drafter}'s engine"] = row
+            label = f"concurrency {size}, {drafter}'s engine"
+            prefill_ms = choice.prefill_ms.get(drafter, {}).get(size)
+            if prefill_ms is not None:
+                label += f" (and {prefill_ms:.2f} ms of prefill per token)"
+            times[label] = row
     if choice.acceptance_length is not None:
         lengths |= {name: choice.acceptance_length.of(name) for name in DRAFTERS}
     for name, lookup in choice.lookups.items():

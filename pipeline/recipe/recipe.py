@@ -125,10 +125,12 @@ class ExportConfig(BaseModel):
     one, on the same prompts with greedy decoding, checked in vLLM before the bundle is published.
     bf16 engines that batch differently resolve near ties differently. null: no check."""
 
-    k_per_batch_size: bool = False
+    k_per_batch_size: bool | Literal["auto"] = "auto"
     """Whether the exported serve.sh drafts the best number of tokens for the current batch size
-    (`num_speculative_tokens_per_batch_size`; 0 where drafting does not pay off) instead of a fixed
-    k. The evaluation then serves base and custom with their schedules too."""
+    (`num_speculative_tokens_per_batch_size`) instead of a fixed k: 0 where drafting does not pay
+    off, and above the largest of `eval.concurrency`. The evaluation then serves base and custom
+    with their schedules too. `auto`: if vLLM's model runner V2 serves both (on GPUs), without data
+    parallelism, and `eval.concurrency` has several values."""
 
     other_formats: bool = True
     """Whether the bundle also contains the speculator in formats of other programs: `sglang_nextn`

@@ -179,7 +179,7 @@ def evaluation_context(
             run=run.root, out=out, report=report, logs=run.attempt(), trained=run.trained
         ),
         show_samples=recipe.report.samples,
-        by_batch_size=recipe.export.k_per_batch_size,
+        k_per_batch_size=recipe.export.k_per_batch_size,
         cluster=recipe.cluster,
     )
 

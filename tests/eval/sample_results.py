@@ -238,6 +238,8 @@ def sample_choice(replays: dict[str, ReplaySums]) -> Choice:
         dict.fromkeys(DRAFTERS, STEP_S),
         1,
         {},
+        prefill={name: {1: 0.0002} for name in DRAFTERS},
+        step_contexts=Quantiles(p50=260, p90=340, p99=390),
         lookups=LOOKUPS,
         lookup="ngram",
         acceptance_length=Drafters[list[float]](**lengths),
@@ -461,4 +463,4 @@ def sample_kinds(ngram: float = ACCEPTANCE["ngram"]) -> list[KindSpeed]:
     acceptance = ACCEPTANCE | {"ngram": ngram}
     replays = {kind: sample_replay(share) for kind, share in acceptance.items()}
     steps = {kind: sizes[EVALUATION.main] for kind, sizes in sample_steps().items()}
-    return ranked(replays, steps, EVALUATION.main, FACTS)
+    return ranked(replays, steps, EVALUATION.main, FACTS, prefill={})

@@ -21,7 +21,7 @@ from outrider.data.features.feature_writer import FeatureWriter
 from outrider.eval.bench import step_times
 from outrider.eval.bench.prompts import EVERYTHING
 from outrider.eval.bench.servers import Servers
-from outrider.eval.bench.step_times import time_steps
+from outrider.eval.bench.step_times import StepPrompts, time_steps
 from outrider.eval.config import EvalConfig, GateConfig
 from outrider.eval.context import (
     Backends,
@@ -301,7 +301,7 @@ def check_server_of_both(servers, load, speculators):
         load=load,
         numbers={"custom": range(3)},
         batch_sizes={"custom": [3]},
-        prompts=TEXTS,
+        prompts=StepPrompts(TEXTS, [20] * len(TEXTS), prompt_share=1.0),
         sampling=sampling,
         speculators=speculators,
     )
