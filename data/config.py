@@ -41,6 +41,10 @@ class TrafficConfig(_Section):
     responses. SGLang joins a message's text parts with a space, vLLM with a line break. Responses
     with `matched_stop` are read by SGLang's rules anyway. Default: vLLM's rules for all others."""
 
+    tpot_ms: float = Field(default=30.0, gt=0)
+    """Milliseconds per output token of the endpoint that wrote the log. Used to estimate how many
+    requests it had in flight, where the log has times of requests but no durations."""
+
     general: str | list[str] | None = None
     """Logs of traffic other than the customer's, in the same form as `path`; for example, all
     traffic of an endpoint. Part of this traffic is trained on, to prevent forgetting; part is held

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from outrider.common.files import publish, read_json
 from outrider.common.lost_ends import LostEnds
+from outrider.data.ingest.load import covered, durations_in_words
 from outrider.data.ingest.traffic_facts import facts
 from outrider.data.on_policy.check import FILE as ON_POLICY
 from outrider.data.on_policy.check import Report as OnPolicyReport
@@ -78,6 +79,7 @@ def contents(report: Report, metrics: charts.Rows) -> dict[str, Any]:
         "acceptance_figures": [figure for figure in acceptance if figure],
     }
     values["k_table"] = k_table(report.choice)
+    values["load_line"] = load_line(report)
     values["by_k_head"] = [f"K = {k}" for k in range(1, 1 + depth)]
     return values | _facts_of(report)
 
@@ -91,6 +93,27 @@ def _facts_of(report: Report) -> dict[str, Any]:
         "on_policy_lines": two_lines(on_policy) if on_policy else [],
         "on_policy_groups": groups_of(on_policy) if on_policy else [],
     }
+
+
+def load_line(report: Report) -> str:
+    """The share of production's busy time that each measured concurrency covers; or empty."""
+    load = (report.traffic or {}).get("load")
+    if load is None:
+        return ""
+    parts = []
+    below = 0
+    sizes = sorted({int(size) for served in report.served.values() for size in served.speed})
+    shares = covered(load, sizes)
+    for size, share in shares.items():
+        numbers = f"{size}" if size == below + 1 else f"{below + 1} to {size}"
+        parts.append(f"{numbers} for {share:.0%}")
+        below = size
+    rest = max(1 - sum(shares.values()), 0.0)
+    parts.append(f"more, which was not measured, for {rest:.0%}")
+    return (
+        "Requests in flight in production, by share of its busy time:"
+        f" {', '.join(parts)} (all replicas together; {durations_in_words(load)})."
+    )
 
 
 def k_table(choice: Choice) -> dict[str, Any]:

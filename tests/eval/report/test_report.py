@@ -113,6 +113,10 @@ def test_both_forms_have_every_figure_that_people_act_on(forms, report):
         "The target wrote 7 responses again",
         "9731",
         "acceptance length 3.50",
+        "1 for 50%, 2 to 4 for 40%, 5 to 8 for 8%, more, which was not measured, for 2%",
+        "estimated from response tokens at 30 ms per token",
+        "after 260 / 340 / 390 tokens (p50 / p90 / p99), as in the log",
+        "9 and more (not measured): 0",
     ]
     for form in forms:
         text = form.replace("&#39;", "'")
