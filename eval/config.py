@@ -239,7 +239,7 @@ class EvalConfig(BaseModel):
     rate_seconds: PositiveFloat = 20.0
     """Seconds over which the rate x rate_seconds requests of a block are sent. All rates have the
     same duration, because a queue needs time to grow before saturation shows; a saturated server
-    runs until all requests are answered. Intervals use the closed loop's noise, a lower bound."""
+    runs until all requests are answered."""
 
     scenarios: dict[Annotated[str, Field(pattern="^[a-z0-9_]+$")], ScenarioConfig] = {}
     """Usage scenarios by name. Each selects held-out requests by the lengths of their logged prompt

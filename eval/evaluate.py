@@ -172,7 +172,7 @@ def _measure_mode(
     measured.outputs[mode] = outputs
     measured.served[mode] = served
     if requests.traffic:
-        measured.rates[mode] = summarise_rates(open_loop, served)
+        measured.rates[mode] = summarise_rates(open_loop)
     measured.passes.extend(verification_passes(outputs, requests.verification))
     # Counters at another k, or at several, would be of other drafts.
     scheduled = context.by_batch_size and choice.k_per_batch_size is not None

@@ -116,7 +116,9 @@ def _seconds_of(row: dict[str, Any], names: dict[str, str], time: float | None) 
             duration = None if where is None else number(*where)
             if duration is not None and 0 < duration * unit < LONGEST_S:
                 return duration * unit
-    for path in ENDS if time is not None else ():
+    if time is None:
+        return None
+    for path in ENDS:
         where = _find(row, names, path)
         ended = None if where is None else take_time(*where)
         if ended is not None and 0 < ended - time < LONGEST_S:

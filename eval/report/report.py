@@ -97,7 +97,8 @@ def _facts_of(report: Report) -> dict[str, Any]:
 
 def load_line(report: Report) -> str:
     """The share of production's busy time that each measured concurrency covers; or empty."""
-    load = (report.traffic or {}).get("load")
+    traffic = cast(dict[str, Any] | None, report.traffic)  # read from its file
+    load = (traffic or {}).get("load")
     if load is None:
         return ""
     parts = []

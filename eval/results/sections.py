@@ -316,11 +316,17 @@ class RateBlock(Block):
     """1 + accepted tokens / steps with drafts, from vLLM's counters; 1 without drafts"""
 
 
-class RateRow(Ratios, Variants[RateBlock]):
-    """One scenario at one rate; ratios of request tokens/s, paired by request."""
+class RateRow(Variants[RateBlock]):
+    """One scenario at one rate; ratios of request tokens/s, without an interval: of one block."""
 
     model_config = DOCUMENTED
 
+    custom_over_base: float
+    """Custom over base"""
+    custom_over_none: float
+    """Custom over no speculation"""
+    base_over_none: float
+    """Base over no speculation"""
     arrivals: Literal["log", "poisson"]
     """`log`: the log's arrival times, scaled; `poisson`: random, because the log has no times"""
 

@@ -30,7 +30,6 @@ from outrider.eval.replay.sums import ReplaySums
 from outrider.eval.results.parts import (
     DRAFTERS,
     LOOKUP,
-    RATIOS,
     VARIANTS,
     ClusteredEstimate,
     Drafters,
@@ -71,7 +70,6 @@ TIMED = [
     for number in range(6)
 ]
 """The timed prompts."""
-QUIET = dict.fromkeys(RATIOS, 0.0)
 """A machine without noise of its own."""
 SPEEDS = SpeedRatios(EVALUATION, TIMED, main=1)
 """Speeds compared without exact replay."""
@@ -196,7 +194,7 @@ def sample_rates(rates: tuple[float, ...] = (1.0, 4.0, 16.0)) -> dict[str, dict[
                 variant: queued_block(rate, length * 2.0 / burst**0.5, burst=burst)
                 for variant, burst in BURSTS.items()
             }
-            table[scenario][f"{rate:g}"] = rate_row(blocks, QUIET)
+            table[scenario][f"{rate:g}"] = rate_row(blocks)
     return table
 
 

@@ -98,7 +98,7 @@ def test_both_forms_have_every_figure_that_people_act_on(forms, report):
         interval(speed.custom_over_base),
         interval(speed.custom_over_none),
         f"{rate.none.request_tokens_per_s:.0f}*",
-        interval(rate.custom_over_base),
+        f"{rate.custom_over_base:.3f}",
         f"{rate.none.ttft_ms.p50:.0f} / {rate.none.ttft_ms.p90:.0f} / {rate.none.ttft_ms.p99:.0f}",
         "180 / 205 / 220",
         interval(acme.ratio),
