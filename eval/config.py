@@ -10,6 +10,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
@@ -133,6 +134,20 @@ class GateConfig(BaseModel):
     and the sum leaves the check undecided."""
 
 
+class SloConfig(BaseModel):
+    """Latency limits of the endpoint, for its capacity (`eval.capacity_minutes`)."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    ttft_ms: PositiveFloat | None = None
+    """Limit of the 95th percentile of the time to first token, in milliseconds; null: what no
+    speculation takes at the main concurrency."""
+
+    tpot_ms: PositiveFloat | None = None
+    """Limit of the 95th percentile over requests of the time per output token after the first, in
+    milliseconds; null: what no speculation takes at the main concurrency."""
+
+
 class CostConfig(BaseModel):
     """Prices for the report's cost section, in any currency."""
 
@@ -240,6 +255,15 @@ class EvalConfig(BaseModel):
     """Seconds over which the rate x rate_seconds requests of a block are sent. All rates have the
     same duration, because a queue needs time to grow before saturation shows; a saturated server
     runs until all requests are answered."""
+
+    capacity_minutes: NonNegativeFloat = Field(
+        0.0, json_schema_extra={"default": "15; 0 with `effort: trial`"}
+    )
+    """Maximum minutes of an evaluation for measuring how many requests/s no speculation, base and
+    custom serve within the limits of `eval.slo`, and at what cost; 0: not measured."""
+
+    slo: SloConfig = SloConfig()
+    """Latency limits."""
 
     scenarios: dict[Annotated[str, Field(pattern="^[a-z0-9_]+$")], ScenarioConfig] = {}
     """Usage scenarios by name. Each selects held-out requests by the lengths of their logged prompt

@@ -305,7 +305,10 @@ class EvaluationContext:
             "serving": self.serving.model_dump(mode="json", exclude={"ignored_flags"}),
             "draft_sample_method": self.draft_sample_method,
             # The excluded keys affect only results that are computed from the measurements.
-            "evaluation": self.settings.model_dump(mode="json", exclude={"gate", "cost", "task"}),
+            # Blocks at the rates of a search remain valid with other limits.
+            "evaluation": self.settings.model_dump(
+                mode="json", exclude={"gate", "cost", "task", "slo", "capacity_minutes"}
+            ),
             "near_tie_nats": self.settings.gate.near_tie_nats,
         }
         if self.by_batch_size:

@@ -14,13 +14,14 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from datasets import Dataset
 
 from outrider.common.child_process import in_child
 from outrider.common.errors import OutriderError
 from outrider.common.fingerprint import value_digest
+from outrider.eval.bench.capacity import limits_of, measure_capacity, summarise_capacity
 from outrider.eval.bench.closed_loop import measure
 from outrider.eval.bench.counted import (
     CountedPass,
@@ -33,15 +34,18 @@ from outrider.eval.bench.metrics import Record, ReplayedSteps, SpeedRatios, repe
 from outrider.eval.bench.open_loop import RateBlocks, measure_rates, summarise_rates
 from outrider.eval.bench.outputs import Outputs, collect
 from outrider.eval.bench.prompts import (
+    EVERYTHING,
     HeldoutRequests,
     customers_sampling,
     evaluation_prompts,
     prompt_room,
     select,
+    select_scenarios,
 )
 from outrider.eval.bench.servers import Servers
 from outrider.eval.both_together import both_together
 from outrider.eval.choose_k import choose, draft_plan
+from outrider.eval.config import ScenarioConfig
 from outrider.eval.context import EvaluationContext
 from outrider.eval.lookups import history_facts, missing_lookups, served_lookups, with_lookups
 from outrider.eval.lossless.verification import verify
@@ -50,7 +54,7 @@ from outrider.eval.replay.heldout_replay import Replays, on_policy, replay_figur
 from outrider.eval.replay.slices import by_prompt_length, sliced
 from outrider.eval.results.parts import DRAFTERS, LOOKUP, Drafters, Variants
 from outrider.eval.results.report import Example, Findings, RequestSampling, SpeculatorIdentity
-from outrider.eval.results.sections import Choice, RateRow, Served
+from outrider.eval.results.sections import Capacity, Choice, RateRow, Served
 from outrider.eval.summary import conclude
 from outrider.eval.workloads import measured_workloads, prompts_of
 from outrider.serving.load_generator import LoadGenerator
@@ -120,6 +124,7 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
         runners=_runners(context),
         served=measured.served,
         rates=measured.rates,
+        capacity=measured.capacity,
         scenarios={traffic.name: traffic.described for traffic in requests.traffic},
         verification=verification,
         samples=samples_stage(context, replayed_heldout, k.custom),
@@ -134,6 +139,7 @@ class MeasuredModes:
 
     served: dict[str, Served] = field(default_factory=dict)
     rates: dict[str, dict[str, dict[str, RateRow]]] = field(default_factory=dict)
+    capacity: dict[str, Capacity] = field(default_factory=dict)
     outputs: dict[str, Outputs] = field(default_factory=dict)
     passes: list[CountedPass] = field(default_factory=list)
     """Counted passes of all modes at the chosen k."""
@@ -160,7 +166,7 @@ def _measure_mode(
         mode=mode,
     )
     outputs = collect(context, servers=servers, mode=mode, k=k, requests=requests)
-    served, blocks, open_loop = measure_speed(
+    speed = measure_speed(
         context,
         servers=servers,
         load=load,
@@ -170,14 +176,16 @@ def _measure_mode(
         replays=replays.get("heldout"),
     )
     measured.outputs[mode] = outputs
-    measured.served[mode] = served
+    measured.served[mode] = speed.served
     if requests.traffic:
-        measured.rates[mode] = summarise_rates(open_loop)
+        measured.rates[mode] = summarise_rates(speed.rates)
+    if speed.capacity is not None:
+        measured.capacity[mode] = speed.capacity
     measured.passes.extend(verification_passes(outputs, requests.verification))
     # Counters at another k, or at several, would be of other drafts.
     scheduled = context.by_batch_size and choice.k_per_batch_size is not None
     if choice.k == k and not scheduled:
-        measured.passes.extend(counted_passes(blocks, requests.timed))
+        measured.passes.extend(counted_passes(speed.blocks, requests.timed))
 
 
 def _identity(context: EvaluationContext) -> SpeculatorIdentity:
@@ -297,6 +305,9 @@ def heldout_requests(context: EvaluationContext, heldout: Dataset) -> HeldoutReq
     custom = context.speculators["custom"]
     comparable = custom.trainable or not custom.speculates
     traffic = select(heldout, settings, serving) if comparable else []
+    everything = None
+    if settings.capacity_minutes:
+        (everything,) = select_scenarios(heldout, settings, serving, {EVERYTHING: ScenarioConfig()})
     grammars = sendable_grammars(heldout, context.target, serving.engine)
     if grammars:
         context.say(f"{len(grammars):,} held-out prompts are sent with their logged grammar")
@@ -316,6 +327,7 @@ def heldout_requests(context: EvaluationContext, heldout: Dataset) -> HeldoutReq
         verification=verification,
         timed=timed,
         traffic=traffic,
+        everything=everything,
         grammars=grammars,
         lost_ends=lost_ends,
     )
@@ -343,6 +355,16 @@ def replay_stage(
     }
 
 
+class MeasuredSpeed(NamedTuple):
+    """What the servers of one engine mode gave."""
+
+    served: Served
+    blocks: list[Record]
+    """The closed loop's blocks"""
+    rates: RateBlocks
+    capacity: Capacity | None
+
+
 def measure_speed(
     context: EvaluationContext,
     *,
@@ -352,11 +374,8 @@ def measure_speed(
     choice: Choice,
     requests: HeldoutRequests,
     replays: Replays | None,
-) -> tuple[Served, list[Record], RateBlocks]:
-    """Measures one engine mode at its k, in closed and open loop.
-
-    Returns speeds, closed-loop blocks and blocks by rate; cached blocks need no servers.
-    """
+) -> "MeasuredSpeed":
+    """Measures one engine mode at its k, in closed and open loop; cached blocks need no servers."""
     settings = context.settings
     base = context.speculators["base"]
     # `eval.current_k` cannot be set on a running server whose K is fixed, and has no meaning
@@ -390,8 +409,22 @@ def measure_speed(
             context=context, servers=servers, mode=mode, plan=plan, load=load, requests=requests
         )
     )
+    capacity = None
+    if requests.everything is not None:
+        rated = context.kept(f"capacity_{mode}").run(
+            lambda: measure_capacity(
+                context=context,
+                servers=servers,
+                mode=mode,
+                plan=plan,
+                load=load,
+                requests=requests,
+                closed=blocks,
+            )
+        )
+        capacity = summarise_capacity(rated, limits_of(settings, blocks))
     served = Served(k=choice.k, speed=speeds.summarise(blocks), repeats=repeats_of(blocks))
-    return served, blocks, rates
+    return MeasuredSpeed(served, blocks, rates, capacity)
 
 
 def replayed_steps(

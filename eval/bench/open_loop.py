@@ -25,7 +25,7 @@ from outrider.eval.bench.closed_loop import Plan, record_of
 from outrider.eval.bench.metrics import Record, pooled
 from outrider.eval.bench.prompts import HeldoutRequests, Traffic
 from outrider.eval.bench.servers import Servers
-from outrider.eval.config import SEED, EvalConfig
+from outrider.eval.config import SEED
 from outrider.eval.context import EvaluationContext
 from outrider.eval.results.parts import RATIOS, VARIANTS
 from outrider.eval.results.sections import RateBlock, RateRow
@@ -89,13 +89,13 @@ def measure_rates(
             for variant, drafts in group[turn:] + group[:turn]:
                 url = servers.server(mode, variant, drafts).url
                 context.say(f"{scenario.name}, {rate:g} requests/s, {variant}")
-                block = _timed_block(
+                block = timed_block(
                     url=url,
                     load=load,
                     scenario=scenario,
                     rate=rate,
+                    count=settings.rate_requests(rate),
                     sampling=requests.sampling,
-                    settings=settings,
                 )
                 measured[scenario.name][f"{rate:g}"][variant] = block
     return measured
@@ -153,17 +153,16 @@ def saturated(block: Record) -> bool:
     return bool(share < KEPT_UP and late >= WAIT_GROWTH * early)
 
 
-def _timed_block(
+def timed_block(
     *,
     url: str,
     load: LoadGenerator,
     scenario: Traffic,
     rate: float,
+    count: int,
     sampling: Sampling,
-    settings: EvalConfig,
 ) -> Record:
-    """Times a block of scenario requests in log order, repeated as needed."""
-    count = settings.rate_requests(rate)
+    """Times a block of `count` scenario requests in log order, repeated as needed."""
     arrivals_s, source = customers_arrivals(scenario.times, count, rate, SEED)
     texts = list(itertools.islice(itertools.cycle(scenario.texts), count))
     block = load.run_block(

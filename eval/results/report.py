@@ -28,6 +28,7 @@ from outrider.eval.results.parts import (
 )
 from outrider.eval.results.sections import (
     BothTogether,
+    Capacity,
     Choice,
     Cost,
     Counted,
@@ -173,6 +174,8 @@ class Findings(Part):
     """Engine mode -> speed"""
     rates: dict[str, dict[str, dict[str, RateRow]]]
     """Engine mode -> scenario -> requests per second -> speed; empty without eval.rates"""
+    capacity: dict[str, Capacity] = Field(default_factory=dict)
+    """Engine mode -> requests/s within eval.slo; empty if eval.capacity_minutes is 0"""
     scenarios: dict[str, Scenario]
     """Scenario -> its requests"""
     verification: Verification

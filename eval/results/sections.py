@@ -331,6 +331,36 @@ class RateRow(Variants[RateBlock]):
     """`log`: the log's arrival times, scaled; `poisson`: random, because the log has no times"""
 
 
+class VariantCapacity(Part):
+    """A variant's capacity; every rate is measured by one block, so the ends are no interval."""
+
+    within: float | None
+    """Highest measured requests/s within the limits; null if none was"""
+    beyond: float | None
+    """Lowest measured requests/s beyond a limit; null if none was"""
+    saturated: float | None
+    """Lowest measured requests/s at which the server was saturated; null if none was"""
+    tokens_per_s: float | None
+    """Output tokens/s of all requests at `within`"""
+    blocks: int
+    """Number of blocks"""
+
+
+class Capacity(Variants[VariantCapacity]):
+    """Request rates that the variants serve within latency limits."""
+
+    model_config = DOCUMENTED
+
+    ttft_ms: float
+    """Limit of the 95th percentile of the time to first token"""
+    tpot_ms: float
+    """Limit of the 95th percentile of the time per output token"""
+    limits_from: str
+    """Where the limits come from"""
+    per_million_tokens: Variants[float | None] | None = None
+    """Price of a million output tokens at `within`; null without eval.cost"""
+
+
 class Scenario(Part):
     """The requests of a scenario."""
 

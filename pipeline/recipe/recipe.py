@@ -55,6 +55,7 @@ EFFORTS: dict[str, dict[str, dict[str, Any]]] = {
             "repeats": 8,
             "requests": 8,
             "verification_requests": 100,
+            "capacity_minutes": 15,
         },
     },
     "thorough": {
@@ -64,7 +65,13 @@ EFFORTS: dict[str, dict[str, dict[str, Any]]] = {
             "max_heldout_sequences": 2000,
         },
         "training": {"epochs": 2, "scratch_epochs": 10},
-        "eval": {"measure": "full", "repeats": 5, "requests": 16, "verification_requests": 200},
+        "eval": {
+            "measure": "full",
+            "repeats": 5,
+            "requests": 16,
+            "verification_requests": 200,
+            "capacity_minutes": 15,
+        },
     },
 }
 """Defaults of each `effort`, for keys that the recipe does not set."""
@@ -150,8 +157,9 @@ class Recipe(BaseModel):
     effort: Literal["trial", "standard", "thorough"] = "standard"
     """Amount of data, training and measurement. `trial`: a first verdict; `standard`: enough to
     decide; `thorough`: for a release. It sets the three `split.max_*_sequences` limits,
-    `training.epochs`, `training.scratch_epochs`, `eval.measure`, `eval.repeats`, `eval.requests`
-    and `eval.verification_requests`; keys that the recipe sets take precedence."""
+    `training.epochs`, `training.scratch_epochs`, `eval.measure`, `eval.repeats`, `eval.requests`,
+    `eval.verification_requests` and `eval.capacity_minutes`; keys that the recipe sets take
+    precedence."""
 
     target: TargetConfig = Field(default_factory=TargetConfig)
     """The model whose decoding is sped up."""

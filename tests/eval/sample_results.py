@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from outrider.eval.bench.capacity import Limits, summarise_capacity
 from outrider.eval.bench.counted import counted_acceptance, counted_passes
 from outrider.eval.bench.metrics import SpeedRatios
 from outrider.eval.bench.open_loop import rate_row
@@ -44,6 +45,7 @@ from outrider.eval.results.report import (
     Walk,
 )
 from outrider.eval.results.sections import (
+    Capacity,
     Choice,
     EngineFindings,
     KindSpeed,
@@ -70,7 +72,6 @@ TIMED = [
     for number in range(6)
 ]
 """The timed prompts."""
-"""A machine without noise of its own."""
 SPEEDS = SpeedRatios(EVALUATION, TIMED, main=1)
 """Speeds compared without exact replay."""
 STEP_S = {
@@ -182,6 +183,18 @@ def queued_block(
         "request_start_s": [arrival + 0.001 for arrival in arrivals],
         "source": "log",
     }
+
+
+def sample_capacity() -> Capacity:
+    """Custom serves 6 requests/s within the limits, the others 3; nothing was beyond custom's."""
+    limits = Limits(ttft_ms=120.4, tpot_ms=41.26, source="no speculation, concurrency 1")
+    rates = {"none": (3.0, 40.0), "base": (3.0, 40.0), "custom": (6.0,)}
+    blocks = {}
+    for variant, burst in BURSTS.items():
+        blocks[variant] = [
+            {**queued_block(rate, 2.0 / burst), "rate": rate} for rate in rates[variant]
+        ]
+    return summarise_capacity(blocks, limits)
 
 
 def sample_rates(rates: tuple[float, ...] = (1.0, 4.0, 16.0)) -> dict[str, dict[str, RateRow]]:
@@ -389,6 +402,7 @@ def _findings(custom_speed: float) -> Findings:
         runners=Variants(none="v1", base="v1", custom="v1"),
         served=served,
         rates={"compiled": sample_rates()},
+        capacity={"compiled": sample_capacity()},
         scenarios={"long_in_long_out": scenario, "long_in_short_out": scenario},
         verification=Verification(
             modes={mode: sample_engine_findings() for mode in speeds},

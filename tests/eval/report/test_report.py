@@ -113,6 +113,7 @@ def test_both_forms_have_every_figure_that_people_act_on(forms, report):
         "The target wrote 7 responses again",
         "9731",
         "acceptance length 3.50",
+        "within 120 ms and at most 41.3 ms per token (no speculation, concurrency 1)",
         "1 for 50%, 2 to 4 for 40%, 5 to 8 for 8%, more, which was not measured, for 2%",
         "estimated from response tokens at 30 ms per token",
         "after 260 / 340 / 390 tokens (p50 / p90 / p99), as in the log",
@@ -144,12 +145,14 @@ def test_ratios_across_model_runners_are_named(results, tmp_path):
 
 
 def test_sections_without_figures_are_left_out(results, tmp_path):
-    bare = results.model_copy(update={"rates": {}, "scenarios": {}, "slices": {}})
+    without = {"rates": {}, "scenarios": {}, "slices": {}, "capacity": {}}
+    bare = results.model_copy(update=without)
     for form in rendered(bare, tmp_path):
         for section in (
             "Kinds of drafter",
             "Cost",
             "Speed by request rate",
+            "Capacity",
             "Traffic",
             "Step by step",
         ):
