@@ -186,7 +186,7 @@ def queued_block(
 
 
 def sample_capacity() -> Capacity:
-    """Custom serves 6 requests/s within the limits, the others 3; nothing was beyond custom's."""
+    """Base serves 3 requests/s within the limits and custom 6; none was within them at 3."""
     limits = Limits(ttft_ms=120.4, tpot_ms=41.26, source="no speculation, concurrency 1")
     rates = {"none": (3.0, 40.0), "base": (3.0, 40.0), "custom": (6.0,)}
     blocks = {}
