@@ -43,7 +43,7 @@ from outrider.pipeline.stages.adapt import usable_ids
 from outrider.serving.bundle.bundle import export_bundle, speculation_profile
 from outrider.serving.runner import runner_of
 from outrider.serving.speculator import Drafting, Speculator
-from outrider.speculators.kinds.protocol import Lookup
+from outrider.speculators.kinds.protocol import KPerBatchSize, Lookup
 
 
 class GateVerdict(BaseModel):
@@ -215,11 +215,16 @@ def _ratio_on_older(
     return compare(base, custom, k)["ratio"] if base.sequence_ids else None
 
 
-def write_bundle(run: RunDirectory, recipe: Recipe, verdict: GateVerdict) -> None:
-    """Writes the bundle of a round that ships, with the gate's evidence."""
+def write_bundle(
+    run: RunDirectory, recipe: Recipe, verdict: GateVerdict, schedule: KPerBatchSize | None
+) -> None:
+    """Writes the bundle of a round that ships, with the gate's evidence.
+
+    It drafts by the `schedule` of the release in use, since the load has not changed.
+    """
     assert verdict.base is not None and verdict.custom is not None and verdict.ratio is not None
     evidence = {
-        "k_per_batch_size": None,
+        "k_per_batch_size": None if schedule is None else [*map(list, schedule)],
         "recipe": recipe.name,
         "recipe_sha256": value_digest(recipe.model_dump(mode="json")),
         "verdict": SHIP,
@@ -252,7 +257,7 @@ def write_bundle(run: RunDirectory, recipe: Recipe, verdict: GateVerdict) -> Non
         },
     )
     method = recipe.speculator.draft_sample_method
-    drafting = Drafting(speculator, verdict.k, method)
+    drafting = Drafting(speculator, verdict.k, method, schedule)
     engine = recipe.serving.engine
     export_bundle(
         drafting=drafting,

@@ -47,6 +47,7 @@ from outrider.pipeline.stage import Options
 from outrider.pipeline.stages.adapt import ADAPT_ROUND, ADAPT_WINDOW, PLAN
 from outrider.speculators.base import base_of
 from outrider.speculators.kinds import kind_of
+from outrider.speculators.kinds.protocol import KPerBatchSize
 
 MOST_BEHIND = 4
 """Maximum number of windows that may wait for capture. Beyond that, older rows are skipped."""
@@ -83,6 +84,8 @@ class Serving:
     """Directory of its weights; the target's directory for the target's own drafter."""
     k: int
     """Drafts per step."""
+    k_per_batch_size: KPerBatchSize | None = None
+    """Drafts per step by batch size, if the release has such a schedule."""
 
 
 def serving_of(endpoint: Endpoint) -> Serving:
@@ -90,7 +93,8 @@ def serving_of(endpoint: Endpoint) -> Serving:
     name = read_state(endpoint).serving
     if name is not None:
         release = Releases(endpoint.releases).get(name)
-        return Serving(name, release.directory, release.k)
+        schedule = release.manifest["num_speculative_tokens_per_batch_size"]
+        return Serving(name, release.directory, release.k, schedule)
     status = replicas_of(endpoint)[endpoint.stable[0].name].status()
     return Serving(BASE, Path(status.directory), status.k)
 
@@ -279,7 +283,7 @@ class Adapter:
         )
         write_json(run.root / "gate.json", verdict.model_dump(mode="json"))
         if verdict.ships:
-            write_bundle(run, recipe, verdict)
+            write_bundle(run, recipe, verdict, serving.k_per_batch_size)
         self._settle(pending, verdict.ships, verdict.reason)
 
     def _settle(self, pending: Round, ships: bool, reason: str) -> None:

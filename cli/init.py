@@ -1,6 +1,7 @@
 """`outrider init`: writes a commented recipe for your logs and target."""
 
 import json
+import math
 import re
 import tempfile
 from collections.abc import Mapping
@@ -49,9 +50,9 @@ training:
 serving:
   engine:
     tensor_parallel: {tensor_parallel}  # GPUs that share the target; --dry-run checks yours
-{limit}
+{limit}{seats}
 eval:
-  concurrency: {concurrency}  # the endpoint's usual concurrent requests; the first value decides
+  concurrency: {concurrency}  # {load}; the first value decides
   max_tokens: {max_tokens}  # timed responses are cut here; nine in ten of the log are shorter
   verification_max_tokens: {verified}  # longest checked response; 99 of 100 of the log are shorter
   task: null  # your check of a response: `module:function`
@@ -188,7 +189,9 @@ def _recipe_text(
         **_values(recipe, config, facts, shipped),
     )
     # Aligns the comments in one column.
-    return re.sub(r"^( *[\w: ]+\S*)  # ", lambda row: f"{row[1]:<34}  # ", text, flags=re.MULTILINE)
+    return re.sub(
+        r"^( *[\w: ]+\S*(?:, \S+)*)  # ", lambda row: f"{row[1]:<34}  # ", text, flags=re.MULTILINE
+    )
 
 
 def _default_path(logs: str) -> Path:
@@ -292,9 +295,28 @@ def _values(
         "processes": template.training.processes,
         "tensor_parallel": ranks or engine.tensor_parallel,
         "limit": limit,
-        "concurrency": template.eval.concurrency,
+        **_load_values(facts["load"], template),
         "max_tokens": min(_rounded_up(lengths["p90"]), 2048, longest),
         "verified": min(_rounded_up(lengths["p99"]), 8192, longest),
+    }
+
+
+LEAST_SEATS = 8
+"""Smallest `max_num_seqs` that is written: a quiet log says little about bursts."""
+
+
+def _load_values(load: Mapping[str, Any] | None, template: "Recipe") -> dict[str, Any]:
+    """Concurrencies and the engine's batch size from the log's load, else from the template."""
+    from outrider.data.ingest.load import measured_sizes
+
+    if load is None:
+        usual = "the endpoint's usual concurrent requests"
+        return {"concurrency": template.eval.concurrency, "load": usual, "seats": ""}
+    seats = max(LEAST_SEATS, 2 ** math.ceil(math.log2(2 * load["max"])))
+    return {
+        "concurrency": measured_sizes(load),
+        "load": "at most so many at a time in 50, 90 and 99 % of the log's busy time",
+        "seats": f"    max_num_seqs: {seats}  # at least twice the log's peak, {load['max']}\n",
     }
 
 

@@ -47,6 +47,10 @@ class TrafficConfig(_Section):
     single application, whose sessions are independent; `many`: so many users that none has a
     notable share; `unknown`: both intervals are reported, and the wider decides."""
 
+    tpot_ms: float = Field(default=30.0, gt=0)
+    """Milliseconds per output token of the endpoint that wrote the log. Used to estimate how many
+    requests it had in flight, where the log has times of requests but no durations."""
+
     general: str | list[str] | None = None
     """Logs of traffic other than the customer's, in the same form as `path`; for example, all
     traffic of an endpoint. Part of this traffic is trained on, to prevent forgetting; part is held

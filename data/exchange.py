@@ -93,6 +93,8 @@ class Exchange:
     route: str | None = None
     time: float | None = None
     """Unix seconds."""
+    seconds: float | None = None
+    """Duration of the request, from its arrival to the end of the response."""
     temperature: float | None = None
     top_p: float | None = None
     top_k: float | None = None

@@ -3,15 +3,15 @@
     choice = choose(context=context, servers=servers, load=load, requests=requests,
                     validation=validation, mode="eager")
 
-A step that drafts k tokens for each of B requests takes T(k, B) seconds (bench/step_times.py) and
-delivers AL(k) tokens per request, so
+A step that drafts k tokens for each of B requests takes T(k, B) seconds and delivers AL(k) tokens
+per request. With P(B) seconds of prefill per token of a response,
 
-    tokens/s (k, B) = B AL(k) / T(k, B)
+    tokens/s (k, B) = B / (P(B) + T(k, B) / AL(k))
 
-AL comes from exact replay of the validation part; T is measured in each engine mode. The choice is
-the smallest k that no larger k beats by more than MIN_GAIN. Noise is not a reason for a smaller k:
-both errors cost the same, and a base with too few drafts would flatter custom. If base and custom
-share an engine, they share its step times.
+AL comes from exact replay of the validation part; T and P are measured in each engine mode at the
+log's contexts (bench/step_times.py). The choice is the smallest k that no larger k beats by more
+than MIN_GAIN. Noise is not a reason for a smaller k: both errors cost the same, and a base with too
+few drafts would flatter custom. If base and custom share an engine, they share its step times.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from typing import Any
 
 from outrider.eval.bench.prompts import HeldoutRequests
 from outrider.eval.bench.servers import Servers
-from outrider.eval.bench.step_times import StepTimes, time_steps
+from outrider.eval.bench.step_times import StepTimes, step_prompts, time_steps
 from outrider.eval.context import EvaluationContext
 from outrider.eval.lookups import history_facts, served_lookups
 from outrider.eval.replay.sums import ReplaySums
@@ -67,7 +67,7 @@ def choose(
         "acceptance_length": Drafters[list[float]](**lengths) if lengths else None
     }
     if not validation or not (timed or references):
-        facts |= choose_lookups(context, validation, {})
+        facts |= choose_lookups(context, validation, {}, {})
         return Choice(k=Drafters[int](**k), main_concurrency=main, **facts)
     # Swapped weights of one shape take the same time per step, so one of the two is timed.
     engines: list[str] = ["custom"] if timed and context.one_engine else [*timed]
@@ -88,18 +88,26 @@ def choose(
                 # Lookup is served at the main concurrency only (bench/closed_loop.py).
                 **dict.fromkeys(references, (main,)),
             },
-            prompts=[prompt.text for prompt in requests.timed],
+            prompts=step_prompts(
+                context.data.rows(context.data.parts["heldout"]),
+                context.target.directory(),
+                context.serving.engine.max_model_len,
+            ),
             sampling=requests.sampling,
             speculators=speculators,
         )
 
     times = context.cached(f"step_times_{mode}", StepTimes, measured)
-    steps = {name: times.seconds["custom" if context.one_engine else name] for name in timed}
+    facts["step_contexts"] = times.contexts
+    engine_of = {name: "custom" if context.one_engine else name for name in timed}
+    steps = {name: times.seconds[engine] for name, engine in engine_of.items()}
+    prefill = {name: times.prefill.get(engine, {}) for name, engine in engine_of.items()}
     lookup_steps = {name: times.seconds[name][main] for name in references}
-    facts |= choose_lookups(context, validation, lookup_steps)
+    lookup_prefill = {name: times.prefill.get(name, {}).get(main, 0.0) for name in references}
+    facts |= choose_lookups(context, validation, lookup_steps, lookup_prefill)
     if not timed:
         return Choice(k=Drafters[int](**k), main_concurrency=main, **facts)
-    return choose_k(lengths, steps, main, k, **facts)
+    return choose_k(lengths, steps, main, k, prefill=prefill, **facts)
 
 
 def _timed_drafters(context: EvaluationContext) -> list[Drafter]:
@@ -116,12 +124,14 @@ def choose_lookups(
     context: EvaluationContext,
     validation: Mapping[str, ReplaySums] | None,
     timed: Mapping[str, Mapping[int, float]],
+    prefill: Mapping[str, float],
 ) -> dict[str, Any]:
     """Fields of `Choice`: the K of each lookup, and the fastest one.
 
-    `timed` holds the seconds per step, by K, of the lookups that are served. A lookup that is not
-    timed is assumed to take the steps of one that is. If none is, each gets the K after which
-    acceptance grows by less than MIN_GAIN.
+    `timed` holds the seconds per step, by K, of the lookups that are served, and `prefill` their
+    seconds of prefill per token of a response. A lookup that is not timed is assumed to take the
+    steps of one that is. If none is, each gets the K after which acceptance grows by less than
+    MIN_GAIN.
     """
     if validation is None:
         return {}
@@ -132,7 +142,7 @@ def choose_lookups(
         lengths = validation[name].acceptance_length()
         numbers = context.draft_numbers(speculator)
         steps = timed.get(name) or next(iter(timed.values()), dict.fromkeys(numbers, 1.0))
-        by_k = speeds_of(lengths, {1: steps})[1]
+        by_k = speeds_of(lengths, {1: steps}, {1: prefill.get(name, 0.0)})[1]
         k = best_k(by_k, least=1)
         if name in of_kinds:  # choose_kind timed it, with all other kinds in turn
             k = of_kinds[name].k
@@ -155,15 +165,17 @@ def choose_k(
     steps: Mapping[Drafter, Speeds],
     main: int,
     fixed: Mapping[Drafter, int],
+    *,
+    prefill: Mapping[Drafter, Mapping[int, float]],
     **fields: Any,
 ) -> Choice:
     """Chooses each speculator's k at `main` and for every batch size.
 
-    `lengths` holds acceptance lengths for k = 1, 2, ...; `steps` holds seconds per step.
-    Speculators that are not in `steps` get their k from `fixed`. `fields` holds other fields of the
-    choice.
+    `lengths` holds acceptance lengths for k = 1, 2, ...; `steps` holds seconds per step, `prefill`
+    seconds of prefill per token of a response, by batch size. Speculators that are not in `steps`
+    get their k from `fixed`. `fields` holds other fields of the choice.
     """
-    speeds = {name: speeds_of(lengths[name], sizes) for name, sizes in steps.items()}
+    speeds = {name: speeds_of(lengths[name], steps[name], prefill[name]) for name in steps}
     k = {
         name: best_k(speeds[name][main], 1) if name in speeds else fixed[name] for name in DRAFTERS
     }
@@ -181,6 +193,10 @@ def choose_k(
         main_concurrency=main,
         k_per_batch_size=schedules,
         step_ms={name: _in_ms(sizes) for name, sizes in steps.items()},
+        prefill_ms={
+            name: {str(size): 1000 * seconds for size, seconds in sizes.items()}
+            for name, sizes in prefill.items()
+        },
         **fields,
     )
 
@@ -193,14 +209,20 @@ def _in_ms(steps: Speeds) -> dict[str, dict[int, float]]:
     }
 
 
-def speeds_of(lengths: Sequence[float], steps: Speeds) -> dict[int, dict[int, float]]:
-    """Tokens/s by batch size and k; `steps` holds seconds per step."""
+def speeds_of(
+    lengths: Sequence[float], steps: Speeds, prefill: Mapping[int, float]
+) -> dict[int, dict[int, float]]:
+    """Tokens/s by batch size and k.
+
+    `steps` holds seconds per step, `prefill` seconds of prefill per token of a response.
+    """
     # Without drafts a step delivers one token.
     tokens = [1.0, *lengths]
-    return {
-        size: {k: size * tokens[k] / seconds for k, seconds in sorted(row.items())}
-        for size, row in steps.items()
-    }
+    speeds: dict[int, dict[int, float]] = {}
+    for size, row in steps.items():
+        seconds_K = {k: prefill.get(size, 0.0) + row[k] / tokens[k] for k in sorted(row)}
+        speeds[size] = {k: size / seconds for k, seconds in seconds_K.items()}
+    return speeds
 
 
 def best_k(speeds: Mapping[int, float], least: int = 0) -> int:
@@ -216,7 +238,8 @@ def best_k(speeds: Mapping[int, float], least: int = 0) -> int:
 def batch_ranges(best: Mapping[int, int]) -> list[tuple[int, int, int]]:
     """Merges adjacent batch sizes with equal k into ranges (first, last, k).
 
-    Ranges end at measured batch sizes; the last k also applies to larger batches.
+    Ranges end at measured batch sizes. Nothing is drafted above the largest: the range after it has
+    k = 0.
     """
     ranges: list[tuple[int, int, int]] = []
     first = 1
@@ -226,7 +249,8 @@ def batch_ranges(best: Mapping[int, int]) -> list[tuple[int, int, int]]:
         else:
             ranges.append((first, size, k))
         first = size + 1
-    return ranges
+    # vLLM carries the last range on to max_num_seqs (v1/spec_decode/dynamic/utils.py:144).
+    return [*ranges, (first, first, 0)]
 
 
 def draft_plan(

@@ -3,11 +3,11 @@
     kinds = choose_kind({"mtp": context, "eagle3": other, "ngram": lookup}, facts)
     kinds[0].kind
 
-Kinds are compared in the same way as numbers of drafts (choose_k.py): by replayed steps times
-seconds per step, each kind at its best K, at the main concurrency. The servers of all kinds, of
-base and without speculation are timed in turn. A lookup needs no training, so the fastest one is
-chosen unless a trained kind is shown to be faster. The choice does not use the held-out part, whose
-intervals therefore need no correction.
+Kinds are compared in the same way as numbers of drafts (choose_k.py): by prefill plus replayed
+steps times seconds per step, each kind at its best K, at the main concurrency. The servers of all
+kinds, of base and without speculation are timed in turn. A lookup needs no training, so the fastest
+one is chosen unless a trained kind is shown to be faster. The choice does not use the held-out
+part, whose intervals therefore need no correction.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ import numpy as np
 
 from outrider.eval.bench.grammars import sendable_grammars
 from outrider.eval.bench.prompts import customers_sampling, evaluation_prompts
-from outrider.eval.bench.step_times import StepTimes, time_steps
+from outrider.eval.bench.step_times import StepTimes, step_prompts, time_steps
 from outrider.eval.choose_k import MIN_GAIN, best_k, speeds_of
 from outrider.eval.context import EvaluationContext
 from outrider.eval.evaluate import check
@@ -58,7 +58,8 @@ def choose_kind(
         kind: {**facts.get(kind, {}), "runner": first.runner(speculator)}
         for kind, speculator in _speculators(contexts).items()
     }
-    return ranked(replays, steps, main, described)
+    prefill = {kind: row.get(main, 0.0) for kind, row in times.prefill.items()}
+    return ranked(replays, steps, main, described, prefill=prefill)
 
 
 def ranked(
@@ -66,22 +67,24 @@ def ranked(
     steps: Mapping[str, Mapping[int, float]],
     main: int,
     facts: Mapping[str, Any],
+    *,
+    prefill: Mapping[str, float],
 ) -> list[KindSpeed]:
     """Ranks the kinds: the chosen one, then the others and REFERENCES, fastest first.
 
-    `steps` holds seconds per step at concurrency `main`, by kind and number of drafts; `facts` the
-    further fields of each `KindSpeed`.
+    `steps` holds seconds per step at concurrency `main`, by kind and number of drafts; `prefill`
+    seconds of prefill per token of a response, by kind; `facts` the further fields of each
+    `KindSpeed`.
     """
-    best = {
-        kind: best_k(
-            speeds_of(sums.acceptance_length(), {main: steps[kind]})[main],
-            least=min(1, max(steps[kind])),
-        )
-        for kind, sums in replays.items()
-    }
-    seconds_R = {
-        kind: sums.steps_at(best[kind]) * steps[kind][best[kind]] for kind, sums in replays.items()
-    }
+    best = {}
+    seconds_R = {}
+    for kind, sums in replays.items():
+        prefill_s = prefill.get(kind, 0.0)
+        lengths = sums.acceptance_length()
+        speeds = speeds_of(lengths, {main: steps[kind]}, {main: prefill_s})[main]
+        k = best_k(speeds, least=min(1, max(steps[kind])))
+        best[kind] = k
+        seconds_R[kind] = sums.tokens_R * prefill_s + sums.steps_at(k) * steps[kind][k]
 
     lookups = [kind for kind in replays if kind in lookup_names()]
     # With the smallest sum of seconds, over the same responses.
@@ -90,8 +93,7 @@ def ranked(
     def over_lookup(kind: str) -> ClusteredEstimate | None:
         if not lookup or kind == lookup:
             return None
-        # Seconds per response are steps times seconds per step; the ratio of their sums is the
-        # ratio of tokens/s, since the responses are the same.
+        # The ratio of the sums of seconds is the ratio of tokens/s: the responses are the same.
         sums_R2 = np.stack([seconds_R[lookup], seconds_R[kind]], axis=1)
         sums = replays[kind]
         return clustered(sums_R2, sums.sessions, lambda s: s[..., 0] / s[..., 1], users=sums.users)
@@ -102,6 +104,7 @@ def ranked(
             k=best[kind],
             acceptance_length=length_at(sums, best[kind]),
             step_ms=1000 * steps[kind][best[kind]],
+            prefill_ms=1000 * prefill.get(kind, 0.0),
             over_lookup=over_lookup(kind),
             **facts[kind],
         )
@@ -161,7 +164,9 @@ def _time_kinds(contexts: Mapping[str, EvaluationContext]) -> StepTimes:
             load=load,
             numbers=numbers,
             batch_sizes=dict.fromkeys(numbers, (settings.main,)),
-            prompts=texts,
+            prompts=step_prompts(
+                validation, first.target.directory(), first.serving.engine.max_model_len
+            ),
             sampling=sampling,
             speculators=speculators,
         )

@@ -10,6 +10,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
@@ -30,8 +31,7 @@ STEP_ROUNDS = 5
 """Blocks per batch size and number of drafts when steps are timed."""
 
 STEP_TOKENS = 96
-"""Maximum response length when steps are timed. Longer contexts make steps longer for every number
-of drafts, so the times of short responses serve to compare these numbers."""
+"""Maximum number of tokens by which a logged response is continued when steps are timed."""
 
 LOOKUP_NUMBERS = (2, 4, 8, MOST_LOOKED_UP)
 """Numbers of drafts per step at which a lookup's engine is measured. On SmolLM2's profiles suffix
@@ -132,6 +132,20 @@ class GateConfig(BaseModel):
     some greedy responses with different batching. If the sum exceeds `max_replay_difference`, it is
     the limit instead, capped at three times `max_replay_difference`. A difference between the cap
     and the sum leaves the check undecided."""
+
+
+class SloConfig(BaseModel):
+    """Latency limits of the endpoint, for its capacity (`eval.capacity_minutes`)."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    ttft_ms: PositiveFloat | None = None
+    """Limit of the 95th percentile of the time to first token, in milliseconds; null: what no
+    speculation takes at the main concurrency."""
+
+    tpot_ms: PositiveFloat | None = None
+    """Limit of the 95th percentile over requests of the time per output token after the first, in
+    milliseconds; null: what no speculation takes at the main concurrency."""
 
 
 class CostConfig(BaseModel):
@@ -246,7 +260,16 @@ class EvalConfig(BaseModel):
     rate_seconds: PositiveFloat = 20.0
     """Seconds over which the rate x rate_seconds requests of a block are sent. All rates have the
     same duration, because a queue needs time to grow before saturation shows; a saturated server
-    runs until all requests are answered. Intervals use the closed loop's noise, a lower bound."""
+    runs until all requests are answered."""
+
+    capacity_minutes: NonNegativeFloat = Field(
+        0.0, json_schema_extra={"default": "15; 0 with `effort: trial`"}
+    )
+    """Maximum minutes of an evaluation for measuring how many requests/s no speculation, base and
+    custom serve within the limits of `eval.slo`, and at what cost; 0: not measured."""
+
+    slo: SloConfig = SloConfig()
+    """Latency limits."""
 
     scenarios: dict[Annotated[str, Field(pattern="^[a-z0-9_]+$")], ScenarioConfig] = {}
     """Usage scenarios by name. Each selects held-out requests by the lengths of their logged prompt

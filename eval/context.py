@@ -133,9 +133,8 @@ class EvaluationContext:
     kinds: Sequence[KindSpeed] = ()
     """Kinds compared on the validation part, the chosen one first; empty if there is only one."""
     draft_sample_method: Literal["greedy", "probabilistic"] = "greedy"
-    by_batch_size: bool = False
-    """Whether speculators use their best k for each batch size, as the bundle does with
-    `export.k_per_batch_size`, instead of a single k."""
+    k_per_batch_size: bool | Literal["auto"] = False
+    """The recipe's `export.k_per_batch_size`."""
     show_samples: bool = False
     """Whether the report may contain example responses, which are customer text."""
     backends: Backends = Backends()
@@ -255,6 +254,22 @@ class EvaluationContext:
         speculators = {str(name): speculator for name, speculator in self.speculators.items()}
         return {**self.lookups, **speculators}
 
+    @functools.cached_property
+    def by_batch_size(self) -> bool:
+        """Whether the bundle, and base and custom here, use their best k for each batch size."""
+        if self.k_per_batch_size != "auto":
+            return self.k_per_batch_size
+        settings = self.settings
+        # Without two measured sizes and timed steps, there is nothing to schedule by.
+        if settings.k != "auto" or len(settings.concurrency) == 1 or self.no_replay:
+            return False
+        return self.serving.engine.changes_drafters and all(
+            # V1 gives up full CUDA graphs for a schedule (vllm/config/vllm.py:1039); V2 captures
+            # them for every number of drafts (v1/worker/gpu/cudagraph_utils.py:268).
+            self.runner(one) == "v2" and one.speculates and not one.family.fixed_k
+            for one in self.speculators.values()
+        )
+
     def runner(self, speculator: Speculator) -> Runner:
         """The model runner of the speculator's engine."""
         return runner_of(speculator.family, self.serving.engine)
@@ -301,7 +316,10 @@ class EvaluationContext:
             "serving": self.serving.model_dump(mode="json", exclude={"ignored_flags"}),
             "draft_sample_method": self.draft_sample_method,
             # The excluded keys affect only results that are computed from the measurements.
-            "evaluation": self.settings.model_dump(mode="json", exclude={"gate", "cost", "task"}),
+            # Blocks at the rates of a search remain valid with other limits.
+            "evaluation": self.settings.model_dump(
+                mode="json", exclude={"gate", "cost", "task", "slo", "capacity_minutes"}
+            ),
             "near_tie_nats": self.settings.gate.near_tie_nats,
         }
         if self.by_batch_size:

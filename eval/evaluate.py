@@ -10,17 +10,20 @@ Writes the report and the servers' logs. Each measurement is cached, so an inter
 resumes; intervals, verdict and report are recomputed from the cache each time.
 """
 
+import dataclasses
 import functools
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from datasets import Dataset
 
 from outrider.common.child_process import in_child
 from outrider.common.errors import OutriderError
 from outrider.common.fingerprint import value_digest
+from outrider.eval.bench.capacity import limits_of, measure_capacity, summarise_capacity
 from outrider.eval.bench.closed_loop import measure
 from outrider.eval.bench.counted import (
     CountedPass,
@@ -39,15 +42,18 @@ from outrider.eval.bench.metrics import (
 from outrider.eval.bench.open_loop import RateBlocks, measure_rates, summarise_rates
 from outrider.eval.bench.outputs import Outputs, collect
 from outrider.eval.bench.prompts import (
+    EVERYTHING,
     HeldoutRequests,
     customers_sampling,
     evaluation_prompts,
     prompt_room,
     select,
+    select_scenarios,
 )
 from outrider.eval.bench.servers import Servers
 from outrider.eval.both_together import both_together
 from outrider.eval.choose_k import choose, draft_plan
+from outrider.eval.config import ScenarioConfig
 from outrider.eval.context import EvaluationContext
 from outrider.eval.lookups import history_facts, missing_lookups, served_lookups, with_lookups
 from outrider.eval.lossless.verification import verify
@@ -56,7 +62,7 @@ from outrider.eval.replay.heldout_replay import Replays, on_policy, replay_figur
 from outrider.eval.replay.slices import by_prompt_length, sliced
 from outrider.eval.results.parts import DRAFTERS, LOOKUP, Drafters, Variants
 from outrider.eval.results.report import Example, Findings, RequestSampling, SpeculatorIdentity
-from outrider.eval.results.sections import Choice, RateRow, Served
+from outrider.eval.results.sections import Capacity, Choice, RateRow, Served
 from outrider.eval.summary import conclude
 from outrider.eval.workloads import measured_workloads, prompts_of
 from outrider.serving.load_generator import LoadGenerator
@@ -126,6 +132,7 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
         runners=_runners(context),
         served=measured.served,
         rates=measured.rates,
+        capacity=measured.capacity,
         scenarios={traffic.name: traffic.described for traffic in requests.traffic},
         verification=verification,
         samples=samples_stage(context, replayed_heldout, k.custom),
@@ -140,6 +147,7 @@ class MeasuredModes:
 
     served: dict[str, Served] = field(default_factory=dict)
     rates: dict[str, dict[str, dict[str, RateRow]]] = field(default_factory=dict)
+    capacity: dict[str, Capacity] = field(default_factory=dict)
     outputs: dict[str, Outputs] = field(default_factory=dict)
     passes: list[CountedPass] = field(default_factory=list)
     """Counted passes of all modes at the chosen k."""
@@ -166,23 +174,26 @@ def _measure_mode(
         mode=mode,
     )
     outputs = collect(context, servers=servers, mode=mode, k=k, requests=requests)
-    served, blocks, open_loop = measure_speed(
+    speed = measure_speed(
         context,
         servers=servers,
         load=load,
         mode=mode,
         choice=choice,
         requests=requests,
-        replays=replays.get("heldout"),
+        replays=replays,
     )
     measured.outputs[mode] = outputs
-    measured.served[mode] = served
+    measured.served[mode] = speed.served
     if requests.traffic:
-        measured.rates[mode] = summarise_rates(open_loop, served)
+        measured.rates[mode] = summarise_rates(speed.rates)
+    if speed.capacity is not None:
+        measured.capacity[mode] = speed.capacity
     measured.passes.extend(verification_passes(outputs, requests.verification))
-    # Counters at another k would be of other drafts.
-    if choice.k == k:
-        measured.passes.extend(counted_passes(blocks, requests.timed))
+    # Counters at another k, or at several, would be of other drafts.
+    scheduled = context.by_batch_size and choice.k_per_batch_size is not None
+    if choice.k == k and not scheduled:
+        measured.passes.extend(counted_passes(speed.blocks, requests.timed))
 
 
 def _identity(context: EvaluationContext) -> SpeculatorIdentity:
@@ -265,7 +276,7 @@ def _check_drafts(context: EvaluationContext) -> None:
 
 def _check_schedule(context: EvaluationContext) -> None:
     """Checks that both speculators can follow a schedule by batch size, if one is set."""
-    if not context.by_batch_size:
+    if context.k_per_batch_size is not True:
         return
     kinds = [speculator.family for speculator in context.speculators.values()]
     fixed = [kind.in_words for kind in kinds if kind.fixed_k]
@@ -302,6 +313,9 @@ def heldout_requests(context: EvaluationContext, heldout: Dataset) -> HeldoutReq
     custom = context.speculators["custom"]
     comparable = custom.trainable or not custom.speculates
     traffic = select(heldout, settings, serving) if comparable else []
+    everything = None
+    if settings.capacity_minutes:
+        (everything,) = select_scenarios(heldout, settings, serving, {EVERYTHING: ScenarioConfig()})
     grammars = sendable_grammars(heldout, context.target, serving.engine)
     if grammars:
         context.say(f"{len(grammars):,} held-out prompts are sent with their logged grammar")
@@ -321,10 +335,17 @@ def heldout_requests(context: EvaluationContext, heldout: Dataset) -> HeldoutReq
         verification=verification,
         timed=timed,
         traffic=traffic,
+        everything=everything,
         grammars=grammars,
-        times=dict(zip(heldout["sequence_id"], heldout["time"], strict=True)),
+        times=_times(heldout, context.data.rows(context.data.parts["validation"])),
         lost_ends=lost_ends,
     )
+
+
+def _times(*parts: Dataset) -> dict[str, float | None]:
+    """Times of the requests of these parts, by sequence id."""
+    pairs = [zip(part["sequence_id"], part["time"], strict=True) for part in parts]
+    return dict(itertools.chain.from_iterable(pairs))
 
 
 def replay_stage(
@@ -349,6 +370,16 @@ def replay_stage(
     }
 
 
+class MeasuredSpeed(NamedTuple):
+    """What the servers of one engine mode gave."""
+
+    served: Served
+    blocks: list[Record]
+    """The closed loop's blocks"""
+    rates: RateBlocks
+    capacity: Capacity | None
+
+
 def measure_speed(
     context: EvaluationContext,
     *,
@@ -357,12 +388,9 @@ def measure_speed(
     mode: str,
     choice: Choice,
     requests: HeldoutRequests,
-    replays: Replays | None,
-) -> tuple[Served, list[Record], RateBlocks]:
-    """Measures one engine mode at its k, in closed and open loop.
-
-    Returns speeds, closed-loop blocks and blocks by rate; cached blocks need no servers.
-    """
+    replays: Mapping[str, Replays],
+) -> "MeasuredSpeed":
+    """Measures one engine mode at its k, in closed and open loop; cached blocks need no servers."""
     settings = context.settings
     base = context.speculators["base"]
     # `eval.current_k` cannot be set on a running server whose K is fixed, and has no meaning
@@ -376,7 +404,7 @@ def measure_speed(
         settings,
         requests.timed,
         choice.main_concurrency,
-        replayed_steps(replays, plan, choice.lookup, requests.times) if replays else None,
+        replayed_steps(replays, plan, choice.lookup, requests.times),
     )
     if choice.lookup is not None:
         servers.alias(LOOKUP, choice.lookup)
@@ -402,18 +430,49 @@ def measure_speed(
         repeats=repeats_of(blocks),
         cut=cut_share(blocks, settings.max_tokens),
     )
-    return served, blocks, rates
+    capacity = None
+    if requests.everything is not None:
+        rated = context.kept(f"capacity_{mode}").run(
+            lambda: measure_capacity(
+                context=context,
+                servers=servers,
+                mode=mode,
+                plan=plan,
+                load=load,
+                requests=requests,
+                closed=blocks,
+            )
+        )
+        capacity = summarise_capacity(rated, limits_of(settings, blocks))
+    return MeasuredSpeed(served, blocks, rates, capacity)
 
 
 def replayed_steps(
+    replays: Mapping[str, Replays],
+    plan: Mapping[str, Drafts | None],
+    lookup: str | None,
+    times: Mapping[str, float | None],
+) -> ReplayedSteps | None:
+    """Replayed steps of the held-out part, and of the validation part before it.
+
+    None without exact replay. `times` has the time of each response's request, by sequence id.
+    """
+    if not replays:
+        return None
+    earlier = _replayed_steps(replays["validation"], plan, lookup, times)
+    heldout = _replayed_steps(replays["heldout"], plan, lookup, times)
+    return dataclasses.replace(heldout, earlier=earlier)
+
+
+def _replayed_steps(
     replays: Replays,
     plan: Mapping[str, Drafts | None],
     lookup: str | None,
     times: Mapping[str, float | None],
 ) -> ReplayedSteps:
-    """Replayed steps of held-out responses by variant; variants with schedules are omitted.
+    """Replayed steps of a part's responses by variant.
 
-    `times` has the time of each response's request, by sequence id.
+    Variants whose schedule drafts different numbers at the measured batch sizes are omitted.
     """
     steps = {}
     cut_steps = {}
@@ -421,10 +480,13 @@ def replayed_steps(
         # Base at eval.current_k uses base's sums.
         replayed = lookup if variant == LOOKUP else variant
         sums = replays.get(str(replayed), replays["base"])
-        k = 0 if variant == "none" else drafts
-        if isinstance(k, int):
+        # A schedule's last range is above the measured sizes.
+        numbers = {k for _, _, k in drafts[:-1]} if isinstance(drafts, Sequence) else {drafts or 0}
+        if len(numbers) == 1:
+            k = numbers.pop()
             steps[variant] = sums.steps_at(k)
-            cut_steps[variant] = sums.timed_steps(k)
+            if sums.is_timed:
+                cut_steps[variant] = sums.timed_steps(k)
     base = replays["base"]
     return ReplayedSteps(
         steps=steps,

@@ -14,7 +14,7 @@ from outrider.eval.context import EvaluationContext
 from outrider.eval.gate import judge
 from outrider.eval.results.parts import DRAFTERS, VARIANTS, Estimate, Variants
 from outrider.eval.results.report import Findings, Report
-from outrider.eval.results.sections import Cost, Served, SpeedRow
+from outrider.eval.results.sections import Capacity, Cost, Served, SpeedRow
 
 HOURS_A_MONTH = 730
 
@@ -28,8 +28,11 @@ def conclude(context: EvaluationContext, findings: Findings) -> dict[str, Any]:
     gpus = context.serving.engine.gpus
     trained = folders.trained or folders.run
     lost = (*lost_ends(folders.run, trained), *findings.lost_ends)
+    capacity = findings.capacity
+    if settings.cost:
+        capacity = {mode: priced(row, settings.cost, gpus) for mode, row in capacity.items()}
     report = Report(
-        **dict(findings) | {"lost_ends": lost},
+        **dict(findings) | {"lost_ends": lost, "capacity": capacity},
         cost=money(findings.served, settings.cost, gpus) if settings.cost else None,
         verdict=judge(findings, settings.gate),
         kinds=context.kinds,
@@ -39,13 +42,28 @@ def conclude(context: EvaluationContext, findings: Findings) -> dict[str, Any]:
     return {**summary(report), "report": str(page), "bundle": None}
 
 
+def priced(capacity: Capacity, cost: CostConfig, gpus: int) -> Capacity:
+    """Adds the prices of tokens at each variant's highest rate within the limits."""
+    price = _price(cost, gpus)
+    prices = {}
+    for variant in VARIANTS:
+        speed = capacity.of(variant).tokens_per_s
+        prices[variant] = None if speed is None else price / speed
+    per_million = Variants[float | None](**prices)
+    return capacity.model_copy(update={"per_million_tokens": per_million})
+
+
+def _price(cost: CostConfig, gpus: int) -> float:
+    """Price of a million tokens at 1 token/s."""
+    return 1e6 * gpus * cost.gpu_hour_price / 3600
+
+
 def money(served: Mapping[str, Served], cost: CostConfig, gpus: int) -> dict[str, dict[str, Cost]]:
     """Costs of an endpoint with `gpus` GPUs, by engine mode and concurrency."""
 
     def cost_of(row: SpeedRow) -> Cost:
         speeds = {variant: row.of(variant).tokens_per_s for variant in VARIANTS}
-        # Price of a second, times the seconds for a million tokens at 1 token/s.
-        price = 1e6 * gpus * cost.gpu_hour_price / 3600
+        price = _price(cost, gpus)
         hours = None
         if cost.tokens_per_s is not None:
             gpu_hours = HOURS_A_MONTH * gpus * cost.tokens_per_s

@@ -69,6 +69,7 @@ class BundleManifest(TypedDict):
 
     method: str
     num_speculative_tokens: int
+    num_speculative_tokens_per_batch_size: list[tuple[int, int, int]] | None
     draft_sample_method: str
     files: dict[str, str]
     target: ManifestTarget

@@ -75,16 +75,21 @@ class BlockResult:
         """Output tokens of all requests."""
         return sum(request.output_tokens for request in self.requests)
 
+    @property
+    def full_until_s(self) -> float:
+        """When the first request ends that no other one follows: the batch shrinks from then on."""
+        last = max(request.start_s for request in self.requests)
+        ends = (request.start_s + request.latency_s for request in self.requests)
+        return min((end for end in ends if end > last), default=last)
+
     def steady(self, concurrency: int) -> tuple[list[float], float]:
         """What a closed loop delivered while all `concurrency` requests were in flight.
 
-        Returns each request's share of tokens, and the seconds they took. The batch shrinks when
-        the first request ends that no other one follows; speculation gains more from then on. The
-        time to first token of a request is counted in proportion to its share.
+        Returns each request's share of tokens, and the seconds they took. Speculation gains more
+        when the batch has shrunk (`full_until_s`). The time to first token of a request is counted
+        in proportion to its share.
         """
-        last = max(request.start_s for request in self.requests)
-        ends = (request.start_s + request.latency_s for request in self.requests)
-        full = min((end for end in ends if end > last), default=last)
+        full = self.full_until_s
         shares = []
         busy_ms = 0.0
         for request in self.requests:

@@ -29,6 +29,7 @@ from outrider.data.formats.fields import (
 )
 from outrider.data.formats.openai import exchanges
 from outrider.data.formats.openai_stream import chunks_of_sse, join_chunks
+from outrider.data.formats.row_fields import seconds_of
 from outrider.data.formats.wrappers import open_row
 
 
@@ -59,13 +60,15 @@ def parse(record: Record) -> list[Exchange | Reject]:
     }
     fields = {"session": ("helicone-session-id",), "tenant": ("tenant",), "route": ("route",)}
     names = (take_text(row, key, "row") for key in ("request_model", "model"))
+    began = take_time(row, "request_created_at")
     return exchanges(
         {"model": first(*names), **request},
         _whole(response),
         record.place,
         user=take_text(row, "request_user_id", "row"),
         **take_names(properties, fields, "request_properties"),
-        time=take_time(row, "request_created_at"),
+        time=began,
+        seconds=seconds_of(row, began),
         log_id=take_text(row, "request_id", "row"),
     )
 

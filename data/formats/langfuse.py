@@ -34,6 +34,7 @@ from outrider.data.formats.finish_reasons import end_by_limit
 from outrider.data.formats.message_parts import openai_message, openai_messages
 from outrider.data.formats.nested_rows import outcomes_of
 from outrider.data.formats.openai import exchanges
+from outrider.data.formats.row_fields import seconds_of
 from outrider.data.formats.sampling import CONSTRAINTS, NUMBERS
 from outrider.data.formats.wrappers import OBSERVATIONS, open_row
 
@@ -119,6 +120,7 @@ def _outcomes(logged: dict[str, Any], place: Place) -> list[Exchange | Reject]:
         "usage": None if used is None else {"completion_tokens": used},
         **_answered(row, _finish_reason(parameters, used)),
     }
+    began = take_time(row, "start_time")
     return exchanges(
         request,
         response,
@@ -126,7 +128,8 @@ def _outcomes(logged: dict[str, Any], place: Place) -> list[Exchange | Reject]:
         **take_names(row, {"session": ("session_id",), "user": ("user_id",)}, "row"),
         tenant=_text(metadata, "tenant"),
         route=_text(metadata, "route") or take_text(row, "prompt_name", "row") or None,
-        time=take_time(row, "start_time"),
+        time=began,
+        seconds=seconds_of(row, began),
         log_id=take_text(row, "id", "row"),
     )
 

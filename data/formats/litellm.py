@@ -36,6 +36,7 @@ from outrider.data.formats.fields import (
     unpacked_or_text,
 )
 from outrider.data.formats.openai import body, exchanges
+from outrider.data.formats.row_fields import seconds_of
 from outrider.data.formats.wrappers import open_row
 
 TENANTS = tuple(f"user_api_key_{key}" for key in ("team_alias", "team_id", "org_id", "alias"))
@@ -74,6 +75,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
     counted = take_count(row, "completion_tokens")
     usage = {"completion_tokens": counted} if counted else {}
     log_id = first(take_text(row, "request_id", "row"), take_text(row, "id", "row"))
+    began = take_time(row, "startTime")
     return exchanges(
         _request(row, metadata),
         {"usage": usage, **response},
@@ -81,7 +83,8 @@ def parse(record: Record) -> list[Exchange | Reject]:
         **take_names(metadata, {"tenant": TENANTS}, "metadata"),
         session=take_text(row, "session_id", "row") or None,
         route=take_text(row, "model_group", "row"),
-        time=take_time(row, "startTime"),
+        time=began,
+        seconds=seconds_of(row, began),
         log_id=log_id,
     )
 

@@ -98,7 +98,7 @@ def exchanges(
 ) -> list[Exchange | Reject]:
     """Returns an exchange or reject for each choice, with the model's name.
 
-    `logged` holds what `_exchanges` takes besides: session, tenant, route, time, user.
+    `logged` holds what `_exchanges` takes besides: session, tenant, route, time, seconds, user.
     """
     model = take_text(response, "model", "response") or take_text(request, "model", "request")
     try:
@@ -121,6 +121,7 @@ def _exchanges(
     tenant: str | None = None,
     route: str | None = None,
     time: float | None = None,
+    seconds: float | None = None,
     user: str | None = None,
     log_id: str | None = None,
 ) -> list[Exchange | Reject]:
@@ -156,6 +157,7 @@ def _exchanges(
         "tenant": _text_of(metadata, "tenant") or tenant,
         "route": _text_of(metadata, "route") or route,
         "time": first(time, take_time(response, "created")),
+        "seconds": seconds,
         **sampling_of(request, "request"),
     }
     return _of_choices(request, response, messages, shared)

@@ -113,5 +113,9 @@ def parse(record: Record) -> list[Exchange | Reject]:
     if request_row is None and not has_ids:
         raise Reject("unmatched_response", "no request with this id, and no prompt ids")
     logged = fields(answer)
+    ended = fields(answers[-1])["time"]
     logged |= {key: value for key, value in fields(asked).items() if value is not None}
+    if logged["seconds"] is None and request_row is not None and ended is not None:
+        # The two halves were logged when the request arrived and when the response ended.
+        logged["seconds"] = max(ended - (logged["time"] or ended), 0.0) or None
     return exchanges(request, response, record.place, **logged)

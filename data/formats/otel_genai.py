@@ -42,6 +42,7 @@ from outrider.data.formats.message_parts import openai_message, openai_messages
 from outrider.data.formats.message_sides import MessageSides, message_sides
 from outrider.data.formats.nested_rows import outcomes_of
 from outrider.data.formats.openai import exchanges
+from outrider.data.formats.row_fields import seconds_of
 from outrider.data.formats.sampling import NUMBERS
 from outrider.data.formats.wrappers import check_call, open_row, sides, unwrapped
 
@@ -116,7 +117,7 @@ def _outcomes(span: dict[str, Any], place: Place) -> list[Exchange | Reject]:
             row={**logged, **_of_events(span)},
             sides=found,
             place=place,
-            time=_time(span),
+            **_times(span),
             log_id=_span_id(span),
             **take_names(logged, NAMES, "attributes"),
         )
@@ -159,7 +160,7 @@ def _outcomes(span: dict[str, Any], place: Place) -> list[Exchange | Reject]:
         "usage": None if used is None else {"completion_tokens": int(used)},
     }
     names = take_names(logged, NAMES, "attributes")
-    return exchanges(request, response, place, time=_time(span), log_id=_span_id(span), **names)
+    return exchanges(request, response, place, log_id=_span_id(span), **_times(span), **names)
 
 
 def _other_messages(span: dict[str, Any], logged: dict[str, Any]) -> MessageSides | None:
@@ -235,6 +236,12 @@ def _time(span: dict[str, Any]) -> float | None:
         if nanoseconds:
             return round(nanoseconds / 1e9, 6)
     return first(*(take_time(span, key) for key in ("start_time", "timestamp", "Timestamp")))
+
+
+def _times(span: dict[str, Any]) -> dict[str, float | None]:
+    """Returns a call's start time and, if the span has its end, its duration in seconds."""
+    began = _time(span)
+    return {"time": began, "seconds": seconds_of(span, began)}
 
 
 def _attributes(holder: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Finds the session, user, tenant, route, time and id of a row under any producer's names.
 
     fields({"createdAt": "2026-07-01T10:00:00Z", "user": {"externalId": "ada"}})
-    # {"time": 1782900000.0, "user": "ada", "session": None, ...}
+    # {"time": 1782900000.0, "user": "ada", "session": None, "seconds": None, ...}
 
 Names are compared in snake case, without the marks that begin them: `startTime`, `START_TIME` and
 `@timestamp` are `start_time` and `timestamp`. DynamoDB's and MongoDB's typed values are unwrapped.
@@ -12,7 +12,7 @@ import re
 from typing import Any, NamedTuple
 
 from outrider.data.formats.embedded import object_of
-from outrider.data.formats.fields import take_text, take_time
+from outrider.data.formats.fields import number, take_text, take_time
 
 FIRST_SECOND = 1e9
 """Smaller numbers are no Unix times but, for instance, milliseconds since a process started
@@ -52,6 +52,25 @@ FIELDS = {
 }
 """Paths of each field of an exchange, in order of preference; keys may have dots, too."""
 
+ENDS = (
+    *("end_time", "ended_at", "completed_at", "finished_at", "end_time_unix_nano", "end_ns"),
+    *("response_created_at", "metrics.end", "timestamps.completed_at"),
+)
+"""Paths of the time at which a response ended."""
+
+DURATIONS = {
+    1.0: ("e2e_latency", "latency_seconds", "latency_s", "duration_seconds", "duration_s"),
+    0.001: (
+        *("latency_ms", "duration_ms", "delay_ms", "response_time_ms", "elapsed_ms"),
+        *("execution_duration_ms", "total_time_ms"),
+    ),
+}
+"""Paths of a request's duration, by their unit in seconds. Names without a unit (`latency`) are
+seconds for some producers and milliseconds for others, so they are not read."""
+
+LONGEST_S = 86_400
+"""Larger differences of times are no durations of requests."""
+
 PROJECT = ("run_type", "session_id")
 """Keys of a LangSmith run, whose `session_id` is the project of all of its runs."""
 
@@ -81,7 +100,30 @@ def fields(row: dict[str, Any]) -> dict[str, Any]:
             if value is not None:
                 values[name] = value
                 break
+    values["seconds"] = _seconds_of(row, names, values["time"])
     return values
+
+
+def seconds_of(row: dict[str, Any], time: float | None) -> float | None:
+    """Returns the logged duration of a request that arrived at `time`; None if there is none."""
+    return _seconds_of(row, _names(row), time)
+
+
+def _seconds_of(row: dict[str, Any], names: dict[str, str], time: float | None) -> float | None:
+    for unit, paths in DURATIONS.items():
+        for path in paths:
+            where = _find(row, names, path)
+            duration = None if where is None else number(*where)
+            if duration is not None and 0 < duration * unit < LONGEST_S:
+                return duration * unit
+    if time is None:
+        return None
+    for path in ENDS:
+        where = _find(row, names, path)
+        ended = None if where is None else take_time(*where)
+        if ended is not None and 0 < ended - time < LONGEST_S:
+            return round(ended - time, 6)  # times have microseconds
+    return None
 
 
 def _value(where: "Field", is_time: bool) -> Any:

@@ -137,6 +137,7 @@ def _exchange(
         route=take_text(labels, "route", "custom_labels"),
         # The line is written when the response has ended; the latency counts from the arrival.
         time=None if finished is None else finished - took,
+        seconds=took or None,
         **sampling_of(sampling, "sampling_params"),
     )
 

@@ -68,6 +68,7 @@ SCHEMA: pa.Schema = Features.from_arrow_schema(
             "route": pa.string(),
             "model": pa.string(),
             "time": pa.float64(),
+            "seconds": pa.float64(),
             "token_ids": pa.list_(pa.int32()),
             "completion_start": pa.int32(),
             "fidelity": pa.string(),
@@ -84,10 +85,10 @@ SCHEMA: pa.Schema = Features.from_arrow_schema(
 """Columns of the table of sequences.
 
 `session_kind` is one of `SESSION_KINDS`. `user` is a keyed digest of the user's id or, if none
-was logged, of the tenant; a session of kind `user` has the same digest. `time` is in Unix seconds,
-null if it was not logged. `constraint` is what else shaped the tokens
-(exchange.SAMPLED_OTHERWISE), `grammar` the grammar if it is all that did. Other values that were
-not logged are empty strings."""
+was logged, of the tenant; a session of kind `user` has the same digest. `time` is in Unix seconds
+and `seconds` the request's duration, null if not logged. `constraint` is what else shaped the
+tokens (exchange.SAMPLED_OTHERWISE), `grammar` the grammar if it is all that did. Other values that
+were not logged are empty strings."""
 
 
 PART_SCHEMA = pa.schema(
@@ -330,6 +331,7 @@ def _table_row(exchange: Exchange, sequence: TokenSequence, work: Work) -> dict[
         "route": exchange.route or "",
         "model": exchange.model or "",
         "time": exchange.time,
+        "seconds": exchange.seconds,
         "token_ids": np.asarray(sequence.token_ids, np.int32),
         "completion_start": sequence.completion_start,
         "fidelity": sequence.fidelity,

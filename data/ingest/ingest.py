@@ -52,7 +52,7 @@ PARTS = ".parts"
 PARTS_INPUTS = ".parts.json"
 """Folder of the parts, and file with the digest of everything that they depend on."""
 
-PARTS_VERSION = 14
+PARTS_VERSION = 15
 """Version of the parts. Raise it if the same log gives different parts: if a format accepts
 different rows, or if sequences, rejects, surrogates or `chunks.SCHEMA` change. Parts of an
 interrupted ingest are then made again. Also raise the version of the ingest stage
@@ -150,7 +150,7 @@ def ingest(
         "files": [file.name for file in files],
         "not_read": not_read,
         **tally.summary(),
-        **profile(out_dir / "sequences", target_dir),
+        **profile(out_dir / "sequences", target_dir, traffic.tpot_ms),
     }
     write_json(out_dir / "summary.json", summary)
     # Last: with the summary written, the parts are not needed to resume.

@@ -9,6 +9,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from outrider.data.ingest.load import load_in_words
+
 LONGEST_NAME = 60
 
 
@@ -26,6 +28,7 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         texts[name] = _counts(sampling[name])
     texts["constraints"] = _constraints(summary)
     texts["time"] = _time(summary)
+    texts["concurrency"] = load_in_words(summary.get("load"))
     texts["sessions"] = _sessions(summary["sessions"])
     texts["duplicates"] = _duplicates(summary["duplicates"])
     return [(name, text) for name, text in texts.items() if text]

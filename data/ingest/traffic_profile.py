@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from datasets import load_from_disk
 from tokenizers import Tokenizer
 
+from outrider.data.ingest.load import load_of
 from outrider.data.tokenize.emitted_text import END_THINK, THINK
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
@@ -31,8 +32,11 @@ NOT_LOGGED, OTHERS = "not logged", "others"
 MINUTE = 60
 
 
-def profile(sequences_dir: Path, target_dir: Path) -> dict[str, Any]:
-    """Profiles a table of sequences; the result is plain JSON."""
+def profile(sequences_dir: Path, target_dir: Path, tpot_ms: float) -> dict[str, Any]:
+    """Profiles a table of sequences; the result is plain JSON.
+
+    Durations that were not logged are estimated at `tpot_ms` milliseconds per token.
+    """
     table: pa.Table = load_from_disk(str(sequences_dir)).data.table
     starts = table["completion_start"].to_numpy()
     lengths = {
@@ -73,6 +77,12 @@ def profile(sequences_dir: Path, target_dir: Path) -> dict[str, Any]:
         "exchanges": dict(session_kinds.most_common()),
     }
     described["time"] = _arrivals(times)
+    described["load"] = load_of(
+        times=table["time"].to_numpy(),
+        seconds=table["seconds"].to_numpy(),
+        tokens=lengths["completion"],
+        tpot_ms=tpot_ms,
+    )
     described["duplicates"] = {
         "prompts": prompt_count,
         "identical": prompt_count - distinct_prompts,

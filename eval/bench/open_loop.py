@@ -2,7 +2,7 @@
 
     blocks = measure_rates(context=context, servers=servers, mode="eager", plan=plan, load=load,
                            requests=requests)
-    table = summarise_rates(blocks, served)
+    table = summarise_rates(blocks)
 
 A closed loop with C requests in flight sends the next request only when one is answered, so it
 slows down with the server and never overloads it. Customers do not wait: requests arrive in bursts
@@ -16,22 +16,19 @@ sending it to its last token, while other requests arrive at the offered rate.
 """
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from outrider.eval.bench.closed_loop import Plan, record_of
 from outrider.eval.bench.metrics import Record, pooled
 from outrider.eval.bench.prompts import HeldoutRequests, Traffic
 from outrider.eval.bench.servers import Servers
-from outrider.eval.config import SEED, EvalConfig
+from outrider.eval.config import SEED
 from outrider.eval.context import EvaluationContext
 from outrider.eval.results.parts import RATIOS, VARIANTS
-from outrider.eval.results.sections import RateBlock, RateRow, Served
-from outrider.eval.stats.speed_ratio import Units, measured_ratio, widened
+from outrider.eval.results.sections import RateBlock, RateRow
 from outrider.serving.client import Sampling
 from outrider.serving.load_generator import LoadGenerator
 
@@ -92,53 +89,38 @@ def measure_rates(
             for variant, drafts in group[turn:] + group[:turn]:
                 url = servers.server(mode, variant, drafts).url
                 context.say(f"{scenario.name}, {rate:g} requests/s, {variant}")
-                block = _timed_block(
+                block = timed_block(
                     url=url,
                     load=load,
                     scenario=scenario,
                     rate=rate,
+                    count=settings.rate_requests(rate),
                     sampling=requests.sampling,
-                    settings=settings,
                 )
                 measured[scenario.name][f"{rate:g}"][variant] = block
     return measured
 
 
-def summarise_rates(blocks: RateBlocks, served: Served) -> dict[str, dict[str, RateRow]]:
-    """Summarizes the blocks by scenario and rate.
-
-    The noise margin of one block is taken from the closed loop in the same engine mode. It is a
-    lower bound, because near saturation a queue amplifies noise.
-    """
-    noise = {}
-    for name in RATIOS:
-        ratios = [getattr(row, name) for row in served.speed.values()]
-        if ratios:
-            widest = max(math.log(ratio.high / ratio.value) for ratio in ratios)
-            # The interval over n repeats is about 1 / sqrt(n) as wide as that of one block.
-            noise[name] = math.sqrt(served.repeats) * widest
+def summarise_rates(blocks: RateBlocks) -> dict[str, dict[str, RateRow]]:
+    """Summarizes the blocks by scenario and rate."""
     return {
-        scenario: {rate: rate_row(variants, noise) for rate, variants in by_rate.items()}
+        scenario: {rate: rate_row(variants) for rate, variants in by_rate.items()}
         for scenario, by_rate in blocks.items()
     }
 
 
-def rate_row(blocks: Mapping[str, Record], noise: Mapping[str, float]) -> RateRow:
-    """Figures for one scenario at one rate; ratios compare per-request tokens/s."""
-    ratios = {}
-    for name, (over, under) in RATIOS.items():
-        over_N2 = _tokens_and_seconds(blocks[over])
-        under_N2 = _tokens_and_seconds(blocks[under])
-        # Only tokens and seconds are read without replay.
-        units = Units(over_N2, under_N2, observations=len(over_N2))
-        ratios[name] = widened(measured_ratio(units), noise[name])
+def rate_row(blocks: Mapping[str, Record]) -> RateRow:
+    """Figures for one scenario at one rate; ratios compare per-request tokens/s.
+
+    One block of each variant shows nothing of how blocks differ, least of all near saturation,
+    where a queue amplifies noise. So the ratios have no interval.
+    """
     figures = {variant: rate_figures(block) for variant, block in blocks.items()}
+    ratios = {
+        name: figures[over].request_tokens_per_s / figures[under].request_tokens_per_s
+        for name, (over, under) in RATIOS.items()
+    }
     return RateRow(**figures, **ratios, arrivals=blocks["none"]["source"])
-
-
-def _tokens_and_seconds(block: Record) -> NDArray[np.float64]:
-    """Tokens and seconds of each request [N, 2]."""
-    return np.array([block["request_tokens"], block["request_seconds"]]).T
 
 
 def rate_figures(block: Record) -> RateBlock:
@@ -171,17 +153,16 @@ def saturated(block: Record) -> bool:
     return bool(share < KEPT_UP and late >= WAIT_GROWTH * early)
 
 
-def _timed_block(
+def timed_block(
     *,
     url: str,
     load: LoadGenerator,
     scenario: Traffic,
     rate: float,
+    count: int,
     sampling: Sampling,
-    settings: EvalConfig,
 ) -> Record:
-    """Times a block of scenario requests in log order, repeated as needed."""
-    count = settings.rate_requests(rate)
+    """Times a block of `count` scenario requests in log order, repeated as needed."""
     arrivals_s, source = customers_arrivals(scenario.times, count, rate, SEED)
     texts = list(itertools.islice(itertools.cycle(scenario.texts), count))
     block = load.run_block(

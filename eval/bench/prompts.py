@@ -70,10 +70,12 @@ class HeldoutRequests:
     """Prompts of the timed blocks."""
     traffic: list[Traffic] = field(default_factory=list)
     """Open-loop requests of each scenario; empty if no rate is measured."""
+    everything: Traffic | None = None
+    """All held-out requests, whose capacity is measured; None if it is not."""
     grammars: Mapping[str, str] = field(default_factory=dict)
     """Grammars by rendered prompt (eval/bench/grammars.py)."""
     times: Mapping[str, float | None] = field(default_factory=dict)
-    """Time of each held-out request, by sequence id; None if it is not logged."""
+    """Time of each held-out and validation request, by sequence id; None if it is not logged."""
     lost_ends: tuple[str, ...] = ()
     """Message about held-out prompts that are too long to send; empty if there are none."""
 
@@ -129,19 +131,30 @@ def evaluation_prompts(
 
 
 def select(heldout: Dataset, settings: EvalConfig, serving: ServingConfig) -> list[Traffic]:
-    """Selects each scenario's requests (default: one scenario); returns [] without rates.
+    """Selects each scenario's requests (default: one scenario); returns [] without rates."""
+    if not settings.rates:
+        return []
+    scenarios = settings.scenarios or {EVERYTHING: ScenarioConfig()}
+    return select_scenarios(heldout, settings, serving, scenarios)
+
+
+def select_scenarios(
+    heldout: Dataset,
+    settings: EvalConfig,
+    serving: ServingConfig,
+    scenarios: Mapping[str, ScenarioConfig],
+) -> list[Traffic]:
+    """Selects the requests of `scenarios`.
 
     `heldout` has the columns `time`, `prompt_text`, `token_ids` and `completion_start`.
     """
-    if not settings.rates:
-        return []
     prompt_N = np.array(heldout["completion_start"])
     response_N = np.array([len(ids) for ids in heldout["token_ids"]]) - prompt_N
     times = list(heldout["time"])
     texts = heldout["prompt_text"]
     order_N = np.array(sorted(range(len(times)), key=log_order(times).__getitem__))
     traffic = []
-    for name, scenario in (settings.scenarios or {EVERYTHING: ScenarioConfig()}).items():
+    for name, scenario in scenarios.items():
         max_tokens = scenario.max_tokens or settings.max_tokens
         room = serving.engine.max_model_len - max_tokens - 1
         inside_N = _inside(scenario.prompt_tokens, prompt_N)
@@ -149,8 +162,8 @@ def select(heldout: Dataset, settings: EvalConfig, serving: ServingConfig) -> li
         rows = order_N[(inside_N & (prompt_N <= room))[order_N]].tolist()
         # A scenario is a claim about some traffic; without one, a small held-out part is all there
         # is.
-        if len(rows) < LEAST_REQUESTS and (settings.scenarios or not rows):
-            key = f"eval.scenarios.{name}" if settings.scenarios else "eval.rates"
+        if len(rows) < LEAST_REQUESTS and (name != EVERYTHING or not rows):
+            key = f"eval.scenarios.{name}" if name != EVERYTHING else "eval.rates"
             selected = (
                 f"{key}: {len(rows)} of {len(texts)} held-out requests lie in its ranges"
                 f" (prompt_tokens {scenario.prompt_tokens}, response_tokens"

@@ -136,6 +136,11 @@ class ReplaySums:
         inside = [self.sequence_ids[row] for row in tokens_R.nonzero()[0]]
         return replace(self, tokens_R=tokens_R, steps_RK=steps_RK).selected(inside)
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether the regions of the timed tokens were summed."""
+        return any(dimension == TIMED for dimension, _ in self.regions)
+
     def timed_steps(self, k: int) -> Array:
         """Expected steps [R] until a response is cut after the timed tokens (regions.TIMED)."""
         first = next(g for g, (dimension, _) in enumerate(self.regions) if dimension == TIMED)

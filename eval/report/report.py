@@ -12,6 +12,7 @@ from rich.console import Console
 
 from outrider.common.files import publish, read_json
 from outrider.common.lost_ends import LostEnds
+from outrider.data.ingest.load import covered, durations_in_words
 from outrider.data.ingest.traffic_facts import facts
 from outrider.data.on_policy.check import FILE as ON_POLICY
 from outrider.data.on_policy.check import Report as OnPolicyReport
@@ -78,6 +79,7 @@ def contents(report: Report, metrics: charts.Rows) -> dict[str, Any]:
         "acceptance_figures": [figure for figure in acceptance if figure],
     }
     values["k_table"] = k_table(report.choice)
+    values["load_line"] = load_line(report)
     values["by_k_head"] = [f"K = {k}" for k in range(1, 1 + depth)]
     return values | _facts_of(report)
 
@@ -93,13 +95,39 @@ def _facts_of(report: Report) -> dict[str, Any]:
     }
 
 
+def load_line(report: Report) -> str:
+    """The share of production's busy time that each measured concurrency covers; or empty."""
+    traffic = cast(dict[str, Any] | None, report.traffic)  # read from its file
+    load = (traffic or {}).get("load")
+    if load is None:
+        return ""
+    parts = []
+    below = 0
+    sizes = sorted({int(size) for served in report.served.values() for size in served.speed})
+    shares = covered(load, sizes)
+    for size, share in shares.items():
+        numbers = f"{size}" if size == below + 1 else f"{below + 1} to {size}"
+        parts.append(f"{numbers} for {share:.0%}")
+        below = size
+    rest = max(1 - sum(shares.values()), 0.0)
+    parts.append(f"more, which was not measured, for {rest:.0%}")
+    return (
+        "Requests in flight in production, by share of its busy time:"
+        f" {', '.join(parts)} (all replicas together; {durations_in_words(load)})."
+    )
+
+
 def k_table(choice: Choice) -> dict[str, Any]:
     """Step times and acceptance lengths by number of drafts: `head`, and `rows` by label."""
     times: dict[str, dict[int, float]] = {}
     lengths: dict[str, list[float]] = {}
     for drafter, sizes in choice.step_ms.items():
         for size, row in sizes.items():
-            times[f"concurrency {size}, {drafter}'s engine"] = row
+            label = f"concurrency {size}, {drafter}'s engine"
+            prefill_ms = choice.prefill_ms.get(drafter, {}).get(size)
+            if prefill_ms is not None:
+                label += f" (and {prefill_ms:.2f} ms of prefill per token)"
+            times[label] = row
     if choice.acceptance_length is not None:
         lengths |= {name: choice.acceptance_length.of(name) for name in DRAFTERS}
     for name, lookup in choice.lookups.items():

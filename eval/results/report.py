@@ -28,6 +28,7 @@ from outrider.eval.results.parts import (
 )
 from outrider.eval.results.sections import (
     BothTogether,
+    Capacity,
     Choice,
     Cost,
     Counted,
@@ -46,7 +47,7 @@ from outrider.eval.results.sections import (
 from outrider.speculators.kinds import kind_named, lookup_names
 from outrider.speculators.kinds.protocol import Runner
 
-VERSION = 18
+VERSION = 19
 """Version of the measurements and of report.json. Raise it when the same settings would give
 different measurements or the shape of report.json changes."""
 
@@ -173,6 +174,8 @@ class Findings(Part):
     """Engine mode -> speed"""
     rates: dict[str, dict[str, dict[str, RateRow]]]
     """Engine mode -> scenario -> requests per second -> speed; empty without eval.rates"""
+    capacity: dict[str, Capacity] = Field(default_factory=dict)
+    """Engine mode -> requests/s within eval.slo; empty if eval.capacity_minutes is 0"""
     scenarios: dict[str, Scenario]
     """Scenario -> its requests"""
     verification: Verification

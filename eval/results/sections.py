@@ -19,6 +19,23 @@ from outrider.eval.results.parts import (
 from outrider.speculators.kinds.protocol import Runner
 
 
+class Quantiles(Part):
+    """Quantiles, in milliseconds or tokens, over requests or deliveries."""
+
+    p50: float
+    """Median"""
+    p90: float
+    """90th percentile"""
+    p99: float
+    """99th percentile"""
+
+    @classmethod
+    def of(cls, values: NDArray[np.float64] | NDArray[np.int64]) -> "Quantiles":
+        """Computes the quantiles of the values; all zero if there are none."""
+        p50, p90, p99 = np.percentile(values, [50, 90, 99]).tolist() if len(values) else [0.0] * 3
+        return cls(p50=p50, p90=p90, p99=p99)
+
+
 class HistoryFacts(Part):
     """The earlier responses that a lookup searches."""
 
@@ -62,11 +79,17 @@ class Choice(Part):
     """Concurrency at which kind and K are chosen and custom must be faster than base: the first of
     eval.concurrency"""
     k_per_batch_size: Drafters[list[tuple[int, int, int]]] | None = None
-    """[first batch size, last batch size, best k]; null unless base and custom were timed"""
+    """[first batch size, last batch size, best k]; nothing is drafted above the largest measured
+    size, from which the last range begins; null unless base and custom were timed"""
     acceptance_length: Drafters[list[float]] | None = None
     """Acceptance length on the validation part for k = 1..depth; null without exact replay"""
     step_ms: dict[Drafter, dict[str, dict[int, float]]] = Field(default_factory=dict)
     """Speculator -> batch size -> k -> milliseconds per step; empty if nothing was timed"""
+    prefill_ms: dict[Drafter, dict[str, float]] = Field(default_factory=dict)
+    """Speculator -> batch size -> milliseconds of prefill per token of a response, for the prompts
+    of all requests of the batch"""
+    step_contexts: Quantiles | None = None
+    """Tokens before the timed steps, as in the log; null if nothing was timed"""
     lookups: dict[str, LookupChoice] = Field(default_factory=dict)
     """Lookups that custom is measured against, by kind"""
     lookup: str | None = None
@@ -79,7 +102,7 @@ class Choice(Part):
 
 
 class KindSpeed(Part):
-    """A kind's speed: replayed acceptance over step time at the main concurrency."""
+    """A kind's speed: from replayed acceptance and timed steps at the main concurrency."""
 
     kind: str
     """A value of speculator.kind, `base` (in use) or `none` (no speculation)"""
@@ -89,6 +112,8 @@ class KindSpeed(Part):
     """Acceptance length at k on the validation part"""
     step_ms: float
     """Milliseconds per step at k"""
+    prefill_ms: float = 0
+    """Milliseconds of prefill per token of a response"""
     runner: Runner
     """Model runner of vLLM that serves it"""
     over_lookup: ClusteredEstimate | None = None
@@ -100,8 +125,9 @@ class KindSpeed(Part):
     """Its training time in minutes, including the warm-start check"""
 
     def tokens_per_s(self, concurrency: int) -> float:
-        """Tokens/s: concurrency x acceptance length / step time."""
-        return 1000 * concurrency * self.acceptance_length.value / self.step_ms
+        """Tokens/s: concurrency / (prefill + step time / acceptance length)."""
+        token_ms = self.prefill_ms + self.step_ms / self.acceptance_length.value
+        return 1000 * concurrency / token_ms
 
 
 class OnPolicy(Part):
@@ -224,23 +250,6 @@ class Counted(Drafters[CountedDrafter]):
     """custom / base"""
 
 
-class Quantiles(Part):
-    """Quantiles, in milliseconds or tokens, over requests or deliveries."""
-
-    p50: float
-    """Median"""
-    p90: float
-    """90th percentile"""
-    p99: float
-    """99th percentile"""
-
-    @classmethod
-    def of(cls, values: NDArray[np.float64] | NDArray[np.int64]) -> "Quantiles":
-        """Computes the quantiles of the values; all zero if there are none."""
-        p50, p90, p99 = np.percentile(values, [50, 90, 99]).tolist() if len(values) else [0.0] * 3
-        return cls(p50=p50, p90=p90, p99=p99)
-
-
 class Block(Part):
     """A variant's timed blocks at one concurrency, pooled."""
 
@@ -314,13 +323,49 @@ class RateBlock(Block):
     """1 + accepted tokens / steps with drafts, from vLLM's counters; 1 without drafts"""
 
 
-class RateRow(Ratios, Variants[RateBlock]):
-    """One scenario at one rate; ratios of request tokens/s, paired by request."""
+class RateRow(Variants[RateBlock]):
+    """One scenario at one rate; ratios of request tokens/s, without an interval: of one block."""
 
     model_config = DOCUMENTED
 
+    custom_over_base: float
+    """Custom over base"""
+    custom_over_none: float
+    """Custom over no speculation"""
+    base_over_none: float
+    """Base over no speculation"""
     arrivals: Literal["log", "poisson"]
     """`log`: the log's arrival times, scaled; `poisson`: random, because the log has no times"""
+
+
+class VariantCapacity(Part):
+    """A variant's capacity; every rate is measured by one block, so the ends are no interval."""
+
+    within: float | None
+    """Highest measured requests/s within the limits; null if none was"""
+    beyond: float | None
+    """Lowest measured requests/s beyond a limit; null if none was"""
+    saturated: float | None
+    """Lowest measured requests/s at which the server was saturated; null if none was"""
+    tokens_per_s: float | None
+    """Output tokens/s of all requests at `within`"""
+    blocks: int
+    """Number of blocks"""
+
+
+class Capacity(Variants[VariantCapacity]):
+    """Request rates that the variants serve within latency limits."""
+
+    model_config = DOCUMENTED
+
+    ttft_ms: float
+    """Limit of the 95th percentile of the time to first token"""
+    tpot_ms: float
+    """Limit of the 95th percentile of the time per output token"""
+    limits_from: str
+    """Where the limits come from"""
+    per_million_tokens: Variants[float | None] | None = None
+    """Price of a million output tokens at `within`; null without eval.cost"""
 
 
 class Scenario(Part):

@@ -359,14 +359,6 @@ def trimmed_mean(
     return float(middle_U.mean()), _t_quantile(level, len(middle_U) - 1) * error
 
 
-def widened(estimate: Estimate, margin: float) -> Estimate:
-    """Widens the interval by an independent margin of the log ratio."""
-    factor = math.exp(math.hypot(math.log(estimate.high / estimate.low) / 2, margin))
-    return estimate.model_copy(
-        update={"low": estimate.value / factor, "high": estimate.value * factor}
-    )
-
-
 def speed_of(sums: Array) -> Array:
     """Ratio of tokens/s from [..., 4]: tokens and seconds of each variant."""
     return (sums[..., 0] / sums[..., 1]) / (sums[..., 2] / sums[..., 3])

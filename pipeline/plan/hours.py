@@ -291,6 +291,7 @@ def evaluation_seconds(recipe: Recipe, volume: Volume, rates: Rates) -> dict[str
         * _verification_seconds(recipe, rates),
         # Each rate and scenario is measured for the variants none, base and custom.
         "open loop": modes * workloads * 3 * measured.rate_seconds,
+        "capacity": 60 * measured.capacity_minutes,
     }
     return {part: seconds for part, seconds in parts.items() if seconds}
 

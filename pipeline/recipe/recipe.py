@@ -57,6 +57,7 @@ EFFORTS: dict[str, dict[str, dict[str, Any]]] = {
             "starts": 6,
             "requests": 8,
             "verification_requests": 100,
+            "capacity_minutes": 15,
         },
     },
     "thorough": {
@@ -72,6 +73,7 @@ EFFORTS: dict[str, dict[str, dict[str, Any]]] = {
             "starts": 10,
             "requests": 8,
             "verification_requests": 200,
+            "capacity_minutes": 15,
         },
     },
 }
@@ -134,10 +136,12 @@ class ExportConfig(BaseModel):
     one, on the same prompts with greedy decoding, checked in vLLM before the bundle is published.
     bf16 engines that batch differently resolve near ties differently. null: no check."""
 
-    k_per_batch_size: bool = False
+    k_per_batch_size: bool | Literal["auto"] = "auto"
     """Whether the exported serve.sh drafts the best number of tokens for the current batch size
-    (`num_speculative_tokens_per_batch_size`; 0 where drafting does not pay off) instead of a fixed
-    k. The evaluation then serves base and custom with their schedules too."""
+    (`num_speculative_tokens_per_batch_size`) instead of a fixed k: 0 where drafting does not pay
+    off, and above the largest of `eval.concurrency`. The evaluation then serves base and custom
+    with their schedules too. `auto`: if vLLM's model runner V2 serves both (on GPUs), without data
+    parallelism, and `eval.concurrency` has several values."""
 
     other_formats: bool = True
     """Whether the bundle also contains the speculator in formats of other programs: `sglang_nextn`
@@ -157,8 +161,9 @@ class Recipe(BaseModel):
     effort: Literal["trial", "standard", "thorough"] = "standard"
     """Amount of data, training and measurement. `trial`: a first verdict; `standard`: enough to
     decide; `thorough`: for a release. It sets the three `split.max_*_sequences` limits,
-    `training.epochs`, `training.scratch_epochs`, `eval.measure`, `eval.repeats`, `eval.requests`
-    and `eval.verification_requests`; keys that the recipe sets take precedence."""
+    `training.epochs`, `training.scratch_epochs`, `eval.measure`, `eval.repeats`, `eval.requests`,
+    `eval.verification_requests` and `eval.capacity_minutes`; keys that the recipe sets take
+    precedence."""
 
     target: TargetConfig = Field(default_factory=TargetConfig)
     """The model whose decoding is sped up."""

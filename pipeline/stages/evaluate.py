@@ -180,7 +180,7 @@ def evaluation_context(
             run=run.root, out=out, report=report, logs=run.attempt(), trained=run.trained
         ),
         show_samples=recipe.report.samples,
-        by_batch_size=recipe.export.k_per_batch_size,
+        k_per_batch_size=recipe.export.k_per_batch_size,
         cluster=recipe.cluster,
     )
 
@@ -237,7 +237,7 @@ EVALUATE_OTHER = dataclasses.replace(
 def discard_speeds(run: RunDirectory, stage: str) -> None:
     """Deletes measured speeds, so that the stage measures them again; keeps the rest."""
     out = run.evaluation if stage == EVALUATE.name else run.other_evaluation
-    for name in ("speed_*.json", "rates_*.json"):
+    for name in ("speed_*.json", "rates_*.json", "capacity_*.json"):
         for path in (out / "steps").glob(name):
             path.unlink()
     run.stage_record(stage).unlink(missing_ok=True)

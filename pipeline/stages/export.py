@@ -62,7 +62,7 @@ def _write(
 ) -> None:
     """Writes the bundle of the evaluated speculator."""
     speculator = _evaluated(run, results)
-    schedule = _schedule(recipe, results)
+    schedule = _schedule(results)
     longest = results.choice.k.custom
     if schedule is not None:
         longest = max(longest, *(k for _, _, k in schedule))
@@ -100,9 +100,9 @@ def _evaluated(run: RunDirectory, results: Report) -> Speculator:
     return Speculator(identity.kind, folder, identity.settings)
 
 
-def _schedule(recipe: Recipe, results: Report) -> list[tuple[int, int, int]] | None:
-    """Rows of (first batch size, last batch size, k); None for a fixed k."""
-    if not recipe.export.k_per_batch_size:
+def _schedule(results: Report) -> list[tuple[int, int, int]] | None:
+    """Rows of (first batch size, last batch size, k), as evaluated; None for a fixed k."""
+    if not results.by_batch_size:
         return None
     schedules = results.choice.k_per_batch_size
     if schedules is None:
@@ -186,7 +186,7 @@ def _verify(
         expected=expected,
         tolerance=tolerance,
         log_path=run.attempt() / "export.server.log",
-        concurrency=1 if recipe.export.k_per_batch_size else serving.engine.seats,
+        concurrency=1 if results.by_batch_size else serving.engine.seats,
         # The evaluation was verified with this k; a schedule may use another for a single request.
         k=results.choice.k.custom,
     )

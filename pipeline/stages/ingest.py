@@ -67,7 +67,7 @@ def _sources(recipe: Recipe) -> dict[str, str]:
 
 INGEST = Stage(
     name="ingest",
-    version=15,
+    version=16,
     needs=(),
     settings=_settings,
     sources=_sources,

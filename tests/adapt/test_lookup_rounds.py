@@ -88,9 +88,11 @@ def test_new_traffic_becomes_a_history_that_the_gate_measured(tmp_path, nano_r1)
     )
     assert verdict.base.value == pytest.approx(before.value)
     assert verdict.ships and verdict.ratio.low > 1.2
-    write_bundle(made_round, recipe, verdict)
+    schedule = [(1, 4, K), (5, 5, 0)]
+    write_bundle(made_round, recipe, verdict, schedule)
     history = read_history(made_round.bundle / HISTORY_FILE)
     assert history.responses == 61
     manifest = read_json(made_round.bundle / "bundle.json")
     assert manifest["settings"] == {FACTOR: 2.0} and manifest["num_speculative_tokens"] == K
+    assert manifest["num_speculative_tokens_per_batch_size"] == [*map(list, schedule)]
     assert manifest["evidence"]["acceptance_length"]["custom"] == verdict.custom.value

@@ -118,7 +118,7 @@ class Log:
             custom=estimate(custom), ratio=estimate(custom / base),
         )  # fmt: skip
 
-    def write_bundle(self, run, recipe, verdict):
+    def write_bundle(self, run, recipe, verdict, schedule):
         write_json(run.bundle / "config.json", read_json(run.speculator / "config.json"))
         self.point()
 

@@ -13,6 +13,7 @@ from outrider.common.errors import OutriderError
 from outrider.pipeline.plan.training_cost import price
 from outrider.pipeline.provenance import Gpu
 from tests.cli.workplace import write_workplace
+from tests.data.logs import pair, screenings, write_log
 from tests.published_configs import PUBLISHED
 from tests.tiny_decoders import TOKENIZER
 
@@ -90,3 +91,27 @@ def test_a_recipe_does_not_depend_on_the_machine(
         "outrider.pipeline.plan.training_cost.gpus", lambda: [Gpu("L4", 23034, "580")]
     )
     assert write_recipe(*words)[0].read_text() == here
+
+
+@pytest.mark.parametrize(
+    ("times", "concurrency", "seats"),
+    [
+        # Forty requests of 3 s: one at a time, two to four at a time, none with a time.
+        ([1_700_000_000 + 60 * index for index in range(40)], [1], 8),
+        ([1_700_000_000 + index for index in range(40)], [3], 8),
+        ([1_700_000_000 + 60 * (index // 20) for index in range(40)], [20], 64),
+        ([None] * 40, [1], None),
+    ],
+)
+def test_concurrency_is_the_log_s(tmp_path: Path, nano_r1: Path, times, concurrency, seats) -> None:
+    rows = [
+        pair(*each, request__metadata__session_id=f"s-{index}", timestamp=time, latency_ms=3000)
+        for index, (each, time) in enumerate(zip(screenings(40), times, strict=True))
+    ]
+    for row in rows:
+        row["response"].pop("created", None)
+    log = write_log(tmp_path / "log.jsonl", rows)
+    path, _ = write_recipe(str(log), str(nano_r1), tmp_path / "mine.yaml")
+    written = yaml.safe_load(path.read_text())
+    assert written["eval"]["concurrency"] == concurrency
+    assert written["serving"]["engine"].get("max_num_seqs") == seats

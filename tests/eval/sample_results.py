@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from outrider.eval.bench.capacity import Limits, summarise_capacity
 from outrider.eval.bench.counted import counted_acceptance, counted_passes
 from outrider.eval.bench.metrics import SpeedRatios
 from outrider.eval.bench.open_loop import rate_row
@@ -30,7 +31,6 @@ from outrider.eval.replay.sums import ReplaySums
 from outrider.eval.results.parts import (
     DRAFTERS,
     LOOKUP,
-    RATIOS,
     VARIANTS,
     ClusteredEstimate,
     Drafters,
@@ -45,6 +45,7 @@ from outrider.eval.results.report import (
     Walk,
 )
 from outrider.eval.results.sections import (
+    Capacity,
     Choice,
     EngineFindings,
     KindSpeed,
@@ -71,8 +72,6 @@ TIMED = [
     for number in range(6)
 ]
 """The timed prompts."""
-QUIET = dict.fromkeys(RATIOS, 0.0)
-"""A machine without noise of its own."""
 SPEEDS = SpeedRatios(EVALUATION, TIMED, main=1)
 """Speeds compared without exact replay."""
 STEP_S = {
@@ -186,6 +185,18 @@ def queued_block(
     }
 
 
+def sample_capacity() -> Capacity:
+    """Base serves 3 requests/s within the limits and custom 6; none was within them at 3."""
+    limits = Limits(ttft_ms=120.4, tpot_ms=41.26, source="no speculation, concurrency 1")
+    rates = {"none": (3.0, 40.0), "base": (3.0, 40.0), "custom": (6.0,)}
+    blocks = {}
+    for variant, burst in BURSTS.items():
+        blocks[variant] = [
+            {**queued_block(rate, 2.0 / burst), "rate": rate} for rate in rates[variant]
+        ]
+    return summarise_capacity(blocks, limits)
+
+
 def sample_rates(rates: tuple[float, ...] = (1.0, 4.0, 16.0)) -> dict[str, dict[str, RateRow]]:
     """Two scenarios at three rates, of which no speculation sustains the first two."""
     table: dict[str, dict[str, RateRow]] = {}
@@ -196,7 +207,7 @@ def sample_rates(rates: tuple[float, ...] = (1.0, 4.0, 16.0)) -> dict[str, dict[
                 variant: queued_block(rate, length * 2.0 / burst**0.5, burst=burst)
                 for variant, burst in BURSTS.items()
             }
-            table[scenario][f"{rate:g}"] = rate_row(blocks, QUIET)
+            table[scenario][f"{rate:g}"] = rate_row(blocks)
     return table
 
 
@@ -238,6 +249,8 @@ def sample_choice(replays: dict[str, ReplaySums]) -> Choice:
         dict.fromkeys(DRAFTERS, STEP_S),
         1,
         {},
+        prefill={name: {1: 0.0002} for name in DRAFTERS},
+        step_contexts=Quantiles(p50=260, p90=340, p99=390),
         lookups=LOOKUPS,
         lookup="ngram",
         acceptance_length=Drafters[list[float]](**lengths),
@@ -389,6 +402,7 @@ def _findings(custom_speed: float) -> Findings:
         runners=Variants(none="v1", base="v1", custom="v1"),
         served=served,
         rates={"compiled": sample_rates()},
+        capacity={"compiled": sample_capacity()},
         scenarios={"long_in_long_out": scenario, "long_in_short_out": scenario},
         verification=Verification(
             modes={mode: sample_engine_findings() for mode in speeds},
@@ -461,4 +475,4 @@ def sample_kinds(ngram: float = ACCEPTANCE["ngram"]) -> list[KindSpeed]:
     acceptance = ACCEPTANCE | {"ngram": ngram}
     replays = {kind: sample_replay(share) for kind, share in acceptance.items()}
     steps = {kind: sizes[EVALUATION.main] for kind, sizes in sample_steps().items()}
-    return ranked(replays, steps, EVALUATION.main, FACTS)
+    return ranked(replays, steps, EVALUATION.main, FACTS, prefill={})

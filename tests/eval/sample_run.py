@@ -44,6 +44,16 @@ def sample_traffic() -> dict[str, Any]:
         "sessions": {"distinct": 2, "most_exchanges": 3},
         "duplicates": {"prompts": 5, "identical": 0, "most_copies": 1},
         "time": None,
+        "load": {
+            "p50": 1,
+            "p90": 4,
+            "p99": 9,
+            "max": 12,
+            "busy_share": {"1": 0.5, "2": 0.2, "4": 0.2, "7": 0.08, "12": 0.02},
+            "durations_logged": 0,
+            "durations_estimated": 5,
+            "tpot_ms": 30.0,
+        },
         "lengths": {"prompt": bins, "completion": bins, "reasoning": {"n": 0}},
     }
 

@@ -1,25 +1,27 @@
 """K of base and custom: the fewest drafts with the most tokens/s."""
 
 import dataclasses
+import itertools
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 
 from outrider.common.errors import OutriderError
 from outrider.data.features.feature_writer import FeatureWriter
 from outrider.eval import choose_k as module
 from outrider.eval.bench.prompts import HeldoutRequests, Prompt
 from outrider.eval.bench.step_times import StepTimes
-from outrider.eval.choose_k import best_k, choose, choose_k, draft_plan
+from outrider.eval.choose_k import batch_ranges, best_k, choose, choose_k, draft_plan
 from outrider.eval.config import EvalConfig
 from outrider.eval.context import (
     EvaluationContext,
     EvaluationData,
     EvaluationFolders,
 )
-from outrider.eval.evaluate import check
-from outrider.eval.results.parts import CURRENT, ClusteredEstimate, Drafters
+from outrider.eval.evaluate import check, replayed_steps
+from outrider.eval.results.parts import CURRENT, DRAFTERS, ClusteredEstimate, Drafters
 from outrider.eval.results.sections import Choice, KindSpeed
 from outrider.serving.client import Sampling
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
@@ -39,6 +41,7 @@ SUMS = SimpleNamespace(
     users=["", "", ""],
     tokens_R=np.full(3, 12.0),
     steps_RK=np.array([[12 / 1.8, 5.0]] * 3),
+    steps_at=lambda k: np.full(3, [12.0, 12 / 1.8, 5.0][k]),
 )
 
 
@@ -56,7 +59,8 @@ def chosen(step_s, lengths=LENGTHS, base=LENGTHS, main=1, base_s=None) -> Choice
         return {size: dict(enumerate(row, first)) for size, row in steps.items()}
 
     steps = {"base": numbered(base_s or step_s), "custom": numbered(step_s)}
-    return choose_k({"base": base, "custom": lengths}, steps, main, {})
+    lengths_of = {"base": base, "custom": lengths}
+    return choose_k(lengths_of, steps, main, {}, prefill={"base": {}, "custom": {}})
 
 
 def test_an_engine_of_its_own_has_its_own_steps() -> None:
@@ -74,13 +78,19 @@ WITH_NONE = {1: [0.01, 0.012, 0.014, 0.03, 0.04], 8: [0.01, 0.03, 0.05, 0.07, 0.
 @pytest.mark.parametrize(
     ("step_s", "base", "main", "k", "schedule"),
     [
-        ({1: [0.01, 0.012, 0.0135, 0.016]}, [1.6, 1.8, 1.85, 1.86], 1, (1, 3), [(1, 1, 3)]),
+        (
+            {1: [0.01, 0.012, 0.0135, 0.016]},
+            [1.6, 1.8, 1.85, 1.86],
+            1,
+            (1, 3),
+            [(1, 1, 3), (2, 2, 0)],
+        ),
         # Ranges of batch sizes end at what was measured.
-        (SIZES, LENGTHS, 1, (4, 4), [(1, 2, 4), (3, 4, 2), (5, 8, 1)]),
-        (SIZES, LENGTHS, 8, (1, 1), [(1, 2, 4), (3, 4, 2), (5, 8, 1)]),
+        (SIZES, LENGTHS, 1, (4, 4), [(1, 2, 4), (3, 4, 2), (5, 8, 1), (9, 9, 0)]),
+        (SIZES, LENGTHS, 8, (1, 1), [(1, 2, 4), (3, 4, 2), (5, 8, 1), (9, 9, 0)]),
         # Drafting is turned off where it does not pay, but not at the main concurrency.
-        (WITH_NONE, LENGTHS, 1, (2, 2), [(1, 1, 2), (2, 8, 0)]),
-        (WITH_NONE, LENGTHS, 8, (1, 1), [(1, 1, 2), (2, 8, 1)]),
+        (WITH_NONE, LENGTHS, 1, (2, 2), [(1, 1, 2), (2, 8, 0), (9, 9, 0)]),
+        (WITH_NONE, LENGTHS, 8, (1, 1), [(1, 1, 2), (2, 8, 1), (9, 9, 0)]),
     ],
 )
 def test_each_speculator_and_batch_size_has_its_own_k(step_s, base, main, k, schedule) -> None:
@@ -140,6 +150,8 @@ def case(tmp_path, monkeypatch):
         return StepTimes(seconds=seconds)
 
     monkeypatch.setattr(module, "time_steps", measured)
+    monkeypatch.setattr(module, "step_prompts", lambda *_: "prompts")
+    monkeypatch.setattr(EvaluationData, "rows", lambda *_: "rows")
     context = EvaluationContext(
         recipe="a_test",
         target=TargetConfig(model=str(target)),
@@ -179,10 +191,10 @@ def test_lookups_have_the_model_runner_of_the_engine(case) -> None:
     context, _ = case
     assert chosen_for(context).lookups["ngram"].runner == "v1"
     engine = EngineConfig(environment={VARIABLE: "1"})
-    on_v2 = dataclasses.replace(context, serving=ServingConfig(engine=engine))
-    assert chosen_for(on_v2).lookups["ngram"].runner == "v2"
-    assert on_v2.runner(Speculator("none")) == "v2"
-    assert on_v2.digest != context.digest
+    elsewhere = dataclasses.replace(context, serving=ServingConfig(engine=engine))
+    assert chosen_for(elsewhere).lookups["ngram"].runner == "v2"
+    assert elsewhere.runner(Speculator("none")) == "v2"
+    assert elsewhere.digest != context.digest
 
 
 def test_steps_are_timed_once_and_only_where_the_recipe_leaves_it_to_them(case) -> None:
@@ -193,17 +205,21 @@ def test_steps_are_timed_once_and_only_where_the_recipe_leaves_it_to_them(case) 
     without_replay = chosen_for(context, replayed=False)
     assert without_replay.k.custom == 2 and without_replay.lookup_k is None
     choice = chosen_for(context)
-    assert choice.k.custom == 2 and choice.k_per_batch_size.custom == [(1, 1, 2), (2, 4, 1)]
+    assert choice.k.custom == 2 and choice.k_per_batch_size.custom == [
+        (1, 1, 2),
+        (2, 4, 1),
+        (5, 5, 0),
+    ]
     # Lookup has numbers of its own: 2.0 tokens in 12 ms beat 1.6 in 11 and 2.9 in 18.
     assert choice.lookup == "ngram" and draft_plan(choice, None, False)["lookup"] == 4
     assert choice.lookups["ngram"].acceptance_length[3] == 2.0
     assert chosen_for(context) == choice
     numbers = {"custom": [1, 2], "ngram": [2, 4, 8, 24]}
-    assert timed[1:] == [("eager", numbers, {"custom": [1, 4], "ngram": (1,)}, ["a"])]
+    assert timed[1:] == [("eager", numbers, {"custom": [1, 4], "ngram": (1,)}, "prompts")]
     # With K set by hand, only lookup is timed.
     assert by_hand.lookup_k == 4
     lookup_numbers = {"ngram": [1, 2, 4, 8, 24]}
-    assert timed[:1] == [("eager", lookup_numbers, {"ngram": (1,)}, ["a"])]
+    assert timed[:1] == [("eager", lookup_numbers, {"ngram": (1,)}, "prompts")]
     length = ClusteredEstimate(value=1.5, low=None, high=None, observations=3, clusters=3, over="")
     lookup = KindSpeed(kind="ngram", k=1, acceptance_length=length, step_ms=1.0, runner="v1")
     assert chosen_for(dataclasses.replace(context, kinds=[lookup])).lookup_k == 1
@@ -236,13 +252,18 @@ def test_speculators_of_one_number_are_timed_where_they_start_for_another(
     assert draft_plan(choice, None, False) == {"base": k[0], "custom": k[1]} | lookup
 
 
+def check_only_files_are_missing(context) -> None:
+    """`check` accepts the case, apart from the files of its custom speculator."""
+    with pytest.raises(OutriderError, match=r"config\.json: no such file"):
+        check(context)
+
+
 def test_a_base_of_one_number_is_started_for_today_s(case, tmp_path):
     context, timed = case
     context = with_heads(context, tmp_path, "base")
     settings = context.settings.model_copy(update={"current_k": 1, "max_tokens": 99})
     today = dataclasses.replace(context, settings=settings)
-    with pytest.raises(OutriderError, match=r"config\.json: no such file"):
-        check(today)  # which only misses the files of the case's custom
+    check_only_files_are_missing(today)
     assert chosen_for(today).k.base == 1
     assert list(timed[-1][1]) == ["custom", "ngram"]
 
@@ -256,7 +277,71 @@ def test_two_of_one_number_have_no_other_and_no_schedule(case, tmp_path):
     with pytest.raises(OutriderError, match=r"eval\.current_k = 1: a P-EAGLE head always drafts"):
         check(dataclasses.replace(context, settings=settings))
     with pytest.raises(OutriderError, match=r"export\.k_per_batch_size: true, but a P-EAGLE head"):
-        check(dataclasses.replace(context, by_batch_size=True))
+        check(dataclasses.replace(context, k_per_batch_size=True))
+
+
+def on_v2(context, **engine):
+    """The context with a GPU's model runner, and a custom speculator whose files exist."""
+    return dataclasses.replace(
+        context,
+        serving=ServingConfig(engine=EngineConfig(environment={VARIABLE: "1"}, **engine)),
+        speculators=dict.fromkeys(DRAFTERS, context.speculators["base"]),
+        k_per_batch_size="auto",
+    )
+
+
+def test_a_schedule_is_served_where_the_engine_follows_it_without_loss(case) -> None:
+    context, _ = case
+    by_default = on_v2(context)
+    assert by_default.by_batch_size
+    assert by_default.draft_numbers(context.speculators["custom"]) == [0, 1, 2]
+    assert not dataclasses.replace(context, k_per_batch_size="auto").by_batch_size  # V1
+    digest = dataclasses.replace(context, k_per_batch_size="auto").digest
+    assert digest == context.digest != by_default.digest
+    assert not on_v2(context, data_parallel=2).by_batch_size
+    for settings in ({"k": 2}, {"concurrency": [4]}):
+        update = context.settings.model_copy(update=settings)
+        assert not dataclasses.replace(by_default, settings=update).by_batch_size
+    without = by_default.speculators | {"base": Speculator("none")}
+    assert not dataclasses.replace(by_default, speculators=without).by_batch_size
+    assert not dataclasses.replace(by_default, k_per_batch_size=False).by_batch_size
+    check(by_default)
+
+
+def test_no_schedule_by_default_for_drafts_of_one_number(case, tmp_path) -> None:
+    assert not with_heads(on_v2(case[0]), tmp_path, "custom").by_batch_size
+
+
+def test_no_schedule_by_default_without_replay(case) -> None:
+    no_states = dataclasses.replace(case[0].data, features=None)
+    assert not dataclasses.replace(on_v2(case[0]), data=no_states).by_batch_size
+
+
+@pytest.mark.parametrize(
+    ("schedule", "steps"),
+    [
+        (2, [5.0] * 3),
+        ([(1, 8, 1), (9, 9, 0)], [12 / 1.8] * 3),
+        ([(1, 8, 0), (9, 9, 0)], [12.0] * 3),
+        ([(1, 4, 2), (5, 8, 1), (9, 9, 0)], None),
+    ],
+)
+def test_replay_is_a_control_where_all_measured_sizes_draft_as_many(schedule, steps) -> None:
+    found = replayed_steps({"base": SUMS, "custom": SUMS}, {"custom": schedule}, None)
+    expected = {} if steps is None else {"custom": pytest.approx(steps)}
+    assert found.steps == expected
+
+
+@pytest.mark.parametrize("sizes", [[1], [8], [1, 4, 8], [2, 3, 64], [1, 32, 256]])
+@pytest.mark.parametrize("most", [8, 64, 1000])
+def test_vllm_drafts_nothing_above_the_largest_measured_size(sizes, most) -> None:
+    """By vLLM's own table, whatever was best at the measured sizes."""
+    for best in itertools.product((0, 1, 3), repeat=len(sizes)):
+        rows = batch_ranges(dict(zip(sizes, best, strict=True)))
+        table = build_dynamic_sd_schedule_lookup([*map(list, rows)], most, 3)
+        assert not any(table[max(sizes) + 1 :])
+        for size, k in zip(sizes, best, strict=True):
+            assert size > most or table[size] == k
 
 
 def test_drafts_that_depend_on_their_number_are_measured_at_the_trained_one(case, tmp_path):

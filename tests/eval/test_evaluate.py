@@ -18,10 +18,10 @@ from outrider.common.child_process import in_child
 from outrider.common.cluster.config import ClusterConfig
 from outrider.common.files import read_json
 from outrider.data.features.feature_writer import FeatureWriter
-from outrider.eval.bench import step_times
+from outrider.eval.bench import capacity, step_times
 from outrider.eval.bench.prompts import EVERYTHING
 from outrider.eval.bench.servers import Servers
-from outrider.eval.bench.step_times import time_steps
+from outrider.eval.bench.step_times import StepPrompts, time_steps
 from outrider.eval.config import EvalConfig, GateConfig
 from outrider.eval.context import (
     Backends,
@@ -301,12 +301,13 @@ def check_server_of_both(servers, load, speculators):
         load=load,
         numbers={"custom": range(3)},
         batch_sizes={"custom": [3]},
-        prompts=TEXTS,
+        prompts=StepPrompts(TEXTS, [20] * len(TEXTS), prompt_share=1.0),
         sampling=sampling,
         speculators=speculators,
     )
     (row,) = times.seconds["custom"].values()
     assert set(row) == {0, 1, 2} and min(row.values()) > 0
+    assert times.prefill["custom"][3] > 0
     speculating = servers.server("eager", "base", 1)
     # One number, another, none, and a schedule by batch size.
     plan = {"base": 1, "custom": DEPTH, CURRENT: [(1, 1, DEPTH), (2, 8, 0)]}
@@ -359,6 +360,8 @@ def test_an_evaluation_from_servers_to_report(short_r1, tmp_path, monkeypatch):
     before = children()
     monkeypatch.setattr(step_times, "STEP_ROUNDS", 1)
     monkeypatch.setattr(step_times, "STEP_TOKENS", 24)
+    monkeypatch.setattr(capacity, "LEAST_SENT", 6)
+    monkeypatch.setattr(capacity, "BLOCK_SECONDS", 0.5)
     for module in ("evaluate", "choose_k"):
         monkeypatch.setattr(f"outrider.eval.{module}.served_lookups", lambda *_: {})
     loads = []
@@ -392,6 +395,8 @@ def test_an_evaluation_from_servers_to_report(short_r1, tmp_path, monkeypatch):
 
     with opened:
         backends = Backends(servers=servers, load=load, engine=engine)
+        settings = case.context.settings.model_copy(update={"capacity_minutes": 0.15})
+        case.context = replace(case.context, settings=settings)
         line = evaluate(replace(case.context, backends=backends))
     out = case.run / "evaluation"
     results = Report.read(case.run / "report.json")
@@ -417,6 +422,11 @@ def test_an_evaluation_from_servers_to_report(short_r1, tmp_path, monkeypatch):
         figures = row.of(variant)
         assert figures.requests == 6
     assert row.base.acceptance_length > row.none.acceptance_length == 1
+
+    # Capacity, for which a few seconds decide nothing.
+    capacities = results.capacity["eager"]
+    assert capacities.none.blocks > 0 and capacities.ttft_ms > 0 < capacities.tpot_ms
+    assert capacities.limits_from == "no speculation, concurrency 1"
 
     # The engine ran the speculators that replay computes: the same steps for the same responses,
     # also for those under a grammar.

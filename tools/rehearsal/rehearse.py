@@ -241,6 +241,7 @@ SETTINGS = {
     "eval.repeats": 2,
     "eval.max_tokens": 6,
     "eval.verification_requests": 2,
+    "eval.capacity_minutes": 0,
     "eval.verification_max_tokens": 8,
     "eval.replay_sequences": 2,
     "eval.task": "null",

@@ -309,3 +309,39 @@ def test_halves_are_joined_by_an_id_of_any_spelling(tmp_path, name):
     rows = [{name: "a", "request": ASKED}, {name: "a", "response": ANSWERED}]
     (outcome,) = read_exchanges(log_files(str(write_log(tmp_path / "log.jsonl", rows))))
     assert isinstance(outcome, Exchange) and outcome.messages == ASKED["messages"]
+
+
+BEGAN = "2026-07-01T10:00:00Z"
+DURATIONS = [
+    ({"start_time": BEGAN, "end_time": "2026-07-01T10:00:02.500Z"}, 2.5),
+    ({"startTime": BEGAN, "endTime": "2026-07-01T10:00:02.500Z"}, 2.5),
+    ({"startedAt": BEGAN, "endedAt": "2026-07-01T10:00:02Z"}, 2.0),
+    ({"start_time_unix_nano": 1782900000 * 10**9, "end_time_unix_nano": 1782900003 * 10**9}, 3.0),
+    ({"timestamp": BEGAN, "latency_ms": "900"}, 0.9),
+    ({"timestamp": BEGAN, "durationMs": 900}, 0.9),
+    ({"latency_seconds": 4}, 4.0),
+    ({"timestamp": BEGAN, "latency_ms": 900, "end_time": "2026-07-01T10:00:09Z"}, 0.9),
+    # Unknown units, and values that are no durations.
+    ({"timestamp": BEGAN, "latency": 900}, None),
+    ({"timestamp": BEGAN, "latency_ms": -1}, None),
+    ({"timestamp": BEGAN, "latency_ms": "soon"}, None),
+    ({"timestamp": BEGAN, "end_time": "2026-06-01T10:00:00Z"}, None),
+    ({"timestamp": BEGAN, "end_time": "2027-07-01T10:00:00Z"}, None),
+    ({"end_time": "2026-07-01T10:00:09Z"}, None),
+    ({"timestamp": BEGAN}, None),
+]
+
+
+@pytest.mark.parametrize(("logged", "seconds"), DURATIONS)
+def test_durations_of_requests(tmp_path, logged, seconds):
+    row = {"request": ASKED, "response": {**ANSWERED, "created": None}, **logged}
+    (outcome,) = read_exchanges(log_files(str(write_log(tmp_path / "log.jsonl", [row]))))
+    assert outcome.seconds == (None if seconds is None else pytest.approx(seconds))
+
+
+@pytest.mark.parametrize("producer", ["litellm", "langfuse", "helicone", "otel_genai", "sglang"])
+def test_producers_that_log_durations(producer):
+    """Their golden logs have an end, a latency or both with most requests."""
+    outcomes = read_exchanges(log_files(str(GOLDEN / producer)))
+    seconds = {one.seconds for one in outcomes if isinstance(one, Exchange)} - {None}
+    assert seconds and all(0.5 < value < 10 for value in seconds)

@@ -20,7 +20,7 @@ from outrider.eval.bench.prompts import HeldoutRequests, Traffic
 from outrider.eval.config import EvalConfig
 from outrider.serving.client import Sampling, SpeculationCounters
 from outrider.serving.load_generator import BlockResult, RequestResult
-from tests.eval.sample_results import QUIET, queued_block, sample_findings
+from tests.eval.sample_results import queued_block
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -80,14 +80,10 @@ def test_ratios_are_of_a_request_s_own_speed_and_paired_by_request():
     slow = queued_block(1.0, 2.0)
     fast = slow | {"request_seconds": [seconds / 1.5 for seconds in slow["request_seconds"]]}
     blocks = {"none": slow, "base": slow, "custom": fast}
-    row = rate_row(blocks, QUIET)
-    ratio = row.custom_over_none
-    assert (ratio.value, ratio.low, ratio.high) == pytest.approx((1.5, 1.5, 1.5))
+    row = rate_row(blocks)
+    assert row.custom_over_none == pytest.approx(1.5) and row.base_over_none == 1
     assert row.custom.tokens_per_s == pytest.approx(row.none.tokens_per_s)  # as it was sent
     assert row.arrivals == "log"
-    # A rate has the closed loop's noise.
-    noisy = rate_row(blocks, dict.fromkeys(QUIET, 0.2))
-    assert noisy.base_over_none.high == pytest.approx(np.exp(0.2))
 
 
 @pytest.mark.parametrize("apart", [False, True])
@@ -130,15 +126,7 @@ def test_variants_get_the_same_requests_at_the_same_times(apart):
         seen = [request[1:] for request in sent if len(request[1]) == count]
         assert len(seen) == 3 and all(one == seen[0] for one in seen)
         assert seen[0][0][:10] == traffic[0].texts[:count] and seen[0][2] == 64
-    served = sample_findings().served["eager"]
-    table = summarise_rates(blocks, served)
-    # At least as wide as one block of the closed loop.
-    ratio = table["chats"]["2"].custom_over_base
-    assert all(
-        np.log(ratio.high / ratio.value)
-        >= np.sqrt(3) * np.log(row.custom_over_base.high / row.custom_over_base.value) - 1e-9
-        for row in served.speed.values()
-    )
+    table = summarise_rates(blocks)
     assert list(table["chats"]) == ["2", "5"] and table["chats"]["5"].base.requests == 15
 
 

@@ -60,3 +60,19 @@ def test_a_stage_is_the_sum_of_its_parts() -> None:
     words = ("eval.k=3", "serving.engine.data_parallel=8", "speculator.base=ngram")
     apart = recipe_for("r1/resume_screening", *words)
     assert engine_starts(apart) == 3 + 3 * apart.eval.repeats
+
+
+def test_capacity_is_priced_where_it_is_measured() -> None:
+    """Neither in trial effort nor in the recipes of the demos."""
+    volume = split_volume(recipe_for("r1/template"), 10**6, 1000)
+
+    def minutes(name: str, *overrides: str) -> float:
+        stages = stage_seconds(volume, recipe_for(name, *overrides), R1, CHECKPOINT)
+        return stages["evaluate"].get("capacity", 0.0) / 60
+
+    assert minutes("r1/template") == minutes("r1/template", "effort=thorough") == 15
+    assert minutes("r1/template", "effort=trial") == 0
+    assert minutes("r1/template", "eval.capacity_minutes=4") == 4
+    for demo in ("resume_screening", "social_chat", "document_extraction", "usage_scenarios"):
+        assert minutes(demo) == 0
+    assert minutes("smollm2/candidate_profiles") == 0

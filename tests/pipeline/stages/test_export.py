@@ -38,7 +38,7 @@ def trained(tmp_path):
     return tmp_path
 
 
-def bundle(folder, *overrides, kind="mtp", ranges=None):
+def bundle(folder, *overrides, kind="mtp", ranges=None, by_batch_size=False):
     """Writes the bundle of a run in `folder`; returns bundle.json."""
     results = sample_results()
     schedules = None if ranges is None else Drafters(base=ranges, custom=ranges)
@@ -46,6 +46,7 @@ def bundle(folder, *overrides, kind="mtp", ranges=None):
     evaluated = {
         "speculator": results.speculator.model_copy(update={"kind": kind}),
         "choice": results.choice.model_copy(update=choice),
+        "by_batch_size": by_batch_size,
     }
     results = results.model_copy(update=evaluated)
     recipe = load_recipe("resume_screening.yaml", list(overrides)).recipe
@@ -85,13 +86,18 @@ def test_the_card_of_suffix_lookup_names_the_package_that_servers_need(tmp_path)
     assert "outrider doctor --install-suffix" in model_card(tmp_path / "bundle", "acme/it")
 
 
-def test_k_by_batch_size_where_the_recipe_wants_it(trained):
-    ranges = [(1, 4, 4), (5, 8, 5)]
-    manifest = bundle(trained, "export.k_per_batch_size=true", ranges=ranges)
+def test_k_by_batch_size_where_it_was_evaluated(trained):
+    ranges = [(1, 4, 4), (5, 8, 5), (9, 9, 0)]
+    manifest = bundle(trained, ranges=ranges, by_batch_size=True)
     assert manifest["num_speculative_tokens"] == 5
-    assert manifest["num_speculative_tokens_per_batch_size"] == [[1, 4, 4], [5, 8, 5]]
-    served = '"num_speculative_tokens_per_batch_size": [[1, 4, 4], [5, 8, 5]]'
+    assert manifest["num_speculative_tokens_per_batch_size"] == [*map(list, ranges)]
+    served = '"num_speculative_tokens_per_batch_size": [[1, 4, 4], [5, 8, 5], [9, 9, 0]]'
     assert served in (trained / "bundle" / "serve.sh").read_text()
+    fixed = bundle(trained, ranges=ranges)
+    assert fixed["num_speculative_tokens_per_batch_size"] is None
+    assert fixed["num_speculative_tokens"] == 4
+    with pytest.raises(OutriderError, match=r"k_per_batch_size: true, but eval.k was set by hand"):
+        bundle(trained, by_batch_size=True)
 
 
 @pytest.mark.parametrize("verdict", ["undecided", "do not ship"])
