@@ -12,7 +12,7 @@ import operator
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +34,12 @@ class SpeculationCounters:
     """Entry j: number of steps whose first j + 1 drafts were all accepted."""
     generation_tokens: int
     """Delivered tokens, including each request's first token, which its prefill produces."""
+    queried_tokens: int = 0
+    """Prompt tokens that were looked up in the prefix cache; 0 in counts of single responses."""
+    cached_tokens: int = 0
+    """Those that were found in it."""
+    preemptions: int = 0
+    """Times that a running request lost its KV cache, because others needed the memory."""
 
     def __sub__(self, earlier: "SpeculationCounters") -> "SpeculationCounters":
         return self._combined(earlier, operator.sub)
@@ -54,6 +60,9 @@ class SpeculationCounters:
             accepted_tokens=combine(self.accepted_tokens, right.accepted_tokens),
             accepted_per_position=tuple(itertools.starmap(combine, positions)),
             generation_tokens=combine(self.generation_tokens, right.generation_tokens),
+            queried_tokens=combine(self.queried_tokens, right.queried_tokens),
+            cached_tokens=combine(self.cached_tokens, right.cached_tokens),
+            preemptions=combine(self.preemptions, right.preemptions),
         )
 
     @classmethod
@@ -196,12 +205,9 @@ GENERATED = "vllm:generation_tokens_total"
 
 def read_counters(url: str) -> SpeculationCounters:
     """Reads the counters of the server at `url`, summed over its engines."""
-    from prometheus_client.parser import text_string_to_metric_families
-
-    text = _answer(urllib.request.Request(url + "/metrics"), 30)
     sums: dict[str, int] = {}
     positions: Counter[int] = Counter()
-    for family in text_string_to_metric_families(text):
+    for family in _metrics(url):
         for sample in family.samples:
             if sample.name == "vllm:spec_decode_num_accepted_tokens_per_pos_total":
                 positions[int(sample.labels["position"])] += int(sample.value)
@@ -215,4 +221,42 @@ def read_counters(url: str) -> SpeculationCounters:
         accepted_tokens=sums.get("vllm:spec_decode_num_accepted_tokens_total", 0),
         accepted_per_position=tuple(positions[position] for position in sorted(positions)),
         generation_tokens=sums[GENERATED],
+        queried_tokens=sums.get("vllm:prefix_cache_queries_total", 0),
+        cached_tokens=sums.get("vllm:prefix_cache_hits_total", 0),
+        preemptions=sums.get("vllm:num_preemptions_total", 0),
     )
+
+
+@dataclass(frozen=True)
+class KvCache:
+    """The KV cache of one engine."""
+
+    tokens: int
+    """Number of tokens for which it has memory."""
+    block_size: int
+    """Tokens in a block; a prefix is cached in whole blocks."""
+    keeps_prefixes: bool
+    """Whether requests find what earlier ones have left in it."""
+
+
+def read_kv_cache(url: str) -> KvCache:
+    """Reads the size of the KV cache of the server at `url`; its engines have equal ones."""
+    labels = next(
+        sample.labels
+        for family in _metrics(url)
+        for sample in family.samples
+        if sample.name == "vllm:cache_config_info"
+    )
+    return KvCache(
+        tokens=int(labels["kv_cache_size_tokens"]),
+        block_size=int(labels["block_size"]),
+        keeps_prefixes=labels["enable_prefix_caching"] == "True",
+    )
+
+
+def _metrics(url: str) -> Iterator[Any]:
+    """The families of metrics of the server at `url`."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    text = _answer(urllib.request.Request(url + "/metrics"), 30)
+    yield from text_string_to_metric_families(text)

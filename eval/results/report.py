@@ -46,7 +46,7 @@ from outrider.eval.results.sections import (
 from outrider.speculators.kinds import kind_named, lookup_names
 from outrider.speculators.kinds.protocol import Runner
 
-VERSION = 18
+VERSION = 19
 """Version of the measurements and of report.json. Raise it when the same settings would give
 different measurements or the shape of report.json changes."""
 
