@@ -251,7 +251,7 @@ def test_timed_requests_find_in_real_servers_what_the_log_holds(short_r1, tmp_pa
         cached = 0
         for row in heldout:
             prompt = row["token_ids"][: row["completion_start"]]
-            earlier = itertools.takewhile(lambda before: before is not row, rows)
+            earlier = rows[: rows.index(row)]
             longest = max(common(prompt[:-1], before["token_ids"][:-1]) for before in earlier)
             cached += max(longest // SIZE - dropped, 0) * SIZE
         return cached / sum(row["completion_start"] for row in heldout)
