@@ -53,7 +53,7 @@ from outrider.eval.speed_checks import LEAST_STARTS, SUPERIOR, Demand
 from outrider.serving import token_scores
 from outrider.serving.client import Sampling
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
-from outrider.serving.engine import open_engine
+from outrider.serving.engine import AskedRow, open_engine
 from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.server import Server
 from outrider.serving.speculator import Drafting, Speculator
@@ -192,7 +192,7 @@ def bench(nano_r1, tmp_path_factory):
         )
         traffic = captured(engine, nano_r1, home / "customer", logged("resume_screening", 24))
 
-        def judged(custom, base=nano_r1, **settings):
+        def judged(custom, base=nano_r1, traffic=traffic, **settings):
             """The results of a whole evaluation of `custom` against the MTP layer of `base`."""
             out = home / f"{custom.parent.name}-{custom.name}-{base.parent.name}"
             data = EvaluationData(
@@ -249,6 +249,59 @@ def test_what_gains_in_acceptance_and_loses_tokens_per_second_is_refused(
     assert failed(results) and all(
         name.startswith("tokens/s, custom / ") for name in failed(results)
     )
+
+
+@pytest.fixture(scope="module")
+def with_example(bench, nano_r1):
+    """Traffic whose prompts begin with the same exchange, answered by the target."""
+    by_length = sorted(
+        logged("resume_screening", 25), key=lambda row: sum(map(len, token_ids(row)))
+    )
+    *rows, example = by_length
+    shared = list(itertools.chain(*token_ids(example)))
+    asked = []
+    for row in rows:
+        response = row["response"]
+        # Without the token with which a text begins.
+        response["prompt_token_ids"] = shared + response["prompt_token_ids"][1:]
+        question = AskedRow(
+            row_id=response["id"],
+            token_ids=response["prompt_token_ids"],
+            temperature=0.6,
+            top_p=0.95,
+            max_tokens=120,
+        )
+        asked.append(question)
+    for row, answer in zip(rows, bench.engine.answer(asked), strict=True):
+        (choice,) = row["response"]["choices"]
+        choice["token_ids"] = answer
+        choice["finish_reason"] = "length" if len(answer) == 120 else "stop"
+    return captured(bench.engine, nano_r1, bench.home / "with_example", rows)
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+def test_a_tenth_lost_where_a_prefix_is_cached_turns_ship_into_do_not_ship(
+    bench, nano_r1, weakened, with_example
+):
+    """With an empty cache, as the first request ever, custom would lose nothing."""
+    settings = {"requests": 4, "repeats": 12, "traffic": with_example}
+    whole = bench.judged(published(nano_r1, bench.home / "whole"), weakened, **settings)
+    speed = whole.served["eager"].speed["1"]
+    for variant, drops in (("none", 0), ("base", 1), ("custom", 1)):
+        cache = speed.of(variant).cache
+        assert cache.hit_rate == pytest.approx(cache.production_hit_rate)
+        assert cache.hit_rate > (0.5 if not drops else 0.3)
+    # Half of what is planted, so both must be shown to be on their side of it.
+    limit = 0.95 * speed.custom_over_base.value
+    gate = EVALUATION.gate.model_copy(update={"min_speed_ratio": limit})
+    assert judge(whole, gate).verdict == "ship", failed(whole)
+
+    slow = published(nano_r1, bench.home / "slow_prefix")
+    results = bench.judged(slow, weakened, gate=gate, **settings)
+    assert results.replay.ratio == whole.replay.ratio  # the same weights
+    assert results.verdict.verdict == "do not ship"
+    assert failed(results)[0].startswith("tokens/s, custom / base")
 
 
 @pytest.mark.slow

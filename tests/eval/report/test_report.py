@@ -218,7 +218,7 @@ def test_another_version_or_shape_is_an_error_that_names_it(results, tmp_path):
     results.write(path)
     assert Report.read(path) == results
     path.write_text(json.dumps(results.model_dump(mode="json") | {"version": 5}))
-    with pytest.raises(OutriderError, match=r"report.json: version 5, but this Outrider reads 18"):
+    with pytest.raises(OutriderError, match=r"report.json: version 5, but this Outrider reads 19"):
         Report.read(path)
 
 
