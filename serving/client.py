@@ -141,12 +141,16 @@ def complete(
     max_tokens: int,
     concurrency: int = 8,
     grammars: Sequence[str] | None = None,
+    engine: int | None = None,
 ) -> list[Completion]:
     """Returns responses to `prompts` in order, with `concurrency` requests in flight.
 
     `prompts` are token ids; `grammars` has JSON of vLLM's StructuredOutputsParams for each, empty
-    for none. The first error is raised after all requests have ended.
+    for none. With data parallelism, `engine` is the engine that answers; None: the server's choice.
+    The first error is raised after all requests have ended.
     """
+    # vllm/entrypoints/generate/base/serving.py:225
+    headers = {} if engine is None else {"X-data-parallel-rank": str(engine)}
     timeout_s = 600 + max_tokens * concurrency / 10.0  # enough at 10 tokens/s
 
     def one(index: int) -> Completion:
@@ -159,7 +163,7 @@ def complete(
         }
         if grammars is not None:
             body |= grammar_fields(grammars[index])
-        answer = post(url, "/v1/completions", body, timeout_s)
+        answer = post(url, "/v1/completions", body, timeout_s, headers)
         (choice,) = answer["choices"]
         speculation = (answer.get("metrics") or {}).get("speculative_decoding")
         counters = SpeculationCounters.of_response(speculation, len(choice["token_ids"]))
@@ -174,13 +178,21 @@ def grammar_fields(grammar: str) -> dict[str, Any]:
     return {"structured_outputs": json.loads(grammar)} if grammar else {}
 
 
-def post(url: str, path: str, body: dict[str, Any], timeout_s: float = 600) -> dict[str, Any]:
+def post(
+    url: str,
+    path: str,
+    body: dict[str, Any],
+    timeout_s: float = 600,
+    headers: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
     """Sends a POST request and returns the JSON response.
 
     Raises an `OutriderError` with the server's message for an error status or a lost connection.
     """
     request = urllib.request.Request(
-        url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
+        url + path,
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json", **(headers or {})},
     )
     return dict(json.loads(_answer(request, timeout_s)))
 
@@ -229,7 +241,7 @@ def read_counters(url: str) -> SpeculationCounters:
 
 @dataclass(frozen=True)
 class KvCache:
-    """The KV cache of one engine."""
+    """The KV cache of each of a server's engines."""
 
     tokens: int
     """Number of tokens for which it has memory."""
@@ -237,20 +249,24 @@ class KvCache:
     """Tokens in a block; a prefix is cached in whole blocks."""
     keeps_prefixes: bool
     """Whether requests find what earlier ones have left in it."""
+    engines: int = 1
+    """Number of engines: with data parallelism several, which share no cache."""
 
 
 def read_kv_cache(url: str) -> KvCache:
     """Reads the size of the KV cache of the server at `url`; its engines have equal ones."""
-    labels = next(
+    engines = [
         sample.labels
         for family in _metrics(url)
         for sample in family.samples
         if sample.name == "vllm:cache_config_info"
-    )
+    ]
+    labels = engines[0]
     return KvCache(
         tokens=int(labels["kv_cache_size_tokens"]),
         block_size=int(labels["block_size"]),
         keeps_prefixes=labels["enable_prefix_caching"] == "True",
+        engines=len(engines),
     )
 
 

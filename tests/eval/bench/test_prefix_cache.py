@@ -2,6 +2,7 @@
 
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from datasets import Dataset
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from outrider.eval.bench import prefix_cache
 from outrider.eval.bench.closed_loop import measure
 from outrider.eval.bench.metrics import SpeedRatios
 from outrider.eval.bench.prefix_cache import (
@@ -140,6 +142,56 @@ def test_what_a_full_cache_has_dropped_is_not_found(
         # A request's last block takes memory also if it is not full, and there are two copies of a
         # block that vLLM computes again, because it has the prompt's last token.
         assert sum(held(blocks - len(rows) - 2)) <= sum(found) <= sum(held(blocks))
+
+
+def test_engines_of_data_parallelism_share_no_cache() -> None:
+    rows = [([1] * 4 * BLOCK, [2])] * 200
+    names = {f"q{number}" for number in range(len(rows))}
+
+    def held(engines: int) -> list[int]:
+        cache = KvCache(tokens=PLENTY, block_size=BLOCK, keeps_prefixes=True, engines=engines)
+        return [*held_prefixes(table(rows), names, cache).values()]
+
+    # Each engine computes the prompt once; its last block has the last token.
+    for engines in (1, 4):
+        assert held(engines).count(0) == engines
+        assert held(engines).count(3 * BLOCK) == len(rows) - engines
+
+
+def test_every_engine_gets_the_longest_prefixes_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two turns of one conversation only the later one's, which begins with the earlier's."""
+    system = [7] * 2 * BLOCK
+    conversation = [*system, *range(20, 20 + 2 * BLOCK)]
+    prompts = [[*system, 1, 2], [*conversation, 3], [*conversation, 4, *[5] * BLOCK, 6], [8]]
+    rows = [(system, [9]), ([*conversation, *prompts[2][-BLOCK - 2 :]], [9])]
+    rows += [(prompt, [9]) for prompt in prompts]
+    asked = [
+        Prompt(sequence_id=f"q{number + 2}", session="", user="", token_ids=prompt, text="")
+        for number, prompt in enumerate(prompts)
+    ]
+    sent = []
+    monkeypatch.setattr(prefix_cache, "complete", lambda **request: sent.append(request))
+    server = SimpleNamespace(
+        url="",
+        model_name="r1",
+        kv_cache=KvCache(tokens=PLENTY, block_size=BLOCK, keeps_prefixes=True),
+        recomputes_last_block=False,
+    )
+    production = ProductionCache(table(rows), asked)
+    # The third prompt was seen whole, so all but the block of its last token is found.
+    assert production.restore(server, asked) == BLOCK * (2 + 4 + 5)
+    assert [(request["prompts"], request["engine"]) for request in sent] == [
+        ([prompts[2][: 5 * BLOCK]], None)
+    ]
+    server.recomputes_last_block = True
+    assert production.restore(server, asked) == BLOCK * (1 + 3 + 4)
+    sent.clear()
+    server.kv_cache = KvCache(tokens=PLENTY, block_size=BLOCK, keeps_prefixes=True, engines=2)
+    production.restore(server, asked)
+    assert [request["engine"] for request in sent] == [0, 1]
+    sent.clear()
+    server.kv_cache = KvCache(tokens=PLENTY, block_size=BLOCK, keeps_prefixes=False)
+    assert production.restore(server, asked) == 0 and not sent
 
 
 def test_the_log_is_the_customer_s_in_its_order(tmp_path: Path) -> None:
