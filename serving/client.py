@@ -12,7 +12,7 @@ import operator
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -212,14 +212,22 @@ def _answer(request: urllib.request.Request, timeout_s: float) -> str:
         ) from error
 
 
+def read_metrics(url: str) -> str:
+    """Returns the text of the metrics of the server at `url`."""
+    return _answer(urllib.request.Request(url + "/metrics"), 30)
+
+
 GENERATED = "vllm:generation_tokens_total"
 
 
 def read_counters(url: str) -> SpeculationCounters:
     """Reads the counters of the server at `url`, summed over its engines."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    text = read_metrics(url)
     sums: dict[str, int] = {}
     positions: Counter[int] = Counter()
-    for family in _metrics(url):
+    for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if sample.name == "vllm:spec_decode_num_accepted_tokens_per_pos_total":
                 positions[int(sample.labels["position"])] += int(sample.value)
@@ -255,9 +263,11 @@ class KvCache:
 
 def read_kv_cache(url: str) -> KvCache:
     """Reads the size of the KV cache of the server at `url`; its engines have equal ones."""
+    from prometheus_client.parser import text_string_to_metric_families
+
     engines = [
         sample.labels
-        for family in _metrics(url)
+        for family in text_string_to_metric_families(read_metrics(url))
         for sample in family.samples
         if sample.name == "vllm:cache_config_info"
     ]
@@ -268,11 +278,3 @@ def read_kv_cache(url: str) -> KvCache:
         keeps_prefixes=labels["enable_prefix_caching"] == "True",
         engines=len(engines),
     )
-
-
-def _metrics(url: str) -> Iterator[Any]:
-    """The families of metrics of the server at `url`."""
-    from prometheus_client.parser import text_string_to_metric_families
-
-    text = _answer(urllib.request.Request(url + "/metrics"), 30)
-    yield from text_string_to_metric_families(text)

@@ -204,6 +204,20 @@ class BothTogether(Part):
         return min(self.over_custom, self.over_lookup, key=lambda ratio: ratio.value)
 
 
+class CacheUse(Part):
+    """Use of a variant's KV cache in its timed blocks, which begin in production's state."""
+
+    hit_rate: float
+    """Share of prompt tokens that were found in the prefix cache, from vLLM's counters"""
+    production_hit_rate: float
+    """The share that production finds of the same prompts, by replay of the log through a cache of
+    this size. With EAGLE and MTP, the last block of each hit is computed again"""
+    kv_tokens: int
+    """KV cache of one engine, in tokens; the drafter's own layers take some of its memory"""
+    preemptions: int
+    """Times that a running request lost its KV cache, because others needed the memory"""
+
+
 class CountedDrafter(Part):
     """vLLM's counts for one speculator, pooled over passes."""
 
@@ -239,20 +253,6 @@ class Quantiles(Part):
         """Computes the quantiles of the values; all zero if there are none."""
         p50, p90, p99 = np.percentile(values, [50, 90, 99]).tolist() if len(values) else [0.0] * 3
         return cls(p50=p50, p90=p90, p99=p99)
-
-
-class CacheUse(Part):
-    """Use of a variant's KV cache in its timed blocks, which begin in production's state."""
-
-    hit_rate: float
-    """Share of prompt tokens that were found in the prefix cache, from vLLM's counters"""
-    production_hit_rate: float
-    """The share that production finds of the same prompts, by replay of the log through a cache of
-    this size. With EAGLE and MTP, the last block of each hit is computed again"""
-    kv_tokens: int
-    """KV cache of one engine, in tokens; the drafter's own layers take some of its memory"""
-    preemptions: int
-    """Times that a running request lost its KV cache, because others needed the memory"""
 
 
 class Block(Part):
