@@ -282,26 +282,29 @@ def with_example(bench, nano_r1):
 @pytest.mark.slow
 @pytest.mark.engine
 def test_a_tenth_lost_where_a_prefix_is_cached_turns_ship_into_do_not_ship(
-    bench, nano_r1, weakened, with_example
+    bench, nano_r1, with_example, monkeypatch
 ):
-    """With an empty cache, as the first request ever, custom would lose nothing."""
-    settings = {"requests": 4, "repeats": 12, "traffic": with_example}
-    whole = bench.judged(published(nano_r1, bench.home / "whole"), weakened, **settings)
+    """Custom has base's weights, and may be 5 % slower; with cold prompts it would lose nothing."""
+    for module in ("evaluate", "choose_k"):
+        monkeypatch.setattr(f"outrider.eval.{module}.served_lookups", lambda *_: {})
+    limits = {"min_acceptance_ratio": 0.95, "min_speed_ratio": 0.95}
+    settings = {
+        "gate": EVALUATION.gate.model_copy(update=limits),
+        "requests": 4,
+        "repeats": 10,
+        "traffic": with_example,
+    }
+    whole = bench.judged(published(nano_r1, bench.home / "whole"), **settings)
+    assert whole.verdict.verdict == "ship", whole.verdict.reason
     speed = whole.served["eager"].speed["1"]
-    for variant, drops in (("none", 0), ("base", 1), ("custom", 1)):
+    for variant, least in (("none", 0.5), ("base", 0.3), ("custom", 0.3)):
         cache = speed.of(variant).cache
-        assert cache.hit_rate == pytest.approx(cache.production_hit_rate)
-        assert cache.hit_rate > (0.5 if not drops else 0.3)
-    # Half of what is planted, so both must be shown to be on their side of it.
-    limit = 0.95 * speed.custom_over_base.value
-    gate = EVALUATION.gate.model_copy(update={"min_speed_ratio": limit})
-    assert judge(whole, gate).verdict == "ship", failed(whole)
+        assert least < cache.hit_rate == pytest.approx(cache.production_hit_rate)
 
-    slow = published(nano_r1, bench.home / "slow_prefix")
-    results = bench.judged(slow, weakened, gate=gate, **settings)
+    results = bench.judged(published(nano_r1, bench.home / "slow_prefix"), **settings)
     assert results.replay.ratio == whole.replay.ratio  # the same weights
-    assert results.verdict.verdict == "do not ship"
-    assert failed(results)[0].startswith("tokens/s, custom / base")
+    assert results.verdict.verdict == "do not ship", results.verdict.reason
+    assert failed(results) == ["tokens/s, custom / base, eager, concurrency 1"]
 
 
 @pytest.mark.slow
