@@ -75,7 +75,8 @@ def _slow_hits_execute(self: GPUModelRunner, output: Any, *args: Any, **kwargs: 
         time.sleep(LOSS / (1 - LOSS) * (_times["ended"] - _times["began"]))
         _times["began"] = time.monotonic()
     result = _execute(self, output, *args, **kwargs)
-    if _planted["slow_prefix"] and not started:
+    # A step without tokens follows the last one of any request.
+    if _planted["slow_prefix"] and output.total_num_scheduled_tokens and not started:
         _times["ended"] = time.monotonic()
     return result
 
