@@ -41,6 +41,7 @@ from outrider.eval.bench.metrics import (
 )
 from outrider.eval.bench.open_loop import RateBlocks, measure_rates, summarise_rates
 from outrider.eval.bench.outputs import Outputs, collect
+from outrider.eval.bench.prefix_cache import ProductionCache, customers_log
 from outrider.eval.bench.prompts import (
     EVERYTHING,
     HeldoutRequests,
@@ -417,6 +418,7 @@ def measure_speed(
             sampling=requests.sampling,
             speeds=speeds,
             say=context.say,
+            production=ProductionCache(customers_log(context.data.sequences), requests.timed),
         )
     )
     rates = context.kept(f"rates_{mode}").run(

@@ -34,6 +34,12 @@ class SpeculationCounters:
     """Entry j: number of steps whose first j + 1 drafts were all accepted."""
     generation_tokens: int
     """Delivered tokens, including each request's first token, which its prefill produces."""
+    queried_tokens: int = 0
+    """Prompt tokens that were looked up in the prefix cache; 0 in counts of single responses."""
+    cached_tokens: int = 0
+    """Those that were found in it."""
+    preemptions: int = 0
+    """Times that a running request lost its KV cache, because others needed the memory."""
 
     def __sub__(self, earlier: "SpeculationCounters") -> "SpeculationCounters":
         return self._combined(earlier, operator.sub)
@@ -54,6 +60,9 @@ class SpeculationCounters:
             accepted_tokens=combine(self.accepted_tokens, right.accepted_tokens),
             accepted_per_position=tuple(itertools.starmap(combine, positions)),
             generation_tokens=combine(self.generation_tokens, right.generation_tokens),
+            queried_tokens=combine(self.queried_tokens, right.queried_tokens),
+            cached_tokens=combine(self.cached_tokens, right.cached_tokens),
+            preemptions=combine(self.preemptions, right.preemptions),
         )
 
     @classmethod
@@ -132,12 +141,16 @@ def complete(
     max_tokens: int,
     concurrency: int = 8,
     grammars: Sequence[str] | None = None,
+    engine: int | None = None,
 ) -> list[Completion]:
     """Returns responses to `prompts` in order, with `concurrency` requests in flight.
 
     `prompts` are token ids; `grammars` has JSON of vLLM's StructuredOutputsParams for each, empty
-    for none. The first error is raised after all requests have ended.
+    for none. With data parallelism, `engine` is the engine that answers; None: the server's choice.
+    The first error is raised after all requests have ended.
     """
+    # vllm/entrypoints/generate/base/serving.py:225
+    headers = {} if engine is None else {"X-data-parallel-rank": str(engine)}
     timeout_s = 600 + max_tokens * concurrency / 10.0  # enough at 10 tokens/s
 
     def one(index: int) -> Completion:
@@ -150,7 +163,7 @@ def complete(
         }
         if grammars is not None:
             body |= grammar_fields(grammars[index])
-        answer = post(url, "/v1/completions", body, timeout_s)
+        answer = post(url, "/v1/completions", body, timeout_s, headers)
         (choice,) = answer["choices"]
         speculation = (answer.get("metrics") or {}).get("speculative_decoding")
         counters = SpeculationCounters.of_response(speculation, len(choice["token_ids"]))
@@ -165,13 +178,21 @@ def grammar_fields(grammar: str) -> dict[str, Any]:
     return {"structured_outputs": json.loads(grammar)} if grammar else {}
 
 
-def post(url: str, path: str, body: dict[str, Any], timeout_s: float = 600) -> dict[str, Any]:
+def post(
+    url: str,
+    path: str,
+    body: dict[str, Any],
+    timeout_s: float = 600,
+    headers: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
     """Sends a POST request and returns the JSON response.
 
     Raises an `OutriderError` with the server's message for an error status or a lost connection.
     """
     request = urllib.request.Request(
-        url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
+        url + path,
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json", **(headers or {})},
     )
     return dict(json.loads(_answer(request, timeout_s)))
 
@@ -220,4 +241,40 @@ def read_counters(url: str) -> SpeculationCounters:
         accepted_tokens=sums.get("vllm:spec_decode_num_accepted_tokens_total", 0),
         accepted_per_position=tuple(positions[position] for position in sorted(positions)),
         generation_tokens=sums[GENERATED],
+        queried_tokens=sums.get("vllm:prefix_cache_queries_total", 0),
+        cached_tokens=sums.get("vllm:prefix_cache_hits_total", 0),
+        preemptions=sums.get("vllm:num_preemptions_total", 0),
+    )
+
+
+@dataclass(frozen=True)
+class KvCache:
+    """The KV cache of each of a server's engines."""
+
+    tokens: int
+    """Number of tokens for which it has memory."""
+    block_size: int
+    """Tokens in a block; a prefix is cached in whole blocks."""
+    keeps_prefixes: bool
+    """Whether requests find what earlier ones have left in it."""
+    engines: int = 1
+    """Number of engines: with data parallelism several, which share no cache."""
+
+
+def read_kv_cache(url: str) -> KvCache:
+    """Reads the size of the KV cache of the server at `url`; its engines have equal ones."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    engines = [
+        sample.labels
+        for family in text_string_to_metric_families(read_metrics(url))
+        for sample in family.samples
+        if sample.name == "vllm:cache_config_info"
+    ]
+    labels = engines[0]
+    return KvCache(
+        tokens=int(labels["kv_cache_size_tokens"]),
+        block_size=int(labels["block_size"]),
+        keeps_prefixes=labels["enable_prefix_caching"] == "True",
+        engines=len(engines),
     )

@@ -9,6 +9,7 @@
 Several servers can run at once; their idle threads do not spin (`engine_environment`).
 """
 
+import functools
 import os
 import re
 import socket
@@ -20,7 +21,13 @@ from outrider.common.errors import OutriderError
 from outrider.common.process_tree import Child
 from outrider.serving.admin.address import Address
 from outrider.serving.admin.swap import swap_directory
-from outrider.serving.client import SpeculationCounters, post, read_counters
+from outrider.serving.client import (
+    KvCache,
+    SpeculationCounters,
+    post,
+    read_counters,
+    read_kv_cache,
+)
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.hooked import SWAP_EXTENSION
 from outrider.serving.speculator import Drafting
@@ -62,6 +69,10 @@ class Server:
         self.swap_seconds: float | None = None
         """Duration of the last `swap`."""
         self._prefix_caching = engine.prefix_caching
+        self.recomputes_last_block = drafting is not None and drafting.speculator.family.has_weights
+        """Whether a prefix is used from the cache without its last block: a drafter with weights
+        reads the target's states, which are not cached (`use_eagle_block_drop` in
+        vllm/config/speculative.py:1950)."""
         words = serve_arguments(target, engine, drafting)
         words += ["--host", HOST, "--port", str(port), "--served-model-name", self.model_name]
         if drafting is not None and drafting.speculator.speculates:
@@ -109,6 +120,11 @@ class Server:
     def counters(self) -> SpeculationCounters:
         """The engine's counts since its start."""
         return read_counters(self.url)
+
+    @functools.cached_property
+    def kv_cache(self) -> KvCache:
+        """Size of an engine's KV cache."""
+        return read_kv_cache(self.url)
 
     def swap(self, directory: Path) -> None:
         """Loads the speculator in `directory`. No request may be running.

@@ -15,15 +15,21 @@ lookup, and base and custom if they cannot share one. The servers are started ag
 while such a comparison is open, at most `eval.starts` times; if base and custom have two engines,
 before every repeat. Base at eval.current_k uses base's engine. `eval.measure` determines when to
 stop.
+
+Before its requests are timed, a variant's prefix cache is emptied, so that it finds nothing of
+another variant with the same weights, and brought to production's state (prefix_cache.py).
 """
 
 import itertools
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
 from outrider.eval.bench.metrics import Record, SpeedRatios
+from outrider.eval.bench.prefix_cache import ProductionCache
+from outrider.eval.bench.prompts import Prompt
 from outrider.eval.bench.servers import Servers, Turn
 from outrider.eval.config import EvalConfig
 from outrider.eval.results.parts import CURRENT, LOOKUP
@@ -54,8 +60,11 @@ def measure(
     sampling: Sampling,
     speeds: SpeedRatios,
     say: Callable[[str], None],
+    production: ProductionCache | None = None,
 ) -> list[Record]:
     """Times blocks of `speeds.prompts`, one per repeat, concurrency and variant.
+
+    Prompts find in the prefix cache what `production` holds of them; without it, nothing.
 
     In a record, `prompts` holds prompt indices, `engine` is the server's name, `start` counts its
     earlier starts, and `alternated` is true if variants alternated by request.
@@ -85,11 +94,12 @@ def measure(
                 mode=mode,
                 load=load,
                 turns=turns,
-                prompts=[speeds.prompts[index].text for index in chosen[size]],
+                prompts=[speeds.prompts[index] for index in chosen[size]],
                 concurrency=size,
                 sampling=sampling,
                 max_tokens=evaluation.max_tokens,
                 repeat=repeat,
+                production=production,
             )
             facts = {
                 "repeat": repeat,
@@ -200,11 +210,12 @@ def _blocks(
     mode: str,
     load: LoadGenerator,
     turns: Sequence[Turn],
-    prompts: Sequence[str],
+    prompts: Sequence[Prompt],
     concurrency: int,
     sampling: Sampling,
     max_tokens: int,
     repeat: int,
+    production: ProductionCache | None,
 ) -> list[Record]:
     """Times a block of each variant.
 
@@ -219,23 +230,31 @@ def _blocks(
     seconds = 0.0
     requests = 0
     swap = 0.0
+    caches: dict[str, Record] = {}
+    expected: Counter[str] = Counter()
     while ahead:
-        texts = ahead[:size]
+        batch = ahead[:size]
         ahead = ahead[size:]
         # Alternating the order cancels a linear drift of the machine within two rounds.
         for variant, drafts in reversed(turns) if (repeat + rounds) % 2 else turns:
             server = servers.server(mode, variant, drafts)
             swap = max(swap, server.swap_seconds or 0.0)
+            if production is not None:
+                expected[variant] += production.restore(server, batch)
+                caches[variant] = {
+                    "kv_tokens": server.kv_cache.tokens,
+                    "production_tokens": expected[variant],
+                }
             block = load.run_block(
                 url=server.url,
-                prompts=texts,
+                prompts=[prompt.text for prompt in batch],
                 concurrency=concurrency,
                 sampling=sampling,
                 max_tokens=max_tokens,
             )
             results[variant].append(block)
             seconds += sum(request.latency_s for request in block.requests)
-            requests += len(texts)
+            requests += len(batch)
         rounds += 1
         # Alternating after every request would spread the machine's noise most evenly. But each
         # swap loads weights: 0.03 s for nano R1, and for R1's 11.6 GB at least the time to read
@@ -245,7 +264,12 @@ def _blocks(
         # SHARE_OF_SWAPS of it.
         size = max(math.ceil(wait * requests / seconds), 1)
     return [
-        {"variant": variant, "alternated": alternated, **record_of(timed, concurrency)}
+        {
+            "variant": variant,
+            "alternated": alternated,
+            **record_of(timed, concurrency),
+            "cache": caches.get(variant),
+        }
         for variant, timed in results.items()
     ]
 

@@ -25,7 +25,7 @@ from outrider.eval.results.parts import (
     Estimate,
     Interval,
 )
-from outrider.eval.results.sections import Block, Quantiles, Reference, SpeedRow
+from outrider.eval.results.sections import Block, CacheUse, Quantiles, Reference, SpeedRow
 from outrider.eval.stats.clusters import Trend, clustered, trend_of
 from outrider.eval.stats.intervals import LEVEL
 from outrider.eval.stats.sequential import looks_of
@@ -331,6 +331,22 @@ def pooled(blocks: Sequence[Record]) -> Block:
         ttft_ms=quantiles("ttft_ms"),
         tpot_ms=quantiles("tpot_ms"),
         itl_ms=quantiles("itl_ms"),
+        cache=_cache_of(blocks),
+    )
+
+
+def _cache_of(blocks: Sequence[Record]) -> CacheUse | None:
+    """Use of the KV cache over all blocks; None unless it had production's state."""
+    caches = [block["cache"] for block in blocks if block.get("cache")]
+    if len(caches) < len(blocks):
+        return None
+    counters = [block["counters"] for block in blocks]
+    prompt_tokens = max(sum(counts["queried_tokens"] for counts in counters), 1)
+    return CacheUse(
+        hit_rate=sum(counts["cached_tokens"] for counts in counters) / prompt_tokens,
+        production_hit_rate=sum(cache["production_tokens"] for cache in caches) / prompt_tokens,
+        kv_tokens=min(cache["kv_tokens"] for cache in caches),
+        preemptions=sum(counts["preemptions"] for counts in counters),
     )
 
 

@@ -12,7 +12,7 @@ long answers selects requests whose logged answers are long.
 
 import collections
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,15 +99,13 @@ def prompt_room(evaluation: EvalConfig, serving: ServingConfig) -> int:
 def evaluation_prompts(
     heldout: Any, evaluation: EvalConfig, serving: ServingConfig
 ) -> tuple[list[Prompt], list[Prompt]]:
-    """Prompts of the verification pass and of the timed blocks, randomly ordered.
+    """Prompts of the verification pass and of the timed blocks, in the order of `spread`.
 
     The two do not overlap, except that all prompts are timed if there are fewer than twice
     `eval.verification_requests`.
     """
     room = prompt_room(evaluation, serving)
-    order = [*range(len(heldout))]
-    # The held-out part is in log order; a prefix of it would be one time of day.
-    random.Random(SEED).shuffle(order)
+    order = spread(heldout["session"])
     prompts = [
         Prompt(
             sequence_id=row["sequence_id"],
@@ -128,6 +126,26 @@ def evaluation_prompts(
     verified = evaluation.verification_requests
     timed = prompts if len(prompts) < 2 * verified else prompts[verified:]
     return prompts[:verified], timed
+
+
+def spread(sessions: Sequence[str]) -> list[int]:
+    """A random order of the rows, in which those of a session are as far apart as possible.
+
+    The held-out part is in log order; the first rows of it would be one time of day. In a block,
+    two turns of one conversation would share more of the prefix cache than in production, where
+    the earlier one is answered first.
+    """
+    generator = random.Random(SEED)
+    rows_of: dict[str, list[int]] = {}
+    for row, session in enumerate(sessions):
+        rows_of.setdefault(session, []).append(row)
+    position: dict[int, float] = {}
+    for rows in rows_of.values():
+        generator.shuffle(rows)
+        offset = generator.random()
+        for number, row in enumerate(rows):
+            position[row] = (number + offset) / len(rows)
+    return sorted(position, key=position.__getitem__)
 
 
 def select(heldout: Dataset, settings: EvalConfig, serving: ServingConfig) -> list[Traffic]:

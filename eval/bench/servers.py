@@ -97,7 +97,8 @@ class Servers(AbstractContextManager["Servers"]):
         """Returns the variant's running server, set to its weights and `drafts`.
 
         Call this before every block: it empties the prefix cache, as a swap does. Otherwise a
-        variant that follows another with the same weights would reuse cached prompts.
+        variant that follows another with the same weights would reuse cached prompts. What they
+        find in production is computed again by `ProductionCache.restore`.
         """
         if mode != self._mode:
             self.stop()

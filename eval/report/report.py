@@ -19,9 +19,16 @@ from outrider.data.on_policy.check import Report as OnPolicyReport
 from outrider.data.on_policy.check import groups_of, two_lines
 from outrider.eval.report import charts
 from outrider.eval.report.formatting import print_markdown, render
-from outrider.eval.results.parts import DRAFTERS, ClusteredEstimate, Estimate, k_list
+from outrider.eval.results.parts import (
+    DRAFTERS,
+    LOOKUP,
+    VARIANTS,
+    ClusteredEstimate,
+    Estimate,
+    k_list,
+)
 from outrider.eval.results.report import Report
-from outrider.eval.results.sections import Choice
+from outrider.eval.results.sections import Block, CacheUse, Choice
 
 MOST_SHOWN = 8
 """Largest K of the table of acceptance lengths; a lookup has 24."""
@@ -74,6 +81,7 @@ def contents(report: Report, metrics: charts.Rows) -> dict[str, Any]:
             *([charts.kinds_figure(report)] if report.kinds else []),
             *(charts.speed_figure(mode, served.speed) for mode, served in report.served.items()),
         ],
+        "cached_rows": cached_rows(report),
         "rate_figures": [charts.rate_figure(*scenario) for scenario in rates],
         "arrivals": "those of the log, scaled to the rate" if from_log else arrivals,
         "acceptance_figures": [figure for figure in acceptance if figure],
@@ -82,6 +90,22 @@ def contents(report: Report, metrics: charts.Rows) -> dict[str, Any]:
     values["load_line"] = load_line(report)
     values["by_k_head"] = [f"K = {k}" for k in range(1, 1 + depth)]
     return values | _facts_of(report)
+
+
+def cached_rows(report: Report) -> list[tuple[str, CacheUse]]:
+    """Use of the KV cache by engine mode, concurrency and variant, with a label."""
+    rows = []
+    for mode, served in report.served.items():
+        for size, row in served.speed.items():
+            blocks: list[tuple[str, Block]] = [(variant, row.of(variant)) for variant in VARIANTS]
+            if row.lookup is not None:
+                blocks.append((LOOKUP, row.lookup.block))
+            rows += [
+                (f"{mode}, concurrency {size}, {variant}", block.cache)
+                for variant, block in blocks
+                if block.cache is not None
+            ]
+    return rows
 
 
 def _facts_of(report: Report) -> dict[str, Any]:

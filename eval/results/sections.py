@@ -230,6 +230,20 @@ class BothTogether(Part):
         return min(self.over_custom, self.over_lookup, key=lambda ratio: ratio.value)
 
 
+class CacheUse(Part):
+    """Use of a variant's KV cache in its timed blocks, which begin in production's state."""
+
+    hit_rate: float
+    """Share of prompt tokens that were found in the prefix cache, from vLLM's counters"""
+    production_hit_rate: float
+    """The share that production finds of the same prompts, by replay of the log through a cache of
+    this size. With EAGLE and MTP, the last block of each hit is computed again"""
+    kv_tokens: int
+    """KV cache of one engine, in tokens; the drafter's own layers take some of its memory"""
+    preemptions: int
+    """Times that a running request lost its KV cache, because others needed the memory"""
+
+
 class CountedDrafter(Part):
     """vLLM's counts for one speculator, pooled over passes."""
 
@@ -263,6 +277,8 @@ class Block(Part):
     """Time per output token after the first"""
     itl_ms: Quantiles
     """Time between deliveries, each of one or more tokens"""
+    cache: CacheUse | None = None
+    """Prefix-cache hits, memory and preemptions; null in the open loop"""
 
 
 class Reference(Part):

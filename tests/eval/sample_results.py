@@ -126,6 +126,13 @@ def sample_blocks(custom_speed: float = 1.4, mode_speed: float = 1.0) -> list[di
                         "drafts": 0 if variant == "none" else drafts,
                         "accepted_tokens": 0 if variant == "none" else sum(accepted),
                         "accepted_per_position": [] if variant == "none" else accepted,
+                        "queried_tokens": 500 * n,
+                        "cached_tokens": 320 * n,
+                        "preemptions": 0 if variant == "none" else 2,
+                    },
+                    "cache": {
+                        "kv_tokens": 131_072 if variant == "none" else 123_904,
+                        "production_tokens": 300 * n,
                     },
                 }
             )

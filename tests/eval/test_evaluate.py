@@ -412,6 +412,9 @@ def test_an_evaluation_from_servers_to_report(short_r1, tmp_path, monkeypatch):
     assert alternated >= {(1, "base"), (1, "custom")}
     assert {concurrency for concurrency, _ in alternated} == {1}
     assert results.served["eager"].speed["1"].custom_over_base.clusters == 4  # pairs
+    # Prompts shorter than a block of 128 tokens share no prefix.
+    cache = results.served["eager"].speed["1"].custom.cache
+    assert cache.hit_rate == cache.production_hit_rate == 0 and cache.kv_tokens > 1000
     counted = results.counted.base
     assert counted.steps > 0 and len(counted.cumulative) == 2
 

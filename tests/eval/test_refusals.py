@@ -53,7 +53,7 @@ from outrider.eval.speed_checks import LEAST_STARTS, SUPERIOR, Demand
 from outrider.serving import token_scores
 from outrider.serving.client import Sampling
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
-from outrider.serving.engine import open_engine
+from outrider.serving.engine import AskedRow, open_engine
 from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.server import Server
 from outrider.serving.speculator import Drafting, Speculator
@@ -192,7 +192,7 @@ def bench(nano_r1, tmp_path_factory):
         )
         traffic = captured(engine, nano_r1, home / "customer", logged("resume_screening", 24))
 
-        def judged(custom, base=nano_r1, **settings):
+        def judged(custom, base=nano_r1, traffic=traffic, **settings):
             """The results of a whole evaluation of `custom` against the MTP layer of `base`."""
             out = home / f"{custom.parent.name}-{custom.name}-{base.parent.name}"
             data = EvaluationData(
@@ -249,6 +249,64 @@ def test_what_gains_in_acceptance_and_loses_tokens_per_second_is_refused(
     assert failed(results) and all(
         name.startswith("tokens/s, custom / ") for name in failed(results)
     )
+
+
+@pytest.fixture(scope="module")
+def with_example(bench, nano_r1):
+    """Traffic whose prompts begin with the same exchange, answered by the target."""
+    by_length = sorted(
+        logged("resume_screening", 25), key=lambda row: sum(map(len, token_ids(row)))
+    )
+    *rows, example = by_length
+    shared = list(itertools.chain(*token_ids(example)))
+    asked = []
+    for row in rows:
+        response = row["response"]
+        # Without the token with which a text begins.
+        response["prompt_token_ids"] = shared + response["prompt_token_ids"][1:]
+        question = AskedRow(
+            row_id=response["id"],
+            token_ids=response["prompt_token_ids"],
+            temperature=0.6,
+            top_p=0.95,
+            max_tokens=120,
+        )
+        asked.append(question)
+    for row, answer in zip(rows, bench.engine.answer(asked), strict=True):
+        (choice,) = row["response"]["choices"]
+        choice["token_ids"] = answer
+        choice["finish_reason"] = "length" if len(answer) == 120 else "stop"
+    return captured(bench.engine, nano_r1, bench.home / "with_example", rows)
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+def test_a_tenth_lost_where_a_prefix_is_cached_turns_ship_into_do_not_ship(
+    bench, nano_r1, with_example, monkeypatch
+):
+    """Custom has base's weights, and may be 5 % slower; with cold prompts it would lose nothing."""
+    for module in ("evaluate", "choose_k"):
+        monkeypatch.setattr(f"outrider.eval.{module}.served_lookups", lambda *_: {})
+    limits = {"min_acceptance_ratio": 0.95, "min_speed_ratio": 0.95}
+    settings = {
+        "gate": EVALUATION.gate.model_copy(update=limits),
+        "requests": 4,
+        # On a quiet machine 4 repeats decide; pairs differ by 2 % there, by 30 % on a busy one.
+        "repeats": 64,
+        "measure": "until_decided",
+        "traffic": with_example,
+    }
+    whole = bench.judged(published(nano_r1, bench.home / "whole"), **settings)
+    assert whole.verdict.verdict == "ship", whole.verdict.reason
+    speed = whole.served["eager"].speed["1"]
+    for variant, least in (("none", 0.5), ("base", 0.3), ("custom", 0.3)):
+        cache = speed.of(variant).cache
+        assert least < cache.hit_rate == pytest.approx(cache.production_hit_rate)
+
+    results = bench.judged(published(nano_r1, bench.home / "slow_prefix"), **settings)
+    assert results.replay.ratio == whole.replay.ratio  # the same weights
+    assert results.verdict.verdict == "do not ship", results.verdict.reason
+    assert failed(results) == ["tokens/s, custom / base, eager, concurrency 1"]
 
 
 @pytest.mark.slow

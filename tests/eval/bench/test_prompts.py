@@ -1,10 +1,12 @@
 """Which held-out requests a scenario sends, and with which sampling."""
 
+import itertools
+
 import pytest
 from datasets import Dataset
 
 from outrider.common.errors import OutriderError
-from outrider.eval.bench.prompts import EVERYTHING, customers_sampling, select
+from outrider.eval.bench.prompts import EVERYTHING, customers_sampling, select, spread
 from outrider.eval.config import EvalConfig, ScenarioConfig
 from outrider.serving import client
 from outrider.serving.client import complete
@@ -88,7 +90,7 @@ def test_the_most_frequent_combination_is_sent_with_every_parameter(monkeypatch)
     sent = []
     sampling = customers_sampling(Dataset.from_list(logged))
 
-    def post(url, path, body, timeout_s):
+    def post(url, path, body, *_):
         sent.append(body)
         choice = {"prompt_token_ids": [1], "token_ids": [2], "text": "", "finish_reason": "stop"}
         return {"choices": [choice]}
@@ -98,3 +100,20 @@ def test_the_most_frequent_combination_is_sent_with_every_parameter(monkeypatch)
     named = {key: sent[0][key] for key in ("temperature", "top_p", "top_k", "min_p")}
     assert named == {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.0}
     assert sent[0]["repetition_penalty"] == 1.0  # the server's default may be another
+
+
+def test_rows_of_a_session_are_as_far_apart_as_there_are_sessions():
+    sessions = [f"s{row // 5}" for row in range(40)]
+    order = spread(sessions)
+    assert sorted(order) == list(range(40)) and order != list(range(40))
+    for first in range(0, 40, 8):
+        assert len({sessions[row] for row in order[first : first + 8]}) == 8
+    # The turns of the first rows are of all of a session's.
+    assert {row % 5 for row in order[:8]} == set(range(5))
+
+
+def test_a_long_session_is_spread_over_the_whole_order():
+    order = spread(["long"] * 20 + [f"s{row}" for row in range(20)])
+    positions = [position for position, row in enumerate(order) if row < 20]
+    gaps = [after - before for before, after in itertools.pairwise(positions)]
+    assert max(gaps) <= 8 and positions[0] < 8 and positions[-1] >= 32
