@@ -233,7 +233,7 @@ class EvalConfig(BaseModel):
 
     measure: Literal["until_decided", "full"] = "full"
     """When to stop measuring. `full` measures all `repeats` in every engine mode. `until_decided`
-    evaluates the intervals after 2, 4, 8, ... repeats and after all `repeats`, and stops when all
+    evaluates the intervals after 3, 6, 12, ... repeats and after all `repeats`, and stops when all
     speed checks are decided or custom is shown not to be faster than base. Early intervals are
     wider, so that they are valid whenever the measurement stops (eval/stats/sequential.py)."""
 

@@ -250,6 +250,28 @@ class Findings(Part):
         return ", ".join(clauses)
 
     @property
+    def estimated_lines(self) -> list[str]:
+        """What custom / base is an estimate of in each engine mode, next to what was served."""
+        lines = []
+        for mode, served in self.served.items():
+            ratio = served.speed[str(self.choice.main_concurrency)].custom_over_base
+            if ratio.measured is None or ratio.expected is None:
+                continue
+            line = (
+                f"Custom / base, {mode}: {interval(ratio)} for whole responses, by measured times of"
+                f" prefills and steps and exact replay's steps. {served.cut:.0%} of the timed"
+                f" responses were cut; for them, replay predicts {ratio.expected:.2f}, and"
+                f" {interval(ratio.measured)} was served."
+            )
+            if ratio.heldout is not None:
+                line += (
+                    f" For the held-out traffic itself it is {ratio.heldout:.2f}; the trend within"
+                    " validation and held-out time gives that of the traffic that follows."
+                )
+            lines.append(line)
+        return lines
+
+    @property
     def both_line(self) -> str:
         """Custom and the fastest lookup in one server, in sentences."""
         both = self.both_together

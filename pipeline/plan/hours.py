@@ -326,24 +326,26 @@ def _verification_seconds(recipe: Recipe, rates: Rates) -> float:
 def engine_starts(recipe: Recipe) -> int:
     """Returns the number of engine starts of an evaluation.
 
-    In each mode, two servers that run side by side start once each. If one server runs at a time,
-    step timing starts one, verification and the first repeat each start both, and each further
-    repeat starts the one that is not running. If engines cannot change drafters, step timing starts
-    one for each speculator and K, verification starts three, and each repeat starts all variants.
-    Lookup starts one more server unless a lookup is the base.
+    In each mode, two servers that run side by side start once each, and again before each of at
+    most `eval.starts` repeats. If one server runs at a time, step timing starts one, verification
+    and the first repeat each start both, and each further repeat starts the one that is not
+    running, or both. If engines cannot change drafters, step timing starts one for each speculator
+    and K, verification starts three, and each repeat starts all variants. Lookup starts one more
+    server each time unless a lookup is the base.
     """
     measured = recipe.eval
+    again = min(measured.starts, measured.repeats) - 1
     times_steps = measured.k == "auto"
     if not recipe.serving.engine.changes_drafters:
         starts = 3 + _variants(recipe) * measured.repeats
         if times_steps:
             starts += 2 * recipe.speculator.depth
     elif measured.side_by_side:
-        starts = 2
+        starts = 2 + 2 * again
     else:
-        starts = 3 + measured.repeats
+        starts = 3 + measured.repeats + again
         if times_steps:
             starts += 1
     if recipe.speculator.base not in lookup_names():
-        starts += 1
+        starts += 1 + again
     return len(measured.engine_modes) * starts

@@ -69,9 +69,9 @@ EFFORTS: dict[str, dict[str, dict[str, Any]]] = {
         "training": {"epochs": 2, "scratch_epochs": 10},
         "eval": {
             "measure": "full",
-            "repeats": 10,
-            "starts": 10,
-            "requests": 8,
+            "repeats": 5,
+            "starts": 5,
+            "requests": 16,
             "verification_requests": 200,
             "capacity_minutes": 15,
         },

@@ -54,8 +54,9 @@ def test_a_stage_is_the_sum_of_its_parts() -> None:
         for size in recipe.eval.concurrency
     )
     assert stages["evaluate"]["60 timed blocks"] == pytest.approx(15 * timed)
-    # Verification starts both servers, the first repeat those and lookup's, four more one each.
-    assert engine_starts(recipe) == 2 + 3 + 4
+    # Verification starts both servers, the first repeat those and lookup's, four more one each,
+    # and in four repeats the other one and lookup's start again.
+    assert engine_starts(recipe) == 2 + 3 + 4 + 4 * 2
     # A server for each speculator and number, in each of five repeats; lookup is the base.
     words = ("eval.k=3", "serving.engine.data_parallel=8", "speculator.base=ngram")
     apart = recipe_for("r1/resume_screening", *words)
