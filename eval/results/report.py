@@ -258,8 +258,8 @@ class Findings(Part):
             if ratio.measured is None or ratio.expected is None:
                 continue
             line = (
-                f"Custom / base, {mode}: {interval(ratio)} for whole responses, by measured times of"
-                f" prefills and steps and exact replay's steps. {served.cut:.0%} of the timed"
+                f"Custom / base, {mode}: {interval(ratio)} for whole responses, by measured times"
+                f" of prefills and steps and exact replay's steps. {served.cut:.0%} of the timed"
                 f" responses were cut; for them, replay predicts {ratio.expected:.2f}, and"
                 f" {interval(ratio.measured)} was served."
             )

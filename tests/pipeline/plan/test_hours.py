@@ -27,9 +27,9 @@ def hours(name: str, *overrides: str, sequences: int = 5000, each: int = 4096) -
     return sum(sum(parts.values()) for parts in stages.values()) / 3600
 
 
-def test_a_trial_on_r1_takes_at_most_two_and_a_half_hours() -> None:
+def test_a_trial_on_r1_takes_at_most_three_hours() -> None:
     """5,000 sequences of 4k tokens, from logs to a bundle."""
-    assert hours("r1/template", "effort=trial") <= 2.5
+    assert hours("r1/template", "effort=trial") <= 3
     assert hours("r1/resume_screening") > 5
 
 
