@@ -135,6 +135,37 @@ def _inverse_ratio(sums: NDArray[np.float64]) -> Any:
 
 
 @dataclass(frozen=True)
+class _Compared:
+    """Two variants, by concurrency."""
+
+    pairs: Mapping[int, Sequence[tuple[Record, Record]]]
+    units: Mapping[int, Units]
+    level: float
+    """Confidence level of the look"""
+    lengths: ReplayedLengths | None
+    """None without exact replay"""
+    agrees: bool
+    """Whether served responses have the replayed lengths"""
+
+    def noise(self, concurrency: int) -> Noise | None:
+        """Noise of blocks or starts, pooled over the concurrencies with the same units.
+
+        None if the units are pairs of requests, which are many.
+        """
+        if self.units[concurrency].trimmed:
+            return None
+        remainders_by_size = {}
+        for size, units in self.units.items():
+            if not units.trimmed:
+                share = _prefill_share([block for pair in self.pairs[size] for block in pair])
+                remainders_by_size[size] = remainders(units, 1 - share)
+        count = len(remainders_by_size[concurrency])
+        return pooled_noise(
+            np.stack([one_U for one_U in remainders_by_size.values() if len(one_U) == count])
+        )
+
+
+@dataclass(frozen=True)
 class SpeedRatios:
     """Compares the variants' speeds in one engine mode."""
 
@@ -147,29 +178,8 @@ class SpeedRatios:
 
     def summarise(self, blocks: Sequence[Record]) -> dict[str, SpeedRow]:
         """Summarizes blocks by concurrency: each variant's pooled figures, and the ratios."""
-        return {str(size): self._row(blocks, size) for size in self.settings.concurrency}
-
-    def _row(self, blocks: Sequence[Record], size: int) -> SpeedRow:
-        references = {}
-        for name, variant in (("current", CURRENT), ("lookup", LOOKUP)):
-            measured = _blocks_of(blocks, size, variant)
-            if measured:
-                ratio = self.ratio(blocks, size, name)
-                references[name] = Reference(block=pooled(measured), custom_over=ratio)
-        figures = {variant: pooled(_blocks_of(blocks, size, variant)) for variant in VARIANTS}
-        ratios = {name: self.ratio(blocks, size, name) for name in RATIOS}
-        starts = {
-            under: starts_of(paired(blocks, size, "custom", under))
-            for under in ("base", "none", LOOKUP)
-        }
-        return SpeedRow(
-            **figures,
-            **ratios,
-            **references,
-            starts=starts["base"],
-            none_starts=starts["none"],
-            lookup_starts=starts[LOOKUP],
-        )
+        compared = {name: self._compared(blocks, name) for name in COMPARED}
+        return {str(size): self._row(blocks, size, compared) for size in self.settings.concurrency}
 
     def ratio(self, blocks: Sequence[Record], concurrency: int, name: str) -> Estimate:
         """One ratio of COMPARED, at the confidence level for this many repeats.
@@ -177,65 +187,70 @@ class SpeedRatios:
         With exact replay, that of whole responses (stats/speed_ratio.py), which `agrees` with the
         measured one or not; else the measured ratio.
         """
+        return self._ratio(self._compared(blocks, name), concurrency)
+
+    def _row(
+        self, blocks: Sequence[Record], size: int, compared: Mapping[str, "_Compared"]
+    ) -> SpeedRow:
+        references = {}
+        for name, variant in (("current", CURRENT), ("lookup", LOOKUP)):
+            measured = _blocks_of(blocks, size, variant)
+            if measured:
+                ratio = self._ratio(compared[name], size)
+                references[name] = Reference(block=pooled(measured), custom_over=ratio)
+        figures = {variant: pooled(_blocks_of(blocks, size, variant)) for variant in VARIANTS}
+        ratios = {name: self._ratio(compared[name], size) for name in RATIOS}
+        starts = {
+            name: starts_of(compared[name].pairs.get(size, []))
+            for name in ("custom_over_base", "custom_over_none", "lookup")
+        }
+        return SpeedRow(
+            **figures,
+            **ratios,
+            **references,
+            starts=starts["custom_over_base"],
+            none_starts=starts["custom_over_none"],
+            lookup_starts=starts["lookup"],
+        )
+
+    def _compared(self, blocks: Sequence[Record], name: str) -> "_Compared":
+        """Two variants' blocks at all concurrencies, and what replay says of them."""
         over, under = COMPARED[name]
-        pairs = paired(blocks, concurrency, over, under)
+        every = {size: paired(blocks, size, over, under) for size in self.settings.concurrency}
+        pairs = {size: of_size for size, of_size in every.items() if of_size}
         level = LEVEL
         if self.settings.measure != "full":
             level = looks_of(self.settings).level(repeats_of(blocks))
-        units = units_of(pairs)
+        # The replayed responses are the same at every look, so only the machine's noise needs the
+        # look's level.
+        lengths = self.replayed.lengths(over, under, LEVEL) if self.replayed else None
+        units = {size: units_of(of_size) for size, of_size in pairs.items()}
+        agrees = True
+        if self.replayed is not None and lengths is not None:
+            expected = [
+                self.replayed.by_row(over, under, self._prompts(of_size))
+                for of_size in pairs.values()
+            ]
+            agrees = lengths_agree([*units.values()], expected)
+        return _Compared(pairs, units, level, lengths, agrees)
+
+    def _ratio(self, compared: "_Compared", concurrency: int) -> Estimate:
+        units = compared.units[concurrency]
         controlled = None
-        if self.replayed is not None:
-            # The replayed responses are the same at every look, so only the machine's noise needs
-            # the look's level.
-            lengths = self.replayed.lengths(over, under, LEVEL)
-            if lengths is not None:
-                noise = self._noise(blocks, concurrency, over, under)
-                controlled = controlled_ratio(units, lengths, level, noise)
+        if compared.lengths is not None:
+            noise = compared.noise(concurrency)
+            controlled = controlled_ratio(units, compared.lengths, compared.level, noise)
         if controlled is None:
-            return self._measured(units, pairs, level)
+            return self._measured(units, compared.pairs[concurrency], compared.level)
         measured = measured_ratio(units, AGREEMENT)
         assert controlled.expected is not None
-        agrees = measured.low <= controlled.expected <= measured.high
-        agrees = agrees and self._lengths_agree(blocks, over, under)
+        agrees = compared.agrees and measured.low <= controlled.expected <= measured.high
         served = measured_ratio(units)
         return controlled.model_copy(
             update={
                 "measured": Interval(value=served.value, low=served.low, high=served.high),
                 "agrees": agrees,
             }
-        )
-
-    def _lengths_agree(self, blocks: Sequence[Record], over: str, under: str) -> bool:
-        """Whether responses served at all concurrencies have the replayed acceptance lengths."""
-        assert self.replayed is not None
-        rows = []
-        expected = []
-        for size in self.settings.concurrency:
-            pairs = paired(blocks, size, over, under)
-            if pairs:
-                rows.append(units_of(pairs))
-                expected.append(self.replayed.by_row(over, under, self._prompts(pairs)))
-        return lengths_agree(rows, expected)
-
-    def _noise(
-        self, blocks: Sequence[Record], concurrency: int, over: str, under: str
-    ) -> Noise | None:
-        """Noise of blocks or starts, pooled over the concurrencies with the same units.
-
-        None if the units are pairs of requests, which are many.
-        """
-        remainders_by_size: dict[int, NDArray[np.float64]] = {}
-        for size in self.settings.concurrency:
-            pairs = paired(blocks, size, over, under)
-            units = units_of(pairs) if pairs else None
-            if units is not None and not units.trimmed:
-                share = _prefill_share([block for pair in pairs for block in pair])
-                remainders_by_size[size] = remainders(units, 1 - share)
-        if concurrency not in remainders_by_size:
-            return None
-        count = len(remainders_by_size[concurrency])
-        return pooled_noise(
-            np.stack([one_U for one_U in remainders_by_size.values() if len(one_U) == count])
         )
 
     def _prompts(self, pairs: Sequence[tuple[Record, Record]]) -> list[list[str]]:

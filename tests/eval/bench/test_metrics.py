@@ -1,12 +1,16 @@
 """Figures of timed blocks and counters."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from datasets import Dataset
 
 from outrider.eval.bench.metrics import ReplayedSteps
 from outrider.eval.bench.prompts import Prompt
+from outrider.eval.context import EvaluationData
+from outrider.eval.stats.clusters import INDEPENDENT
 from tests.eval.sample_results import BURSTS, EVALUATION, SPEEDS, sample_blocks
 
 UNITS = replace(
@@ -106,3 +110,44 @@ def test_the_ratio_is_that_of_whole_responses_although_they_are_cut():
     lengths = (whole["base"].sum() / whole["custom"].sum()) / (cut_R.sum() / cut["custom"].sum())
     assert found.value / found.expected == pytest.approx(lengths, rel=0.03)
     assert found.value < found.measured.low
+
+
+def test_the_trend_is_that_of_validation_and_heldout_time():
+    """Gains of 1.2 before and 1.1 in the held-out part fall by log(1.2 / 1.1) per span."""
+    random = np.random.default_rng(0)
+
+    def part(name: str, gain: float, begin: float) -> ReplayedSteps:
+        base_R = random.normal(50, 1, 30)
+        ids = [f"{name}{number}" for number in range(30)]
+        return ReplayedSteps(
+            steps={"base": base_R, "custom": base_R / gain},
+            sequence_ids=ids,
+            sessions=ids,
+            users=["(independent)"] * 30,
+            times=[begin + 10 * number / 29 for number in range(30)],
+        )
+
+    heldout = part("h", 1.1, 10.0)
+    assert heldout.lengths("custom", "base", 0.95).trend.slope == pytest.approx(0)
+    both = replace(heldout, earlier=part("v", 1.2, 0.0))
+    # A step in the middle of uniform times has 1.5 times the slope of its ends' means.
+    slope = both.lengths("custom", "base", 0.95).trend.slope
+    assert slope == pytest.approx(-1.5 * np.log(1.2 / 1.1), rel=0.05)
+    unknown = replace(heldout, times=[None] * 30)
+    assert unknown.lengths("custom", "base", 0.95).trend is None
+
+
+def test_users_are_independent_if_the_recipe_says_so(monkeypatch):
+    def sequences(users):
+        table = Dataset.from_dict({"sequence_id": ["a", "b"], "user": users})
+        monkeypatch.setattr("outrider.eval.context.load_sequences", lambda *_: table)
+
+    for key, users, expected in [
+        ("one", ["", ""], [INDEPENDENT] * 2),
+        ("many", ["app", "app"], [INDEPENDENT] * 2),
+        ("unknown", ["", ""], ["", ""]),
+        ("one", ["u", "v"], ["u", "v"]),
+    ]:
+        sequences(users)
+        data = EvaluationData(sequences=Path("unread"), parts={}, users=key)
+        assert data.rows(["a", "b"])["user"][:] == expected

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from outrider.common.jackknife import LEAST_SESSIONS, degrees_of_freedom
-from outrider.eval.stats.clusters import INDEPENDENT, clustered, jackknife_margin
+from outrider.eval.stats.clusters import INDEPENDENT, clustered, jackknife_margin, trend_of
 
 
 def ratio(sums):
@@ -217,3 +217,29 @@ def test_what_an_interval_speaks_for():
     assert over(*np.repeat([*"abcdef"], 2)) == (wider, False)
     # A session of an unknown user counts as one.
     assert over(*["a", "a", *[""] * 10])[0].startswith("12 sessions of 1 user")
+
+
+def test_a_trend_is_the_slope_per_span_with_an_error_that_covers():
+    """Log ratios that fall by 0.05 per span of 10, with the noise of 40 sessions."""
+    random = np.random.default_rng(7)
+    sessions = np.arange(120) // 3
+    covered = 0
+    trials = 400
+    for _ in range(trials):
+        times = random.uniform(0, 15, 40)[sessions]
+        size = np.exp(0.3 * random.standard_normal(120))
+        noise = 0.1 * random.standard_normal(40)[sessions]
+        rows = np.stack([size * np.exp(noise - 0.005 * times), size], axis=1)
+        trend = trend_of(rows, times, sessions, ratio, span=10)
+        covered += abs(trend.slope + 0.05) < 2 * trend.error
+    assert 0.92 < covered / trials < 0.98
+    exact = np.stack([size * np.exp(-0.005 * times), size], axis=1)
+    assert trend_of(exact, times, sessions, ratio, span=10).slope == pytest.approx(-0.05)
+
+
+def test_no_trend_without_enough_sessions_or_different_times():
+    rows = np.ones((12, 2))
+    times = np.arange(12.0)
+    assert trend_of(rows, times, times // 3, ratio, span=11) is None
+    assert trend_of(rows, np.zeros(12), times, ratio, span=1) is None
+    assert trend_of(rows, times, times, ratio, span=11).slope == pytest.approx(0)
