@@ -5,7 +5,7 @@
         round_run, windows=windows, older=older, serving_dir=serving_dir, recipe=recipe, k=k
     )
     verdict.ships, verdict.reason
-    write_bundle(round_run, recipe, verdict)
+    write_bundle(round_run, recipe, verdict, schedule)
 
 The gate compares the round's speculator with the one in use on windows that arrived after the
 training, excluding sessions and prompts that were trained on. Both are replayed on the same
@@ -29,6 +29,7 @@ from outrider.data.features.feature_store import FeatureStore
 from outrider.data.sequences import load_sequences
 from outrider.data.split.rounds import held_back, unseen
 from outrider.eval.config import SHIP
+from outrider.eval.context import with_users
 from outrider.eval.gate import check_over_sessions, conclusion
 from outrider.eval.lookups import COLUMNS as TEXT_COLUMNS
 from outrider.eval.replay.heldout_replay import COLUMNS
@@ -76,7 +77,7 @@ def replayed(
     window: RunDirectory, speculator_dir: Path, recipe: Recipe, ids: Sequence[str]
 ) -> ReplaySums:
     """Replays a speculator on sequences of a window; runs in a child process."""
-    rows = load_sequences(window.sequences, list(ids))
+    rows = with_users(load_sequences(window.sequences, list(ids)), recipe.traffic.users)
     speculator = Speculator.named(speculator_dir)
     runner = runner_of(speculator.family, recipe.serving.engine)
     replayed_as = speculator.replayed_as(runner)

@@ -139,12 +139,13 @@ def newest_fall(
 
 def _variance_from_sessions(ratios: Sequence[ClusteredEstimate]) -> float:
     """Mean variance of a window's log ratio from its sessions; 0 without intervals."""
-    # A 95 % interval is 2 x 1.96 errors wide.
-    variances = [
-        (math.log(ratio.high / ratio.low) / (2 * 1.96)) ** 2
-        for ratio in ratios
-        if ratio.low is not None and ratio.high is not None
-    ]
+    variances = []
+    for ratio in ratios:
+        # Unknown users are the same from window to window, so what is assumed of them cancels.
+        low, high = ratio.by_session or (ratio.low, ratio.high)
+        if low is not None and high is not None:
+            # A 95 % interval is 2 x 1.96 errors wide.
+            variances.append((math.log(high / low) / (2 * 1.96)) ** 2)
     return float(np.mean(variances)) if variances else 0.0
 
 

@@ -54,6 +54,14 @@ Row = tuple[str, list[int], int]
 """A response with its prompt: id, token ids, start of the response."""
 
 
+def with_users(table: Dataset, users: str) -> Dataset:
+    """`table` with INDEPENDENT users if it names none and `users` (traffic.users) is known."""
+    if users == "unknown" or not unknown(table["user"]):
+        return table
+    independent = [INDEPENDENT] * len(table)
+    return table.remove_columns("user").add_column("user", independent)
+
+
 @dataclass(frozen=True)
 class EvaluationData:
     """Sequences of an evaluation, with their parts, states and slices."""
@@ -77,11 +85,7 @@ class EvaluationData:
 
         Their users are INDEPENDENT if the log names none and `users` is known.
         """
-        table = load_sequences(self.sequences, ids, self.sessions)
-        if self.users == "unknown" or not unknown(table["user"]):
-            return table
-        independent = [INDEPENDENT] * len(table)
-        return table.remove_columns("user").add_column("user", independent)
+        return with_users(load_sequences(self.sequences, ids, self.sessions), self.users)
 
 
 @dataclass(frozen=True)

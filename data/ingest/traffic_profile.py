@@ -3,7 +3,7 @@
 The ingest's table is memory-mapped and read by column or in batches; about 40 bytes per row stay
 in memory, so that quantiles are exact. The profile contains no customer text.
 
-    profile(run / "traffic/sequences", target_dir)["lengths"]["completion"]["p90"]
+    profile(run / "traffic/sequences", target_dir, tpot_ms=30)["lengths"]["completion"]["p90"]
 """
 
 import hashlib

@@ -8,6 +8,7 @@ import pytest
 from outrider.adapt import gate
 from outrider.common.files import write_json
 from outrider.eval.replay.sums import ReplaySums
+from outrider.eval.stats.clusters import INDEPENDENT
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.run_dir import RunDirectory
 from tests.data.split.test_split import prompt, table
@@ -56,7 +57,7 @@ def test_a_round_that_forgets_older_traffic_does_not_ship(
             | {
                 "sequence_ids": list(ids),
                 "sessions": [f"{run.root.name} {name}" for name in ids],
-                "users": [""] * len(ids),
+                "users": [INDEPENDENT] * len(ids),
                 "tokens_R": np.full(len(ids), 60.0),
                 "steps_RK": steps_R[:, None],
                 "regions": (),

@@ -59,6 +59,7 @@ from outrider.eval.results.sections import (
     Served,
     Verification,
 )
+from outrider.eval.stats.clusters import INDEPENDENT
 from outrider.serving.speculator import Speculator
 
 EVALUATION = EvalConfig(repeats=3, lookup="ngram")
@@ -68,7 +69,7 @@ BURSTS = {"none": 1.0, "base": 2.2, "custom": 2.9}
 """Tokens that a delivery brings."""
 SPECULATORS = {drafter: Speculator("mtp") for drafter in DRAFTERS}
 TIMED = [
-    Prompt(sequence_id=f"q{number}", session=f"s{number}", user="", token_ids=[], text="")
+    Prompt(sequence_id=f"q{number}", session=f"s{number}", user=INDEPENDENT, token_ids=[], text="")
     for number in range(6)
 ]
 """The timed prompts."""
@@ -226,7 +227,7 @@ def sample_replay(acceptance: float, depth: int = DEPTH) -> ReplaySums:
     length = (1 - acceptance ** (k + 1)) / (1 - acceptance)
     steps = tokens[:, None] / length * random.normal(1, 0.05, (120, 1))
     reached = steps[:, :, None] * acceptance ** k[None, None] * (k[None, :] <= k[:, None])
-    names = [str(i) for i in range(120)], [str(i // 2) for i in range(120)], [""] * 120
+    names = [str(i) for i in range(120)], [str(i // 2) for i in range(120)], [INDEPENDENT] * 120
     shares_G = np.array([0.8, 0.2])
     regions = tokens[:, None] * shares_G, steps[:, None] * shares_G[:, None]
     where = [("part of response", "reasoning"), ("part of response", "answer")]

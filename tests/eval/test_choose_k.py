@@ -35,6 +35,7 @@ from tests.tiny import HIDDEN, write_tiny_target
 LENGTHS = [1.8, 2.4, 2.8, 3.0]
 DEPTH = 2
 SUMS = SimpleNamespace(
+    is_timed=False,
     acceptance_length=lambda: [1.8, 2.4],
     sequence_ids=["a", "b", "c"],
     sessions=["a", "b", "c"],
@@ -327,7 +328,10 @@ def test_no_schedule_by_default_without_replay(case) -> None:
     ],
 )
 def test_replay_is_a_control_where_all_measured_sizes_draft_as_many(schedule, steps) -> None:
-    found = replayed_steps({"base": SUMS, "custom": SUMS}, {"custom": schedule}, None)
+    part = {"base": SUMS, "custom": SUMS}
+    replays = {"validation": part, "heldout": part}
+    times = dict.fromkeys(SUMS.sequence_ids)
+    found = replayed_steps(replays, {"custom": schedule}, None, times)
     expected = {} if steps is None else {"custom": pytest.approx(steps)}
     assert found.steps == expected
 

@@ -444,7 +444,9 @@ def test_an_evaluation_from_servers_to_report(short_r1, tmp_path, monkeypatch):
     assert found.greedy_acceptance_length.custom > 1
     asked = results.workloads["gsm8k"]
     assert asked.ratio.observations == 3 and asked.by_k["base"][2] > asked.by_k["custom"][2]
-    assert abs(found.tail_share.custom - found.tail_share.none) < 0.02
+    # Of 68 sampled tokens, some of which a grammar forced, about 9 % are unlikely: three standard
+    # errors of the difference are 0.15.
+    assert abs(found.tail_share.custom - found.tail_share.none) < 0.15
     assert not (out / "response_states").exists()
     assert (case.run / "report.html").is_file()
     assert results.verdict.verdict == line["verdict"]
