@@ -437,9 +437,10 @@ def test_an_evaluation_from_servers_to_report(short_r1, tmp_path, monkeypatch):
     found = results.verification.modes["eager"]
     against = found.replay_vs_engine
     greedy = found.greedy
-    # One of about 60 steps is 1.7 %. vLLM does not count steps whose drafts the grammar forbids;
-    # `Speculator.steps` adds them, but for those of responses that end on accepted drafts.
-    assert abs(against.base) < 0.06 and abs(against.custom) < 0.06
+    # One of 37 to 60 steps is 1.7 to 2.7 %. vLLM does not count steps whose drafts the grammar
+    # forbids; `Speculator.steps` adds them, but for those of responses that end on accepted drafts,
+    # of which there are up to eight. Two of three runs differed by 3 %, one by 8 %.
+    assert abs(against.base) < 0.14 and abs(against.custom) < 0.14
     assert greedy.base.unexplained == greedy.custom.unexplained == []
     assert found.greedy_acceptance_length.custom > 1
     asked = results.workloads["gsm8k"]
