@@ -165,7 +165,9 @@ def print_adaptation(trials: int) -> None:
         cells = [f"{false_rounds(np.random.default_rng(7), trials, ordinary):.1%}"]
         for fall, gradual in falls.values():
             random = np.random.default_rng(8)
-            found = windows_to_find(random, trials, fall, gradual, ordinary)
+            found = windows_to_find(
+                random=random, trials=trials, fall=fall, gradual=gradual, ordinary=ordinary
+            )
             middle = np.median(found)
             median = f"{middle:.0f}" if math.isfinite(middle) else "-"
             cells.append(f"{sum(map(math.isfinite, found)) / trials:.0%}, {median}")

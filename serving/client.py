@@ -163,7 +163,9 @@ def complete(
         }
         if grammars is not None:
             body |= grammar_fields(grammars[index])
-        answer = post(url, "/v1/completions", body, timeout_s, headers)
+        answer = post(
+            url=url, path="/v1/completions", body=body, timeout_s=timeout_s, headers=headers
+        )
         (choice,) = answer["choices"]
         speculation = (answer.get("metrics") or {}).get("speculative_decoding")
         counters = SpeculationCounters.of_response(speculation, len(choice["token_ids"]))

@@ -85,7 +85,9 @@ def measure(
             for size in evaluation.concurrency
         }
         restarted = start == repeat
-        for size, turns in turns_of(servers, plan, repeat, speeds, restarted):
+        for size, turns in turns_of(
+            servers=servers, plan=plan, repeat=repeat, speeds=speeds, restarted=restarted
+        ):
             names = ", ".join(variant for variant, _ in turns)
             left = _time_left(evaluation, repeat, time.monotonic() - began)
             say(f"repeat {repeat + 1}/{evaluation.repeats}, concurrency {size}, {names}{left}")

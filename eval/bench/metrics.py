@@ -233,7 +233,7 @@ class SpeedRatios:
                 for of_size in pairs.values()
             ]
             agrees = lengths_agree([*units.values()], expected)
-        return _Compared(pairs, units, level, lengths, agrees)
+        return _Compared(pairs=pairs, units=units, level=level, lengths=lengths, agrees=agrees)
 
     def _ratio(self, compared: "_Compared", concurrency: int) -> Estimate:
         units = compared.units[concurrency]

@@ -137,7 +137,13 @@ def time_steps(
                     sampling=sampling,
                     max_tokens=STEP_TOKENS,
                 )
-                times = _timed(block, sum(contexts[:size]), size, speculators[variant], k)
+                times = _timed(
+                    block=block,
+                    prefilled=sum(contexts[:size]),
+                    size=size,
+                    speculator=speculators[variant],
+                    k=k,
+                )
                 timed.setdefault((variant, size), {}).setdefault(k, []).append(times)
         for (variant, size), blocks in timed.items():
             step_s = [[block.step_s for block in rounds] for rounds in blocks.values()]

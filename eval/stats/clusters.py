@@ -105,7 +105,9 @@ def clustered(
             elif INDEPENDENT not in users and {*users} - {""}:
                 names = [user or name for user, name in zip(users, sessions, strict=True)]
                 known = counted(len({*users} - {""}), "user")
-                margin, clusters, how = _over_users(sums_NM, names, statistic, level, margin)
+                margin, clusters, how = _over_users(
+                    sums_NM=sums_NM, names=names, statistic=statistic, level=level, margin=margin
+                )
                 clusters = clusters or len({*sessions})
                 over += f" of {known}{how}"
     low = high = None

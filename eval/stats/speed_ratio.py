@@ -83,7 +83,7 @@ b, it is part of the controlled ratio's log margin."""
 DRIFT = 0.03
 """Standard deviation, before any measurement, of a log length ratio's change from one span of
 traffic to the next; what adaptation assumes between windows (adapt/policy.py). With 30 sessions, a
-fall of 5 % per span is then reported 3 % too large instead of 4.5 %, and ships in 10 % of
+fall of 5 % per span is then reported 2.7 % too large instead of 4.4 %, and ships in 7 % of
 evaluations instead of 28 % (benchmarks/results/judge.md)."""
 
 AGREEMENT = 0.99

@@ -4,9 +4,12 @@ case = replay_case(tmp_path)      # target, speculator, ends, store, rows
 """
 
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 
+from outrider.eval.replay.replay import replay
+from outrider.eval.replay.sums import ReplaySums
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.features import FINAL_NORM, SequenceStates
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp
@@ -77,3 +80,15 @@ def replay_case(folder):
             }
         )
     return SimpleNamespace(target=target, speculator=speculator, ends=ends, store=store, rows=rows)
+
+
+def replayed(case: Any, **options: Any) -> ReplaySums:
+    """Sums of the case's own speculator on all of its rows."""
+    return replay(
+        speculator=case.target,
+        target_dir=case.target,
+        feature_store=case.store,
+        rows=case.rows,
+        depth=DEPTH,
+        **options,
+    )

@@ -3,8 +3,7 @@
 import pytest
 
 from outrider.eval.replay.example_traces import sample_responses, walk, walks
-from outrider.eval.replay.replay import replay
-from tests.eval.replay_case import DEPTH, replay_case, states_of
+from tests.eval.replay_case import DEPTH, replay_case, replayed, states_of
 
 
 @pytest.fixture(scope="module")
@@ -32,13 +31,7 @@ def test_walks_are_the_speculators_own_drafts_and_replays_steps(case):
         sequence_ids=names,
         k=DEPTH,
     )
-    sums = replay(
-        speculator=case.target,
-        target_dir=case.target,
-        feature_store=case.store,
-        rows=case.rows,
-        depth=DEPTH,
-    )
+    sums = replayed(case)
     assert [len(steps) for steps in taken] == pytest.approx(sums.steps_RK[:, DEPTH - 1])
     total = 0
     for name, steps in zip(names, taken, strict=True):
@@ -58,13 +51,7 @@ def test_walks_are_the_speculators_own_drafts_and_replays_steps(case):
 
 
 def test_examples_are_where_custom_gains_least_usually_and_most(case):
-    sums = replay(
-        speculator=case.target,
-        target_dir=case.target,
-        feature_store=case.store,
-        rows=case.rows,
-        depth=DEPTH,
-    )
+    sums = replayed(case)
     base = sums.selected(sums.sequence_ids)
     base.steps_RK[:, 1] *= [1, 5, 2, 4, 3]
     speculators = {"base": case.target, "custom": case.target}

@@ -27,7 +27,15 @@ from outrider.serving.client import Sampling
 from outrider.speculators.acceptance import pad_anchors, replay_chain, target_distribution
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream, SequenceStates
 from outrider.speculators.kinds.protocol import MOST_LOOKED_UP, Lookup
-from tests.eval.replay_case import DEPTH, TEMPERATURE, TOP_K, TOP_P, replay_case, states_of
+from tests.eval.replay_case import (
+    DEPTH,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
+    replay_case,
+    replayed,
+    states_of,
+)
 
 
 @pytest.fixture(scope="module")
@@ -87,14 +95,7 @@ def test_replay_is_the_literal_walk(case, method, acceptance, monkeypatch):
     monkeypatch.setattr(
         "outrider.eval.replay.replay.BATCH_TOKENS", 60
     )  # several sequences a batch, several batches
-    sums = replay(
-        speculator=case.target,
-        target_dir=case.target,
-        feature_store=case.store,
-        rows=case.rows,
-        depth=DEPTH,
-        draft_sample_method=method,
-    )
+    sums = replayed(case, draft_sample_method=method)
     assert sums.sequence_ids == [f"r{number}" for number in range(5)]
     total = {k: np.zeros(1 + k) for k in range(1, DEPTH + 1)}
     for r, name in enumerate(sums.sequence_ids):
@@ -114,21 +115,8 @@ def test_replay_is_the_literal_walk(case, method, acceptance, monkeypatch):
 
 
 def test_regions_split_tokens_and_steps_without_a_rest(case):
-    plain = replay(
-        speculator=case.target,
-        target_dir=case.target,
-        feature_store=case.store,
-        rows=case.rows,
-        depth=DEPTH,
-    )
-    sums = replay(
-        speculator=case.target,
-        target_dir=case.target,
-        feature_store=case.store,
-        rows=case.rows,
-        depth=DEPTH,
-        by_region=True,
-    )
+    plain = replayed(case)
+    sums = replayed(case, by_region=True)
     assert plain.region_tokens_RG.shape == (5, 0) and plain.regions == ()
     assert plain.region_steps_RGK.shape == (5, 0, DEPTH) and sums.regions == NAMES
     assert np.array_equal(plain.steps_RK, sums.steps_RK)
@@ -141,15 +129,7 @@ def test_regions_split_tokens_and_steps_without_a_rest(case):
 @pytest.mark.parametrize("timed", [1, 3, 1000])
 def test_timed_tokens_are_those_of_a_response_that_was_cut(case, timed):
     """Against a literal sum of visits of the anchors whose next token is served."""
-    sums = replay(
-        speculator=case.target,
-        target_dir=case.target,
-        feature_store=case.store,
-        rows=case.rows,
-        depth=DEPTH,
-        by_region=True,
-        timed_tokens=timed,
-    )
+    sums = replayed(case, by_region=True, timed_tokens=timed)
     assert [name for name, _ in sums.regions][-2:] == [TIMED, TIMED]
     model = load_replayed(case.target, case.target, "float32")
     (batch,) = batches(case.store, case.rows, None)
@@ -165,35 +145,13 @@ def test_timed_tokens_are_those_of_a_response_that_was_cut(case, timed):
 
 
 def test_a_greedy_override_makes_sampled_drafts_deterministic(case):
-    greedy = replay(
-        speculator=case.target,
-        target_dir=case.target,
-        feature_store=case.store,
-        rows=case.rows,
-        depth=DEPTH,
-        draft_sample_method="greedy",
-    )
-    override = replay(
-        speculator=case.target,
-        target_dir=case.target,
-        feature_store=case.store,
-        rows=case.rows,
-        depth=DEPTH,
-        draft_sample_method="probabilistic",
-        sampling=Sampling(0.0, 1.0),
-    )
+    greedy = replayed(case, draft_sample_method="greedy")
+    override = replayed(case, draft_sample_method="probabilistic", sampling=Sampling(0.0, 1.0))
     assert np.allclose(greedy.steps_RK, override.steps_RK)
 
 
 def test_sums_survive_json_and_compare_pairs_them(case):
-    sums = replay(
-        speculator=case.target,
-        target_dir=case.target,
-        feature_store=case.store,
-        rows=case.rows,
-        depth=DEPTH,
-        by_region=True,
-    )
+    sums = replayed(case, by_region=True)
     loaded = ReplaySums.from_dict(json.loads(json.dumps(sums.as_dict())))
     assert loaded.sequence_ids == sums.sequence_ids and loaded.regions == list(sums.regions)
     for name in ARRAYS:
