@@ -90,7 +90,7 @@ def test_the_most_frequent_combination_is_sent_with_every_parameter(monkeypatch)
     sent = []
     sampling = customers_sampling(Dataset.from_list(logged))
 
-    def post(url, path, body, *_):
+    def post(url, path, body, **_):
         sent.append(body)
         choice = {"prompt_token_ids": [1], "token_ids": [2], "text": "", "finish_reason": "stop"}
         return {"choices": [choice]}
