@@ -6,101 +6,44 @@
 A trial simulates an endpoint's traffic, timed blocks of none, base and custom, and the exact replay
 of held-out sessions, and applies an evaluation's rules: starts, looks, estimators, speed
 requirements at every concurrency, and the acceptance check. The truth is production: tokens/s of
-whole responses of tomorrow's traffic. Sessions have log-normal sizes, and the gains of sessions and
-users differ with long tails (Student's t with 5 degrees of freedom); responses are cut at
-`max_tokens`; the gain may depend on the position in the response and fall over time. Pairs of
-requests have the noise of a demo on a shared machine (tests/eval/stats/machine_noise.py). The last
-line of stdout is JSON, with each rate in the worst setting. Results: results/judge.md.
+whole responses of tomorrow's traffic (benchmarks/simulated_endpoint.py). The last line of stdout is
+JSON, with each rate in the worst setting. Results: results/judge.md.
 """
 
 import argparse
 import json
 import math
 import time
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from benchmarks.canary_decisions import shares
+from benchmarks.simulated_endpoint import (
+    STANDARD,
+    Machine,
+    Setting,
+    World,
+    long_tailed,
+    quiet,
+    step_seconds,
+    timed_block,
+)
 from outrider.eval.bench.closed_loop import open_across_engines
-from outrider.eval.bench.metrics import ReplayedSteps, SpeedRatios
+from outrider.eval.bench.metrics import SpeedRatios
 from outrider.eval.bench.prompts import Prompt
+from outrider.eval.choose_kind import ranked
 from outrider.eval.config import EvalConfig
+from outrider.eval.replay.sums import ReplaySums
 from outrider.eval.speed_checks import SUPERIOR, above, demands
 from outrider.eval.stats.intervals import given_passed
 from outrider.eval.stats.sequential import looks_of
-from outrider.pipeline.recipe.recipe import EFFORTS
-from tests.eval.stats.machine_noise import machine_noise
+from outrider.speculators.kinds import trainable_names
 
-Array = np.ndarray
-
-BASE_LENGTH, PREFILL = 2.5, 0.15
-"""Acceptance length with the base, and prefill's share of the base's time for a mean response."""
-
-RESPONSE_NOISE, SERVED_NOISE, SERVED_LENGTHS = 0.1, 0.04, 0.2
-"""Standard deviations of logs: acceptance lengths of responses; those of the served response to the
-same prompt; and its number of tokens."""
-
-BLOCK_NOISE = 0.05
-"""Standard deviation of the log time of a block with several concurrent requests."""
-
-DEMO = {"measure": "until_decided", "repeats": 8, "requests": 5, "starts": 3}
-STANDARD = {
-    key: EFFORTS["standard"]["eval"][key] for key in ("measure", "repeats", "requests", "starts")
-}
-
-
-@dataclass(frozen=True)
-class Setting:
-    """The truth, and the conditions of measurement."""
-
-    speed: float = 1.0
-    """Custom / base tokens/s in production, at the main concurrency"""
-    length: float = 1.1
-    """Custom / base acceptance length in production, up to `turn` tokens"""
-    over_none: float = 1.5
-    """Custom / none tokens/s in production"""
-    label: str = ""
-    sizes: tuple[int, ...] = (1,)
-    elsewhere: float | None = None
-    """Custom / base tokens/s at the other concurrencies; None: `speed`"""
-    effort: dict[str, Any] = field(default_factory=lambda: DEMO)
-    sessions: int = 30
-    session_noise: float = 0.1
-    users: int = 0
-    """Number of users with Zipf's traffic, whose gains differ by 10 %; 0: one per session"""
-    logged: bool = True
-    """Whether users are logged"""
-    tokens: float = 200.0
-    """Median length of a response; the standard deviation of its log is 0.5"""
-    max_tokens: int = 400
-    turn: int = 10_000
-    late: float = 1.0
-    """Factor on custom's acceptance length after `turn` tokens"""
-    trend: float = 0.0
-    """Fall of the log acceptance length per held-out span; the truth is one span later"""
-    noise: Callable[[np.random.Generator, int], Array] = machine_noise
-    block_noise: float = BLOCK_NOISE
-    drift: float = 0.0
-    """Standard deviation of the machine's log speed, with an autocorrelation of 0.97"""
-    starts: float = 0.03
-    """Standard deviation of the log speed between engine starts"""
-    within: float = 0.0
-    """The same for custom / base within one engine"""
-    two_engines: bool = False
-    replay_error: float = 1.0
-    """Replayed / served acceptance-length ratio"""
-
-    def __str__(self) -> str:
-        return self.label or f"{self.sessions} sessions"
-
-
-def quiet(random: np.random.Generator, count: int) -> Array:
-    """Noise of a machine of its own: pairs differ by 1 %."""
-    return 0.01 * random.standard_normal(count)
+STEP_NOISE = 0.01
+"""Standard deviation of the log of a kind's step time as it is timed before the choice."""
 
 
 @dataclass(frozen=True)
@@ -118,178 +61,53 @@ class Trial:
     repeats: int
 
 
-def long_tailed(random: np.random.Generator, spread: float, count: int) -> Array:
-    """Factors whose logs have Student's t distribution; their inverses have the mean 1."""
-    # A t distribution with 5 degrees has the variance 5 / 3.
-    logs = spread * random.standard_t(5, count) / math.sqrt(5 / 3)
-    # E exp(-x) of a normal distribution; the tails change it by less than 0.1 %.
-    return np.exp(logs + spread**2 / 2)
+def chosen_of(
+    random: np.random.Generator, setting: Setting, seconds: tuple[float, dict[str, float]]
+) -> tuple[World, World]:
+    """Held-out and validation traffic of the kind that is best on validation.
 
-
-@dataclass(frozen=True)
-class World:
-    """A simulated endpoint: held-out responses, and what a step costs."""
-
-    setting: Setting
-    tokens_R: Array
-    gain_R: Array
-    """Factors on custom's acceptance length"""
-    ease_R: Array
-    """Factors on everyone's acceptance length"""
-    session_R: Array
-    time_R: Array
-    users: list[str]
-
-    @classmethod
-    def drawn(
-        cls,
-        random: np.random.Generator,
-        setting: Setting,
-        gain_U: Array,
-        begin: float = 0.0,
-        end: float = 1.0,
-    ) -> "World":
-        """Draws sessions of log-normal sizes, four responses on average, in this time.
-
-        `gain_U` has the users' factors on custom's acceptance length.
-        """
-        sessions = math.ceil(setting.sessions * (end - begin))
-        sizes_S = np.exp(0.7 * random.standard_normal(sessions) - 0.245)
-        counts_S = np.maximum(np.round(4 * sizes_S), 1).astype(int)
-        session_R = np.repeat(np.arange(sessions), counts_S)
-        count = len(session_R)
-        time_S = random.uniform(begin, end, sessions)
-        gain_S = long_tailed(random, setting.session_noise, sessions)
-        users = [f"u{session}" for session in session_R]
-        if setting.users:
-            traffic_U = 1 / np.arange(1, setting.users + 1)
-            user_S = random.choice(setting.users, sessions, p=traffic_U / traffic_U.sum())
-            gain_S = gain_S * gain_U[user_S]
-            users = [f"u{user_S[session]}" for session in session_R]
-        if not setting.logged:
-            users = [""] * count
-        # The mean of the next span is one span after the mean of the held-out one, 0.5.
-        gain_S = gain_S * np.exp(setting.trend * (1.5 - time_S))
-        tokens_R = setting.tokens * np.exp(0.5 * random.standard_normal(count))
-        return cls(
-            setting=setting,
-            tokens_R=np.maximum(tokens_R, 2.0),
-            gain_R=gain_S[session_R],
-            ease_R=np.exp(RESPONSE_NOISE * random.standard_normal(count)),
-            session_R=session_R,
-            time_R=time_S[session_R],
-            users=users,
-        )
-
-    def steps(self, variant: str, tokens_N: Array, rows: Array) -> Array:
-        """Steps of responses of this many tokens to the prompts of `rows`."""
-        if variant == "none":
-            return tokens_N
-        length_N = BASE_LENGTH * self.ease_R[rows]
-        if variant == "base":
-            return tokens_N / length_N
-        setting = self.setting
-        late_N = np.maximum(tokens_N - setting.turn, 0.0)
-        weighted_N = tokens_N - late_N + late_N / setting.late
-        return weighted_N / (length_N * setting.length * self.gain_R[rows])
-
-    def replayed(self, prefix: str = "s") -> ReplayedSteps:
-        """Exact replay of the responses, with its error."""
-        rows = np.arange(len(self.tokens_R))
-        cut_R = np.minimum(self.tokens_R, self.setting.max_tokens)
-        error = {"none": 1.0, "base": 1.0, "custom": self.setting.replay_error}
-        return ReplayedSteps(
-            steps={name: self.steps(name, self.tokens_R, rows) / error[name] for name in error},
-            sequence_ids=[f"q{row}" for row in rows],
-            sessions=[f"{prefix}{session}" for session in self.session_R],
-            users=self.users,
-            cut_steps={name: self.steps(name, cut_R, rows) / error[name] for name in error},
-            times=self.time_R.tolist(),
-        )
-
-
-def step_seconds(setting: Setting, size: int) -> tuple[float, dict[str, float]]:
-    """Seconds of a prefill, and of a step of each variant, that give the true ratios.
-
-    The base's step takes a second.
+    All kinds see the same traffic, and each has its own gains by session and user. They are ranked
+    as in a run (eval/choose_kind.py).
     """
-    random = np.random.default_rng(0)
-    tokens = setting.tokens * np.exp(0.5 * random.standard_normal(20_000))
-    ease = np.exp(RESPONSE_NOISE * random.standard_normal(20_000))
-    late = np.maximum(tokens - setting.turn, 0.0)
-    base_steps = float((tokens / ease).mean()) / BASE_LENGTH
-    weighted = (tokens - late + late / setting.late) / ease
-    custom_steps = float(weighted.mean()) / (BASE_LENGTH * setting.length)
-    prefill = PREFILL / (1 - PREFILL) * base_steps
-    speed = setting.speed if size == setting.sizes[0] else setting.elsewhere or setting.speed
-    custom = (prefill + base_steps) / speed
-    none = custom * setting.over_none
-    return prefill, {
-        "base": 1.0,
-        "custom": (custom - prefill) / custom_steps,
-        "none": (none - prefill) / float(tokens.mean()),
-    }
+    gain_U = long_tailed(random, 0.1, setting.users)
+    heldout = World.drawn(random, setting, gain_U)
+    # The validation part has half as many sequences as the held-out part (recipe.EFFORTS).
+    validation = World.drawn(random, setting, gain_U, begin=-0.5, end=0.0)
+    kinds = trainable_names()[: setting.candidates]
+    if len(kinds) == 1:
+        return heldout, validation
+    worlds = {}
+    for kind in kinds:
+        of_kind_U = long_tailed(random, 0.1, setting.users)
+        worlds[kind] = (
+            heldout.with_gains(random, of_kind_U),
+            validation.with_gains(random, of_kind_U),
+        )
+    prefill, steps = seconds
+    timed = np.exp(STEP_NOISE * random.standard_normal(len(kinds)))
+    speeds = ranked(
+        {kind: replay_sums(before) for kind, (_, before) in worlds.items()},
+        {kind: {1: steps["custom"] * noise} for kind, noise in zip(kinds, timed, strict=True)},
+        setting.sizes[0],
+        {kind: {"runner": "v2"} for kind in kinds},
+        prefill=dict.fromkeys(kinds, prefill / float(validation.tokens_R.mean())),
+    )
+    return worlds[speeds[0].kind]
 
 
-class Machine:
-    """Noise of timed blocks: of requests or blocks, drift, and engine starts."""
-
-    def __init__(self, random: np.random.Generator, setting: Setting) -> None:
-        self.random = random
-        self.setting = setting
-        self.level = 0.0
-        self.start()
-
-    def start(self) -> None:
-        """Starts all engines."""
-        none, shared, other, within = self.random.standard_normal(4)
-        by = self.setting.starts
-        custom = by * (other if self.setting.two_engines else shared) + self.setting.within * within
-        self.of_start = {"none": by * none, "base": by * shared, "custom": custom}
-
-    def slowed(self, variant: str, size: int, count: int) -> Array:
-        """Factors on the times of a block's requests."""
-        setting = self.setting
-        if size == 1:
-            logs_N = setting.noise(self.random, count) / math.sqrt(2)
-        else:
-            block = setting.block_noise * self.random.standard_normal()
-            logs_N = block + setting.block_noise * self.random.standard_normal(count)
-        if setting.drift:
-            innovation = setting.drift * math.sqrt(1 - 0.97**2)
-            self.level = 0.97 * self.level + innovation * self.random.standard_normal()
-        return np.exp(logs_N + self.level + self.of_start[variant])
-
-
-def timed_block(
-    *, world: World, machine: Machine, rows: Array, variant: str, size: int, seconds: Any
-) -> dict[str, Any]:
-    """A variant's responses to the prompts of `rows`, as bench/closed_loop.py records them."""
-    random = machine.random
-    count = len(rows)
-    prefill, by_variant = seconds
-    resampled = np.exp(SERVED_LENGTHS * random.standard_normal(count))
-    tokens_N = np.minimum(np.maximum(world.tokens_R[rows] * resampled, 2), world.setting.max_tokens)
-    deliveries_N = world.steps(variant, tokens_N, rows)
-    if variant != "none":
-        deliveries_N = deliveries_N * np.exp(SERVED_NOISE * random.standard_normal(count))
-    slow_N = machine.slowed(variant, size, count)
-    seconds_N = slow_N * (prefill + by_variant[variant] * deliveries_N)
-    return {
-        "variant": variant,
-        "concurrency": size,
-        "alternated": size == 1 and not world.setting.two_engines,
-        "seconds": float(seconds_N.sum()) / size,
-        "output_tokens": float(tokens_N.sum()) + count,
-        "request_tokens": tokens_N + 1,
-        "request_seconds": seconds_N,
-        "request_shares": np.ones(count),
-        "request_deliveries": deliveries_N,
-        "ttft_ms": 1000 * prefill * slow_N,
-        "tpot_ms": [],
-        "itl_ms": [],
-        "counters": {"drafts": 1, "accepted_tokens": 0, "generation_tokens": 1},
-    }
+def replay_sums(world: World) -> ReplaySums:
+    """Exact replay of custom at one number of drafts."""
+    rows = np.arange(len(world.tokens_R))
+    return ReplaySums(
+        sequence_ids=[str(row) for row in rows],
+        sessions=[str(session) for session in world.session_R],
+        users=world.users,
+        tokens_R=world.tokens_R,
+        steps_RK=world.steps("custom", world.tokens_R, rows)[:, None],
+        accepted_RKK=np.zeros((len(rows), 1, 1)),
+        region_tokens_RG=np.zeros((len(rows), 0)),
+        region_steps_RGK=np.zeros((len(rows), 0, 1)),
+    )
 
 
 def trial(random: np.random.Generator, setting: Setting, seconds: Any) -> Trial:
@@ -297,11 +115,8 @@ def trial(random: np.random.Generator, setting: Setting, seconds: Any) -> Trial:
     config = EvalConfig(
         concurrency=list(setting.sizes), max_tokens=setting.max_tokens, **setting.effort
     )
-    gain_U = long_tailed(random, 0.1, setting.users)
-    world = World.drawn(random, setting, gain_U)
-    # The validation part has half as many sequences as the held-out part (recipe.EFFORTS).
-    validation = World.drawn(random, setting, gain_U, begin=-0.5, end=0.0).replayed("v")
-    replayed = replace(world.replayed(), earlier=validation)
+    world, before = chosen_of(random, setting, seconds[config.main])
+    replayed = replace(world.replayed(), earlier=before.replayed("v"))
     order = random.permutation(len(world.tokens_R))
     prompts = [
         Prompt(
@@ -465,6 +280,12 @@ SETTINGS: dict[str, list[Setting]] = {
         Setting(label="8 unknown users, 100 sessions", users=8, logged=False, sessions=100),
         Setting(label="the same, 3 % slower", speed=0.97, users=8, logged=False, sessions=100),
     ],
+    "best_of_five": [
+        Setting(label="best of five equal kinds", candidates=5),
+        Setting(
+            label="the same, 8 logged users, 100 sessions", users=8, sessions=100, candidates=5
+        ),
+    ],
     "better": [
         Setting(label="30 sessions", speed=1.1),
         Setting(label="200 sessions", speed=1.1, sessions=200),
@@ -513,7 +334,9 @@ def simulated(trials: int, seed: int = 0) -> dict[str, list[Row]]:
 def judged(trials: int, seed: int = 0) -> dict[str, float]:
     """Prints the table; returns the rates of the last line."""
     rows = simulated(trials, seed)
-    valid = [row for name, group in rows.items() if name != "replay" for row in group]
+    # Of five kinds, the one that suits these users best is chosen, so it gains more with them.
+    biased = ("replay", "best_of_five")
+    valid = [row for name, group in rows.items() if name not in biased for row in group]
     standard = rows["better"][-2:]
     return {
         "trials": trials,
@@ -521,6 +344,7 @@ def judged(trials: int, seed: int = 0) -> dict[str, float]:
         "false_ship_cut": max(row.shipped for row in rows["cut"]),
         "false_ship_trend": rows["trend"][0].shipped,
         "false_ship_no_ids": max(row.shipped for row in rows["no_ids"]),
+        "false_ship_best_of_five": max(row.shipped for row in rows["best_of_five"]),
         "bias_worst": max((row.bias for row in valid), key=abs),
         "coverage_worst": min(row.coverage for row in valid),
         "width_over_oracle": max(row.width for row in valid),

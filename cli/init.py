@@ -53,7 +53,6 @@ serving:
 {limit}{seats}
 eval:
   concurrency: {concurrency}  # {load}; the first value decides
-  max_tokens: {max_tokens}  # timed responses are cut here; nine in ten of the log are shorter
   verification_max_tokens: {verified}  # longest checked response; 99 of 100 of the log are shorter
   task: null  # your check of a response: `module:function`
 """
@@ -265,6 +264,7 @@ def _values(
 ) -> dict[str, Any]:
     """Values for the recipe template, from the log and the target."""
     from outrider.data.ingest.traffic_facts import counted
+    from outrider.eval.config import rounded_up
     from outrider.pipeline.plan.target_size import target_size
     from outrider.pipeline.plan.training_cost import ASSUMED_GPU
 
@@ -296,8 +296,7 @@ def _values(
         "tensor_parallel": ranks or engine.tensor_parallel,
         "limit": limit,
         **_load_values(facts["load"], template),
-        "max_tokens": min(_rounded_up(lengths["p90"]), 2048, longest),
-        "verified": min(_rounded_up(lengths["p99"]), 8192, longest),
+        "verified": min(rounded_up(lengths["p99"]), 8192, longest),
     }
 
 
@@ -318,11 +317,6 @@ def _load_values(load: Mapping[str, Any] | None, template: "Recipe") -> dict[str
         "load": "at most so many at a time in 50, 90 and 99 % of the log's busy time",
         "seats": f"    max_num_seqs: {seats}  # at least twice the log's peak, {load['max']}\n",
     }
-
-
-def _rounded_up(tokens: int) -> int:
-    """The next multiple of 64 above `tokens`."""
-    return 64 * (tokens // 64 + 1)
 
 
 def _yaml(value: Any) -> str:

@@ -54,12 +54,20 @@ ANSWERS = ".jsonl"
 
 PublicWorkload = Literal["speed_bench", "mt_bench", "gsm8k", "humaneval"]
 
+LONGEST_TIMED = 4096
+"""Longest timed response of a run, in tokens, unless `eval.max_tokens` is set."""
+
 LEAST_ARRIVALS = 6
 """Minimum number of requests in an open-loop block; fewer cannot show saturation."""
 
 
 Bound = NonNegativeInt | Annotated[str, Field(pattern=r"^(100|[0-9]{1,2})%$")]
 LengthRange = tuple[Bound, Bound | None]
+
+
+def rounded_up(tokens: int) -> int:
+    """The next multiple of 64 above `tokens`."""
+    return 64 * (tokens // 64 + 1)
 
 
 class ScenarioConfig(BaseModel):
@@ -249,8 +257,13 @@ class EvalConfig(BaseModel):
     At most one start per repeat; after three, only if such a comparison is undecided. Fewer than
     three decide nothing."""
 
-    max_tokens: PositiveInt = 256
-    """Maximum response length in tokens, for all variants; longer responses are cut."""
+    max_tokens: PositiveInt = Field(
+        256,
+        json_schema_extra={"default": "90th percentile of the logged responses, at most 4096"},
+    )
+    """Maximum response length in tokens, for all variants; longer responses are cut. Unless it is
+    set, nine in ten of the logged responses are shorter; it is at most 4,096, and at most half of
+    `serving.engine.max_model_len`."""
 
     rates: list[PositiveFloat] = []
     """Open-loop rates in requests per second, each measured for every one of `eval.scenarios` with
@@ -346,6 +359,18 @@ class EvalConfig(BaseModel):
         import torch
 
         return "bfloat16" if torch.cuda.is_available() else "float32"
+
+    def timed_like(self, p90: int | None, max_model_len: int) -> "EvalConfig":
+        """This section with `max_tokens` from the log, unless the recipe sets it.
+
+        `p90` is the 90th percentile of the logged responses in tokens; None if it is not known yet.
+        """
+        if "max_tokens" in self.model_fields_set:
+            return self
+        logged = LONGEST_TIMED if p90 is None else rounded_up(p90)
+        # Half of the positions leave room for the prompt.
+        longest = min(logged, LONGEST_TIMED, max_model_len // 2)
+        return self.model_copy(update={"max_tokens": longest})
 
     def block_requests(self, concurrency: int) -> int:
         """Number of prompts in one block at this concurrency."""

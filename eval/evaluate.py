@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from datasets import Dataset
 
 from outrider.common.child_process import in_child
@@ -38,6 +39,7 @@ from outrider.eval.bench.metrics import (
     SpeedRatios,
     cut_share,
     repeats_of,
+    timed_context,
 )
 from outrider.eval.bench.open_loop import RateBlocks, measure_rates, summarise_rates
 from outrider.eval.bench.outputs import Outputs, collect
@@ -47,6 +49,7 @@ from outrider.eval.bench.prompts import (
     HeldoutRequests,
     customers_sampling,
     evaluation_prompts,
+    mean_context,
     prompt_room,
     select,
     select_scenarios,
@@ -322,6 +325,7 @@ def heldout_requests(context: EvaluationContext, heldout: Dataset) -> HeldoutReq
         context.say(f"{len(grammars):,} held-out prompts are sent with their logged grammar")
     room = prompt_room(settings, serving)
     starts = heldout["completion_start"]
+    lengths = [len(ids) for ids in heldout["token_ids"]]
     lost_ends: tuple[str, ...] = ()
     unsent = sum(start > room for start in starts)
     if unsent:
@@ -339,6 +343,7 @@ def heldout_requests(context: EvaluationContext, heldout: Dataset) -> HeldoutReq
         everything=everything,
         grammars=grammars,
         times=_times(heldout, context.data.rows(context.data.parts["validation"])),
+        context=mean_context(starts, np.subtract(lengths, starts)),
         lost_ends=lost_ends,
     )
 
@@ -431,6 +436,8 @@ def measure_speed(
         speed=speeds.summarise(blocks),
         repeats=repeats_of(blocks),
         cut=cut_share(blocks, settings.max_tokens),
+        timed_context=timed_context(blocks, requests.timed),
+        whole_context=requests.context,
     )
     capacity = None
     if requests.everything is not None:

@@ -32,7 +32,7 @@ from outrider.data.split.split import PARTS
 from outrider.eval.report.formatting import duration
 from outrider.pipeline.paths import check_traffic
 from outrider.pipeline.plan.hours import rates_of
-from outrider.pipeline.plan.training_cost import features_cost
+from outrider.pipeline.plan.training_cost import expected_power, features_cost
 from outrider.pipeline.preflight import local_target
 from outrider.pipeline.recipe.for_target import resolve_for_target
 from outrider.pipeline.recipe.recipe import Recipe
@@ -98,6 +98,7 @@ def _predicted(log: dict[str, Any], recipe: Recipe, target: Path) -> dict[str, A
         cost["text"] += f", about {duration(seconds)} at {rate:,g} tokens/s ({rates.source})"
     if log["split"] and not log["wrong_target"]:
         cost["gain"] = gain(log["split"]["train"]["sequences"])
+        cost["power"] = expected_power(recipe, log["split"], log)
     return cost
 
 
@@ -190,7 +191,8 @@ def print_facts(log: Mapping[str, Any], console: Console) -> None:
     scope = "the sequences that the split keeps" if log["split"] else "the whole log"
     predicted = log["predicted"]
     capture = f"{predicted['text']}; for {scope}"
-    learned = [("training", predicted["gain"])] if "gain" in predicted else []
+    estimates = {"training": predicted.get("gain"), "verdict": predicted.get("power")}
+    learned = [(name, text) for name, text in estimates.items() if text]
     for name, text in (("target", log["target"]), *facts(log), ("capture", capture), *learned):
         grid.add_row(name, Text(printable(text)))
     console.print(grid)

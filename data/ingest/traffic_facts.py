@@ -30,6 +30,9 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     texts["time"] = _time(summary)
     texts["concurrency"] = load_in_words(summary.get("load"))
     texts["sessions"] = _sessions(summary["sessions"])
+    # Summaries written before users were counted do not have them.
+    if "users" in summary:
+        texts["users"] = f"{summary['users']['distinct'] or 'none'} logged"
     texts["duplicates"] = _duplicates(summary["duplicates"])
     return [(name, text) for name, text in texts.items() if text]
 

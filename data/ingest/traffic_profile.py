@@ -76,6 +76,7 @@ def profile(sequences_dir: Path, target_dir: Path, tpot_ms: float) -> dict[str, 
         "most_exchanges": int(sessions.max(initial=0)),
         "exchanges": dict(session_kinds.most_common()),
     }
+    described["users"] = {"distinct": len({*_counts(table["user"])} - {""})}
     described["time"] = _arrivals(times)
     described["load"] = load_of(
         times=table["time"].to_numpy(),

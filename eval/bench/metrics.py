@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.eval.bench.prompts import Prompt
+from outrider.eval.bench.prompts import Prompt, mean_context
 from outrider.eval.config import EvalConfig
 from outrider.eval.results.parts import (
     CURRENT,
@@ -370,6 +370,13 @@ def cut_share(blocks: Sequence[Record], max_tokens: int) -> float:
     """Share of the responses that have `max_tokens` tokens, so that their end was cut."""
     lengths = [length for block in blocks for length in block["request_tokens"]]
     return sum(length >= max_tokens for length in lengths) / len(lengths)
+
+
+def timed_context(blocks: Sequence[Record], prompts: Sequence[Prompt]) -> float:
+    """Mean number of tokens before a token of the timed responses."""
+    prompt_tokens = [len(prompts[index].token_ids) for one in blocks for index in one["prompts"]]
+    response_tokens = [length for one in blocks for length in one["request_tokens"]]
+    return mean_context(prompt_tokens, response_tokens)
 
 
 def repeats_of(blocks: Sequence[Record]) -> int:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from outrider.common.errors import OutriderError
 from outrider.data.sequences import log_order
@@ -76,6 +76,8 @@ class HeldoutRequests:
     """Grammars by rendered prompt (eval/bench/grammars.py)."""
     times: Mapping[str, float | None] = field(default_factory=dict)
     """Time of each held-out and validation request, by sequence id; None if it is not logged."""
+    context: float = 0.0
+    """Mean number of tokens before a token of the held-out responses."""
     lost_ends: tuple[str, ...] = ()
     """Message about held-out prompts that are too long to send; empty if there are none."""
 
@@ -88,6 +90,13 @@ def customers_sampling(heldout: Any) -> Sampling:
         # The table holds float32: 0.6 would be 0.6000000238.
         counts[Sampling(round(float(temperature), 4), round(float(top_p), 4), top_k)] += 1
     return counts.most_common(1)[0][0]
+
+
+def mean_context(prompt_tokens: ArrayLike, response_tokens: ArrayLike) -> float:
+    """Mean number of tokens before a token of these responses."""
+    prompt_R = np.asarray(prompt_tokens, dtype=np.float64)
+    response_R = np.asarray(response_tokens, dtype=np.float64)
+    return float(response_R @ (prompt_R + (response_R - 1) / 2) / response_R.sum())
 
 
 def prompt_room(evaluation: EvalConfig, serving: ServingConfig) -> int:

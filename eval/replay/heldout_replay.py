@@ -28,6 +28,8 @@ from outrider.eval.replay.replay import CEILING, replay
 from outrider.eval.replay.sums import ReplaySums, compare, has_steps, length_at
 from outrider.eval.results.parts import DRAFTERS, interval
 from outrider.eval.results.sections import Choice, OnPolicy, Replay
+from outrider.eval.stats.clusters import unknown
+from outrider.eval.stats.power import in_words, spread_of
 from outrider.speculators.kinds.protocol import Lookup
 
 Replays = Mapping[str, ReplaySums]
@@ -143,7 +145,7 @@ def _replay_shard(shared: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) 
 
 
 def print_first_result(context: EvaluationContext, heldout: Replays) -> None:
-    """Prints the acceptance length of all drafters for every k."""
+    """Prints the acceptance length of all drafters for every k, and the expected power."""
     base = heldout["base"]
     table = Table(
         title=f"First result, acceptance length by exact replay: {len(base.sequence_ids):,} "
@@ -161,6 +163,16 @@ def print_first_result(context: EvaluationContext, heldout: Replays) -> None:
         label = f"{k} (eval.k)" if k == context.settings.k else str(k)
         table.add_row(label, *cells, interval(ratio, 3))
     context.console.print(table)
+    ratio = compare(base, heldout["custom"], context.depth)["ratio"]
+    sessions = len({*base.sessions})
+    context.say(
+        in_words(
+            sessions=sessions,
+            settings=context.settings,
+            spread=spread_of(ratio, sessions),
+            unknown_users=unknown(base.users),
+        )
+    )
 
 
 def replay_figures(replays: Replays, choice: Choice) -> Replay:

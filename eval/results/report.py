@@ -261,7 +261,9 @@ class Findings(Part):
                 f"Custom / base, {mode}: {interval(ratio)} for whole responses, by measured times"
                 f" of prefills and steps and exact replay's steps. {served.cut:.0%} of the timed"
                 f" responses were cut; for them, replay predicts {ratio.expected:.2f}, and"
-                f" {interval(ratio.measured)} was served."
+                f" {interval(ratio.measured)} was served. On average,"
+                f" {served.timed_context:,.0f} tokens precede a token of these responses, and"
+                f" {served.whole_context:,.0f} one of whole responses."
             )
             if ratio.heldout is not None:
                 line += (

@@ -325,6 +325,11 @@ class Served(Part):
     cut: float = 0.0
     """Share of the timed responses that `eval.max_tokens` cut. Ratios with the estimator `replay`
     are of whole responses nevertheless"""
+    timed_context: float = 0.0
+    """Mean number of tokens before a token of a timed response; steps take longer the more there
+    are"""
+    whole_context: float = 0.0
+    """The same for whole held-out responses, as logged"""
 
 
 class RateBlock(Block):

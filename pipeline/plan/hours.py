@@ -18,7 +18,7 @@ from outrider.eval.config import LOOKUP_NUMBERS, STEP_ROUNDS, STEP_TOKENS
 from outrider.pipeline.plan.target_size import target_size
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
-from outrider.pipeline.stages.sources import listed
+from outrider.pipeline.stages.sources import listed, response_p90
 from outrider.serving.config import EMBEDDED_TARGETS
 from outrider.speculators.base import planned, warms_up
 from outrider.speculators.kinds import lookup_names, trainable_kind
@@ -40,6 +40,8 @@ class Volume(NamedTuple):
     heldout: int
     counted: bool
     """Whether split or ingest counted the tokens; if not, they are estimated from log sizes."""
+    response_p90: int | None = None
+    """90th percentile of the responses' tokens; None before ingest."""
 
     @property
     def captured(self) -> int:
@@ -62,9 +64,11 @@ def traffic_volume(run: RunDirectory, recipe: Recipe) -> Volume:
             validation=validation,
             heldout=heldout,
             counted=True,
+            response_p90=response_p90(run),
         )
     if ingested:
-        return split_volume(recipe, log, ingested["exchanges"])
+        volume = split_volume(recipe, log, ingested["exchanges"])
+        return volume._replace(response_p90=response_p90(run))
     size = _log_bytes(listed(recipe.traffic.path))
     return split_volume(recipe, size // LOG_BYTES_PER_TOKEN, None)
 
@@ -269,7 +273,7 @@ def training_seconds(
 
 def evaluation_seconds(recipe: Recipe, volume: Volume, rates: Rates) -> dict[str, float]:
     """Returns the seconds of one evaluation by part."""
-    measured = recipe.eval
+    measured = recipe.eval.timed_like(volume.response_p90, recipe.serving.engine.max_model_len)
     modes = len(measured.engine_modes)
     repeats = measured.repeats
     sizes = measured.concurrency

@@ -90,6 +90,8 @@ def print_plan(
         table.add_row("on disk", f"a checkpoint {checkpoint}, the speculator {weights}")
     about = "" if priced["traffic"]["counted"] else "about "
     table.add_row("captured", f"{about}{priced['features']['text']}")
+    if "power" in priced:
+        table.add_row("verdict", priced["power"])
     console.print(table)
     for name, kind in kinds.items():
         # The last device is the one that fits, or the last that was tried.

@@ -97,10 +97,26 @@ def price(
         "rates": None if rates is None else dataclasses.asdict(rates),
         "stages": stage_seconds(volume, recipe, config, checkpoints),
     }
+    parts = run.result_of("split")
+    if parts:
+        cost["power"] = expected_power(recipe, parts, run.result_of("ingest"))
     # One kind's keys are not nested: most recipes train one.
     if len(kinds) == 1:
         return cost | kinds[recipe.speculator.only_kind]
     return cost | {"kinds": kinds}
+
+
+def expected_power(recipe: Recipe, parts: Mapping[str, Any], log: Mapping[str, Any]) -> str:
+    """How often an evaluation of a log split into `parts` shows a gain of 10 %."""
+    from outrider.eval.stats.power import in_words
+
+    # Summaries written before users were counted do not have them.
+    users = log.get("users", {"distinct": 2})["distinct"]
+    return in_words(
+        sessions=parts["heldout"]["sessions"],
+        settings=recipe.eval,
+        unknown_users=recipe.traffic.users == "unknown" and users < 2,
+    )
 
 
 def _of_target(recipe: Recipe, config: dict[str, Any], gpu_bytes: int | None) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stage import Options, Result, Settings, Stage
 from outrider.pipeline.stages.sources import (
+    evaluation_settings,
     parts_in_use,
     section,
     served,
@@ -171,7 +172,7 @@ def evaluation_context(
         target=recipe.target,
         serving=recipe.serving,
         draft_sample_method=recipe.speculator.draft_sample_method,
-        settings=recipe.eval,
+        settings=evaluation_settings(run, recipe),
         depth=recipe.speculator.depth,
         lookup=recipe.lookup,
         speculators={"base": base, "custom": served(Speculator.named(speculator), run, recipe)},
@@ -199,7 +200,7 @@ def _settings(recipe: Recipe) -> Settings:
 
 EVALUATE = Stage(
     name="evaluate",
-    version=5,
+    version=6,
     needs=("split", "capture", "train"),
     settings=_settings,
     sources=target_and_base_digests,

@@ -12,7 +12,12 @@ from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.retention import deletion_of
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stage import Options, Result, Stage
-from outrider.pipeline.stages.sources import parts_in_use, section, target_digest
+from outrider.pipeline.stages.sources import (
+    evaluation_settings,
+    parts_in_use,
+    section,
+    target_digest,
+)
 from outrider.serving.bundle.bundle import export_bundle, speculation_profile, verify_bundle
 from outrider.serving.client import Sampling
 from outrider.serving.config import ServingConfig
@@ -167,7 +172,7 @@ def _verify(
     mode = recipe.eval.engine_modes[0]
     serving = ServingConfig(engine=recipe.serving.engine.model_copy(update={"mode": mode}))
     heldout = load_sequences(run.sequences, parts_in_use(run)["heldout"])
-    prompts, _ = evaluation_prompts(heldout, recipe.eval, serving)
+    prompts, _ = evaluation_prompts(heldout, evaluation_settings(run, recipe), serving)
     grammars = sendable_grammars(heldout, recipe.target, serving.engine)
     expected = results.verification.modes[mode].greedy_acceptance_length.custom
     if expected is None:

@@ -7,6 +7,7 @@ from pydantic import BaseModel
 
 from outrider.common.files import read_json
 from outrider.common.fingerprint import ABSENT, path_digest, store_identity, value_digest
+from outrider.eval.config import EvalConfig
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stage import Settings
@@ -90,6 +91,17 @@ def sessions_of_split(run: RunDirectory) -> dict[str, str]:
     """Sessions by sequence id where the split's differ from the log's."""
     sessions: dict[str, str] = read_json(run.split / "parts.json").get("sessions", {})
     return sessions
+
+
+def response_p90(run: RunDirectory) -> int | None:
+    """90th percentile of the logged responses, in tokens; None before ingest."""
+    lengths = run.result_of("ingest").get("lengths")
+    return int(lengths["completion"]["p90"]) if lengths else None
+
+
+def evaluation_settings(run: RunDirectory, recipe: Recipe) -> EvalConfig:
+    """The recipe's `eval` section, with timed responses as long as the log's."""
+    return recipe.eval.timed_like(response_p90(run), recipe.serving.engine.max_model_len)
 
 
 def has_quarantine(run: RunDirectory) -> bool:

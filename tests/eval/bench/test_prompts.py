@@ -6,7 +6,13 @@ import pytest
 from datasets import Dataset
 
 from outrider.common.errors import OutriderError
-from outrider.eval.bench.prompts import EVERYTHING, customers_sampling, select, spread
+from outrider.eval.bench.prompts import (
+    EVERYTHING,
+    customers_sampling,
+    mean_context,
+    select,
+    spread,
+)
 from outrider.eval.config import EvalConfig, ScenarioConfig
 from outrider.serving import client
 from outrider.serving.client import complete
@@ -117,3 +123,24 @@ def test_a_long_session_is_spread_over_the_whole_order():
     positions = [position for position, row in enumerate(order) if row < 20]
     gaps = [after - before for before, after in itertools.pairwise(positions)]
     assert max(gaps) <= 8 and positions[0] < 8 and positions[-1] >= 32
+
+
+def test_timed_responses_end_where_nine_in_ten_of_the_log_do():
+    settings = EvalConfig()
+    assert settings.timed_like(100, 8192).max_tokens == 128
+    assert settings.timed_like(128, 8192).max_tokens == 192  # the next multiple of 64
+    assert settings.timed_like(30_000, 32_768).max_tokens == 4096
+    assert settings.timed_like(30_000, 2048).max_tokens == 1024  # leaves room for the prompt
+    assert settings.timed_like(None, 32_768).max_tokens == 4096  # before the log is read
+    assert EvalConfig(max_tokens=7).timed_like(100, 8192).max_tokens == 7
+
+
+def test_the_mean_context_counts_every_token():
+    prompts = [3, 10]
+    responses = [4, 2]
+    before = [
+        prompt + place
+        for prompt, count in zip(prompts, responses, strict=True)
+        for place in range(count)
+    ]
+    assert mean_context(prompts, responses) == sum(before) / len(before)

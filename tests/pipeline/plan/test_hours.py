@@ -22,13 +22,13 @@ def recipe_for(name: str, *overrides: str) -> Recipe:
 
 def hours(name: str, *overrides: str, sequences: int = 5000, each: int = 4096) -> float:
     recipe = recipe_for(name, *overrides)
-    volume = split_volume(recipe, sequences * each, sequences)
+    volume = split_volume(recipe, sequences * each, sequences)._replace(response_p90=3000)
     stages = stage_seconds(volume, recipe, R1, CHECKPOINT)
     return sum(sum(parts.values()) for parts in stages.values()) / 3600
 
 
 def test_a_trial_on_r1_takes_at_most_three_hours() -> None:
-    """5,000 sequences of 4k tokens, from logs to a bundle."""
+    """5,000 sequences of 4k tokens, nine in ten responses of at most 3k, from logs to a bundle."""
     assert hours("r1/template", "effort=trial") <= 3
     assert hours("r1/resume_screening") > 5
 
@@ -50,8 +50,7 @@ def test_a_stage_is_the_sum_of_its_parts() -> None:
     assert train["2 epochs"] == pytest.approx(14e5 / rates.training_tokens_per_s)
     assert train["1 checkpoint"] == pytest.approx(CHECKPOINT["mtp"] / rates.disk_bytes_per_s)
     timed = sum(
-        max(16, 2 * size) * recipe.eval.max_tokens / rates.decoded_per_s(size)
-        for size in recipe.eval.concurrency
+        max(16, 2 * size) * 4096 / rates.decoded_per_s(size) for size in recipe.eval.concurrency
     )
     assert stages["evaluate"]["60 timed blocks"] == pytest.approx(15 * timed)
     # Verification starts both servers, the first repeat those and lookup's, four more one each,
@@ -61,6 +60,22 @@ def test_a_stage_is_the_sum_of_its_parts() -> None:
     words = ("eval.k=3", "serving.engine.data_parallel=8", "speculator.base=ngram")
     apart = recipe_for("r1/resume_screening", *words)
     assert engine_starts(apart) == 3 + 3 * apart.eval.repeats
+
+
+def test_timed_responses_are_priced_at_the_logs_length() -> None:
+    recipe = recipe_for("r1/template")
+    rates = rates_of(recipe, R1)
+    volume = split_volume(recipe, 10**6, 1000)
+
+    def per_token(response_p90: int | None, *overrides: str) -> float:
+        priced = recipe_for("r1/template", *overrides)
+        logged = volume._replace(response_p90=response_p90)
+        parts = stage_seconds(logged, priced, R1, CHECKPOINT)["evaluate"]
+        return parts["24 timed blocks"] * rates.decoded_per_s(8) / (24 * 16)
+
+    assert per_token(1000) == pytest.approx(1024)
+    assert per_token(9000) == per_token(None) == pytest.approx(4096)
+    assert per_token(1000, "eval.max_tokens=64") == pytest.approx(64)
 
 
 def test_capacity_is_priced_where_it_is_measured() -> None:
