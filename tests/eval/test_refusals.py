@@ -71,6 +71,7 @@ REPOSITORY = Path(__file__).parents[2]
 SERVING = ServingConfig(engine=EngineConfig(max_num_seqs=4, max_model_len=1024, kv_cache_gb=0.25))
 EVALUATION = EvalConfig(
     k=K,
+    lookup="ngram",  # one server fewer than with suffix lookup
     engine_modes=["eager"],
     concurrency=[1],
     requests=2,
@@ -178,9 +179,10 @@ def bench(nano_r1, tmp_path_factory):
         )
         load = stack.enter_context(LoadGenerator(target, home / "load.log"))
 
-        def servers(speculators, **_):
+        def servers(speculators, numbers, **_):
             """The running servers, with the evaluation's speculators."""
             running._speculators |= speculators
+            running._numbers |= {name: tuple(numbers[name]) for name in speculators}
             for each in running._up.values():
                 each.loaded = None
             return contextlib.nullcontext(running)

@@ -1,12 +1,12 @@
-"""vLLM's counters against exact replay of the same responses: trained heads and n-gram lookup.
+"""vLLM's counters against exact replay of the same responses, for trained heads.
 
-Heads are trained on the engine's states, and compared with it draft by draft.
+Heads are trained on the engine's states, and compared with it draft by draft. N-gram lookup:
+tests/gpu/test_lookups.py.
 """
 
 from pathlib import Path
 
 import pytest
-import torch
 
 from outrider.common.files import read_json
 from outrider.data.features.capture import capture_ids
@@ -18,12 +18,10 @@ from outrider.serving.speculator import Drafting, Speculator
 from outrider.serving.vllm_hooks.draft_recorder import DRAFT_EXTENSION
 from outrider.speculators.base import planned
 from outrider.speculators.config import SpeculatorConfig
-from outrider.speculators.features import SequenceStates
 from outrider.speculators.kinds import trainable_kind
 from outrider.speculators.parity import ParityConfig, complaint, in_words
 from outrider.training.config import TrainingConfig
 from outrider.training.distributed.launch import train
-from tests.eval.replay_case import Store
 from tests.gpu.inputs import logged_rows
 from tests.training.corpus import training_spec
 
@@ -98,43 +96,3 @@ def test_a_briefly_trained_head_drafts_and_is_counted_as_predicted(
     assert predicted == pytest.approx(steps, rel=0.01)  # dflash has 0.6 %
     tokens = sum(len(answer) - 1 for answer in answers)
     assert tokens / steps > LEAST[kind_name]
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.6])
-def test_lookup_is_counted_as_predicted(nano_r1: Path, temperature: float) -> None:
-    asked = [
-        AskedRow(
-            row_id=name,
-            token_ids=token_ids[:start],
-            temperature=temperature,
-            top_p=1.0,
-            max_tokens=LIMIT,
-        )
-        for name, token_ids, start in logged_rows(24)
-    ]
-    target = TargetConfig(model=str(nano_r1))
-    few = EngineConfig(max_num_seqs=4, kv_cache_gb=0.25)
-    with open_engine(target, few, Drafting(Speculator("ngram"), K)) as engine:
-        before = counted(engine)[ACCEPTED]
-        answers = engine.answer(asked)
-        accepted = counted(engine)[ACCEPTED] - before
-    store = Store()
-    rows = []
-    for row, answer in zip(asked, answers, strict=True):
-        store[row.row_id] = SequenceStates(
-            token_ids=torch.tensor([*row.token_ids, *answer], dtype=torch.int32),
-            completion_start=len(row.token_ids),
-            streams={},
-        )
-        sampling = {"temperature": temperature, "top_p": 1.0, "top_k": 0}
-        rows.append({"sequence_id": row.row_id, "session": row.row_id, **sampling})
-    sums = replay(speculator="ngram", target_dir=nano_r1, feature_store=store, rows=rows, depth=K)
-    steps = sums.steps_RK[:, K - 1].sum()
-    tokens = sum(len(answer) - 1 for answer in answers)
-    predicted = sums.tokens_R.sum() - steps
-    print(f"{steps:.0f} steps, {predicted:.0f} accepted, vLLM {accepted:.0f}; {tokens} tokens")
-    assert tokens / steps > 1.05
-    # A step delivers its accepted drafts and one token; vLLM also counts drafts accepted past the
-    # end of a response, at most K, which a response that ends by itself seldom has.
-    cut = sum(len(answer) == LIMIT for answer in answers)
-    assert predicted <= accepted <= predicted + K * cut + 0.02 * predicted + 1
