@@ -6,7 +6,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import outrider
-from outrider.cli.options import AsJson, Flag, FromServeCommand, Overrides, RecipeName, Runs
+from outrider.cli.options import (
+    AsJson,
+    Flag,
+    FromServeCommand,
+    MaxGpuHours,
+    Overrides,
+    RecipeName,
+    Runs,
+    Until,
+)
 from outrider.cli.printing import print_json, print_summary
 from outrider.common.errors import UsageError
 
@@ -18,6 +27,8 @@ def train_speculator(
     as_json: AsJson = False,
     gpu_memory: float | None = None,
     stages: str | None = None,
+    until: Until = None,
+    max_gpu_hours: MaxGpuHours = None,
     runs: Runs = Path("runs"),
     from_serve_command: FromServeCommand = None,
     force: Annotated[bool, Flag] = False,
@@ -54,7 +65,8 @@ def train_speculator(
         recipe, *overrides, runs=runs, dry_run=dry_run, serve_command=from_serve_command
     )
     if not dry_run:
-        return print_summary(run, run.train(stages, force))
+        end = run.window(until, max_gpu_hours)
+        return print_summary(run, run.train(stages, force, end))
     gpu_bytes = None if gpu_memory is None else int(gpu_memory * 1e9)
     rows, cost = run.plan(stages, force, gpu_bytes)
     if not as_json:
