@@ -32,6 +32,7 @@ from outrider.common.errors import OutriderError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from outrider.common.gpu_cards import Card
     from outrider.eval.results.report import Report
     from outrider.pipeline.recipe.load import LoadedRecipe
     from outrider.pipeline.recipe.recipe import Recipe
@@ -231,7 +232,11 @@ class Run:
         )
 
     def plan(
-        self, stages: str | None = None, force: bool = False, gpu_bytes: int | None = None
+        self,
+        stages: str | None = None,
+        force: bool = False,
+        gpu_bytes: int | None = None,
+        card: "Card | None" = None,
     ) -> tuple[dict[str, dict[str, str]], dict[str, Any]]:
         """Returns what each stage would do, and the cost; writes the resolved recipe."""
         from outrider.pipeline.plan.plan import plan
@@ -241,7 +246,7 @@ class Run:
         names = stage_names(stages, self.recipe)
         with self.directory.locked():
             self.directory.write_resolved(self.recipe)
-            cost = price(self.directory, self.recipe, gpu_bytes)
+            cost = price(self.directory, self.recipe, gpu_bytes, card=card)
             rows = plan(
                 run=self.directory,
                 recipe=self.recipe,

@@ -82,9 +82,8 @@ def measure(
     if first and _end(blocks, first, speeds) is not None:
         return blocks
     # Consecutive prompts in every repeat, so that all prompts are timed about equally often.
-    supply = itertools.cycle(range(len(speeds.prompts)))
     used = first * sum(map(evaluation.block_requests, evaluation.concurrency))
-    supply = itertools.islice(supply, used, None)
+    supply = itertools.islice(itertools.cycle(range(len(speeds.prompts))), used, None)
     began = time.monotonic()
     for repeat in range(first, evaluation.repeats):
         if repeat > first and (two_engines or open_across_engines(blocks, speeds)):
