@@ -66,7 +66,7 @@ test-long: setup
 gpu-check: setup
 	$(TEST_ENVIRONMENT) $(BIN)/python -m pytest -n 0 -m "gpu or slow" --junitxml build/gpu_check.xml tests/gpu $(PYTEST_ARGUMENTS)
 
-vllm-next: setup
+vllm-next:
 	sh requirements/vllm_next.sh $(VLLM)
 
 lint: ruff ruff-format types
