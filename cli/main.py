@@ -8,7 +8,8 @@ here. Human-readable messages go to stderr. The last line of stdout is one JSON 
 
 Exit status: 0: the custom speculator ships, or the command succeeded; 1: an error; 2: an invalid
 command line; 3: the verdict is not to ship, the release was rolled back, or production is worse
-than reported; 4: undecided; 75: stopped by a signal, rerun to resume; 130: stopped by Ctrl-C.
+than reported; 4: undecided; 75: stopped by a signal or at the end of its window, rerun to resume;
+130: stopped by Ctrl-C.
 """
 
 import contextlib

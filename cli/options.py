@@ -31,6 +31,20 @@ FromServeCommand = Annotated[
         "Overrides take precedence.",
     ),
 ]
+Until = Annotated[
+    str | None,
+    Parameter(
+        help="Time of this machine's clock, such as 06:00: stages then stop at a checkpoint and "
+        "release the GPUs, within 15 minutes. The same command continues in the next window.",
+    ),
+]
+MaxGpuHours = Annotated[
+    float | None,
+    Parameter(
+        help="GPU-hours of this window, from the command's start and over all GPUs that the run "
+        "uses; then as --until.",
+    ),
+]
 # `negative=""`: without it, cyclopts adds --no-json, and --no-force for `Flag`.
 AsJson = Annotated[bool, Parameter(name="--json", negative="", show_default=False)]
 Flag = Parameter(negative="", show_default=False)

@@ -6,9 +6,19 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import outrider
-from outrider.cli.options import AsJson, Flag, FromServeCommand, Overrides, RecipeName, Runs
+from outrider.cli.options import (
+    AsJson,
+    Flag,
+    FromServeCommand,
+    MaxGpuHours,
+    Overrides,
+    RecipeName,
+    Runs,
+    Until,
+)
 from outrider.cli.printing import print_json, print_summary
 from outrider.common.errors import UsageError
+from outrider.common.gpu_cards import CARDS, Card, card_named
 
 
 def train_speculator(
@@ -16,8 +26,11 @@ def train_speculator(
     *overrides: Overrides,
     dry_run: Annotated[bool, Flag] = False,
     as_json: AsJson = False,
+    gpu: str | None = None,
     gpu_memory: float | None = None,
     stages: str | None = None,
+    until: Until = None,
+    max_gpu_hours: MaxGpuHours = None,
     runs: Runs = Path("runs"),
     from_serve_command: FromServeCommand = None,
     force: Annotated[bool, Flag] = False,
@@ -35,28 +48,33 @@ def train_speculator(
     as_json
         With --dry-run: print only the JSON object, without the tables. Without this option, the
         object is printed only if stdout is no terminal.
+    gpu
+        With --dry-run: the card to plan for, such as L4 or H100: its memory, bandwidth and bf16
+        peak. Default: this machine's GPUs. Without one: main memory or, if training does not fit
+        there, an assumed H200, which also determines the hours. The output states which.
     gpu_memory
-        With --dry-run: memory of one GPU in GB. Default: that of this machine's smallest GPU.
-        Without a GPU: main memory or, if training does not fit there, that of an assumed H200 (150
-        GB). The output states which.
+        With --dry-run: memory of one GPU in GB, instead of the card's. Alone, it gives no hours.
     stages
         Run only these comma-separated stages: ingest, split, capture, train, choose_kind (only with
         several kinds), evaluate, export.
     force
         Export even a speculator that is not better than the base.
     """
-    for option, is_set in (("--json", as_json), ("--gpu-memory", gpu_memory is not None)):
+    only_planned = {"--json": as_json, "--gpu": gpu, "--gpu-memory": gpu_memory is not None}
+    for option, is_set in only_planned.items():
         if is_set and not dry_run:
             raise UsageError(f"{option} needs --dry-run; a run ends with JSON on stdout anyway")
     if gpu_memory is not None and gpu_memory <= 0:
         raise UsageError(f"--gpu-memory {gpu_memory:g}: give one GPU's memory in GB, such as 80")
+    card = None if gpu is None else _card(gpu)
     run = outrider.open(
         recipe, *overrides, runs=runs, dry_run=dry_run, serve_command=from_serve_command
     )
     if not dry_run:
-        return print_summary(run, run.train(stages, force))
+        end = run.window(until, max_gpu_hours)
+        return print_summary(run, run.train(stages, force, end))
     gpu_bytes = None if gpu_memory is None else int(gpu_memory * 1e9)
-    rows, cost = run.plan(stages, force, gpu_bytes)
+    rows, cost = run.plan(stages, force, gpu_bytes, card)
     if not as_json:
         _print_tables(run, rows, cost)
     # Scripts read the object; a person has read the tables.
@@ -65,6 +83,14 @@ def train_speculator(
         print_json(about | {"dry_run": rows, "price": cost})
     # Without config.json there is no estimate.
     return int("missing" in cost)
+
+
+def _card(name: str) -> Card:
+    card = card_named(name)
+    if card is None:
+        known = ", ".join(card.name for card in CARDS)
+        raise UsageError(f"--gpu {name}: no data sheet of it here; known are {known}")
+    return card
 
 
 def _print_tables(

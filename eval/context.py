@@ -317,7 +317,9 @@ class EvaluationContext:
             "lookups": installed_lookups(),
             "depth": self.depth,
             "lookup_k": [speed.k for speed in self.kinds if speed.kind in lookup_names()],
-            "serving": self.serving.model_dump(mode="json", exclude={"ignored_flags"}),
+            "serving": self.serving.model_dump(
+                mode="json", exclude={"ignored_flags", "production_release"}
+            ),
             "draft_sample_method": self.draft_sample_method,
             # The excluded keys affect only results that are computed from the measurements.
             # Blocks at the rates of a search remain valid with other limits.

@@ -424,6 +424,7 @@ def measure_speed(
             speeds=speeds,
             say=context.say,
             production=ProductionCache(customers_log(context.data.sequences), requests.timed),
+            finished=context.kept(f"speed_{mode}_repeats"),
         )
     )
     rates = context.kept(f"rates_{mode}").run(

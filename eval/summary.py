@@ -11,6 +11,7 @@ from typing import Any
 
 from outrider.eval.config import CostConfig
 from outrider.eval.context import EvaluationContext
+from outrider.eval.engine_facts import engine_facts
 from outrider.eval.gate import judge
 from outrider.eval.results.parts import DRAFTERS, VARIANTS, Estimate, Variants
 from outrider.eval.results.report import Findings, Report
@@ -31,12 +32,14 @@ def conclude(context: EvaluationContext, findings: Findings) -> dict[str, Any]:
     capacity = findings.capacity
     if settings.cost:
         capacity = {mode: priced(row, settings.cost, gpus) for mode, row in capacity.items()}
+    sections = sections_of(folders.run)
+    sections["provenance"]["engine"] = engine_facts(folders.run, context.serving.production_release)
     report = Report(
         **dict(findings) | {"lost_ends": lost, "capacity": capacity},
         cost=money(findings.served, settings.cost, gpus) if settings.cost else None,
         verdict=judge(findings, settings.gate),
         kinds=context.kinds,
-        **sections_of(folders.run),
+        **sections,
     )
     page = write_report(report, folders.report, trained)
     return {**summary(report), "report": str(page), "bundle": None}

@@ -21,7 +21,9 @@ to keep `--help` fast.
 import contextlib
 import dataclasses
 import importlib.metadata
+import math
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +32,7 @@ from outrider.common.errors import OutriderError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from outrider.common.gpu_cards import Card
     from outrider.eval.results.report import Report
     from outrider.pipeline.recipe.load import LoadedRecipe
     from outrider.pipeline.recipe.recipe import Recipe
@@ -210,7 +213,9 @@ class Run:
 
         return attempt(self.directory, self.recipe, self.loaded.files)
 
-    def run_stages(self, names: "Sequence[str]", options: "Options") -> "Results":
+    def run_stages(
+        self, names: "Sequence[str]", options: "Options", end: float = math.inf
+    ) -> "Results":
         """Within `attempt`: brings stages up to date; returns their results by name."""
         from rich.console import Console
 
@@ -218,11 +223,20 @@ class Run:
 
         console = Console(stderr=True)
         return run_stages(
-            run=self.directory, recipe=self.recipe, names=names, options=options, console=console
+            run=self.directory,
+            recipe=self.recipe,
+            names=names,
+            options=options,
+            console=console,
+            end=end,
         )
 
     def plan(
-        self, stages: str | None = None, force: bool = False, gpu_bytes: int | None = None
+        self,
+        stages: str | None = None,
+        force: bool = False,
+        gpu_bytes: int | None = None,
+        card: "Card | None" = None,
     ) -> tuple[dict[str, dict[str, str]], dict[str, Any]]:
         """Returns what each stage would do, and the cost; writes the resolved recipe."""
         from outrider.pipeline.plan.plan import plan
@@ -232,7 +246,7 @@ class Run:
         names = stage_names(stages, self.recipe)
         with self.directory.locked():
             self.directory.write_resolved(self.recipe)
-            cost = price(self.directory, self.recipe, gpu_bytes)
+            cost = price(self.directory, self.recipe, gpu_bytes, card=card)
             rows = plan(
                 run=self.directory,
                 recipe=self.recipe,
@@ -242,25 +256,42 @@ class Run:
             )
         return rows, cost
 
-    def train(self, stages: str | None = None, force: bool = False) -> "Results":
-        """Runs the requested stages; `force` exports regardless of the verdict."""
+    def window(self, until: str | None, max_gpu_hours: float | None) -> float:
+        """Returns the end of a window (pipeline/window.py) in Unix time, and prints it."""
+        from outrider.pipeline.window import gpus_of, in_words, window_end
+
+        now = time.time()
+        end = window_end(until, max_gpu_hours, gpus_of(self.recipe), now)
+        if end < math.inf:
+            _print_notes([in_words(end, now)])
+        return end
+
+    def train(
+        self, stages: str | None = None, force: bool = False, end: float = math.inf
+    ) -> "Results":
+        """Runs the requested stages until `end` (Unix time) at most.
+
+        `force` exports regardless of the verdict.
+        """
         from outrider.eval.config import SHIP
         from outrider.pipeline.stages.registry import stage_names
 
         names = stage_names(stages, self.recipe)
         options: Options = {"force": force}
         with self.attempt():
-            results = self.run_stages([name for name in names if name != "export"], options)
+            results = self.run_stages([name for name in names if name != "export"], options, end)
             # Without an evaluation in this run, the export stage names what it needs.
             verdict = self.directory.result_of("evaluate").get("verdict", SHIP)
             if "export" in names and (force or verdict == SHIP):
-                results |= self.run_stages(["export"], options)
+                results |= self.run_stages(["export"], options, end)
         return results
 
-    def evaluate(self, speculator: str | None = None, again: bool = False) -> "Results":
+    def evaluate(
+        self, speculator: str | None = None, again: bool = False, end: float = math.inf
+    ) -> "Results":
         """Evaluates the run's speculator, or another: a directory, a lookup or `none`.
 
-        `again` discards the speeds that an earlier evaluation measured.
+        `again` discards the speeds that an earlier evaluation measured; `end` is a Unix time.
         """
         from outrider.pipeline.stages.evaluate import discard_speeds, resolve_speculator
         from outrider.pipeline.stages.registry import stages_of
@@ -275,7 +306,7 @@ class Run:
         with self.attempt():
             if again:
                 discard_speeds(self.directory, stages[-1])
-            return self.run_stages(stages, options)
+            return self.run_stages(stages, options, end)
 
     def measure_server(self, url: str) -> dict[str, Any]:
         """Measures a running vLLM server on the held-out traffic; gives no verdict."""

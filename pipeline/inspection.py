@@ -32,7 +32,7 @@ from outrider.data.split.split import PARTS
 from outrider.eval.report.formatting import duration
 from outrider.pipeline.paths import check_traffic
 from outrider.pipeline.plan.hours import rates_of
-from outrider.pipeline.plan.training_cost import expected_power, features_cost
+from outrider.pipeline.plan.training_cost import card_here, expected_power, features_cost
 from outrider.pipeline.preflight import local_target
 from outrider.pipeline.recipe.for_target import resolve_for_target
 from outrider.pipeline.recipe.recipe import Recipe
@@ -91,8 +91,9 @@ def _predicted(log: dict[str, Any], recipe: Recipe, target: Path) -> dict[str, A
     for note in notes:
         print(note, file=sys.stderr)
     cost = features_cost(tokens, recipe, config)
-    rates = rates_of(recipe, config)
-    if rates:
+    card, no_hours = card_here()
+    rates = rates_of(recipe, config, card)
+    if rates and no_hours is None:
         seconds = tokens / rates.capture_tokens_per_s
         rate = rates.capture_tokens_per_s
         cost["text"] += f", about {duration(seconds)} at {rate:,g} tokens/s ({rates.source})"

@@ -1,7 +1,7 @@
 """Runs stages in order, each in its own process; skips those that are done.
 
     with attempt(run, recipe, files):
-        results = run_stages(run, recipe, ["ingest", "split"], {}, console)
+        results = run_stages(run, recipe, names=["ingest"], options={}, console=console)
 
     python -m outrider.pipeline.runner capture runs/resume_screening    # the process of a stage
 
@@ -17,6 +17,7 @@ import datetime
 import importlib
 import json
 import logging
+import math
 import os
 import signal
 import subprocess
@@ -75,11 +76,18 @@ def attempt(run: RunDirectory, recipe: Recipe, files: tuple[Path, ...]) -> Itera
 
 
 def run_stages(
-    run: RunDirectory, recipe: Recipe, names: Sequence[str], options: Options, console: Console
+    run: RunDirectory,
+    recipe: Recipe,
+    *,
+    names: Sequence[str],
+    options: Options,
+    console: Console,
+    end: float = math.inf,
 ) -> Results:
     """Brings the requested stages up to date; returns their results by name.
 
-    Stops at the first stage that fails. After the export, applies `privacy.retention`.
+    Stops at the first stage that fails, and at `end` (Unix time), with the status `INTERRUPTED`.
+    After the export, applies `privacy.retention`.
     """
 
     def say(sign: str, name: str, text: str) -> None:
@@ -91,9 +99,14 @@ def run_stages(
         reasons = "; ".join(stage.reasons(run, recipe, options))
         if reasons:
             _require_inputs(stage, run, reasons)
+            if time.time() >= end:
+                raise StageFailed(
+                    f"the window ended before {stage.name}; rerun the command in the next one",
+                    exit_code=INTERRUPTED,
+                )
             say("[cyan]▸[/]", stage.name, reasons)
             begin = time.monotonic()
-            run_stage(stage, run, options)
+            run_stage(stage, run, options, end)
             say("[green]✓[/]", stage.name, f"{time.monotonic() - begin:.0f} s")
         else:
             deleted = deletion_of(run, stage.artifact(run))
@@ -134,14 +147,16 @@ def _require_inputs(stage: Stage, run: RunDirectory, reasons: str) -> None:
         )
 
 
-def run_stage(stage: Stage, run: RunDirectory, options: Options) -> None:
-    """Runs a stage; raises `StageFailed` with the stage's message, if any."""
+def run_stage(stage: Stage, run: RunDirectory, options: Options, end: float = math.inf) -> None:
+    """Runs a stage until `end` at most; raises `StageFailed` with the stage's message, if any."""
     # This module: both ends of the protocol (arguments, exit status, failed.json) are in one file.
     module = "outrider.pipeline.runner"
     log = run.attempt() / f"{stage.name}.log"
     argv = [sys.executable, "-m", module, stage.name, str(run.root), json.dumps(options)]
     # A hash seed is read when Python starts, so it cannot be set in the stage's process.
-    status = run_supervised(argv, log, os.environ | STAGE_ENVIRONMENT)
+    status = run_supervised(argv, log, os.environ | STAGE_ENVIRONMENT, end)
+    if status < 0 and time.time() >= end:  # before its handlers were there, or after `PATIENCE_S`
+        status = INTERRUPTED
     failure = run.attempt() / f"{stage.name}.failed.json"
     if status and failure.is_file():
         mistake = read_json(failure)

@@ -207,6 +207,10 @@ class ServingConfig(BaseModel):
     engine: EngineConfig = Field(default_factory=EngineConfig)
     """The engine's settings."""
 
+    production_release: str | None = Field(default=None, pattern=r"^\d+\.\d+\.\d+")
+    """vLLM's release in production, such as 0.26.0, if it is another than the tested one. The
+    report names it. `--from-serve-command` sets it from the tag of a vLLM image."""
+
     ignored_flags: list[str] = Field(default_factory=list)
     """Flags of `--from-serve-command` that vLLM does not know, such as `[--of-our-plugin]`. Other
     unknown flags are an error. List only flags without effect on what the engine computes."""

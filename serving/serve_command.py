@@ -31,6 +31,7 @@ from outrider.serving.allowed import (
     why_not_argument,
     why_not_variable,
 )
+from outrider.serving.releases import release_in, served_with
 from outrider.serving.serve_text import find_command
 from outrider.serving.speculative_settings import read_speculation
 from outrider.serving.vllm_flags import (
@@ -75,8 +76,8 @@ def read_serve_command(text: str) -> ServeCommand:
         OutriderError: if it is not a `vllm serve` command or has an unsupported flag.
     """
     source, text = _read(text)
-    variables, words = find_command(source, text)
-    given, unknown = _arguments(source, words)
+    variables, arguments = find_command(source, text)
+    given, unknown = _arguments(source, arguments)
     if "model" not in given:
         raise OutriderError(f"{source}: no model; give `vllm serve MODEL ...`")
     given, speculative = _with_speculation(source, given)
@@ -89,6 +90,10 @@ def read_serve_command(text: str) -> ServeCommand:
     harmless_variables = [name for name in variables if name not in environment]
     notes = _notes(given, left_out, harmless_variables, unknown)
     values: dict[str, Any] = {"target": target, "serving": {"engine": engine}}
+    release = release_in(text)
+    if release is not None and (words := served_with(release)):
+        values["serving"]["production_release"] = release
+        notes.append(f"the image's vLLM: {words} (docs/how-to/vllm-releases.md)")
     if speculative:
         speculation, description = read_speculation(source, speculative, target["model"])
         values |= speculation

@@ -137,7 +137,7 @@ terminal.
 | 2 | wrong command line |
 | 3 | `do not ship`: measured, not exported (`--force` exports it); or rolled back |
 | 4 | `undecided`: measured, not exported |
-| 75, 130 | stopped by a signal or by Ctrl-C; rerun the command to resume |
+| 75, 130 | stopped by a signal or at its window's end, or by Ctrl-C; rerun the command to resume |
 
 """
 

@@ -23,18 +23,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-BF16_TFLOPS = {
-    "B200": 2250.0,
-    "H200": 989.0,
-    "H100 PCIe": 756.0,
-    "H100": 989.0,
-    "H800": 989.0,
-    "A100": 312.0,
-    "A800": 312.0,
-    "L40S": 362.0,
-}
-"""Dense bf16 peaks from data sheets, by part of the device name.
-The first match is used."""
+from outrider.common.gpu_cards import card_named
 
 
 class Metrics:
@@ -169,10 +158,9 @@ def utilization(
     """
     if device.type != "cuda" or compute != "bf16":
         return None
-    name = torch.cuda.get_device_name(device)
-    peak = next((tflops for part, tflops in BF16_TFLOPS.items() if part in name), None)
+    card = card_named(torch.cuda.get_device_name(device))
     # Model FLOPs utilization, as PaLM defines it (arXiv:2204.02311, appendix B).
-    return None if peak is None else flops / seconds / (peak * 1e12 * processes)
+    return None if card is None else flops / seconds / (card.flops * processes)
 
 
 def _flat(values: dict[str, Any]) -> dict[str, Any]:

@@ -289,7 +289,9 @@ class Trainer:
                 if stop and not last:
                     raise Preempted(
                         f"training stopped on request; step {done} of {len(steps)} is saved;"
-                        " rerun the command to resume"
+                        " rerun the command to resume, or evaluate the best speculator so far, of"
+                        f" step {state['best_step']}: outrider eval RECIPE --speculator"
+                        f" {self._best_dir(state['best_step'])}"
                     )
         return state
 

@@ -27,6 +27,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
+from outrider.common.fingerprint import Kept
 from outrider.eval.bench.metrics import Record, SpeedRatios
 from outrider.eval.bench.prefix_cache import ProductionCache
 from outrider.eval.bench.prompts import Prompt
@@ -61,8 +62,12 @@ def measure(
     speeds: SpeedRatios,
     say: Callable[[str], None],
     production: ProductionCache | None = None,
+    finished: Kept | None = None,
 ) -> list[Record]:
     """Times blocks of `speeds.prompts`, one per repeat, concurrency and variant.
+
+    Blocks of finished repeats are kept in `finished`, from which an interrupted measurement
+    continues with newly started engines: speeds are compared within a repeat only.
 
     Prompts find in the prefix cache what `production` holds of them; without it, nothing.
 
@@ -71,13 +76,17 @@ def measure(
     """
     evaluation = speeds.settings
     two_engines = servers.name("base") != servers.name("custom")
-    start = 0
+    blocks: list[Record] = finished.get() if finished is not None and finished.done() else []
+    first = 1 + max((block["repeat"] for block in blocks), default=-1)
+    start = 1 + max((block["start"] for block in blocks), default=-1)
+    if first and _end(blocks, first, speeds) is not None:
+        return blocks
     # Consecutive prompts in every repeat, so that all prompts are timed about equally often.
-    supply = itertools.cycle(range(len(speeds.prompts)))
-    blocks: list[Record] = []
+    used = first * sum(map(evaluation.block_requests, evaluation.concurrency))
+    supply = itertools.islice(itertools.cycle(range(len(speeds.prompts))), used, None)
     began = time.monotonic()
-    for repeat in range(evaluation.repeats):
-        if repeat and (two_engines or open_across_engines(blocks, speeds)):
+    for repeat in range(first, evaluation.repeats):
+        if repeat > first and (two_engines or open_across_engines(blocks, speeds)):
             servers.stop()
             start += 1
         chosen = {
@@ -89,7 +98,7 @@ def measure(
             servers=servers, plan=plan, repeat=repeat, speeds=speeds, restarted=restarted
         ):
             names = ", ".join(variant for variant, _ in turns)
-            left = _time_left(evaluation, repeat, time.monotonic() - began)
+            left = _time_left(evaluation, repeat, first, time.monotonic() - began)
             say(f"repeat {repeat + 1}/{evaluation.repeats}, concurrency {size}, {names}{left}")
             timed = _blocks(
                 servers,
@@ -111,6 +120,8 @@ def measure(
             }
             for block in timed:
                 blocks.append({**facts, "engine": servers.name(block["variant"]), **block})
+        if finished is not None:
+            finished.put(blocks)
         reason = _end(blocks, repeat + 1, speeds)
         if reason is not None:
             say(reason)
@@ -131,11 +142,11 @@ def open_across_engines(blocks: Sequence[Record], speeds: SpeedRatios) -> bool:
     return any(demand.outcome == "undecided" for demand in across)
 
 
-def _time_left(evaluation: EvalConfig, repeat: int, elapsed_s: float) -> str:
-    """Ending of a progress line; empty in the first repeat."""
-    if not repeat:
+def _time_left(evaluation: EvalConfig, repeat: int, first: int, elapsed_s: float) -> str:
+    """Ending of a progress line; empty in the first repeat that is measured."""
+    if repeat == first:
         return ""
-    minutes = elapsed_s / 60 / repeat * (evaluation.repeats - repeat)
+    minutes = elapsed_s / 60 / (repeat - first) * (evaluation.repeats - repeat)
     most = "at most " if evaluation.measure == "until_decided" else ""
     return f", {most}{minutes:.0f} min left"
 

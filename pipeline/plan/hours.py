@@ -1,6 +1,8 @@
 """Counts a run's tokens and estimates each stage's duration at assumed rates.
 
-    seconds = stage_seconds(traffic_volume(run, recipe), recipe, target_config, checkpoint_bytes)
+    rates = rates_of(recipe, target_config, card_named("H100"))
+    volume = traffic_volume(run, recipe)
+    seconds = stage_seconds(volume, recipe, target_config, checkpoint_bytes, rates)
     seconds["capture"]          # {"engine start": 420.0, "prefill": 1093.3}
 
 Durations include every engine start, timed block, verified response and checkpoint, and assume
@@ -13,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from outrider.common.gpu_cards import Card, card_named
 from outrider.data.ingest.traffic_facts import counted
 from outrider.eval.config import LOOKUP_NUMBERS, STEP_ROUNDS, STEP_TOKENS
 from outrider.pipeline.plan.target_size import target_size
@@ -117,7 +120,7 @@ class Rates:
     training_tokens_per_s: float
     """Total over all processes."""
     replay_tokens_per_s: float
-    """Exact replay of one drafter, on all GPUs."""
+    """Exact replay of one drafter: on one GPU, or on all of a cluster."""
     one_request_tokens_per_s: float
     """Decoding at concurrency 1, averaged over the variants none, base and custom."""
     eight_requests_tokens_per_s: float
@@ -141,15 +144,17 @@ R1_ON_8_H200 = Rates(
     capture_tokens_per_s=15_000,
     # 7% of the bf16 peak (28.4 GFLOP per token at depth 3); not measured.
     training_tokens_per_s=20_000,
-    replay_tokens_per_s=40_000,
+    # Without a backward pass, a third of a training step's FLOPs.
+    replay_tokens_per_s=60_000,
     # SGLang on 8 x H200 serves one request at 60 tokens/s (sglang#3956, March 2025). vLLM 0.32 is
     # assumed to be faster, with and without MTP, and to reach 2,600 tokens/s at 64 requests.
     one_request_tokens_per_s=85,
     eight_requests_tokens_per_s=470,
 )
+"""With exact replay on all GPUs, as on a cluster."""
 
-H100_BYTES_PER_S, H100_FLOPS = 3.35e12, 9.9e14
-"""Memory bandwidth and dense bf16 peak of an H100 SXM, from its data sheet."""
+ASSUMED_CARD = "H200"
+"""The card of a plan where no GPU is found or named."""
 
 NANO_R1_ON_2_CORES = Rates(
     source="nano R1 on 2 cores",
@@ -162,39 +167,65 @@ NANO_R1_ON_2_CORES = Rates(
 )
 
 
-def rates_of(recipe: Recipe, target_config: Mapping[str, Any]) -> Rates | None:
-    """Returns a known target's rates, else H100 estimates from bytes and FLOPs.
+def rates_of(
+    recipe: Recipe, target_config: Mapping[str, Any], card: Card | None = None
+) -> Rates | None:
+    """Returns a known target's rates, else estimates from bytes, FLOPs and the card's data sheet.
 
     The estimates are not measured. They assume that decoding reaches 0.6 of the memory bandwidth,
-    prefill 0.4 of the peak FLOP/s, and head training 0.1 of the peak.
+    prefill 0.4 of the peak FLOP/s, and head training 0.1 of the peak. Without a card,
+    `ASSUMED_CARD` is assumed.
     """
     if recipe.target.model in EMBEDDED_TARGETS:
         return NANO_R1_ON_2_CORES
+    assumed = card_named(ASSUMED_CARD)
+    assert assumed is not None
     if target_config.get("hidden_size") == 7168 and "kv_lora_rank" in target_config:
-        return R1_ON_8_H200
+        return _scaled(R1_ON_8_H200, assumed, card or assumed, _replay_share(recipe))
     if "architectures" not in target_config:
         return None
+    card = card or assumed
     target = target_size(target_config, recipe.serving.engine.extra_arguments.get("quantization"))
     gpus = recipe.serving.engine.gpus
-    capture = 0.4 * H100_FLOPS * gpus / (2 * target.used)
+    capture = 0.4 * card.flops * gpus / (2 * target.used)
     training = capture  # of a lookup, which nothing trains and whose replay takes no GPU
     if recipe.speculator.kinds:
         speculator = recipe.of_kinds(recipe.speculator.kinds[:1]).speculator
         kind = trainable_kind(speculator.only_kind)
         size = drafter_size(kind, planned(speculator, target_config), target_config)
         flops = size.step_flops(speculator.depth, 1)
-        training = 0.1 * H100_FLOPS * recipe.training.processes / flops
+        training = 0.1 * card.flops * recipe.training.processes / flops
     read_bytes = target.weight_bytes * target.used / target.parameters
-    one_request = 0.6 * H100_BYTES_PER_S * gpus / read_bytes
+    one_request = 0.6 * card.bytes_per_s * gpus / read_bytes
     return Rates(
-        # By data sheets: 0.09 to 0.3 of an H100's bandwidth, 0.12 to 0.17 of its FLOPs.
-        source=f"{gpus} x H100, assumed; L4, A10 and RTX 4090 take several times as long",
+        source=f"{gpus} x {card.name} at assumed shares of its data sheet",
         engine_start_s=90 + target.weight_bytes / 2e9,
         capture_tokens_per_s=capture,
         training_tokens_per_s=training,
-        replay_tokens_per_s=2 * training,
+        replay_tokens_per_s=3 * training / _replay_share(recipe),
         one_request_tokens_per_s=one_request,
         eight_requests_tokens_per_s=6 * one_request,
+    )
+
+
+def _replay_share(recipe: Recipe) -> int:
+    """Training's processes per process of exact replay, which is one without a cluster."""
+    return recipe.training.processes if recipe.cluster.address is None else 1
+
+
+def _scaled(rates: Rates, measured: Card, card: Card, replay_share: int) -> Rates:
+    """Rates on as many of another card: decoding by bandwidth, the rest by the bf16 peak."""
+    compute = card.flops / measured.flops
+    bandwidth = card.bytes_per_s / measured.bytes_per_s
+    same = card == measured
+    return dataclasses.replace(
+        rates,
+        source=rates.source if same else f"{rates.source}, scaled to {card.name}",
+        capture_tokens_per_s=compute * rates.capture_tokens_per_s,
+        training_tokens_per_s=compute * rates.training_tokens_per_s,
+        replay_tokens_per_s=compute * rates.replay_tokens_per_s / replay_share,
+        one_request_tokens_per_s=bandwidth * rates.one_request_tokens_per_s,
+        eight_requests_tokens_per_s=bandwidth * rates.eight_requests_tokens_per_s,
     )
 
 
@@ -203,14 +234,15 @@ def stage_seconds(
     recipe: Recipe,
     target_config: Mapping[str, Any],
     checkpoint_bytes: Mapping[str, int],
+    rates: Rates,
+    *,
+    speculator_bytes: int = 0,
 ) -> dict[str, dict[str, float]]:
-    """Returns each stage's seconds by part; empty if rates are unknown.
+    """Returns each stage's seconds by part.
 
-    `checkpoint_bytes` maps each kind to the size of its training checkpoint.
+    `checkpoint_bytes` maps each kind to the size of its training checkpoint; `speculator_bytes` are
+    what a swap loads.
     """
-    rates = rates_of(recipe, target_config)
-    if rates is None:
-        return {}
     candidates = len(recipe.speculator.candidates)
     captured = volume.captured
     # The training part is captured while it trains, or not at all.
@@ -231,6 +263,8 @@ def stage_seconds(
         warm = warms_up(one.speculator, target_config)
         stages[stage] = training_seconds(one, volume, rates, warm=warm, checkpoint_bytes=size)
     stages["evaluate"] = evaluation_seconds(recipe, volume, rates)
+    if seconds := swaps(recipe) * speculator_bytes / SWAPPED_BYTES_PER_S:
+        stages["evaluate"][f"{swaps(recipe)} swaps"] = seconds
     is_verified = recipe.export.tolerance is not None
     stages["export"] = {"engine start": rates.engine_start_s if is_verified else 0.0}
     if candidates > 1:
@@ -328,28 +362,50 @@ def _verification_seconds(recipe: Recipe, rates: Rates) -> float:
 
 
 def engine_starts(recipe: Recipe) -> int:
-    """Returns the number of engine starts of an evaluation.
+    """Returns the most engine starts of an evaluation.
 
     In each mode, two servers that run side by side start once each, and again before each of at
-    most `eval.starts` repeats. If one server runs at a time, step timing starts one, verification
-    and the first repeat each start both, and each further repeat starts the one that is not
-    running, or both. If engines cannot change drafters, step timing starts one for each speculator
-    and K, verification starts three, and each repeat starts all variants. Lookup starts one more
-    server each time unless a lookup is the base.
+    most `eval.starts` repeats; a lookup that is not the base has one more. If one server runs at a
+    time, step timing starts one and the lookup's, verification and the first repeat each start
+    both, and each further repeat starts the one that is not running, or both; the lookup's starts
+    in repeats that start all. If engines cannot change drafters, step timing starts one for each
+    speculator and K, verification three, and each repeat all variants.
     """
     measured = recipe.eval
     again = min(measured.starts, measured.repeats) - 1
     times_steps = measured.k == "auto"
+    has_lookup = recipe.speculator.base not in lookup_names()
     if not recipe.serving.engine.changes_drafters:
-        starts = 3 + _variants(recipe) * measured.repeats
+        # Side by side, those of the verification stay up for the first repeat.
+        starts = 0 if measured.side_by_side else 3
+        starts += (_variants(recipe) + has_lookup) * measured.repeats
+        starts += has_lookup * len(LOOKUP_NUMBERS)
         if times_steps:
             starts += 2 * recipe.speculator.depth
     elif measured.side_by_side:
-        starts = 2 + 2 * again
+        starts = (2 + has_lookup) * (1 + again)
     else:
         starts = 3 + measured.repeats + again
+        starts += has_lookup * (2 + again)
         if times_steps:
             starts += 1
-    if recipe.speculator.base not in lookup_names():
-        starts += 1 + again
     return len(measured.engine_modes) * starts
+
+
+SWAPPED_BYTES_PER_S = 1e9
+"""Assumed speed of loading weights into a running engine."""
+
+
+def swaps(recipe: Recipe) -> int:
+    """Returns the most swaps of weights in an evaluation; 0 if base and custom have two engines.
+
+    In each mode, verification alternates three times, and base and custom swap at most twice in
+    each block. At concurrency 1, they alternate within a block: in at least two rounds, and beyond
+    those swaps take at most a tenth of the time (`SHARE_OF_SWAPS`).
+    """
+    measured = recipe.eval
+    base_is_lookup = recipe.speculator.base in lookup_names()
+    if base_is_lookup or not recipe.serving.engine.changes_drafters or not recipe.speculator.kinds:
+        return 0
+    blocks = len(measured.concurrency) + (1 in measured.concurrency)
+    return len(measured.engine_modes) * (3 + 2 * measured.repeats * blocks)

@@ -78,9 +78,7 @@ def print_plan(
     if "missing" in priced:
         _say(console, f"no estimate: {priced['missing']}")
         return
-    parts = [priced["stages"].get(name, {}) for name, row in rows.items() if row["cost"]]
-    if seconds := sum(sum(stage_parts.values()) for stage_parts in parts):
-        _say(console, f"total {duration(seconds)} ({priced['rates']['source']})")
+    _print_hours(rows, priced, console)
     kinds: dict[str, dict[str, Any]] = priced.get("kinds", {"": priced})
     table = _table("cost", "", "")
     table.add_row("target", _target(priced["target"]))
@@ -93,6 +91,8 @@ def print_plan(
     if "power" in priced:
         table.add_row("verdict", priced["power"])
     console.print(table)
+    if priced["target"]["kv_cache_tokens"]:
+        _say(console, _cache(priced["target"]))
     for name, kind in kinds.items():
         # The last device is the one that fits, or the last that was tried.
         *before, last = kind["memory"]
@@ -100,6 +100,19 @@ def print_plan(
             lacking = bytes_text(judged["short_by_bytes"])
             _say(console, f"it does not fit {judged['device']}: {lacking} short")
         _print_memory(name, last, kind["row"], console)
+
+
+def _print_hours(
+    rows: Mapping[str, dict[str, str]], priced: dict[str, Any], console: Console
+) -> None:
+    """Prints the total, or why there is none, and the download."""
+    parts = [priced["stages"].get(name, {}) for name, row in rows.items() if row["cost"]]
+    if seconds := sum(sum(stage_parts.values()) for stage_parts in parts):
+        _say(console, f"total {duration(seconds)} ({priced['rates']['source']})")
+    if priced["no_hours"] is not None:
+        _say(console, f"no hours: {priced['no_hours']}")
+    if priced["download"] is not None:
+        _say(console, f"not in the total: {priced['download']['text']}")
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -124,6 +137,24 @@ def _target(target: dict[str, Any]) -> str:
         return text
     fix = "64 are too few" if needed is None else f"set serving.engine.tensor_parallel={needed}"
     return f"{text}; {degree} x {target['gpu']} cannot serve it: {fix}"
+
+
+def _cache(target: dict[str, Any]) -> str:
+    """The KV cache against the largest concurrency, and a warning if requests have to wait."""
+    tokens = target["kv_cache_tokens"]
+    requests = target["requests"]
+    text = f"KV cache on {target['tensor_parallel']} x {target['gpu']}: about {tokens:,} tokens"
+    prompt = target["mean_prompt_tokens"]
+    needed = target["max_tokens"] + (prompt or 0)
+    if requests * needed <= tokens:
+        return text
+    length = f"{target['max_tokens']:,} response tokens"
+    if prompt is not None:
+        length = f"prompts of {prompt:,} tokens (the log's mean) and {length}"
+    return (
+        f"{text}, {tokens // needed} requests with {length}; of {requests} (eval.concurrency) the"
+        " others wait or are preempted"
+    )
 
 
 def _parameters(parameters: dict[str, Any]) -> str:

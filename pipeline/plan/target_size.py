@@ -47,6 +47,19 @@ class TargetSize:
         cache = engine.max_model_len * self.kv_bytes_per_token / min(ranks, self.kv_heads)
         return (self.weight_bytes / ranks + cache) / engine.pipeline_parallel + WORKSPACE
 
+    def cache_tokens(self, engine: EngineConfig, gpu_bytes: int, drafter_bytes: int = 0) -> int:
+        """Returns the tokens that the KV caches of all data-parallel replicas hold together."""
+        ranks = engine.tensor_parallel
+        stages = engine.pipeline_parallel
+        weights = (self.weight_bytes + drafter_bytes) / (ranks * stages)
+        room = engine.gpu_memory_utilization * gpu_bytes - WORKSPACE - weights
+        if engine.kv_cache_gb is not None:
+            room = min(room, engine.kv_cache_gb * 2**30)
+        token_bytes = self.kv_bytes_per_token / min(ranks, self.kv_heads) / stages
+        if str(engine.extra_arguments.get("kv_cache_dtype", "")).startswith("fp8"):
+            token_bytes /= 2
+        return max(int(room / token_bytes), 0) * engine.data_parallel
+
     def smallest_tensor_parallel(self, engine: EngineConfig, gpu_bytes: int) -> int | None:
         """Returns the smallest power-of-two degree that suffices; None if above 64."""
         room = engine.gpu_memory_utilization * gpu_bytes

@@ -11,7 +11,7 @@ GPUs, it is compared with main memory and, if that is too small, with an assumed
 import dataclasses
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,24 +19,25 @@ import psutil
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
+from outrider.common.gpu_cards import CARDS, Card, card_named
 from outrider.data.config import bytes_per_token
-from outrider.eval.report.formatting import bytes_text
-from outrider.pipeline.plan.hours import rates_of, stage_seconds, traffic_volume
+from outrider.eval.report.formatting import bytes_text, duration
+from outrider.pipeline.plan.hours import ASSUMED_CARD, rates_of, stage_seconds, traffic_volume
 from outrider.pipeline.plan.target_size import FP8_BYTES, target_size
 from outrider.pipeline.preflight import has_weights, local_target
 from outrider.pipeline.provenance import gpus
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.recipe.shipped import SHIPPED
 from outrider.pipeline.run_dir import RunDirectory
+from outrider.pipeline.stages.sources import evaluation_settings
 from outrider.speculators.base import planned, stored_features, warms_up
 from outrider.speculators.checkpoints.layout import CONFIG_FILES, read_target_config
 from outrider.speculators.kinds import trainable_kind
 from outrider.speculators.size import drafter_size
 from outrider.training.memory import MemoryPlan
 
-ASSUMED_GPU = 150e9
-"""Bytes of an H200 (sold as 141 GB, but nvidia-smi shows 143,771 MiB and torch 139.8 GiB), assumed
-if no GPU is known."""
+ASSUMED_GPU = next(card.bytes for card in CARDS if card.name == ASSUMED_CARD)
+"""Bytes of an H200 (sold as 141 GB), assumed if no GPU is known."""
 
 USABLE = 0.95
 """Usable share of a device's memory; fragmentation and other processes take the rest."""
@@ -63,10 +64,12 @@ def price(
     recipe: Recipe,
     gpu_bytes: int | None = None,
     sequence: tuple[int, int] | None = None,
+    card: Card | None = None,
 ) -> dict[str, Any]:
     """Returns the whole estimate as one JSON object.
 
-    `gpu_bytes` is the value of `--gpu-memory`; `sequence` is passed to `MemoryPlan`.
+    `gpu_bytes` is the value of `--gpu-memory`, `card` that of `--gpu`; `sequence` is passed to
+    `MemoryPlan`.
     """
     target = local_target(recipe)
     config, source = target_config(recipe, target)
@@ -76,7 +79,11 @@ def price(
             "missing": source,
         }
     volume = traffic_volume(run, recipe)
-    rates = rates_of(recipe, config)
+    devices = memories(gpu_bytes, card)
+    no_hours = None
+    if card is None:
+        card, no_hours = card_here(gpu_bytes)
+    rates = rates_of(recipe, config, card) if no_hours is None else None
     is_here = target is not None and has_weights(target)
     about = {"model": recipe.target.model, "config": str(source), "weights_here": is_here}
     kinds = {
@@ -84,18 +91,27 @@ def price(
             recipe=recipe.of_kinds([name]),
             config=config,
             source=source,
-            gpu=gpu_bytes,
+            devices=devices,
             sequence=sequence,
         )
         for name in recipe.speculator.kinds
     }
     checkpoints = {name: kind["checkpoint_bytes"] for name, kind in kinds.items()}
+    speculator_bytes = max((kind["speculator_bytes"] for kind in kinds.values()), default=0)
+    stages = {}
+    if rates is not None:
+        stages = stage_seconds(
+            volume, recipe, config, checkpoints, rates, speculator_bytes=speculator_bytes
+        )
+    of_target: dict[str, Any] = about | _of_target(recipe, config, devices[0], speculator_bytes)
     cost: dict[str, Any] = {
-        "target": about | _of_target(recipe, config, gpu_bytes),
+        "target": of_target | _load(run, recipe),
         "traffic": volume._asdict(),
         "features": features_cost(volume.captured, recipe, config),
         "rates": None if rates is None else dataclasses.asdict(rates),
-        "stages": stage_seconds(volume, recipe, config, checkpoints),
+        "no_hours": no_hours,
+        "stages": stages,
+        "download": None if is_here else _download(recipe, of_target["weight_bytes"]),
     }
     parts = run.result_of("split")
     if parts:
@@ -119,19 +135,60 @@ def expected_power(recipe: Recipe, parts: Mapping[str, Any], log: Mapping[str, A
     )
 
 
-def _of_target(recipe: Recipe, config: dict[str, Any], gpu_bytes: int | None) -> dict[str, Any]:
-    """Target size and the number of GPUs that its engine needs."""
+def card_here(gpu_bytes: int | None = None) -> tuple[Card | None, str | None]:
+    """The data sheet of this machine's GPUs, if known, and why no hours can be estimated."""
+    fix = f"--gpu NAME takes {', '.join(card.name for card in CARDS)}"
+    if gpu_bytes is not None:
+        return None, f"--gpu-memory names no card; {fix}"
+    found = gpus()
+    if not found:
+        return None, None
+    card = card_named(found[0].name)
+    return card, None if card else f"no data sheet of {found[0].name}; {fix}"
+
+
+def _download(recipe: Recipe, weight_bytes: int) -> dict[str, Any]:
+    """Size and seconds of the target's download."""
+    speed = recipe.plan.download_gb_per_s
+    text = (
+        f"{bytes_text(weight_bytes)} to download at {speed:g} GB/s (plan.download_gb_per_s):"
+        f" {duration(weight_bytes / (1e9 * speed))}"
+    )
+    return {"bytes": weight_bytes, "seconds": weight_bytes / (1e9 * speed), "text": text}
+
+
+def _load(run: RunDirectory, recipe: Recipe) -> dict[str, Any]:
+    """The largest number of concurrent requests, and the tokens of a timed one, if known."""
+    ingested = run.result_of("ingest")
+    prompt = None
+    if ingested.get("exchanges"):
+        prompt = ingested["prompt_tokens"] // ingested["exchanges"]
+    most = max(recipe.eval.concurrency)
+    return {
+        "requests": most,
+        "mean_prompt_tokens": prompt,
+        "max_tokens": evaluation_settings(run, recipe).max_tokens,
+    }
+
+
+def _of_target(
+    recipe: Recipe, config: dict[str, Any], memory: Memory, speculator_bytes: int
+) -> dict[str, Any]:
+    """Target size, the number of GPUs that its engine needs, and its KV cache."""
     size = target_size(config, recipe.serving.engine.extra_arguments.get("quantization"))
-    memory = memories(gpu_bytes)[0]
+    engine = recipe.serving.engine
     degree = None
+    cache_tokens = None
     if not memory.shared:
-        degree = size.smallest_tensor_parallel(recipe.serving.engine, memory.bytes)
+        degree = size.smallest_tensor_parallel(engine, memory.bytes)
+        cache_tokens = size.cache_tokens(engine, memory.bytes, speculator_bytes)
     return {
         "parameters": size.parameters,
         "weight_bytes": size.weight_bytes,
         "kv_bytes_per_token": size.kv_bytes_per_token,
         "smallest_tensor_parallel": degree,
-        "tensor_parallel": recipe.serving.engine.tensor_parallel,
+        "tensor_parallel": engine.tensor_parallel,
+        "kv_cache_tokens": cache_tokens,
         "gpu": None if memory.shared else memory.source,
     }
 
@@ -155,7 +212,7 @@ def _of_kind(
     recipe: Recipe,
     config: dict[str, Any],
     source: object,
-    gpu: int | None,
+    devices: Sequence[Memory],
     sequence: tuple[int, int] | None,
 ) -> dict[str, Any]:
     """Returns parameters, memory and checkpoint size for training the recipe's only kind."""
@@ -177,7 +234,7 @@ def _of_kind(
         "row": {"tokens": tokens, "anchors": anchors},
         "checkpoint_bytes": plan.checkpoint_bytes(),
         "speculator_bytes": int(size.total * value_bytes),
-        "memory": list(_judged(plan, recipe, gpu)),
+        "memory": list(_judged(plan, recipe, devices)),
     }
 
 
@@ -218,9 +275,11 @@ def target_config(recipe: Recipe, target: Path | None) -> tuple[dict[str, Any] |
             return None, str(error)
 
 
-def _judged(plan: MemoryPlan, recipe: Recipe, gpu_bytes: int | None) -> Iterator[dict[str, Any]]:
+def _judged(
+    plan: MemoryPlan, recipe: Recipe, devices: Sequence[Memory]
+) -> Iterator[dict[str, Any]]:
     """Yields, per device, whether the recipe fits and the cheapest fitting layout."""
-    for memory in memories(gpu_bytes):
+    for memory in devices:
         here = dataclasses.replace(plan, device="cpu" if memory.shared else "cuda")
         missing = memory.missing(here)
         phase, peak = here.peak()
@@ -258,15 +317,17 @@ def _cheapest(plan: MemoryPlan, memory: Memory, rows_per_step: int) -> dict[str,
     return None
 
 
-def memories(gpu_bytes: int | None = None) -> list[Memory]:
+def memories(gpu_bytes: int | None = None, card: Card | None = None) -> list[Memory]:
     """Returns the devices to check the plan against, in order of preference."""
     if gpu_bytes is not None:
         return [Memory(gpu_bytes, "a GPU of --gpu-memory")]
+    if card is not None:
+        return [Memory(card.bytes, card.name)]
     visible = gpus()
     if visible:
         smallest = min(visible, key=lambda gpu: gpu.mebibytes)
         return [Memory(smallest.mebibytes * 2**20, f"{smallest.name}, found here")]
     return [
         Memory(psutil.virtual_memory().total, "this machine's memory, no GPU", shared=True),
-        Memory(int(ASSUMED_GPU), "an assumed H200 (none found; --gpu-memory GB sets another size)"),
+        Memory(ASSUMED_GPU, f"an assumed {ASSUMED_CARD} (none found; --gpu NAME sets another)"),
     ]

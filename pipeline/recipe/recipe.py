@@ -126,6 +126,15 @@ class AdaptConfig(BaseModel):
         return self
 
 
+class PlanConfig(BaseModel):
+    """Assumptions of `--dry-run`; they change no result."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    download_gb_per_s: PositiveFloat = 0.5
+    """Speed in GB/s at which a target of the hub is downloaded."""
+
+
 class ExportConfig(BaseModel):
     """The export bundle: how it is verified and what it contains."""
 
@@ -206,6 +215,9 @@ class Recipe(BaseModel):
 
     adapt: AdaptConfig = Field(default_factory=AdaptConfig)
     """`outrider adapt`, which keeps up with a live endpoint's traffic."""
+
+    plan: PlanConfig = Field(default_factory=PlanConfig)
+    """Assumptions of `--dry-run`."""
 
     def of_kinds(self, names: Sequence[str]) -> "Recipe":
         """The recipe restricted to these kinds of drafter."""

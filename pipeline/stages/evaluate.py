@@ -187,8 +187,12 @@ def evaluation_context(
 
 
 def _settings(recipe: Recipe) -> Settings:
+    left_out = {"ignored_flags"}
+    # Only where it is set, so that the records of earlier runs, which lack the key, stay valid.
+    if recipe.serving.production_release is None:
+        left_out.add("production_release")
     return {
-        "serving": section(recipe.serving, {"ignored_flags"}),
+        "serving": section(recipe.serving, left_out),
         "eval": section(recipe.eval),
         "speculator": section(recipe.speculator),
         "lookup": section(recipe.lookup),

@@ -203,7 +203,7 @@ EXPORT = Stage(
     needs=("evaluate",),
     settings=lambda recipe: {
         "export": section(recipe.export),
-        "serving": section(recipe.serving, {"ignored_flags"}),
+        "serving": section(recipe.serving, {"ignored_flags", "production_release"}),
         "speculator": {"draft_sample_method": recipe.speculator.draft_sample_method},
     },
     sources=target_digest,

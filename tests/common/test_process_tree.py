@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from outrider.common import process_tree
 from outrider.common.process_tree import members, run_supervised, wait_until
 
 # A child that ignores SIGTERM and starts a grandchild in another session.
@@ -109,3 +110,29 @@ def test_a_signal_ends_the_whole_tree(tmp_path, number, exit_code):
     runner.send_signal(number)
     assert runner.wait(30) == exit_code
     assert ended(pid)
+
+
+# Stops after SIGTERM with status 75, as stages do, or ignores it.
+STOPS = """
+import signal, sys, time
+def stop(*_):
+    if sys.argv[1] == "stops":
+        sys.exit(75)
+signal.signal(signal.SIGTERM, stop)
+open(sys.argv[2], "w").close()
+while True:
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize(("how", "status"), [("stops", 75), ("hangs", -signal.SIGKILL)])
+def test_a_child_is_stopped_at_the_end_of_its_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, status: int
+) -> None:
+    """The clock is 1 when the child has set its handler, and before that 0."""
+    ready = tmp_path / "ready"
+    monkeypatch.setattr(process_tree.time, "time", lambda: float(ready.exists()))
+    if how == "hangs":
+        monkeypatch.setattr(process_tree, "PATIENCE_S", 0.2)
+    argv = [sys.executable, "-c", STOPS, how, str(ready)]
+    assert run_supervised(argv, tmp_path / "log", dict(os.environ), end=1.0) == status

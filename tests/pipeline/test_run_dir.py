@@ -85,7 +85,7 @@ def test_a_stage_that_crashes_is_named_with_its_log(tmp_path, monkeypatch):
     monkeypatch.setattr(
         runner,
         "run_supervised",
-        lambda argv, log, environment: supervised([argv[0], "-c", CRASH], log, environment),
+        lambda argv, log, environment, end: supervised([argv[0], "-c", CRASH], log, environment),
     )
     with pytest.raises(StageFailed, match=r"split crashed with SIGSEGV; see .*split\.log"):
         run_stage(STAGES["split"], run, {})

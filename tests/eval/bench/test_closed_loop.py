@@ -1,11 +1,14 @@
 """The order of timed blocks, and when they end. Servers and load are real in test_evaluate.py."""
 
+import contextlib
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from outrider.common.fingerprint import Kept
 from outrider.eval.bench import servers as module
 from outrider.eval.bench.closed_loop import measure
 from outrider.eval.bench.counted import counted_passes
@@ -91,6 +94,7 @@ def measured(
     side_by_side: bool = True,
     plan: Any = PLAN,
     say: Any = lambda line: None,
+    finished: Kept | None = None,
 ) -> list[dict[str, Any]]:
     """The blocks that `measure` records with these servers."""
     speculators = {"base": mtp("base"), "custom": custom} | (LOOKUP if "lookup" in plan else {})
@@ -117,6 +121,7 @@ def measured(
             sampling=Sampling(),
             speeds=speeds,
             say=say,
+            finished=finished,
         )
 
 
@@ -265,3 +270,39 @@ def test_two_engines_start_again_in_every_repeat_and_do_not_alternate(sent, tmp_
     assert len(set(engines.values())) == 3
     row = SpeedRatios(evaluation, timed(2), main=1).summarise(found)["1"]
     assert row.starts == row.custom_over_base.clusters == 3
+
+
+@pytest.mark.parametrize("measure", ["full", "until_decided"])
+def test_an_interrupted_measurement_continues_after_its_last_whole_repeat(
+    sent: list[Any], tmp_path: Path, measure: str
+) -> None:
+    """Interrupted in every repeat; the prompts and the end are those of one measurement."""
+    evaluation = EvalConfig(concurrency=[1], requests=4, repeats=6, starts=3, measure=measure)
+    finished = Kept(tmp_path / "repeats.json", "the same settings")
+
+    def interrupt(line: str) -> None:
+        """Stops in the repeat after the one that began the measurement."""
+        repeat = int(line.partition("/")[0].split()[-1]) if line.startswith("repeat") else 0
+        if finished.done() and repeat == 2 + len(interruptions):
+            interruptions.append(repeat)
+            raise KeyboardInterrupt
+
+    interruptions: list[int] = []
+    whole = measured(tmp_path, mtp("faster"), PROMPTS, evaluation)
+    for _ in range(9):
+        with contextlib.suppress(KeyboardInterrupt):
+            blocks = measured(
+                tmp_path, mtp("faster"), PROMPTS, evaluation, say=interrupt, finished=finished
+            )
+            break
+    places = ("repeat", "concurrency", "variant", "prompts")
+    for block, expected in zip(blocks, whole, strict=True):
+        assert [block[name] for name in places] == [expected[name] for name in places]
+    # Engines of every window are started again, and a whole measurement is not repeated.
+    repeats = 1 + max(block["repeat"] for block in whole)
+    assert repeats == (6 if measure == "full" else 3)
+    assert len(interruptions) == repeats - 1
+    assert sorted({block["start"] for block in blocks}) == [*range(repeats)]
+    before = len(sent)
+    again = measured(tmp_path, mtp("faster"), PROMPTS, evaluation, finished=finished)
+    assert json.dumps(again) == json.dumps(blocks) and len(sent) == before
