@@ -30,6 +30,9 @@ from outrider.data.formats.other_rows import check_completion, is_proxys_text
 from outrider.data.formats.sampling import NUMBERS
 from outrider.data.formats.wrappers import check_call, open_row, pair_fields, sides
 
+SIDES = ("request", "response", "chunks", "messages", "prompt", "choices", "body")
+"""Keys of a row that is a request, a response or both. Other rows are a server's other lines."""
+
 
 def recognizes(sample: Sample) -> bool:
     return any(map(_is_pair, sample.rows))
@@ -59,8 +62,11 @@ def parse(record: Record) -> list[Exchange | Reject]:
         response = body({"response": response}, "response")
     check_completion(row, asked, response)
     if request is None:
+        check_whole(asked, "row.request")
         request = body({"request": unpacked({"request": asked}, "request", "row")}, "request")
     if request is None or response is None:
+        if request is None and response is None and row.keys().isdisjoint(SIDES):
+            raise Reject("not_a_generation", "a row with neither request nor response")
         raise Reject("incomplete_pair", f"no {'request' if request is None else 'response'}")
     if not any(request.get(name) is not None for name in NUMBERS):
         request = {**sent_parameters(row), **request}

@@ -28,6 +28,7 @@ FIELDS = {
         *("gen_ai.conversation.id", "traceloop.association.properties.session_id"),
         "attributes.session.id",  # a column
         "info.trace_metadata.mlflow.trace.session",
+        *("thread_identifier", "episode_id"),  # Respan, TensorZero
     ),
     # Databricks; LiteLLM; Kong, APISIX; Portkey; Phoenix; MLflow; Lunary; PostHog; others
     "user": (
@@ -35,7 +36,7 @@ FIELDS = {
         *("metadata._user", "metadata.user_id", "user.external_id", "user.id"),
         *("attributes.user.id", "info.trace_metadata.mlflow.trace.user", "distinct_id"),
         *("extra.metadata.user_id", "traceloop.association.properties.user_id"),
-        *("metadata.user", "user"),
+        *("metadata.user", "customer_identifier", "user", "tags.user_id"),
     ),
     "tenant": ("tenant", "tenant_id", "metadata.tenant", "workspace_id"),
     "route": ("route", "route.name", "metadata.route", "model_group", "prompt_slug"),
@@ -47,6 +48,9 @@ FIELDS = {
         # HAR; MLflow; Vertex AI; SageMaker
         *("started_date_time", "start_time_unix_nano", "info.request_time", "logging_time"),
         "event_metadata.inference_time",
+        # journald; OTLP
+        *("realtime_timestamp", "source_realtime_timestamp", "time_unix_nano"),
+        "observed_time_unix_nano",
     ),
     "log_id": ("databricks_request_id", "request_id", "rid", "id"),
 }
@@ -82,7 +86,8 @@ TYPED = frozenset({"S", "N", "$oid", "$numberLong", "$numberInt"})
 @functools.lru_cache(4096)
 def normal_name(key: str) -> str:
     """Returns a name in snake case, without `@`, `$`, PostHog's `$ai_`, or `_` before it."""
-    return _HUMP.sub("_", key).lower().replace("-", "_").removeprefix("$ai_").lstrip("@$_")
+    name = _HUMP.sub("_", key).lower().replace("-", "_").removeprefix("$ai_").lstrip("@$_")
+    return name.removesuffix(" [utc]")  # Azure's portal
 
 
 def fields(row: dict[str, Any]) -> dict[str, Any]:

@@ -81,6 +81,19 @@ SHAPES: tuple[tuple[frozenset[str], str], ...] = (
         "Gemini's API: log the endpoint's /v1/chat/completions",
     ),
     (
+        frozenset({"id", "timestamp", "type", "body"}),
+        "Langfuse's raw events, which hold an observation in pieces: export the observations",
+    ),
+    (
+        frozenset({"type", "model_identifier", "input"}),
+        "LM Studio's stream of prompts and outputs, without sampling parameters: log the"
+        " endpoint's /v1/chat/completions",
+    ),
+    (
+        frozenset({"http_streamed_trace_segment"}),
+        "Envoy's streamed taps, which cut bodies into pieces: set streaming: false in the tap",
+    ),
+    (
         frozenset({"schema_type", "model_id", "input", "output"}),
         "Bedrock's invocation log: write openai_pairs, {request, response}, from inputBodyJson and"
         " outputBodyJson",
@@ -152,6 +165,12 @@ _MITMPROXY = re.compile(rb"\d+:\d+:\w+;")
 _COUNTS = re.compile("token|latency|duration|status|level|time")
 SHORTEST_TEXT = 200
 """Rows of requests without their texts have counts, and no text of this length."""
+
+STORED = (
+    "OpenAI's stored completions, without their requests: get the messages of each from"
+    " /v1/chat/completions/ID/messages, and write openai_joined, {id, model, messages} and the"
+    " completion"
+)
 
 RESPONSES = (
     "OpenAI's Responses API, whose items are not the engine's messages: log /v1/chat/completions"
@@ -228,6 +247,8 @@ def _way(row: dict[str, Any], formats: Mapping[str, Any]) -> str:
     """Returns the shortest way from a row to a format."""
     if is_chat_export(row):
         return CHAT_EXPORT
+    if row.get("object") == "list" and "first_id" in row:
+        return STORED
     inside = _inside(row, formats)
     if inside:
         return inside
@@ -246,9 +267,9 @@ def _way_of_shape(row: dict[str, Any]) -> str | None:
 
 
 def _members(row: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns the first object of each list in a row: pages of an API."""
-    lists = [value for value in row.values() if isinstance(value, list) and value]
-    firsts = [value[0] for value in lists if isinstance(value[0], dict)]
+    """Returns the objects in a row, and the first of each list: pages of an API."""
+    values = [value[0] if isinstance(value, list) and value else value for value in row.values()]
+    firsts = [value for value in values if isinstance(value, dict)]
     return firsts + [inner for member in firsts for inner in _members(member)]
 
 

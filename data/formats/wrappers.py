@@ -19,7 +19,9 @@ from outrider.data.files.rows import Row, parse_row
 from outrider.data.formats.embedded import object_of, plain_text
 from outrider.data.formats.fields import first
 from outrider.data.formats.message_sides import message_sides
+from outrider.data.formats.native_apis import native_request, native_response
 from outrider.data.formats.row_fields import fields, find
+from outrider.data.formats.span_attributes import has_genai_attributes, is_otlp
 
 DEEPEST = 6
 """Levels that are searched; Kong's `ai.proxy.payload.request` in a collector's record is at 5."""
@@ -33,8 +35,6 @@ PRODUCERS = tuple(
         "custom_id response",
         "request_created_at request_body",  # Helicone
         "observations",  # Langfuse's traces
-        "resourceSpans",  # OpenTelemetry
-        "resourceLogs",
         "prompt_token_ids completion_token_ids",
     )
 )
@@ -88,11 +88,10 @@ OBSERVATIONS = frozenset(
 )
 """Types of Langfuse's observations."""
 
-ATTRIBUTES = ("attributes", "SpanAttributes", "LogAttributes")
-"""Keys of OpenTelemetry's attributes."""
-
 PARAMETERS = frozenset({"model", "max_tokens", "temperature", "stream", "n", "top_p"})
 """Keys of which a text completion's request has at least one."""
+
+PROMPTS = frozenset({"messages", "prompt"})
 
 HALF = frozenset({"messages", "prompt", "choices", "request", "response", "conversations"})
 """Keys of a request, a response, or a conversation."""
@@ -216,8 +215,7 @@ def _is_produced(row: dict[str, Any]) -> bool:
         return True
     if str(row.get("type")) in OBSERVATIONS and ("trace_id" in row or "traceId" in row):
         return True
-    attributes = next((row[key] for key in ATTRIBUTES if row.get(key)), None)
-    return isinstance(attributes, dict) and any(key.startswith("gen_ai.") for key in attributes)
+    return is_otlp(row) or has_genai_attributes(row)
 
 
 def pair_fields(row: dict[str, Any]) -> dict[str, Any]:
@@ -247,10 +245,11 @@ def sides(row: dict[str, Any]) -> Sides:
     responses: list[Any] = []
     for value in _values(row):
         holder = object_of(value)
-        if holder is not None and isinstance(holder.get("choices"), list):
-            responses.append(holder)
+        response = None if holder is None else _response_of(holder)
+        if response is not None:
+            responses.append(response)
         elif holder is not None and _is_request(holder):
-            requests.append(holder)
+            requests.append(holder if PROMPTS & holder.keys() else native_request(holder) or holder)
         elif _is_stream(value):
             responses.append(value)
     requests.sort(key=lambda request: "messages" not in request)
@@ -260,9 +259,15 @@ def sides(row: dict[str, Any]) -> Sides:
     return Sides(request, responses[0] if responses else None)
 
 
+def _response_of(holder: dict[str, Any]) -> dict[str, Any] | None:
+    return holder if isinstance(holder.get("choices"), list) else native_response(holder)
+
+
 def _is_request(holder: dict[str, Any]) -> bool:
     if isinstance(holder.get("choices"), list):
         return False
+    if native_request(holder) is not None:
+        return True
     messages = holder.get("messages")
     if isinstance(messages, str):
         return messages.lstrip().startswith("[")
@@ -305,5 +310,5 @@ def _values(row: dict[str, Any]) -> Iterator[Any]:
             inner = object_of(value)
             if inner is None or depth == DEEPEST:
                 continue
-            if not _is_request(inner) and not isinstance(inner.get("choices"), list):
+            if not _is_request(inner) and _response_of(inner) is None:
                 waiting.append((inner, depth + 1))

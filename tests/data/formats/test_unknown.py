@@ -33,7 +33,6 @@ def described(tmp_path, content: bytes) -> Reject:
         ({"input": SECRET, "output": SECRET}, "input, output", "request and response"),
         ({"prompt": SECRET, "chosen": SECRET, "rejected": SECRET}, "chosen", "preference data"),
         ({"object": "response", "output": [], "id": 1}, "object, output", "Responses API"),
-        ({"line": f"Received request x: {SECRET}"}, "line", "vllm_log: unwrap it with `jq -r"),
         ({"all": [{"custom_id": "a", "body": {}}]}, "all", """jq -c '."all"[]'"""),
         ({"request": SECRET[:0] or 5}, "request", "needs response"),
         ({"run_type": "llm", "inputs": {}, "outputs": {}}, "run_type", "LangSmith"),
