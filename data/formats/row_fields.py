@@ -50,7 +50,7 @@ FIELDS = {
         "event_metadata.inference_time",
         # journald; OTLP
         *("realtime_timestamp", "source_realtime_timestamp", "time_unix_nano"),
-        "observed_time_unix_nano",
+        *("observed_time_unix_nano", "asctime"),
     ),
     "log_id": ("databricks_request_id", "request_id", "rid", "id"),
 }
