@@ -40,6 +40,11 @@ ANSWERS = {"output", "response", "completion", "output_text", "response_text", "
 THOUGHTS = {"reasoning", "reasoning_content", "response.reasoning"}
 """Names of the reasoning next to an answer's text."""
 
+SWITCHES = frozenset({"on", "off", "auto", "low", "medium", "high", "enabled", "disabled"})
+"""Values of the same names that switch reasoning on."""
+
+END_THINK = "</think>"
+
 MODELS = ("response.model", "response_model", "model", "model_name", "request.model")
 LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 COUNTS = ("completion_tokens", "output_tokens", "token_count.completion", "tokens.completion")
@@ -239,8 +244,10 @@ def _answer_text(row: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[s
         if ends & ANSWERS and "content" not in answer:
             answer["content"] = value
             around = holders
-        elif ends & THOUGHTS and "reasoning_content" not in answer:
+        elif ends & THOUGHTS and value not in SWITCHES and "reasoning_content" not in answer:
             answer["reasoning_content"] = value
     if "content" not in answer:
         return [], []
+    if END_THINK in answer["content"]:  # the reasoning is in the text
+        answer.pop("reasoning_content", None)
     return [_choice({"role": "assistant", **answer}, None)], around

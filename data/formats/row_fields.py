@@ -29,6 +29,7 @@ FIELDS = {
         "attributes.session.id",  # a column
         "info.trace_metadata.mlflow.trace.session",
         *("thread_identifier", "episode_id"),  # Respan, TensorZero
+        "trace_metadata.mlflow.trace.session",
     ),
     # Databricks; LiteLLM; Kong, APISIX; Portkey; Phoenix; MLflow; Lunary; PostHog; others
     "user": (
@@ -37,6 +38,7 @@ FIELDS = {
         *("attributes.user.id", "info.trace_metadata.mlflow.trace.user", "distinct_id"),
         *("extra.metadata.user_id", "traceloop.association.properties.user_id"),
         *("metadata.user", "customer_identifier", "user", "tags.user_id"),
+        "trace_metadata.mlflow.trace.user",
     ),
     "tenant": ("tenant", "tenant_id", "metadata.tenant", "workspace_id"),
     "route": ("route", "route.name", "metadata.route", "model_group", "prompt_slug"),
@@ -78,6 +80,17 @@ LONGEST_S = 86_400
 PROJECT = ("run_type", "session_id")
 """Keys of a LangSmith run, whose `session_id` is the project of all of its runs."""
 
+HEADERS = {
+    "session": (
+        *("x_session_id", "x_conversation_id", "x_thread_id", "helicone_session_id"),
+        *("x_dynamo_session_id", "x_openwebui_chat_id"),
+    ),
+    "user": ("x_user_id", "helicone_user_id", "x_openwebui_user_id"),
+}
+"""Names of a request's headers that have a field which the row lacks."""
+
+HEADER_HOLDERS = ("headers", "request_headers", "request.headers", "http.request.headers")
+
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 TYPED = frozenset({"S", "N", "$oid", "$numberLong", "$numberInt"})
 """Keys around a value in DynamoDB's and MongoDB's JSON."""
@@ -106,7 +119,34 @@ def fields(row: dict[str, Any]) -> dict[str, Any]:
                 values[name] = value
                 break
     values["seconds"] = _seconds_of(row, names, values["time"])
+    if values["session"] is None or values["user"] is None:
+        sent = _headers(row, names)
+        for name, keys in HEADERS.items():
+            if values[name] is None:
+                values[name] = next((sent[key] for key in keys if sent.get(key)), None)
     return values
+
+
+def _headers(row: dict[str, Any], names: dict[str, str]) -> dict[str, str]:
+    """Returns a request's headers, logged as an object (nginx, Kong) or as pairs (Envoy, HAR)."""
+    for path in HEADER_HOLDERS:
+        where = _find(row, names, path)
+        logged = where.holder[where.key] if where else None
+        pairs: list[tuple[Any, Any]] = []
+        if isinstance(logged, dict):
+            pairs = list(logged.items())
+        elif isinstance(logged, list):
+            members = [member for member in logged if isinstance(member, dict)]
+            pairs = [(one.get("key", one.get("name")), one.get("value")) for one in members]
+        sent = {}
+        for key, value in pairs:
+            # A header may be there several times.
+            text = value[0] if isinstance(value, list) and value else value
+            if isinstance(key, str) and isinstance(text, str) and text.isprintable():
+                sent[normal_name(key)] = text
+        if sent:
+            return sent
+    return {}
 
 
 def seconds_of(row: dict[str, Any], time: float | None) -> float | None:

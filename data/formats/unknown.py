@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from outrider.data.exchange import Reject
 from outrider.data.files.packing import DOCUMENTS
 from outrider.data.files.rows import Sample, decode
+from outrider.data.formats.embedded import object_of
 from outrider.data.formats.row_fields import normal_name
 from outrider.data.formats.wrappers import is_chat_export
 
@@ -61,6 +62,11 @@ WRITE_MESSAGES = (
     ' "content": "..."}]}'
 )
 
+SIDES_OR_MESSAGES = (
+    "if they are the API's request and response, rename them to request and response; if they are"
+    f" texts, {WRITE_MESSAGES}"
+)
+
 CHAT_EXPORT = (
     "conversations as a chat interface shows them, without the requests (system prompt, sampling):"
     " log the endpoint's /v1/chat/completions"
@@ -72,6 +78,19 @@ AZURE = (
 
 SHAPES: tuple[tuple[frozenset[str], str], ...] = (
     (frozenset({"chosen", "rejected"}), "preference data, which the target has not generated"),
+    (
+        frozenset({"doc", "resps"}),
+        "samples of an evaluation, whose prompts are not traffic: log the endpoint's requests",
+    ),
+    (
+        frozenset({"input_lens", "output_lens"}),
+        "a benchmark's result, whose prompts are not traffic: log the endpoint's requests",
+    ),
+    (
+        frozenset({"benchmarks", "args"}),
+        "a benchmark's result, whose prompts are not traffic: log the endpoint's requests",
+    ),
+    (frozenset({"prompt", "llm_response"}), WRITE_MESSAGES),
     (frozenset({"instruction", "output"}), f"Alpaca's fields: {WRITE_MESSAGES}"),
     (frozenset({"question", "answer"}), WRITE_MESSAGES),
     (frozenset({"prompt", "completion"}), WRITE_MESSAGES),
@@ -142,8 +161,8 @@ SHAPES: tuple[tuple[frozenset[str], str], ...] = (
         frozenset({"workflow_data", "finished"}),
         "n8n's executions: log the endpoint's /v1/chat/completions",
     ),
-    (frozenset({"input", "output"}), f"rename them to request and response, or {WRITE_MESSAGES}"),
-    (frozenset({"inputs", "outputs"}), f"rename them to request and response, or {WRITE_MESSAGES}"),
+    (frozenset({"input", "output"}), SIDES_OR_MESSAGES),
+    (frozenset({"inputs", "outputs"}), SIDES_OR_MESSAGES),
 )
 """Names (row_fields.py) of known rows that are not read, and the way to a format that is; the first
 match counts."""
@@ -175,6 +194,9 @@ STORED = (
 RESPONSES = (
     "OpenAI's Responses API, whose items are not the engine's messages: log /v1/chat/completions"
 )
+
+LEAST_SHARED = 0.5
+"""Share of a format's keys that a row needs for the format to be named as the nearest."""
 
 NEEDED = {
     "openai_pairs": ("request", "response"),
@@ -257,7 +279,10 @@ def _way(row: dict[str, Any], formats: Mapping[str, Any]) -> str:
     conversation = row.get("conversations")
     if isinstance(conversation, list) and conversation and isinstance(conversation[0], dict):
         return RENAME if "from" in conversation[0] else "rename conversations to messages"
-    ways = (_way_of_shape(member) for member in [row, *_members(row)])
+    members = [row, *_members(row)]
+    # The two sides of a call may be apart.
+    together = {key: value for member in reversed(members) for key, value in member.items()}
+    ways = (_way_of_shape(member) for member in [*members, together])
     return next((way for way in ways if way), None) or _nearest(row)
 
 
@@ -269,7 +294,7 @@ def _way_of_shape(row: dict[str, Any]) -> str | None:
 def _members(row: dict[str, Any]) -> list[dict[str, Any]]:
     """Returns the objects in a row, and the first of each list: pages of an API."""
     values = [value[0] if isinstance(value, list) and value else value for value in row.values()]
-    firsts = [value for value in values if isinstance(value, dict)]
+    firsts = [inner for inner in map(object_of, values) if inner is not None]
     return firsts + [inner for member in firsts for inner in _members(member)]
 
 
@@ -323,7 +348,7 @@ def _nearest(row: dict[str, Any]) -> str:
         return f"rows about requests, without texts: {GATEWAY}"
     shared = {name: len(row.keys() & set(keys)) / len(keys) for name, keys in NEEDED.items()}
     name = max(shared, key=lambda name: shared[name])
-    if not shared[name]:
+    if shared[name] < LEAST_SHARED:
         return f"no format has them; log request and response as openai_pairs, or {WRITE_MESSAGES}"
     missing = [key for key in NEEDED[name] if key not in row]
     if not missing:
