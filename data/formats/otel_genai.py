@@ -54,6 +54,8 @@ from outrider.data.formats.wrappers import check_call, open_row, sides, unwrappe
 _EVENT = re.compile(r"gen_ai\.(choice|(system|user|assistant|tool)\.message)")
 """Names of events with a message each."""
 
+ADK_REQUEST = "gcp.vertex.agent.llm_request"
+
 NAMES = {
     "session": (
         *("gen_ai.conversation.id", "session.id", "langfuse.session.id", "thread.id"),
@@ -105,6 +107,11 @@ def _outcomes(span: dict[str, Any], place: Place) -> list[Exchange | Reject]:
             **_times(span),
             log_id=_span_id(span),
             **take_names(logged, NAMES, "attributes"),
+        )
+    if ADK_REQUEST in logged:
+        raise Reject(
+            "content_not_logged",
+            "Google ADK's spans have Gemini's messages; log the endpoint's /v1/chat/completions",
         )
     if not is_call or not any(key.startswith("gen_ai.") for key in logged):
         return _of_body(span, place)
@@ -163,6 +170,7 @@ def _of_events(span: dict[str, Any]) -> dict[str, Any]:
         if kind is None:
             continue
         logged = attributes_of(event)
+        logged = {**logged, **mapping(logged, "gen_ai.event.content", "event")}  # Azure's SDK
         if kind[1] == "choice":
             message = {"role": "assistant", **mapping(logged, "message", "event")}
             choice = {"message": message, "finish_reason": logged.get("finish_reason")}
@@ -222,7 +230,7 @@ def _time(span: dict[str, Any]) -> float | None:
         nanoseconds = number(*where) if where else None
         if nanoseconds:
             return round(nanoseconds / 1e9, 6)
-    named = (find(span, key) for key in ("start_time", "timestamp"))
+    named = (find(span, key) for key in ("start_time", "start_timestamp", "timestamp"))
     return first(*(take_time(*where) for where in named if where), fields(span)["time"])
 
 

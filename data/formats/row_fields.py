@@ -43,7 +43,15 @@ FIELDS = {
     "tenant": ("tenant", "tenant_id", "metadata.tenant", "workspace_id"),
     "route": ("route", "route.name", "metadata.route", "model_group", "prompt_slug"),
     "time": (
-        *("timestamp", "time", "ts", "request_time", "timestamp_ms", "event_timestamp"),
+        *(
+            "start_timestamp",
+            "timestamp",
+            "time",
+            "ts",
+            "request_time",
+            "timestamp_ms",
+            "event_timestamp",
+        ),
         *("started_at", "start_time", "start_ns", "created_at", "timestamps.started_at"),
         *("time_of_generation", "msec", "time_local", "time_iso8601", "logged_at"),
         *("time_generated", "date", "datetime", "metrics.start", "created", "event_time"),
@@ -52,7 +60,7 @@ FIELDS = {
         "event_metadata.inference_time",
         # journald; OTLP
         *("realtime_timestamp", "source_realtime_timestamp", "time_unix_nano"),
-        *("observed_time_unix_nano", "asctime"),
+        *("observed_time_unix_nano", "asctime", "datetime_utc"),
     ),
     "log_id": ("databricks_request_id", "request_id", "rid", "id"),
 }

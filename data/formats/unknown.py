@@ -22,6 +22,7 @@ from outrider.data.formats.wrappers import is_chat_export
 SHOWN_KEYS = 8
 """Maximum number of keys in a description."""
 
+GATEWAY = "put a gateway that logs request and response in front of the endpoint"
 EXPORT = "export it as JSON lines or Parquet"
 EXPORT_CELLS = "export it as CSV or JSON lines"
 
@@ -49,6 +50,8 @@ MAGIC: tuple[tuple[bytes, str, str], ...] = (
     (b"%PDF", "a PDF", EXPORT),
     (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "a spreadsheet or document of Office 2003", EXPORT_CELLS),
     (b"\x89PNG", "an image", EXPORT),
+    (b"\xd4\xc3\xb2\xa1", "packets of a network capture", GATEWAY),
+    (b"\x0a\x0d\x0d\x0a", "packets of a network capture", GATEWAY),
     (b"GGUF", "weights of a model", "give the log of its endpoint"),
 )
 """First bytes of other files, and what to do with them."""
@@ -102,6 +105,11 @@ SHAPES: tuple[tuple[frozenset[str], str], ...] = (
     (
         frozenset({"id", "timestamp", "type", "body"}),
         "Langfuse's raw events, which hold an observation in pieces: export the observations",
+    ),
+    (
+        frozenset({"completion_id", "sequence", "role"}),
+        "New Relic's messages, each in an event of its own, without sampling parameters: log the"
+        " endpoint's /v1/chat/completions",
     ),
     (
         frozenset({"type", "model_identifier", "input"}),
@@ -176,10 +184,11 @@ TEXT_LOGS: tuple[tuple[re.Pattern[bytes], str], ...] = (
 )
 """Logs of servers that have no texts of requests."""
 
-GATEWAY = "put a gateway that logs request and response in front of the endpoint"
-
 _MITMPROXY = re.compile(rb"\d+:\d+:\w+;")
 """First bytes of mitmproxy's flows: tnetstrings."""
+
+_GOREPLAY = re.compile(rb"[123] [0-9a-f]+ \d{19}[ \n]")
+"""The first payload's type, id and time."""
 
 _COUNTS = re.compile("token|latency|duration|status|level|time")
 SHORTEST_TEXT = 200
@@ -224,6 +233,8 @@ def describe(sample: Sample, formats: Mapping[str, Any]) -> Description:
     head = sample.stored
     if not head.strip():
         return Description("empty", "give a log with rows")
+    if is_capture(sample):
+        return Description("GoReplay's capture", GATEWAY)
     if sample.rows:
         row = sample.rows[0]
         return Description(f"rows with the keys {_keys(row)}", _way(row, formats))
@@ -243,6 +254,11 @@ def describe(sample: Sample, formats: Mapping[str, Any]) -> Description:
         what = f"binary data that begins with the bytes {head[:8].hex(' ')}"
         return Description(what, EXPORT)
     return _of_text(head)
+
+
+def is_capture(sample: Sample) -> bool:
+    """Whether a file is GoReplay's, whose objects are inside HTTP messages."""
+    return _GOREPLAY.match(sample.stored) is not None
 
 
 def _of_text(head: bytes) -> Description:
