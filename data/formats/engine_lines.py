@@ -2,8 +2,7 @@
 
     for number, line in engine_lines(file): ...     # b"2026-07-01T12:00:00.123456Z INFO 07-01 ..."
 
-The record's time is before its line, as `docker logs -t` writes it. Lines that Docker's drivers cut
-(`partial_id`, journald's `CONTAINER_PARTIAL_ID`) are whole again.
+The record's time is before its line, as `docker logs -t` writes it.
 """
 
 import json
@@ -42,13 +41,11 @@ def engine_lines(file: LogFile) -> Numbered:
 
 def _lines(stored: Iterable[tuple[int, Any]]) -> Numbered:
     shift = 0
-    cut: dict[str, str] = {}
     for number, row in stored:
         lines = list(lines_in(_record(row)))
         for index, line in enumerate(lines):
             shift += index > 0
-            whole = _whole(line, cut)
-            yield number + shift, NOTHING if whole is None else _stamped(whole, line)
+            yield number + shift, _stamped(line)
         if not lines:
             yield number + shift, NOTHING if isinstance(row, dict) else row
 
@@ -64,24 +61,8 @@ def _record(row: Any) -> Any:
         return None
 
 
-def _whole(line: Line, cut: dict[str, str]) -> str | None:
-    """Returns a line with the pieces before it; None if more pieces follow."""
-    record = line.holders[-1]
-    part, last = (
-        next((record[key] for key in record if key.lower().endswith(name)), None)
-        for name in ("partial_id", "partial_last")
-    )
-    if not isinstance(part, str):
-        return line.text
-    text = cut.pop(part, "") + line.text
-    if str(last).lower() == "true" or len(text) > LONGEST_LINE:
-        return text
-    cut[part] = text
-    return None
-
-
-def _stamped(text: str, line: Line) -> bytes:
-    stored = text.rstrip("\r\n").encode("utf-8", "surrogatepass")
+def _stamped(line: Line) -> bytes:
+    stored = line.text.rstrip("\r\n").encode("utf-8", "surrogatepass")
     if not stored.strip():
         return NOTHING
     if STAMPED.match(stored) or stored.lstrip()[:1] == b"{":

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from outrider.data.exchange import Reject
+from outrider.data.files.record_lines import lines_in
 from outrider.data.files.rows import Row, parse_row
 from outrider.data.formats.embedded import object_of, plain_text
 from outrider.data.formats.fields import first
@@ -178,14 +179,31 @@ def calls_of(row: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _listed_calls(row: dict[str, Any]) -> list[dict[str, Any]] | None:
-    """Returns the first list in a row whose members are calls."""
+    """Returns the first list in a row whose members are calls, or the calls in its lines."""
     for path in LISTS:
         where = find(row, path)
         if where and _are_calls(where.holder.get(where.key)):
             return list(where.holder[where.key])
-    if _is_produced(row) or is_chat_export(row) or _is_call(row):
+    if is_otlp(row):
+        return _calls_in_lines(row) or None
+    if is_chat_export(row) or _is_call(row):
         return None
-    return next((value for value in _values(row) if _are_calls(value)), None)
+    lines = _calls_in_lines(row)
+    return lines or next((value for value in _values(row) if _are_calls(value)), None)
+
+
+def _calls_in_lines(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns the calls that are lines of a document: Loki's API, OTLP's log records."""
+    calls = []
+    for line in lines_in(row):
+        call = object_of(line.text) if len(line.holders) > 1 else None
+        if call is None or not _is_call(unwrapped(call)):
+            continue
+        if fields(call)["time"] is None:
+            times = (fields(holder)["time"] for holder in reversed(line.holders))
+            call = {"timestamp": next((time for time in times if time is not None), None), **call}
+        calls.append(call)
+    return calls
 
 
 def _are_calls(value: Any) -> bool:

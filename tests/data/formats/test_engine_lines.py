@@ -48,6 +48,30 @@ def test_any_collector_around_an_engines_log_changes_nothing(tmp_path, name, log
         assert all(time is not None and SECOND < time < SECOND + 1 for time in times)
 
 
+@pytest.mark.parametrize("name", [*COLLECTORS, *TIMED_COLLECTORS])
+def test_any_collector_around_a_gateways_rows_changes_nothing(tmp_path, name):
+    if name == "journald in color":
+        return  # JSON has no colors
+    rows = [
+        pair([{"role": "user", "content": f"Hi {at}"}], "r\n", "a", timestamp=SECOND + at)
+        for at in range(3)
+    ]
+    lines = [json.dumps(row) for row in rows]
+    plain = read(tmp_path, "".join(f"{line}\n" for line in lines).encode())
+    outcomes = read(tmp_path, (COLLECTORS | TIMED_COLLECTORS)[name](lines))
+    assert [vars(outcome) | {"place": None, "choice": 0} for outcome in outcomes] == [
+        vars(outcome) | {"place": None, "choice": 0} for outcome in plain
+    ]
+
+
+def test_a_row_without_a_time_has_that_of_its_record(tmp_path):
+    row = pair([{"role": "user", "content": "Hi"}], "r\n", "a")
+    for name in ("loki's api", "otlp", "cloudwatch", "journald", "filebeat"):
+        (outcome,) = read(tmp_path, TIMED_COLLECTORS[name]([json.dumps(row)]))
+        assert isinstance(outcome, Exchange) and outcome.time is not None, name
+        assert SECOND < outcome.time < SECOND + 1, name
+
+
 def test_a_record_that_a_collector_parsed_is_read(tmp_path):
     lines = (GOLDEN / LOGS[1]).read_text().split("\n")
     events = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
