@@ -23,6 +23,7 @@ from outrider.serving.serve_units import (
     as_shell,
     has_torn_object,
     with_quoted_objects,
+    words_of_lists,
     words_of_units,
 )
 
@@ -35,7 +36,7 @@ CLI = "vllm.entrypoints.cli.main"
 IMAGE = re.compile(r"(?:[\w.:-]+/)*[\w.-]*vllm[\w.-]*(?:[:@][\w.:+-]+)?")
 """Name of an image, such as vllm/vllm-openai:v0.32.0, whose entry point is `vllm serve`."""
 
-CONTAINERS = {"docker", "podman", "nerdctl"}
+CONTAINERS = {"docker", "podman", "nerdctl", "singularity", "apptainer"}
 
 OF_INSPECT = {"Cmd": "command", "Entrypoint": "entrypoint", "Env": "environment", "Image": "image"}
 """What `docker inspect` calls the keys of Compose."""
@@ -44,6 +45,9 @@ END = ";"
 """The word that ends a command."""
 
 OPERATORS = {";", "&", "&&", "|", "||"}
+
+BLOCK = re.compile(r"^[ \t]*```[\w-]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
+"""A block of code in Markdown."""
 
 REDIRECTION = re.compile(r"(?:\d|&)?(?:>>?|<)(?P<file>.*)")
 
@@ -61,7 +65,9 @@ def find_command(source: str, text: str) -> Command:
 
     Raises an `OutriderError` if there is none, or if a shell variable has no value in `text`.
     """
-    for candidate in [*words_of_units(text), *_of_manifest(text)]:
+    blocks = [_words_of_script(block) for block in BLOCK.findall(text)]
+    candidates = [*blocks, *words_of_units(text), *_of_manifest(text), *words_of_lists(text)]
+    for candidate in candidates:
         if command := _of_words(candidate):
             return _checked(source, *command)
     try:
@@ -126,7 +132,7 @@ def _of_words(words: list[str]) -> Command | None:
             return variables, _until_end(rest)
         name, equals, value = word.removeprefix("--env=").partition("=")
         if equals and re.fullmatch(r"[A-Z_][A-Z0-9_]*", name):
-            variables[name] = value
+            variables[name] = value.removesuffix(END)
     return None
 
 
@@ -148,9 +154,10 @@ def _is_image_of_server(words: list[str], index: int) -> bool:
     before, rest = words[:index], words[index + 1 :]
     if "run" not in before or not CONTAINERS & {Path(word).name for word in before}:
         return False
-    is_bare = not re.search("[/:]", words[index])
+    image = words[index].removeprefix("docker://")
+    is_bare = not re.search("[/:]", image)
     is_value = is_bare and words[index - 1].startswith("-")  # such as --name vllm
-    if is_value or not IMAGE.fullmatch(words[index]):
+    if is_value or not IMAGE.fullmatch(image):
         return False
     return not any(
         "vllm serve" in word or _names_server(rest, position) for position, word in enumerate(rest)

@@ -79,6 +79,21 @@ def _exec_form(value: str) -> list[str]:
     return [str(word) for word in words] if isinstance(words, list) else _split(value)
 
 
+def words_of_lists(text: str) -> list[list[str]]:
+    """Returns the lists of arguments in JSON, or in a program such as Python's."""
+    lists = (_list_at(text, begin.start()) for begin in re.finditer(r"\[\s*\"", text))
+    return [words for words in lists if "serve" in words[:4]]
+
+
+def _list_at(text: str, begin: int) -> list[str]:
+    """Returns the list of strings that begins at a place; empty for anything else."""
+    try:
+        words, _ = json.JSONDecoder().raw_decode(text, begin)
+    except ValueError:
+        return []
+    return words if all(isinstance(word, str) for word in words) else []
+
+
 def _split(value: str) -> list[str]:
     try:
         return shlex.split(value, comments="\n" in value)

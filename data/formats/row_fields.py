@@ -61,6 +61,8 @@ FIELDS = {
         # journald; OTLP
         *("realtime_timestamp", "source_realtime_timestamp", "time_unix_nano"),
         *("observed_time_unix_nano", "asctime", "datetime_utc"),
+        *("received_at", "requested_at", "request_at", "arrival_time", "request_start_time"),
+        *("log_time", "occurred_at", "inserted_at"),
     ),
     "log_id": ("databricks_request_id", "request_id", "rid", "id"),
 }

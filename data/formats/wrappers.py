@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from outrider.data.exchange import Reject
 from outrider.data.files.record_lines import lines_in
 from outrider.data.files.rows import Row, parse_row
-from outrider.data.formats.embedded import object_of, plain_text
+from outrider.data.formats.embedded import json_of, object_of, plain_text
 from outrider.data.formats.fields import first
 from outrider.data.formats.message_sides import message_sides
 from outrider.data.formats.native_apis import native_request, native_response
@@ -298,6 +298,8 @@ def _is_request(holder: dict[str, Any]) -> bool:
 
 def _is_stream(value: Any) -> bool:
     """Whether a value is an event stream's text, its lines, or a list of its chunks."""
+    if isinstance(value, str) and value.startswith("[{") and '"delta"' in value:
+        value = json_of(value)  # Databricks
     if isinstance(value, str):
         return value.lstrip()[:200].startswith(("data:", "event:", ":", "id:")) and "data:" in value
     if not isinstance(value, list) or not value:

@@ -85,6 +85,9 @@ def forms(words: list[str], variables: dict[str, str]) -> dict[str, str]:
         "skypilot": yaml.safe_dump(
             {"envs": variables, "setup": "uv pip install vllm", "run": f"vllm serve {lines}\n"}
         ),
+        "markdown": f"It's started with\n\n```bash\n{script}\n```\n\nand isn't public.\n",
+        "ssh": f"ssh gpu-1 {shlex.quote(exported.replace(chr(10), '; ') + f'vllm serve {flags}')}",
+        "apptainer": f"{set_first} apptainer run --nv docker://{IMAGE} {flags}",
         "compose": compose(command=flags, environment=variables),
         "compose list": compose(
             command=words, environment=[f"{name}={value}" for name, value in variables.items()]
@@ -156,6 +159,9 @@ def test_other_texts_are_refused(text: str, message: str) -> None:
 def test_json_without_its_quotation_marks_is_one_word() -> None:
     shown = f"root 41 102 1.0 ? Sl 10:00 9:59 python3 /usr/local/bin/vllm serve {' '.join(WORDS)}"
     assert find_command("x", shown) == ({}, WORDS)
+    listed = json.dumps(["vllm", "serve", *WORDS])
+    assert find_command("x", listed) == ({}, WORDS)
+    assert find_command("x", f"server = subprocess.Popen({listed})") == ({}, WORDS)
     cmdline = "\0".join(["python3", "/usr/local/bin/vllm", "serve", *WORDS]) + "\0"
     assert find_command("x", cmdline) == ({}, WORDS)
 
