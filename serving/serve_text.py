@@ -250,7 +250,7 @@ def _containers(value: Any) -> Iterator[Mapping[str, Any]]:
     """Every mapping with an image and a command, in document order."""
     if isinstance(value, Mapping):
         if {"Cmd", "Entrypoint"} & value.keys():  # docker inspect
-            yield {OF_INSPECT.get(key, key): inner for key, inner in value.items()}
+            yield {OF_INSPECT.get(str(key), str(key)): inner for key, inner in value.items()}
         elif {"command", "args", "entrypoint"} & value.keys():
             yield value
         for inner in value.values():

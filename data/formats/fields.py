@@ -10,7 +10,7 @@ mapping({"metadata": [("tenant", "acme")]}, "metadata", "row")      # {"tenant":
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
 from email.utils import parsedate_to_datetime
@@ -113,7 +113,7 @@ def take_time(holder: dict[str, Any], key: str) -> float | None:
 def _parsed_time(text: str) -> datetime | None:
     plain = text.strip().strip("[]")
     iso = _ZONE_OFFSET.sub("", _ZONE_NAME.sub("", plain))
-    readers = (
+    readers: tuple[Callable[[], datetime], ...] = (
         lambda: datetime.fromisoformat(iso.replace("/", "-", 2)),
         *(functools.partial(datetime.strptime, plain, other) for other in OTHER_TIMES),
         lambda: parsedate_to_datetime(plain),

@@ -27,20 +27,11 @@ from outrider.data.formats.message_sides import (
 )
 from outrider.data.formats.openai import exchanges
 from outrider.data.formats.other_rows import FAILURES
-from outrider.data.formats.row_fields import fields, normal_name
+from outrider.data.formats.row_fields import fields
 from outrider.data.formats.wrappers import check_call, open_row
 
 FAILED = ("error", "exception", "error_message", "error.type", "$ai_is_error")
 """Keys that are set if a call failed."""
-
-
-SIDES = frozenset(
-    {
-        *("input", "inputs", "output", "outputs", "messages", "prompt", "completion"),
-        *("request", "response", "attributes", "properties", "data", "meta"),
-    }
-)
-"""Names of what has a call's sides. Rows without one are about traces."""
 
 
 def recognizes(sample: Sample) -> bool:
@@ -55,8 +46,6 @@ def parse(record: Record) -> list[Exchange | Reject]:
     if sides is None:
         if _has_failed(row):
             raise Reject("error_response", "the call failed")
-        if SIDES.isdisjoint(map(normal_name, row)):
-            raise Reject("not_a_generation", "a row without input and output")
         raise Reject("incomplete_pair", "no messages, or no answer with the assistant's role")
     return outcomes(row, sides, record.place)
 

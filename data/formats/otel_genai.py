@@ -14,7 +14,8 @@ OpenInference (`llm.input_messages.0.message.content`) and Vercel's AI SDK (`ai.
 To export such spans, use the collector's file exporter, with `OTEL_SEMCONV_STABILITY_OPT_IN` set
 to `gen_ai_latest_experimental`, `OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=SPAN_ONLY`, no
 `OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT` (cut values are rejected as `truncated`) and batches below
-64 MB. Token ids are lost. ClickHouse rows are also read. vLLM's own spans have no messages.
+64 MB. Token ids are lost. Exports of Jaeger, Zipkin, Tempo, SigNoz, Honeycomb, Application Insights
+and ClickHouse are read, too (data/formats/span_attributes.py). vLLM's own spans have no messages.
 """
 
 import re

@@ -13,7 +13,7 @@ texts and lists; levels 0 and 1 omit them.
 
 The model name and messages are lost, and often tenant and session. Rejects: `truncated_log` for
 texts cut at level 2, `text_not_logged` for lower levels, `text_log` for the text format. Times are
-read as UTC.
+read as UTC. The lines may be inside collectors' records, as in `vllm_log`.
 """
 
 import re

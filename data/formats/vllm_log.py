@@ -15,8 +15,10 @@ rejected as `no_token_ids`: streamed ones, whose ids vLLM does not log, and all 
 INFO or from releases before 0.11.2. A gateway log with `return_token_ids` has no such limitation.
 
 vLLM's times have no year, so times are read only from logs saved with `docker logs -t` or
-`kubectl logs --timestamps`, and from the runtime's own files (Docker's `json-file`, CRI). Session,
-user and tenant come from the line with the JSON body.
+`kubectl logs --timestamps`, from the runtime's own files (Docker's `json-file`, CRI), and from the
+records of collectors that hold the lines: journald, Loki, Vector, Filebeat, CloudWatch, Google
+Cloud, Datadog, Splunk, OpenTelemetry. Session, user and tenant come from the line with the JSON
+body.
 """
 
 import json

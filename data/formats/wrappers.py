@@ -69,17 +69,17 @@ SPAN_KINDS = (
     *("attributes.mlflow.spanType", "attributes.openinference.span.kind", "span_kind"),
     "attributes.span_kind",
     *("openinference.span.kind", "traceloop.span.kind", "attributes.traceloop.span.kind"),
-    *("run_type", "span_attributes.type", "meta.kind", "meta.span.kind", "type"),
+    *("run_type", "span_attributes.type", "meta.kind", "meta.span.kind", "type", "object"),
 )
 OTHER_KINDS = frozenset(
     {
         *("CHAIN", "AGENT", "TOOL", "RETRIEVER", "RERANKER", "EMBEDDING", "GUARDRAIL"),
         *("EVALUATOR", "PROMPT", "PARSER", "MEMORY", "WORKFLOW", "TASK", "RETRIEVAL", "RAG"),
-        *("FUNCTION", "SCORE", "EVAL", "GENERAL", "SPAN", "COMPONENT", "MODULE", "THREAD"),
+        *("FUNCTION", "SCORE", "EVAL", "GENERAL", "SPAN", "COMPONENT", "MODULE", "THREAD", "TRACE"),
     }
 )
 """Kinds of spans around calls, whose inputs and outputs they may repeat: OpenInference, MLflow,
-OpenLLMetry, LangSmith, Braintrust, Datadog, Opik, LangWatch, Lunary."""
+OpenLLMetry, LangSmith, Braintrust, Datadog, Opik, LangWatch, Lunary, OpenAI's Agents SDK."""
 
 OBSERVATIONS = frozenset(
     {
@@ -189,7 +189,9 @@ def _listed_calls(row: dict[str, Any]) -> list[dict[str, Any]] | None:
     if is_chat_export(row) or _is_call(row):
         return None
     lines = _calls_in_lines(row)
-    return lines or next((value for value in _values(row) if _are_calls(value)), None)
+    if lines:
+        return lines
+    return next((value for value in _values(row) if _are_calls(value)), None)
 
 
 def _calls_in_lines(row: dict[str, Any]) -> list[dict[str, Any]]:
