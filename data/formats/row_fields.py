@@ -153,7 +153,7 @@ def _headers(row: dict[str, Any], names: dict[str, str]) -> dict[str, str]:
             # A header may be there several times.
             text = value[0] if isinstance(value, list) and value else value
             if isinstance(key, str) and isinstance(text, str) and text.isprintable():
-                sent[normal_name(key)] = text
+                sent[key.lower().replace("-", "_")] = text
         if sent:
             return sent
     return {}

@@ -37,9 +37,16 @@ SPAN_LEVELS = (
 )
 """Names of the lists around spans and log records."""
 
+OUTER = frozenset({"resourceSpans", "resourceLogs", "resource_spans", "resource_logs", "batches"})
+"""Keys of a batch, one of which it has."""
+
+ALL_HOLDERS = frozenset({*HOLDERS, *TYPED})
+
 
 def is_otlp(row: dict[str, Any]) -> bool:
     """Whether a row is a batch of spans or log records."""
+    if OUTER.isdisjoint(row):
+        return False
     for outer, middle, _ in SPAN_LEVELS:
         resources = _named(row, outer)
         if outer != "batches" and resources is not None:
@@ -83,6 +90,8 @@ def has_genai(attributes: dict[str, Any]) -> bool:
 
 def has_genai_attributes(row: dict[str, Any]) -> bool:
     """Whether a row is a span or log record with the GenAI conventions' attributes."""
+    if not has_genai(row) and ALL_HOLDERS.isdisjoint(map(normal_name, row)):
+        return False
     try:
         return has_genai(attributes_of(row))
     except Reject:
