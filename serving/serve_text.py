@@ -209,8 +209,10 @@ def _of_manifest(text: str) -> Iterator[list[str]]:
     yield from _scripts(documents)
     for container in _containers(documents):
         words = [f"{name}={value}" for name, value in _environment(container)]
-        # Kubernetes' `command` and Compose's `entrypoint` replace the image's entry point.
-        replaces = "command" if {"args", "env"} & container.keys() else "entrypoint"
+        # Kubernetes' `command` and the `entrypoint` of Compose and Ansible, whose `env` is a
+        # mapping, replace the image's entry point.
+        is_pod = "args" in container or isinstance(container.get("env"), list)
+        replaces = "command" if is_pod else "entrypoint"
         if IMAGE.fullmatch(str(container.get("image", ""))) and not container.get(replaces):
             words += ["docker", "run", str(container["image"])]
         for key in ("entrypoint", "command", "args"):

@@ -37,23 +37,29 @@ def words_of_units(text: str) -> list[list[str]]:
 def _of_sections(text: str) -> Iterator[list[str]]:
     text = _CONTINUED.sub(" ", text)
     begins = [match.start() for match in re.finditer(r"^\[", text, re.MULTILINE)]
+    # `systemctl cat` shows a unit and what overrides it, with sections of the same name.
+    settings: dict[str, list[tuple[str, str]]] = {}
     for begin, end in zip(begins, [*begins[1:], len(text)], strict=True):
-        section = text[begin:end]
-        if not _SECTION.match(section):
-            continue
-        variables: list[str] = []
-        image: list[str] = []
-        command: list[str] = []
-        for key, value in _SETTING.findall(section):
-            if key == "Environment":
-                variables += _split(value)
-            elif key == "environment":  # supervisor's A="1",B="2"
-                variables += _split(re.sub(r",(?=\w+=)", " ", value))
-            elif key == "Image":
-                image = ["docker", "run", value.strip()]
-            elif key in ("ExecStart", "command", "Exec") and value.strip():
-                command = _split(value.lstrip(_PREFIXES))
-        yield [*variables, *image, *command]
+        section = _SECTION.match(text[begin:end])
+        if section:
+            settings.setdefault(section[1], []).extend(_SETTING.findall(text[begin:end]))
+    yield from map(_of_section, settings.values())
+
+
+def _of_section(settings: list[tuple[str, str]]) -> list[str]:
+    variables: list[str] = []
+    image: list[str] = []
+    command: list[str] = []
+    for key, value in settings:
+        if key == "Environment":
+            variables += _split(value)
+        elif key == "environment":  # supervisor's A="1",B="2"
+            variables += _split(re.sub(r",(?=\w+=)", " ", value))
+        elif key == "Image":
+            image = ["docker", "run", value.strip()]
+        elif key in ("ExecStart", "command", "Exec") and value.strip():
+            command = _split(value.lstrip(_PREFIXES))
+    return [*variables, *image, *command]
 
 
 def _of_dockerfile(text: str) -> list[str]:
@@ -81,6 +87,7 @@ def _exec_form(value: str) -> list[str]:
 
 def words_of_lists(text: str) -> list[list[str]]:
     """Returns the lists of arguments in JSON, or in a program such as Python's."""
+    text = re.sub(r",(\s*\])", r"\1", text)  # a list in a program may end with a comma
     lists = (_list_at(text, begin.start()) for begin in re.finditer(r"\[\s*\"", text))
     return [words for words in lists if "serve" in words[:4]]
 

@@ -66,6 +66,18 @@ def forms(words: list[str], variables: dict[str, str]) -> dict[str, str]:
         "systemd": f"[Unit]\nAfter=network.target\n\n[Service]\n{unit}"
         f"ExecStartPre=/usr/bin/nvidia-smi\nExecStart=-/opt/bin/vllm serve {lines}\n"
         "ExecStop=/bin/kill $MAINPID\n\n[Install]\nWantedBy=multi-user.target\n",
+        "systemctl cat": f"# /etc/systemd/system/r1.service\n[Service]\nExecStart=/bin/false\n\n"
+        f"# /etc/systemd/system/r1.service.d/x.conf\n[Service]\n{unit}ExecStart=\n"
+        f"ExecStart=vllm serve {flags}\n",
+        "ansible": yaml.safe_dump(
+            [
+                {
+                    "tasks": [
+                        {"docker_container": {"image": IMAGE, "command": words, "env": variables}}
+                    ]
+                }
+            ]
+        ),
         "systemd shell": f"[Service]\n{unit}"
         f"ExecStart=/bin/bash -lc {shlex.quote(f'cd /x && exec vllm serve {flags}')}\n",
         "quadlet": f"[Container]\nImage=docker.io/{IMAGE}\n{unit}Exec={flags}\n\n[Service]\n",
@@ -161,6 +173,7 @@ def test_json_without_its_quotation_marks_is_one_word() -> None:
     assert find_command("x", shown) == ({}, WORDS)
     listed = json.dumps(["vllm", "serve", *WORDS])
     assert find_command("x", listed) == ({}, WORDS)
+    assert find_command("x", f"command = {listed[:-1]},\n]") == ({}, WORDS)
     assert find_command("x", f"server = subprocess.Popen({listed})") == ({}, WORDS)
     cmdline = "\0".join(["python3", "/usr/local/bin/vllm", "serve", *WORDS]) + "\0"
     assert find_command("x", cmdline) == ({}, WORDS)
