@@ -5,7 +5,8 @@
     words            # ["org/model", "-tp", "8"]
 
 Read are `vllm serve`, the module of vLLM's API server, `docker run` of an image whose entry point
-is either, and the containers of Kubernetes and Docker Compose files.
+is either, the containers of Kubernetes, Docker Compose and `docker inspect`, SkyPilot's `run`, and
+unit files (serve_units.py).
 """
 
 import re
@@ -18,6 +19,13 @@ import yaml
 
 from outrider.common.errors import OutriderError
 from outrider.common.redaction import redacted
+from outrider.serving.serve_units import (
+    as_shell,
+    has_torn_object,
+    with_quoted_objects,
+    words_of_lists,
+    words_of_units,
+)
 
 SERVERS = ("vllm.entrypoints.openai.api_server", "vllm/entrypoints/openai/api_server.py")
 """The module of vLLM's API server, and its file."""
@@ -28,12 +36,18 @@ CLI = "vllm.entrypoints.cli.main"
 IMAGE = re.compile(r"(?:[\w.:-]+/)*[\w.-]*vllm[\w.-]*(?:[:@][\w.:+-]+)?")
 """Name of an image, such as vllm/vllm-openai:v0.32.0, whose entry point is `vllm serve`."""
 
-CONTAINERS = {"docker", "podman", "nerdctl"}
+CONTAINERS = {"docker", "podman", "nerdctl", "singularity", "apptainer"}
+
+OF_INSPECT = {"Cmd": "command", "Entrypoint": "entrypoint", "Env": "environment", "Image": "image"}
+"""What `docker inspect` calls the keys of Compose."""
 
 END = ";"
 """The word that ends a command."""
 
 OPERATORS = {";", "&", "&&", "|", "||"}
+
+BLOCK = re.compile(r"^[ \t]*```[\w-]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
+"""A block of code in Markdown."""
 
 REDIRECTION = re.compile(r"(?:\d|&)?(?:>>?|<)(?P<file>.*)")
 
@@ -51,7 +65,9 @@ def find_command(source: str, text: str) -> Command:
 
     Raises an `OutriderError` if there is none, or if a shell variable has no value in `text`.
     """
-    for candidate in _of_manifest(text):
+    blocks = [_words_of_script(block) for block in BLOCK.findall(text)]
+    candidates = [*blocks, *words_of_units(text), *_of_manifest(text), *words_of_lists(text)]
+    for candidate in candidates:
         if command := _of_words(candidate):
             return _checked(source, *command)
     try:
@@ -77,7 +93,12 @@ def shell_words(text: str) -> list[str]:
 
     A line that begins with a flag continues the one before, with or without a backslash.
     """
-    text = re.sub(r"\\[ \t]*\r?\n", " ", text.replace("\u00a0", " "))
+    text = as_shell(re.sub(r"\\[ \t]*\r?\n", " ", text.replace("\u00a0", " ")))
+    words = _split_lines(text)
+    return _split_lines(with_quoted_objects(text)) if has_torn_object(words) else words
+
+
+def _split_lines(text: str) -> list[str]:
     words: list[str] = []
     pending = ""
     for line in text.splitlines():
@@ -111,7 +132,7 @@ def _of_words(words: list[str]) -> Command | None:
             return variables, _until_end(rest)
         name, equals, value = word.removeprefix("--env=").partition("=")
         if equals and re.fullmatch(r"[A-Z_][A-Z0-9_]*", name):
-            variables[name] = value
+            variables[name] = value.removesuffix(END)
     return None
 
 
@@ -133,9 +154,10 @@ def _is_image_of_server(words: list[str], index: int) -> bool:
     before, rest = words[:index], words[index + 1 :]
     if "run" not in before or not CONTAINERS & {Path(word).name for word in before}:
         return False
-    is_bare = not re.search("[/:]", words[index])
+    image = words[index].removeprefix("docker://")
+    is_bare = not re.search("[/:]", image)
     is_value = is_bare and words[index - 1].startswith("-")  # such as --name vllm
-    if is_value or not IMAGE.fullmatch(words[index]):
+    if is_value or not IMAGE.fullmatch(image):
         return False
     return not any(
         "vllm serve" in word or _names_server(rest, position) for position, word in enumerate(rest)
@@ -184,10 +206,13 @@ def _of_manifest(text: str) -> Iterator[list[str]]:
         documents = list(yaml.safe_load_all(text))
     except yaml.YAMLError:
         return
+    yield from _scripts(documents)
     for container in _containers(documents):
         words = [f"{name}={value}" for name, value in _environment(container)]
-        # Kubernetes' `command` and Compose's `entrypoint` replace the image's entry point.
-        replaces = "command" if {"args", "env"} & container.keys() else "entrypoint"
+        # Kubernetes' `command` and the `entrypoint` of Compose and Ansible, whose `env` is a
+        # mapping, replace the image's entry point.
+        is_pod = "args" in container or isinstance(container.get("env"), list)
+        replaces = "command" if is_pod else "entrypoint"
         if IMAGE.fullmatch(str(container.get("image", ""))) and not container.get(replaces):
             words += ["docker", "run", str(container["image"])]
         for key in ("entrypoint", "command", "args"):
@@ -196,18 +221,39 @@ def _of_manifest(text: str) -> Iterator[list[str]]:
         yield words
 
 
-def _one_command(text: str) -> list[str]:
-    """Words of a Compose command, which may have several lines; none if it cannot be split."""
+def _scripts(value: Any) -> Iterator[list[str]]:
+    """The words of every script under `run`, after its variables: SkyPilot."""
+    if isinstance(value, Mapping):
+        script = value.get("run")
+        if isinstance(script, str) and "vllm" in script:
+            variables = value.get("envs") or value.get("env") or {}
+            named = variables.items() if isinstance(variables, Mapping) else ()
+            yield [*(f"{name}={text}" for name, text in named), *_words_of_script(script)]
+        for inner in value.values():
+            yield from _scripts(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _scripts(inner)
+
+
+def _words_of_script(script: str) -> list[str]:
     try:
-        return [word for word in shell_words(text) if word != END]
+        return shell_words(script)
     except ValueError:
         return []
+
+
+def _one_command(text: str) -> list[str]:
+    """Words of a Compose command, which may have several lines; none if it cannot be split."""
+    return [word for word in _words_of_script(text) if word != END]
 
 
 def _containers(value: Any) -> Iterator[Mapping[str, Any]]:
     """Every mapping with an image and a command, in document order."""
     if isinstance(value, Mapping):
-        if {"command", "args", "entrypoint"} & value.keys():
+        if {"Cmd", "Entrypoint"} & value.keys():  # docker inspect
+            yield {OF_INSPECT.get(str(key), str(key)): inner for key, inner in value.items()}
+        elif {"command", "args", "entrypoint"} & value.keys():
             yield value
         for inner in value.values():
             yield from _containers(inner)

@@ -5,6 +5,7 @@ containerd: `max_container_log_line_size`; CRI-O: 8 KiB), and R1's lines are lon
 
 - Docker's `json-file`, and Fluentd and Fluent Bit: `{"log": "piece", "stream": ..., "time": ...}`;
   `log` ends with a newline if the line does.
+- Docker's fluentd and journald drivers: records with the id of their line and whether it ends.
 - CRI (containerd, CRI-O): `TIME stderr P piece`, and `F` for the last piece.
 - `docker logs -t`, `kubectl logs --timestamps`: `TIME ` before every piece, and no newline between.
 - Fluentd's `out_file`, syslog, journald and loggers of programs: a short text before one object.
@@ -15,7 +16,7 @@ containerd: `max_container_log_line_size`; CRI-O: 8 KiB), and R1's lines are lon
 import json
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 STAMP = rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d) "
 PIECE = 1024
@@ -24,6 +25,10 @@ PIECE = 1024
 SHIPPED = {"log", "stream", "time", "attrs", "date", "kubernetes", "docker", "tag", "logtag", "_p"}
 """Keys of a `json-file` line, and those that Fluentd and Fluent Bit add."""
 
+PARTIAL = {"partial_": "log", "CONTAINER_PARTIAL_": "MESSAGE"}
+"""How Docker's fluentd (AWS FireLens) and journald drivers begin the keys about a piece of a line,
+and the key of its text."""
+
 REPLACED = "\ufffd".encode()
 """What `json-file` writes for each part of a character that was cut."""
 
@@ -31,8 +36,19 @@ STAMPED = re.compile(STAMP)
 """The beginning of a line that is not JSON, if a log driver has written its time."""
 
 _CRI = re.compile(rb"(" + STAMP + rb")(stdout|stderr) ([PF])(?::[^ ]*)?(?: |$)")
-# `kubectl logs --prefix` and `docker compose logs` write the container's name first.
-_SOURCE = re.compile(rb"(?:\[pod/[^\]\s]{1,300}\] |[\w.-]{1,100} +\| )(?=" + STAMP + rb"|\s*\{)")
+# `kubectl logs --prefix`, `docker compose logs`, pm2 and Ray write a name first, some in color.
+_COLORS = rb"(?:\x1b\[[0-9;]{0,9}m){0,3}"
+_SOURCE = re.compile(
+    _COLORS
+    + rb"(?:\[pod/[^\]\s]{1,300}\] |(?:\d{1,4}\|)?[\w.-]{1,100} +\| "
+    + rb"|\([^()\s]{1,200} pid=\d+(?:, ip=[\d.]{1,20})?\)"
+    + _COLORS
+    + rb" )"
+    + _COLORS
+    + rb"(?="
+    + STAMP
+    + rb"|\s*\{)"
+)
 
 _BEFORE_OBJECT = re.compile(
     rb"(?=<\d{1,3}>|\[|\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:"
@@ -103,7 +119,8 @@ def _record(time: bytes, text: bytes) -> bytes:
 def _piece(line: bytes) -> _Piece | None:
     """Parses a line of `json-file` or CRI; None for any other."""
     if line[:1] == b"{":
-        return _of_json(line) if b'"log"' in line else None
+        is_driver = b'"log"' in line or b"_PARTIAL_ID" in line
+        return _of_json(line) if is_driver else None
     cri = _CRI.match(line)
     if cri is None:
         return None
@@ -115,11 +132,15 @@ def _of_json(line: bytes) -> _Piece | None:
         row = json.loads(line)
     except (ValueError, RecursionError):
         return None
+    for prefix, text_key in PARTIAL.items():
+        part = row.get(f"{prefix}ID", row.get(f"{prefix}id"))
+        if isinstance(part, str) and isinstance(row.get(text_key), str):
+            last = row.get(f"{prefix}LAST", row.get(f"{prefix}last"))
+            text = row[text_key].removesuffix("\n").encode("utf-8", "surrogatepass")
+            return _Piece(part, _stamp_of(row.get("time")), text, str(last).lower() == "true")
     if not isinstance(row.get("log"), str) or not row.keys() <= SHIPPED or len(row) < 2:
         return None
     text = row["log"].encode("utf-8", "surrogatepass")
-    time = row.get("time")
-    stamp = time.encode() + b" " if isinstance(time, str) else b""
     # Fluentd and Fluent Bit drop the newline; they mark pieces with `logtag` or `_p`.
     tag = row.get("logtag") or row.get("_p")
     is_piece = tag == "P" or (
@@ -128,10 +149,15 @@ def _of_json(line: bytes) -> _Piece | None:
     stream = row.get("stream")
     return _Piece(
         stream=stream if isinstance(stream, str) else "",
-        time=stamp if STAMPED.fullmatch(stamp) else b"",
+        time=_stamp_of(row.get("time")),
         text=text.removesuffix(b"\n"),
         is_last=not is_piece,
     )
+
+
+def _stamp_of(time: Any) -> bytes:
+    stamp = time.encode() + b" " if isinstance(time, str) else b""
+    return stamp if STAMPED.fullmatch(stamp) else b""
 
 
 def _joined(line: bytes) -> bytes:

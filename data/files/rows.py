@@ -22,6 +22,7 @@ from outrider.common.errors import OutriderError
 from outrider.data.exchange import Place, Record, Reject
 from outrider.data.files.container_lines import STAMPED
 from outrider.data.files.packing import HEAD, archive_of
+from outrider.data.files.record_lines import lines_in
 from outrider.data.files.sources import BLANK, LONGEST_LINE, LogFile, lines_of, read_ahead
 from outrider.data.files.tables import csv_dialect, csv_rows, table_kind, table_rows
 
@@ -69,11 +70,11 @@ def sample_of(file: LogFile) -> Sample:
         if archive:
             return Sample(b"", (), stored_head, archive)
         parsed: list[dict[str, Any]] = []
-        if framing(stored_head) == "values":  # the whole file would be read to split it
-            _, parsed = _parsed(enumerate(_values(stored_head)))
         lines: list[bytes] = []
+        if framing(stored_head) == "values":  # the whole file would be read to split it
+            lines, parsed = _parsed(enumerate(_values(stored_head)))
         if not parsed:
-            lines, parsed = _parsed(_numbered(content, file.name))
+            lines, parsed = _parsed(rows_in(content, file.name))
     return Sample(b"\n".join(lines), tuple(parsed), stored_head, archive)
 
 
@@ -84,17 +85,24 @@ def _parsed(
     lines: list[bytes] = []
     parsed: list[dict[str, Any]] = []
     size = 0
+    is_full = False
     for number, (_, row) in enumerate(numbered):
         # A server may log a lot before its first request.
-        if len(parsed) == SAMPLE_ROWS or (number >= SAMPLE_TRIES and size >= HEAD):
+        if is_full or (number >= SAMPLE_TRIES and size >= HEAD):
             break
         if isinstance(row, bytes):
             lines.append(row[: HEAD - size])
             size += len(lines[-1])
         try:
-            parsed.append(parse_row(row))
+            value = parse_row(row)
         except Reject:
             continue  # the format's reader will reject this row and give its place
+        inside = [line.text.encode("utf-8", "replace") for line in lines_in(value)]
+        lines += [line[: HEAD - size] for line in inside]
+        size += sum(map(len, inside))
+        if len(parsed) < SAMPLE_ROWS:
+            parsed.append(value)
+        is_full = len(parsed) == SAMPLE_ROWS and not inside
     return lines, parsed
 
 
@@ -205,7 +213,7 @@ def rows(file: LogFile) -> Iterator[tuple[int, Row | None]]:
     Numbers begin at 1. In a file of lines, they are line numbers, up to a line with several rows.
     """
     with file.open() as content:
-        yield from file.counted(_numbered(content, file.name))
+        yield from file.counted(rows_in(content, file.name))
 
 
 def count_rows(file: LogFile) -> int:
@@ -213,7 +221,7 @@ def count_rows(file: LogFile) -> int:
     return sum(1 for _ in rows(file))
 
 
-def _numbered(content: io.BufferedReader, name: str) -> Iterator[tuple[int, Row | None]]:
+def rows_in(content: io.BufferedReader, name: str) -> Iterator[tuple[int, Row | None]]:
     """Yields the rows of a file in any framing."""
     kind = framing(content.peek(HEAD))
     if kind == "lines":

@@ -21,7 +21,7 @@ from outrider.data.files.sources import CHUNK, LONGEST_LINE
 TABLE_ROWS = 64
 """Rows decoded at a time."""
 
-_COLUMN = re.compile(r"[A-Za-z_@$][\w .\-/:@()]{0,100}")
+_COLUMN = re.compile(r"[A-Za-z_@$][\w .\-/:@()]{0,100}(?: \[UTC\])?")
 """A column's name. A line of a text log has other characters, or parts without a letter."""
 
 _ESCAPED = re.compile(rb'(?:^|[,;\t\n])"[\[{]\s*\\"')

@@ -36,7 +36,7 @@ from outrider.data.formats import (
 )
 from outrider.data.formats.embedded import json_of
 from outrider.data.formats.nested_rows import outcomes_of
-from outrider.data.formats.unknown import describe
+from outrider.data.formats.unknown import describe, is_capture
 from outrider.data.formats.wrappers import calls_of, unwrapped
 
 FORMATS: dict[str, Any] = {
@@ -122,6 +122,8 @@ def without_others(files: Sequence[LogFile]) -> list[LogFile]:
 
 
 def _recognized(sample: Sample) -> str:
+    if is_capture(sample):
+        return UNKNOWN
     whole = replace(sample, rows=tuple(map(unwrapped, sample.rows)))
     calls = tuple(unwrapped(call) for row in sample.rows for call in calls_of(row))
     single = replace(sample, rows=calls)

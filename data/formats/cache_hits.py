@@ -56,6 +56,7 @@ def check_generated(row: dict[str, Any], depth: int = 0) -> None:
         # Names of flat attributes have dots.
         name = key.rpartition(".")[2].lower().replace("-", "_")
         is_hit = name in FLAGS and HIT.fullmatch(str(value).strip()) is not None
+        is_hit = is_hit or (name == "is_cached" and str(value) == "1")  # AG2's SQLite table
         is_copy = name in ("cache_reference_id", "cachereferenceid") and value
         is_tagged = isinstance(value, list) and any(
             TAG.fullmatch(tag) for tag in value if isinstance(tag, str)

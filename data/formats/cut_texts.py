@@ -1,4 +1,4 @@
-"""Marks that LiteLLM leaves in texts that it cut.
+"""Marks that LiteLLM and Envoy leave in texts that they cut.
 
     check_whole(text, "row.response")       # a `Reject` with the option that keeps the text whole
 
@@ -16,6 +16,14 @@ from outrider.data.exchange import Reject
 CALLBACK = "log with a callback to files, S3, GCS or Azure instead"
 
 DATABASE = f"LiteLLM cut it in its database: set MAX_STRING_LENGTH_PROMPT_IN_DB, or {CALLBACK}"
+
+ENVOYS = ("as_bytes", "as_string", "asBytes", "asString")
+"""Keys of a body in what Envoy taps."""
+
+ENVOY = (
+    "Envoy cut a body: raise max_buffered_rx_bytes and max_buffered_tx_bytes of its tap (by default"
+    " 1 KiB)"
+)
 
 REMEDIES = {
     "Truncation is a stdout logging safeguard": "LiteLLM cut it in its printed log: set"
@@ -44,6 +52,8 @@ def check_whole(value: Any, where: str) -> None:
     elif isinstance(value, dict):
         if value.get("litellm_truncated") is True:
             raise Reject("truncated", f"{where}: {DATABASE}")
+        if value.get("truncated") is True and not value.keys().isdisjoint(ENVOYS):
+            raise Reject("truncated", f"{where}: {ENVOY}")
         for inner in value.values():
             check_whole(inner, where)
     elif isinstance(value, list):

@@ -7,17 +7,25 @@ plain_text("eyJtZXNzYWdlcyI6IFtdfQ==")      # '{"messages": []}'
 import base64
 import binascii
 import functools
+import re
 from typing import Any
 
 from outrider.data.exchange import Reject
 from outrider.data.files.rows import decode
 
-BASE64 = ("eyJ", "eyA", "ewo", "ew0", "ZGF0YT")
-"""How base64 of an object (`{"`, `{ `, `{` and a newline) or an event stream (`data`) begins."""
+BASE64 = ("eyJ", "eyA", "ewo", "ew0", "ZGF0YT", "UE9TVC", "SFRUUC")
+"""How base64 of an object (`{"`, `{ `, `{` and a newline), an event stream (`data`) or an HTTP
+message (`POST`, `HTTP`) begins."""
+
+_HTTP = re.compile(r"(?:POST \S+ HTTP/[\d.]+|HTTP/[\d.]+ \d{3}[^\r\n]*)\r?\n")
+_CHUNKED = re.compile(r"^transfer-encoding:\s*chunked\s*$", re.IGNORECASE | re.MULTILINE)
 
 
 def plain_text(value: Any) -> Any:
-    """Returns text without base64, and the only text of a list (Vertex AI's repeated columns)."""
+    """Returns text without base64, and the body of an HTTP message in wire format (Tyk).
+
+    Vertex AI's repeated columns are lists of one text.
+    """
     if isinstance(value, str) and value.startswith('["'):
         decoded = json_of(value)
         if decoded is None:
@@ -25,12 +33,39 @@ def plain_text(value: Any) -> Any:
         value = decoded
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
         (value,) = value
-    if not isinstance(value, str) or not value.startswith(BASE64):
+    if not isinstance(value, str):
         return value
-    try:
-        return base64.b64decode(value.strip(), validate=True).decode()
-    except (binascii.Error, UnicodeDecodeError):
-        return value
+    if value.startswith(BASE64):
+        try:
+            value = base64.b64decode(value.strip(), validate=True).decode()
+        except (binascii.Error, UnicodeDecodeError):
+            return value
+    return _body_of(value) if value.startswith(("POST ", "HTTP/")) else value
+
+
+def _body_of(text: str) -> str:
+    """Returns the body of an HTTP message; other text unchanged."""
+    headers, blank, body = text.partition("\r\n\r\n")
+    if not blank or not _HTTP.match(text):
+        return text
+    return _without_chunks(body) if _CHUNKED.search(headers.replace("\r", "")) else body
+
+
+def _without_chunks(body: str) -> str:
+    """Joins the chunks of HTTP/1.1's transfer encoding; other text unchanged."""
+    rest = body.encode("utf-8", "surrogatepass")
+    joined = b""
+    while rest:
+        size, _, rest = rest.partition(b"\r\n")
+        try:
+            length = int(size.partition(b";")[0], 16)
+        except ValueError:
+            return body
+        if not length:
+            break
+        joined += rest[:length]
+        rest = rest[length + 2 :]
+    return joined.decode("utf-8", "replace")
 
 
 def object_of(value: Any) -> dict[str, Any] | None:

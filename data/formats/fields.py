@@ -8,8 +8,9 @@ unpacked({"input": '[{"role": "user"}]'}, "input", "row")           # [{"role": 
 mapping({"metadata": [("tenant", "acme")]}, "metadata", "row")      # {"tenant": "acme"} (Parquet)
 """
 
+import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
 from email.utils import parsedate_to_datetime
@@ -24,8 +25,11 @@ LARGEST = 1e300
 LAST_SECOND = 1e11
 """Larger Unix times are in milliseconds; as seconds, they would be after the year 5000."""
 
-ACCESS_LOG_TIME = "%d/%b/%Y:%H:%M:%S %z"
-"""Time of nginx's and Apache's access logs: `01/Jul/2026:10:00:00 +0000`."""
+OTHER_TIMES = (
+    "%d/%b/%Y:%H:%M:%S %z",  # nginx's and Apache's access logs: 01/Jul/2026:10:00:00 +0000
+    "%m/%d/%Y, %I:%M:%S.%f %p",  # Azure's portal: 7/1/2026, 10:00:00.250 AM
+)
+"""Times that are not ISO 8601."""
 
 _ZONE_NAME = re.compile(r"\s*(?:UTC|GMT|Z|\[[\w/+-]+\])$")
 _ZONE_OFFSET = re.compile(r"\s+(?=[+-]\d\d:?\d\d$)")
@@ -109,9 +113,9 @@ def take_time(holder: dict[str, Any], key: str) -> float | None:
 def _parsed_time(text: str) -> datetime | None:
     plain = text.strip().strip("[]")
     iso = _ZONE_OFFSET.sub("", _ZONE_NAME.sub("", plain))
-    readers = (
+    readers: tuple[Callable[[], datetime], ...] = (
         lambda: datetime.fromisoformat(iso.replace("/", "-", 2)),
-        lambda: datetime.strptime(plain, ACCESS_LOG_TIME),
+        *(functools.partial(datetime.strptime, plain, other) for other in OTHER_TIMES),
         lambda: parsedate_to_datetime(plain),
     )
     for read in readers:

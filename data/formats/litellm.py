@@ -46,6 +46,8 @@ TENANTS = tuple(f"user_api_key_{key}" for key in ("team_alias", "team_id", "org_
 CHATS = ("completion", "acompletion", "completion_with_retries", "router_completion")
 """Values of `call_type` for chat completions."""
 
+NOT_STORED = "set store_prompts_in_spend_logs: true in LiteLLM"
+
 IN_PAYLOAD = {"call_type", "model_parameters", "startTime", "messages", "response", "metadata"}
 IN_SPEND_LOG = {"call_type", "proxy_server_request", "startTime", "response"}
 """Keys of every payload and spend log, also of failed calls."""
@@ -69,6 +71,10 @@ def parse(record: Record) -> list[Exchange | Reject]:
             raise Reject("redacted", "turn_off_message_logging was on")
         check_whole(logged, f"row.{key}")
     response = body(row, "response")
+    if not response and not (unpacked(row, "messages", "row") or row.get("prompt")):
+        is_stored = mapping(row, "proxy_server_request", "row")
+        if not is_stored:
+            raise Reject("content_not_logged", NOT_STORED)
     if not response:
         raise Reject("prompts_only", "the call succeeded, but its response was not logged")
     metadata = mapping(row, "metadata", "row")
@@ -101,7 +107,7 @@ def _request(row: dict[str, Any], metadata: dict[str, Any]) -> dict[str, Any]:
     # Spend logs have `{}` for messages unless LiteLLM is set to store prompts.
     messages = first(sent.get("messages"), unpacked(row, "messages", "row") or None)
     if messages is None and "prompt" not in sent:
-        raise Reject("content_not_logged", "set store_prompts_in_spend_logs: true in LiteLLM")
+        raise Reject("content_not_logged", NOT_STORED)
     own_metadata = mapping(sent, "metadata", "proxy_server_request")
     user = first(parameters.get("user"), sent.get("user"), row.get("end_user") or None)
     return {

@@ -40,9 +40,17 @@ ANSWERS = {"output", "response", "completion", "output_text", "response_text", "
 THOUGHTS = {"reasoning", "reasoning_content", "response.reasoning"}
 """Names of the reasoning next to an answer's text."""
 
+SWITCHES = frozenset({"on", "off", "auto", "low", "medium", "high", "enabled", "disabled"})
+"""Values of the same names that switch reasoning on."""
+
+END_THINK = "</think>"
+
 MODELS = ("response.model", "response_model", "model", "model_name", "request.model")
 LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
-COUNTS = ("completion_tokens", "output_tokens", "token_count.completion", "tokens.completion")
+COUNTS = (
+    *("completion_tokens", "output_tokens", "token_count.completion", "tokens.completion"),
+    "output_token",  # Higress
+)
 ENDS = ("finish_reason", "finish_reasons", "stop_reason", "done_reason")
 SENT = frozenset({*NUMBERS, *CONSTRAINTS, "stop", "stop_sequences", "chat_template_kwargs"})
 """Names of a request's parameters."""
@@ -228,19 +236,29 @@ def _choice(message: dict[str, Any], end: Any) -> dict[str, Any]:
     return {"message": message, "finish_reason": end}
 
 
+def _is_answers_name(ends: set[str], holder: dict[str, Any]) -> bool:
+    """Whether a text's path is that of an answer; `answer` alone may be a data set's solution."""
+    is_counted = "answer" in ends and not set(map(normal_name, holder)).isdisjoint(COUNTS)
+    return bool(ends & ANSWERS) or is_counted
+
+
 def _answer_text(row: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Returns the answer that a row has as text, and the objects around it."""
     answer: dict[str, Any] = {}
     around: list[dict[str, Any]] = []
     for path, value, holders in _values(row):
+        if isinstance(value, list) and len(value) == 1:  # agentgateway's `gen_ai.completion`
+            (value,) = value
         if not isinstance(value, str) or not value:
             continue
         ends = {path.rpartition(".")[2], ".".join(path.split(".")[-2:])}
-        if ends & ANSWERS and "content" not in answer:
+        if _is_answers_name(ends, holders[-1]) and "content" not in answer:
             answer["content"] = value
             around = holders
-        elif ends & THOUGHTS and "reasoning_content" not in answer:
+        elif ends & THOUGHTS and value not in SWITCHES and "reasoning_content" not in answer:
             answer["reasoning_content"] = value
     if "content" not in answer:
         return [], []
+    if END_THINK in answer["content"]:  # the reasoning is in the text
+        answer.pop("reasoning_content", None)
     return [_choice({"role": "assistant", **answer}, None)], around

@@ -313,7 +313,11 @@ def reasoning_and_content(message: dict[str, Any]) -> tuple[str | None, str | No
     if isinstance(message.get("content"), list):
         thoughts, content = response_texts(message["content"], "message.content")
         return first(reasoning, thoughts), content
-    return reasoning, take(message, "content", str, "message")
+    content = take(message, "content", str, "message")
+    thought, closed, _ = (content or "").partition("</think>")
+    if closed and reasoning and reasoning.strip() == thought.removeprefix("<think>").strip():
+        return None, content  # a gateway logged the reasoning twice
+    return reasoning, content
 
 
 def stop_strings(request: dict[str, Any]) -> tuple[str, ...]:

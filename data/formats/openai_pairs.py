@@ -6,7 +6,8 @@
 Request and response may be anywhere in the row, under any name, as objects or as JSON text: HTTP
 messages with a `body` (Portkey), Kong's `ai.proxy.payload`, Dynamo's `event`, LiteLLM's
 `proxy_server_request`, tables of Databricks or BigQuery, records of a collector, SageMaker's and
-Vertex AI's captures (also in base64), Bedrock's invocations of R1, Phoenix's spans. Each entry of a
+Vertex AI's captures (also in base64), Bedrock's invocations of R1, HTTP messages in wire format
+(Tyk), Envoy's taps, SGLang's `/generate`, Phoenix's spans, lines in Loki's answers. Each entry of a
 HAR file and each LLM span of an MLflow trace is a call. A streamed response is its event stream's
 text or a list of its chunks. Token ids are included if requests set `return_token_ids`.
 
@@ -29,6 +30,9 @@ from outrider.data.formats.openai import body, exchanges
 from outrider.data.formats.other_rows import check_completion, is_proxys_text
 from outrider.data.formats.sampling import NUMBERS
 from outrider.data.formats.wrappers import check_call, open_row, pair_fields, sides
+
+SIDES = ("request", "response", "chunks", "messages", "prompt", "choices", "body")
+"""Keys of a row that is a request, a response or both. Other rows are a server's other lines."""
 
 
 def recognizes(sample: Sample) -> bool:
@@ -59,8 +63,11 @@ def parse(record: Record) -> list[Exchange | Reject]:
         response = body({"response": response}, "response")
     check_completion(row, asked, response)
     if request is None:
+        check_whole(asked, "row.request")
         request = body({"request": unpacked({"request": asked}, "request", "row")}, "request")
     if request is None or response is None:
+        if request is None and response is None and row.keys().isdisjoint(SIDES):
+            raise Reject("not_a_generation", "a row with neither request nor response")
         raise Reject("incomplete_pair", f"no {'request' if request is None else 'response'}")
     if not any(request.get(name) is not None for name in NUMBERS):
         request = {**sent_parameters(row), **request}

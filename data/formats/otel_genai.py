@@ -14,12 +14,11 @@ OpenInference (`llm.input_messages.0.message.content`) and Vercel's AI SDK (`ai.
 To export such spans, use the collector's file exporter, with `OTEL_SEMCONV_STABILITY_OPT_IN` set
 to `gen_ai_latest_experimental`, `OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=SPAN_ONLY`, no
 `OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT` (cut values are rejected as `truncated`) and batches below
-64 MB. Token ids are lost. ClickHouse rows are also read. vLLM's own spans have no messages.
+64 MB. Token ids are lost. Exports of Jaeger, Zipkin, Tempo, SigNoz, Honeycomb, Application Insights
+and ClickHouse are read, too (data/formats/span_attributes.py). vLLM's own spans have no messages.
 """
 
-import itertools
 import re
-from collections.abc import Iterator
 from typing import Any
 
 from outrider.data.exchange import Exchange, Place, Record, Reject
@@ -42,21 +41,33 @@ from outrider.data.formats.message_parts import openai_message, openai_messages
 from outrider.data.formats.message_sides import MessageSides, message_sides
 from outrider.data.formats.nested_rows import outcomes_of
 from outrider.data.formats.openai import exchanges
-from outrider.data.formats.row_fields import seconds_of
+from outrider.data.formats.row_fields import fields, find, seconds_of
 from outrider.data.formats.sampling import NUMBERS
+from outrider.data.formats.span_attributes import (
+    attributes_of,
+    has_genai_attributes,
+    is_otlp,
+    plain_value,
+    spans_of,
+)
 from outrider.data.formats.wrappers import check_call, open_row, sides, unwrapped
 
 _EVENT = re.compile(r"gen_ai\.(choice|(system|user|assistant|tool)\.message)")
 """Names of events with a message each."""
 
-OTLP = (("resourceSpans", "scopeSpans", "spans"), ("resourceLogs", "scopeLogs", "logRecords"))
+ADK_REQUEST = "gcp.vertex.agent.llm_request"
 
 NAMES = {
     "session": (
-        *("gen_ai.conversation.id", "session.id"),
+        *("gen_ai.conversation.id", "session.id", "langfuse.session.id", "thread.id"),
         "traceloop.association.properties.session_id",
+        "lmnr.association.properties.session_id",
     ),
-    "user": ("user.id",),
+    "user": (
+        *("user.id", "enduser.id", "langfuse.user.id"),
+        "traceloop.association.properties.user_id",
+        "lmnr.association.properties.user_id",
+    ),
     "tenant": ("tenant", "tenant.id"),
     "route": ("route", "gen_ai.agent.name"),
 }
@@ -64,45 +75,22 @@ NAMES = {
 
 
 def recognizes(sample: Sample) -> bool:
-    return any(_is_otlp(row) or _has_genai(row) for row in sample.rows)
-
-
-def _is_otlp(row: dict[str, Any]) -> bool:
-    return any(outer in row for outer, *_ in OTLP)
-
-
-def _has_genai(row: dict[str, Any]) -> bool:
-    try:
-        return any(name.startswith("gen_ai.") for name in _attributes(row))
-    except Reject:
-        return False
+    return any(is_otlp(row) or has_genai_attributes(row) for row in sample.rows)
 
 
 def parse(record: Record) -> list[Exchange | Reject]:
     row = open_row(record.payload)
-    if not _is_otlp(row):
+    if not is_otlp(row):
         return _outcomes(row, record.place)
-    return outcomes_of(_spans(row), lambda span: _outcomes(span, record.place), "span")
-
-
-def _spans(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yields the spans and log records of an OTLP row, in order."""
-    for levels in OTLP:
-        holders = [row]
-        for level in levels:
-            inner = [take(holder, level, list, "OTLP") or () for holder in holders]
-            holders = list(itertools.chain.from_iterable(inner))
-            if not all(isinstance(holder, dict) for holder in holders):
-                raise Reject("wrong_type", f"OTLP.{level} is not a list of objects")
-        yield from holders
+    return outcomes_of(spans_of(row), lambda span: _outcomes(span, record.place), "span")
 
 
 def _outcomes(span: dict[str, Any], place: Place) -> list[Exchange | Reject]:
-    logged = _attributes(span)
+    logged = attributes_of(span)
     details = "gen_ai.client.inference.operation.details"  # event with the messages
     for event in take(span, "events", list, "span") or ():
         if isinstance(event, dict) and event.get("name") == details:
-            logged = {**_attributes(event), **logged}
+            logged = {**attributes_of(event), **logged}
     operation = logged.get("gen_ai.operation.name")
     if operation == "text_completion":
         raise Reject(
@@ -120,6 +108,11 @@ def _outcomes(span: dict[str, Any], place: Place) -> list[Exchange | Reject]:
             **_times(span),
             log_id=_span_id(span),
             **take_names(logged, NAMES, "attributes"),
+        )
+    if ADK_REQUEST in logged:
+        raise Reject(
+            "content_not_logged",
+            "Google ADK's spans have Gemini's messages; log the endpoint's /v1/chat/completions",
         )
     if not is_call or not any(key.startswith("gen_ai.") for key in logged):
         return _of_body(span, place)
@@ -177,7 +170,8 @@ def _of_events(span: dict[str, Any]) -> dict[str, Any]:
         kind = _EVENT.fullmatch(str(event.get("name"))) if isinstance(event, dict) else None
         if kind is None:
             continue
-        logged = _attributes(event)
+        logged = attributes_of(event)
+        logged = {**logged, **mapping(logged, "gen_ai.event.content", "event")}  # Azure's SDK
         if kind[1] == "choice":
             message = {"role": "assistant", **mapping(logged, "message", "event")}
             choice = {"message": message, "finish_reason": logged.get("finish_reason")}
@@ -191,7 +185,7 @@ def _of_events(span: dict[str, Any]) -> dict[str, Any]:
 
 def _of_body(record: dict[str, Any], place: Place) -> list[Exchange | Reject]:
     """Returns the exchange that an application logged as the body of a log record."""
-    row = object_of(_plain(record.get("body")))
+    row = object_of(plain_value(record.get("body")))
     if row is None or None in sides(unwrapped(row)):
         raise Reject("not_a_generation")
     return openai_pairs.parse(Record(place, {"timestamp": _time(record), **row}))
@@ -199,7 +193,8 @@ def _of_body(record: dict[str, Any], place: Place) -> list[Exchange | Reject]:
 
 def _span_id(span: dict[str, Any]) -> str | None:
     """Returns the id of a span; an event's record has that of the span it belongs to."""
-    return first(*(take_text(span, key, "span") for key in ("spanId", "span_id", "SpanId")))
+    where = find(span, "span_id")
+    return take_text(*where, "span") if where else None
 
 
 def _choices(logged: dict[str, Any]) -> list[dict[str, Any]]:
@@ -231,45 +226,16 @@ def _tools(logged: dict[str, Any]) -> list[Any] | None:
 
 def _time(span: dict[str, Any]) -> float | None:
     """Returns the call's start time; OTLP writes nanoseconds as text."""
-    for key in ("startTimeUnixNano", "timeUnixNano"):
-        nanoseconds = number(span, key)
+    for key in ("start_time_unix_nano", "time_unix_nano"):
+        where = find(span, key)
+        nanoseconds = number(*where) if where else None
         if nanoseconds:
             return round(nanoseconds / 1e9, 6)
-    return first(*(take_time(span, key) for key in ("start_time", "timestamp", "Timestamp")))
+    named = (find(span, key) for key in ("start_time", "start_timestamp", "timestamp"))
+    return first(*(take_time(*where) for where in named if where), fields(span)["time"])
 
 
 def _times(span: dict[str, Any]) -> dict[str, float | None]:
     """Returns a call's start time and, if the span has its end, its duration in seconds."""
     began = _time(span)
     return {"time": began, "seconds": seconds_of(span, began)}
-
-
-def _attributes(holder: dict[str, Any]) -> dict[str, Any]:
-    """Returns the attributes of a span, log record or event, possibly empty."""
-    # The last two are columns of the collector's ClickHouse tables.
-    for key in ("attributes", "SpanAttributes", "LogAttributes"):
-        value = holder.get(key)
-        if isinstance(value, list) and not all(isinstance(item, tuple) for item in value):
-            return _of_pairs(value)
-        if value is not None:
-            return mapping(holder, key, "span")
-    return {}
-
-
-def _of_pairs(pairs: list[Any]) -> dict[str, Any]:
-    """Converts OTLP's `[{"key": ..., "value": {"stringValue": ...}}]` to a dict."""
-    if not all(isinstance(pair, dict) and isinstance(pair.get("key"), str) for pair in pairs):
-        raise Reject("wrong_type", "span.attributes is not a list of keys and values")
-    return {pair["key"]: _plain(pair.get("value")) for pair in pairs}
-
-
-def _plain(value: Any) -> Any:
-    """Converts an OTLP value to a plain value."""
-    if not isinstance(value, dict) or not value:
-        return None
-    (kind, held), *_ = value.items()
-    if kind in ("arrayValue", "kvlistValue"):
-        values = take(take(value, kind, dict, "value") or {}, "values", list, kind) or []
-        return _of_pairs(values) if kind == "kvlistValue" else [_plain(item) for item in values]
-    is_digits = isinstance(held, str) and held.lstrip("-").isdecimal() and len(held) < 20
-    return int(held) if kind == "intValue" and is_digits else held

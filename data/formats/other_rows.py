@@ -44,6 +44,8 @@ OTHER_APIS = frozenset(
 """Keys of other responses to `messages` or `prompt`: OpenAI's images, Anthropic, Gemini, Bedrock,
 Cohere, Ollama, TGI, token counts."""
 
+LOG_CHATS = "only /v1/chat/completions and /v1/completions are read"
+
 PATHS = ("path", "url", "uri", "endpoint", "request_path", "request_url", "route_path")
 """Keys of a request's path."""
 
@@ -115,9 +117,9 @@ def _check_api(row: dict[str, Any], request: dict[str, Any], answer: dict[str, A
     is_ollama_or_cohere = isinstance(answer.get("message"), dict)
     has_other_keys = bool(answer.keys() & OTHER_APIS)
     if not is_completion or is_anthropic or is_ollama_or_cohere or has_other_keys:
-        raise Reject("not_a_generation", "the response is another API's")
+        raise Reject("not_a_generation", f"the response is another API's; {LOG_CHATS}")
     if request and all(request.get(key) is None for key in ("messages", "prompt", "body")):
-        raise Reject("not_a_generation", "the request has neither messages nor a prompt")
+        raise Reject("not_a_generation", f"the request is another API's; {LOG_CHATS}")
 
 
 def _failed_status(side: dict[str, Any]) -> int | None:

@@ -28,6 +28,8 @@ FIELDS = {
         *("gen_ai.conversation.id", "traceloop.association.properties.session_id"),
         "attributes.session.id",  # a column
         "info.trace_metadata.mlflow.trace.session",
+        *("thread_identifier", "episode_id"),  # Respan, TensorZero
+        "trace_metadata.mlflow.trace.session",
     ),
     # Databricks; LiteLLM; Kong, APISIX; Portkey; Phoenix; MLflow; Lunary; PostHog; others
     "user": (
@@ -35,18 +37,32 @@ FIELDS = {
         *("metadata._user", "metadata.user_id", "user.external_id", "user.id"),
         *("attributes.user.id", "info.trace_metadata.mlflow.trace.user", "distinct_id"),
         *("extra.metadata.user_id", "traceloop.association.properties.user_id"),
-        *("metadata.user", "user"),
+        *("metadata.user", "customer_identifier", "user", "tags.user_id"),
+        "trace_metadata.mlflow.trace.user",
     ),
     "tenant": ("tenant", "tenant_id", "metadata.tenant", "workspace_id"),
     "route": ("route", "route.name", "metadata.route", "model_group", "prompt_slug"),
     "time": (
-        *("timestamp", "time", "ts", "request_time", "timestamp_ms", "event_timestamp"),
+        *(
+            "start_timestamp",
+            "timestamp",
+            "time",
+            "ts",
+            "request_time",
+            "timestamp_ms",
+            "event_timestamp",
+        ),
         *("started_at", "start_time", "start_ns", "created_at", "timestamps.started_at"),
         *("time_of_generation", "msec", "time_local", "time_iso8601", "logged_at"),
         *("time_generated", "date", "datetime", "metrics.start", "created", "event_time"),
         # HAR; MLflow; Vertex AI; SageMaker
         *("started_date_time", "start_time_unix_nano", "info.request_time", "logging_time"),
         "event_metadata.inference_time",
+        # journald; OTLP
+        *("realtime_timestamp", "source_realtime_timestamp", "time_unix_nano"),
+        *("observed_time_unix_nano", "asctime", "datetime_utc"),
+        *("received_at", "requested_at", "request_at", "arrival_time", "request_start_time"),
+        *("log_time", "occurred_at", "inserted_at"),
     ),
     "log_id": ("databricks_request_id", "request_id", "rid", "id"),
 }
@@ -74,6 +90,17 @@ LONGEST_S = 86_400
 PROJECT = ("run_type", "session_id")
 """Keys of a LangSmith run, whose `session_id` is the project of all of its runs."""
 
+HEADERS = {
+    "session": (
+        *("x_session_id", "x_conversation_id", "x_thread_id", "helicone_session_id"),
+        *("x_dynamo_session_id", "x_openwebui_chat_id"),
+    ),
+    "user": ("x_user_id", "helicone_user_id", "x_openwebui_user_id"),
+}
+"""Names of a request's headers that have a field which the row lacks."""
+
+HEADER_HOLDERS = ("headers", "request_headers", "request.headers", "http.request.headers")
+
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 TYPED = frozenset({"S", "N", "$oid", "$numberLong", "$numberInt"})
 """Keys around a value in DynamoDB's and MongoDB's JSON."""
@@ -82,7 +109,8 @@ TYPED = frozenset({"S", "N", "$oid", "$numberLong", "$numberInt"})
 @functools.lru_cache(4096)
 def normal_name(key: str) -> str:
     """Returns a name in snake case, without `@`, `$`, PostHog's `$ai_`, or `_` before it."""
-    return _HUMP.sub("_", key).lower().replace("-", "_").removeprefix("$ai_").lstrip("@$_")
+    name = _HUMP.sub("_", key).lower().replace("-", "_").removeprefix("$ai_").lstrip("@$_")
+    return name.removesuffix(" [utc]")  # Azure's portal
 
 
 def fields(row: dict[str, Any]) -> dict[str, Any]:
@@ -101,7 +129,34 @@ def fields(row: dict[str, Any]) -> dict[str, Any]:
                 values[name] = value
                 break
     values["seconds"] = _seconds_of(row, names, values["time"])
+    if values["session"] is None or values["user"] is None:
+        sent = _headers(row, names)
+        for name, keys in HEADERS.items():
+            if values[name] is None:
+                values[name] = next((sent[key] for key in keys if sent.get(key)), None)
     return values
+
+
+def _headers(row: dict[str, Any], names: dict[str, str]) -> dict[str, str]:
+    """Returns a request's headers, logged as an object (nginx, Kong) or as pairs (Envoy, HAR)."""
+    for path in HEADER_HOLDERS:
+        where = _find(row, names, path)
+        logged = where.holder[where.key] if where else None
+        pairs: list[tuple[Any, Any]] = []
+        if isinstance(logged, dict):
+            pairs = list(logged.items())
+        elif isinstance(logged, list):
+            members = [member for member in logged if isinstance(member, dict)]
+            pairs = [(one.get("key", one.get("name")), one.get("value")) for one in members]
+        sent = {}
+        for key, value in pairs:
+            # A header may be there several times.
+            text = value[0] if isinstance(value, list) and value else value
+            if isinstance(key, str) and isinstance(text, str) and text.isprintable():
+                sent[key.lower().replace("-", "_")] = text
+        if sent:
+            return sent
+    return {}
 
 
 def seconds_of(row: dict[str, Any], time: float | None) -> float | None:

@@ -13,7 +13,7 @@ texts and lists; levels 0 and 1 omit them.
 
 The model name and messages are lost, and often tenant and session. Rejects: `truncated_log` for
 texts cut at level 2, `text_not_logged` for lower levels, `text_log` for the text format. Times are
-read as UTC.
+read as UTC. The lines may be inside collectors' records, as in `vllm_log`.
 """
 
 import re
@@ -24,6 +24,7 @@ from typing import Any
 from outrider.data.exchange import Exchange, Place, Record, Reject
 from outrider.data.files.rows import Sample, parse_row, with_other_lines
 from outrider.data.files.sources import LogFile, read_ahead
+from outrider.data.formats.engine_lines import engine_lines
 from outrider.data.formats.fields import first, take, take_ids, take_number, take_text, take_time
 from outrider.data.formats.finish_reasons import finish_reason
 from outrider.data.formats.openai import stop_strings
@@ -47,7 +48,8 @@ def recognizes(sample: Sample) -> bool:
 def records(files: Sequence[LogFile], scratch: Path) -> Iterator[Record | Reject]:
     for file in read_ahead(files):
         yield from with_other_lines(
-            _item(Place(file.name, number), line) for number, line in file.lines()
+            _item(Place(file.name, number), line)
+            for number, line in file.counted(engine_lines(file))
         )
 
 

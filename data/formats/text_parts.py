@@ -12,6 +12,9 @@ from typing import Any
 from outrider.data.exchange import Reject
 from outrider.data.formats.fields import take
 
+REASONING_CONTENT = "reasoningContent"
+"""Key of a part of Bedrock's Converse API, whose parts have a key instead of a type."""
+
 TEXTS = {
     "text": "text",
     "input_text": "text",
@@ -57,7 +60,7 @@ def _part_text(part: Any, where: str) -> str | None:
     if isinstance(part, str):
         return take({"part": part}, "part", str, where)
     kind = str(part.get("type", "text")) if isinstance(part, dict) else None
-    if kind not in TEXTS:
+    if kind not in TEXTS or ("type" not in part and "text" not in part):  # Bedrock has no types
         raise Reject("not_text", f"{where} has parts other than text")
     return take(part, TEXTS[kind], str, where)
 
@@ -75,12 +78,21 @@ def response_texts(parts: list[Any], where: str) -> tuple[str | None, str | None
     thoughts: list[str] = []
     texts: list[str] = []
     for part in parts:
-        if isinstance(part, dict) and str(part.get("type")) in THOUGHTS:
+        if isinstance(part, dict) and REASONING_CONTENT in part:
+            thoughts += _converse_thoughts(part[REASONING_CONTENT], where)
+        elif isinstance(part, dict) and str(part.get("type")) in THOUGHTS:
             thoughts += _thoughts(part, where)
         else:
             text = _part_text(part, where)
             texts += [text] if text is not None else []
     return "".join(thoughts) if thoughts else None, "".join(texts)
+
+
+def _converse_thoughts(inner: Any, where: str) -> list[str]:
+    """Returns the reasoning of a part of Bedrock's Converse API."""
+    thought = take({"inner": inner}, "inner", dict, where) or {}
+    thought = take(thought, "reasoningText", dict, where) or {}
+    return [take(thought, "text", str, where) or ""]
 
 
 def _thoughts(part: dict[str, Any], where: str) -> list[str]:

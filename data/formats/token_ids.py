@@ -3,25 +3,37 @@
     {"prompt_token_ids": [0, 128803, ...], "completion_token_ids": [201, ...],
      "finish_reason": "stop", "temperature": 0.6}
 
-The ids are used unchanged.
+The ids are used unchanged. Rows of vLLM's speculators (`input_ids`, `loss_mask`,
+`metadata.finish_reason`, scripts/response_regeneration at commit 00003398) are read, too: the last
+run of ones in the mask is the completion.
 """
+
+from typing import Any
 
 from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.files.rows import Sample
-from outrider.data.formats.fields import first, take, take_ids, take_text
+from outrider.data.formats.fields import first, mapping, take, take_ids, take_text
 from outrider.data.formats.finish_reasons import finish_reason
 from outrider.data.formats.openai import reasoning_and_content
 from outrider.data.formats.row_fields import fields
 from outrider.data.formats.sampling import sampling_of
 from outrider.data.formats.wrappers import open_row
 
+MASKED = frozenset({"input_ids", "loss_mask"})
+"""Keys of a tokenized sequence with a mask of what is trained on."""
+
 
 def recognizes(sample: Sample) -> bool:
-    return any("prompt_token_ids" in row and "completion_token_ids" in row for row in sample.rows)
+    return any(
+        ("prompt_token_ids" in row and "completion_token_ids" in row) or row.keys() >= MASKED
+        for row in sample.rows
+    )
 
 
 def parse(record: Record) -> list[Exchange | Reject]:
     row = open_row(record.payload)
+    if row.keys() >= MASKED:
+        row = _split_by_mask(row)
     prompt_ids, completion_ids = (
         take_ids(row, f"{part}_token_ids", "row") for part in ("prompt", "completion")
     )
@@ -46,3 +58,19 @@ def parse(record: Record) -> list[Exchange | Reject]:
             **fields(row),
         )
     ]
+
+
+def _split_by_mask(row: dict[str, Any]) -> dict[str, Any]:
+    """Returns a row with the ids before and in the mask's last run of ones."""
+    ids, mask = (take_ids(row, key, "row") or [] for key in ("input_ids", "loss_mask"))
+    if not ids or len(ids) != len(mask) or mask[-1] != 1 or not set(mask) <= {0, 1}:
+        raise Reject("incomplete_pair", "loss_mask does not end with the response")
+    prompt_length = len(mask) - mask[::-1].index(0) if 0 in mask else 0
+    about = mapping(row, "metadata", "row")
+    return {
+        **mapping(about, "sampling_params", "metadata"),
+        "prompt_token_ids": ids[:prompt_length],
+        "completion_token_ids": ids[prompt_length:],
+        "finish_reason": about.get("finish_reason"),
+        "id": row.get("id"),
+    }

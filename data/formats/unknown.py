@@ -15,12 +15,14 @@ from typing import Any, NamedTuple
 from outrider.data.exchange import Reject
 from outrider.data.files.packing import DOCUMENTS
 from outrider.data.files.rows import Sample, decode
+from outrider.data.formats.embedded import object_of
 from outrider.data.formats.row_fields import normal_name
 from outrider.data.formats.wrappers import is_chat_export
 
 SHOWN_KEYS = 8
 """Maximum number of keys in a description."""
 
+GATEWAY = "put a gateway that logs request and response in front of the endpoint"
 EXPORT = "export it as JSON lines or Parquet"
 EXPORT_CELLS = "export it as CSV or JSON lines"
 
@@ -48,6 +50,8 @@ MAGIC: tuple[tuple[bytes, str, str], ...] = (
     (b"%PDF", "a PDF", EXPORT),
     (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "a spreadsheet or document of Office 2003", EXPORT_CELLS),
     (b"\x89PNG", "an image", EXPORT),
+    (b"\xd4\xc3\xb2\xa1", "packets of a network capture", GATEWAY),
+    (b"\x0a\x0d\x0d\x0a", "packets of a network capture", GATEWAY),
     (b"GGUF", "weights of a model", "give the log of its endpoint"),
 )
 """First bytes of other files, and what to do with them."""
@@ -61,6 +65,11 @@ WRITE_MESSAGES = (
     ' "content": "..."}]}'
 )
 
+SIDES_OR_MESSAGES = (
+    "if they are the API's request and response, rename them to request and response; if they are"
+    f" texts, {WRITE_MESSAGES}"
+)
+
 CHAT_EXPORT = (
     "conversations as a chat interface shows them, without the requests (system prompt, sampling):"
     " log the endpoint's /v1/chat/completions"
@@ -72,6 +81,19 @@ AZURE = (
 
 SHAPES: tuple[tuple[frozenset[str], str], ...] = (
     (frozenset({"chosen", "rejected"}), "preference data, which the target has not generated"),
+    (
+        frozenset({"doc", "resps"}),
+        "samples of an evaluation, whose prompts are not traffic: log the endpoint's requests",
+    ),
+    (
+        frozenset({"input_lens", "output_lens"}),
+        "a benchmark's result, whose prompts are not traffic: log the endpoint's requests",
+    ),
+    (
+        frozenset({"benchmarks", "args"}),
+        "a benchmark's result, whose prompts are not traffic: log the endpoint's requests",
+    ),
+    (frozenset({"prompt", "llm_response"}), WRITE_MESSAGES),
     (frozenset({"instruction", "output"}), f"Alpaca's fields: {WRITE_MESSAGES}"),
     (frozenset({"question", "answer"}), WRITE_MESSAGES),
     (frozenset({"prompt", "completion"}), WRITE_MESSAGES),
@@ -79,6 +101,24 @@ SHAPES: tuple[tuple[frozenset[str], str], ...] = (
     (
         frozenset({"contents", "candidates"}),
         "Gemini's API: log the endpoint's /v1/chat/completions",
+    ),
+    (
+        frozenset({"id", "timestamp", "type", "body"}),
+        "Langfuse's raw events, which hold an observation in pieces: export the observations",
+    ),
+    (
+        frozenset({"completion_id", "sequence", "role"}),
+        "New Relic's messages, each in an event of its own, without sampling parameters: log the"
+        " endpoint's /v1/chat/completions",
+    ),
+    (
+        frozenset({"type", "model_identifier", "input"}),
+        "LM Studio's stream of prompts and outputs, without sampling parameters: log the"
+        " endpoint's /v1/chat/completions",
+    ),
+    (
+        frozenset({"http_streamed_trace_segment"}),
+        "Envoy's streamed taps, which cut bodies into pieces: set streaming: false in the tap",
     ),
     (
         frozenset({"schema_type", "model_id", "input", "output"}),
@@ -129,8 +169,8 @@ SHAPES: tuple[tuple[frozenset[str], str], ...] = (
         frozenset({"workflow_data", "finished"}),
         "n8n's executions: log the endpoint's /v1/chat/completions",
     ),
-    (frozenset({"input", "output"}), f"rename them to request and response, or {WRITE_MESSAGES}"),
-    (frozenset({"inputs", "outputs"}), f"rename them to request and response, or {WRITE_MESSAGES}"),
+    (frozenset({"input", "output"}), SIDES_OR_MESSAGES),
+    (frozenset({"inputs", "outputs"}), SIDES_OR_MESSAGES),
 )
 """Names (row_fields.py) of known rows that are not read, and the way to a format that is; the first
 match counts."""
@@ -144,18 +184,28 @@ TEXT_LOGS: tuple[tuple[re.Pattern[bytes], str], ...] = (
 )
 """Logs of servers that have no texts of requests."""
 
-GATEWAY = "put a gateway that logs request and response in front of the endpoint"
-
 _MITMPROXY = re.compile(rb"\d+:\d+:\w+;")
 """First bytes of mitmproxy's flows: tnetstrings."""
+
+_GOREPLAY = re.compile(rb"[123] [0-9a-f]+ \d{19}[ \n]")
+"""The first payload's type, id and time."""
 
 _COUNTS = re.compile("token|latency|duration|status|level|time")
 SHORTEST_TEXT = 200
 """Rows of requests without their texts have counts, and no text of this length."""
 
+STORED = (
+    "OpenAI's stored completions, without their requests: get the messages of each from"
+    " /v1/chat/completions/ID/messages, and write openai_joined, {id, model, messages} and the"
+    " completion"
+)
+
 RESPONSES = (
     "OpenAI's Responses API, whose items are not the engine's messages: log /v1/chat/completions"
 )
+
+LEAST_SHARED = 0.5
+"""Share of a format's keys that a row needs for the format to be named as the nearest."""
 
 NEEDED = {
     "openai_pairs": ("request", "response"),
@@ -183,6 +233,8 @@ def describe(sample: Sample, formats: Mapping[str, Any]) -> Description:
     head = sample.stored
     if not head.strip():
         return Description("empty", "give a log with rows")
+    if is_capture(sample):
+        return Description("GoReplay's capture", GATEWAY)
     if sample.rows:
         row = sample.rows[0]
         return Description(f"rows with the keys {_keys(row)}", _way(row, formats))
@@ -202,6 +254,11 @@ def describe(sample: Sample, formats: Mapping[str, Any]) -> Description:
         what = f"binary data that begins with the bytes {head[:8].hex(' ')}"
         return Description(what, EXPORT)
     return _of_text(head)
+
+
+def is_capture(sample: Sample) -> bool:
+    """Whether a file is GoReplay's, whose objects are inside HTTP messages."""
+    return _GOREPLAY.match(sample.stored) is not None
 
 
 def _of_text(head: bytes) -> Description:
@@ -228,6 +285,8 @@ def _way(row: dict[str, Any], formats: Mapping[str, Any]) -> str:
     """Returns the shortest way from a row to a format."""
     if is_chat_export(row):
         return CHAT_EXPORT
+    if row.get("object") == "list" and "first_id" in row:
+        return STORED
     inside = _inside(row, formats)
     if inside:
         return inside
@@ -236,7 +295,10 @@ def _way(row: dict[str, Any], formats: Mapping[str, Any]) -> str:
     conversation = row.get("conversations")
     if isinstance(conversation, list) and conversation and isinstance(conversation[0], dict):
         return RENAME if "from" in conversation[0] else "rename conversations to messages"
-    ways = (_way_of_shape(member) for member in [row, *_members(row)])
+    members = [row, *_members(row)]
+    # The two sides of a call may be apart.
+    together = {key: value for member in reversed(members) for key, value in member.items()}
+    ways = (_way_of_shape(member) for member in [*members, together])
     return next((way for way in ways if way), None) or _nearest(row)
 
 
@@ -246,9 +308,9 @@ def _way_of_shape(row: dict[str, Any]) -> str | None:
 
 
 def _members(row: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns the first object of each list in a row: pages of an API."""
-    lists = [value for value in row.values() if isinstance(value, list) and value]
-    firsts = [value[0] for value in lists if isinstance(value[0], dict)]
+    """Returns the objects in a row, and the first of each list: pages of an API."""
+    values = [value[0] if isinstance(value, list) and value else value for value in row.values()]
+    firsts = [inner for inner in map(object_of, values) if inner is not None]
     return firsts + [inner for member in firsts for inner in _members(member)]
 
 
@@ -302,7 +364,7 @@ def _nearest(row: dict[str, Any]) -> str:
         return f"rows about requests, without texts: {GATEWAY}"
     shared = {name: len(row.keys() & set(keys)) / len(keys) for name, keys in NEEDED.items()}
     name = max(shared, key=lambda name: shared[name])
-    if not shared[name]:
+    if shared[name] < LEAST_SHARED:
         return f"no format has them; log request and response as openai_pairs, or {WRITE_MESSAGES}"
     missing = [key for key in NEEDED[name] if key not in row]
     if not missing:

@@ -15,8 +15,10 @@ rejected as `no_token_ids`: streamed ones, whose ids vLLM does not log, and all 
 INFO or from releases before 0.11.2. A gateway log with `return_token_ids` has no such limitation.
 
 vLLM's times have no year, so times are read only from logs saved with `docker logs -t` or
-`kubectl logs --timestamps`, and from the runtime's own files (Docker's `json-file`, CRI). Session,
-user and tenant come from the line with the JSON body.
+`kubectl logs --timestamps`, from the runtime's own files (Docker's `json-file`, CRI), and from the
+records of collectors that hold the lines: journald, Loki, Vector, Filebeat, CloudWatch, Google
+Cloud, Datadog, Splunk, OpenTelemetry. Session, user and tenant come from the line with the JSON
+body.
 """
 
 import json
@@ -28,7 +30,8 @@ from typing import Any
 
 from outrider.data.exchange import Exchange, Place, Record, Reject
 from outrider.data.files.rows import Sample, parse_row, with_other_lines
-from outrider.data.files.sources import LONGEST_LINE, LogFile, lines_of, read_ahead
+from outrider.data.files.sources import LONGEST_LINE, LogFile, read_ahead
+from outrider.data.formats.engine_lines import engine_lines
 from outrider.data.formats.fields import take, take_ids, take_text, take_time
 from outrider.data.formats.finish_reasons import finish_reason
 from outrider.data.formats.sampling import NUMBERS, constraint_of
@@ -129,7 +132,7 @@ def _join(files: Sequence[LogFile]) -> Iterator[Record | Reject | Place | None]:
     for file in read_ahead(files):
         with file.kept_open():
             longest = _longest(file)
-            for number, line in file.lines():
+            for number, line in file.counted(engine_lines(file)):
                 place = Place(file.name, number)
                 if line is None:
                     yield Reject("line_too_long", f"more than {LONGEST_LINE >> 20} MB", place)
@@ -150,10 +153,9 @@ def _join(files: Sequence[LogFile]) -> Iterator[Record | Reject | Place | None]:
 def _longest(file: LogFile) -> int:
     """Returns the length of the longest text or list of ids in a file."""
     longest = 0
-    with file.open() as content:
-        for _, line in lines_of(content):
-            event = _event(line) if line else None
-            longest = max(longest, *_lengths(event["rest"])) if event else longest
+    for _, line in engine_lines(file):
+        event = _event(line) if line else None
+        longest = max(longest, *_lengths(event["rest"])) if event else longest
     return longest
 
 

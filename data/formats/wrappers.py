@@ -15,11 +15,14 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from outrider.data.exchange import Reject
+from outrider.data.files.record_lines import lines_in
 from outrider.data.files.rows import Row, parse_row
-from outrider.data.formats.embedded import object_of, plain_text
+from outrider.data.formats.embedded import json_of, object_of, plain_text
 from outrider.data.formats.fields import first
 from outrider.data.formats.message_sides import message_sides
+from outrider.data.formats.native_apis import native_request, native_response
 from outrider.data.formats.row_fields import fields, find
+from outrider.data.formats.span_attributes import has_genai_attributes, is_otlp
 
 DEEPEST = 6
 """Levels that are searched; Kong's `ai.proxy.payload.request` in a collector's record is at 5."""
@@ -33,8 +36,6 @@ PRODUCERS = tuple(
         "custom_id response",
         "request_created_at request_body",  # Helicone
         "observations",  # Langfuse's traces
-        "resourceSpans",  # OpenTelemetry
-        "resourceLogs",
         "prompt_token_ids completion_token_ids",
     )
 )
@@ -68,17 +69,17 @@ SPAN_KINDS = (
     *("attributes.mlflow.spanType", "attributes.openinference.span.kind", "span_kind"),
     "attributes.span_kind",
     *("openinference.span.kind", "traceloop.span.kind", "attributes.traceloop.span.kind"),
-    *("run_type", "span_attributes.type", "meta.kind", "meta.span.kind", "type"),
+    *("run_type", "span_attributes.type", "meta.kind", "meta.span.kind", "type", "object"),
 )
 OTHER_KINDS = frozenset(
     {
         *("CHAIN", "AGENT", "TOOL", "RETRIEVER", "RERANKER", "EMBEDDING", "GUARDRAIL"),
         *("EVALUATOR", "PROMPT", "PARSER", "MEMORY", "WORKFLOW", "TASK", "RETRIEVAL", "RAG"),
-        *("FUNCTION", "SCORE", "EVAL", "GENERAL", "SPAN", "COMPONENT", "MODULE", "THREAD"),
+        *("FUNCTION", "SCORE", "EVAL", "GENERAL", "SPAN", "COMPONENT", "MODULE", "THREAD", "TRACE"),
     }
 )
 """Kinds of spans around calls, whose inputs and outputs they may repeat: OpenInference, MLflow,
-OpenLLMetry, LangSmith, Braintrust, Datadog, Opik, LangWatch, Lunary."""
+OpenLLMetry, LangSmith, Braintrust, Datadog, Opik, LangWatch, Lunary, OpenAI's Agents SDK."""
 
 OBSERVATIONS = frozenset(
     {
@@ -88,11 +89,10 @@ OBSERVATIONS = frozenset(
 )
 """Types of Langfuse's observations."""
 
-ATTRIBUTES = ("attributes", "SpanAttributes", "LogAttributes")
-"""Keys of OpenTelemetry's attributes."""
-
 PARAMETERS = frozenset({"model", "max_tokens", "temperature", "stream", "n", "top_p"})
 """Keys of which a text completion's request has at least one."""
+
+PROMPTS = frozenset({"messages", "prompt"})
 
 HALF = frozenset({"messages", "prompt", "choices", "request", "response", "conversations"})
 """Keys of a request, a response, or a conversation."""
@@ -179,14 +179,33 @@ def calls_of(row: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _listed_calls(row: dict[str, Any]) -> list[dict[str, Any]] | None:
-    """Returns the first list in a row whose members are calls."""
+    """Returns the first list in a row whose members are calls, or the calls in its lines."""
     for path in LISTS:
         where = find(row, path)
         if where and _are_calls(where.holder.get(where.key)):
             return list(where.holder[where.key])
-    if _is_produced(row) or is_chat_export(row) or _is_call(row):
+    if is_otlp(row):
+        return _calls_in_lines(row) or None
+    if is_chat_export(row) or _is_call(row):
         return None
+    lines = _calls_in_lines(row)
+    if lines:
+        return lines
     return next((value for value in _values(row) if _are_calls(value)), None)
+
+
+def _calls_in_lines(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns the calls that are lines of a document: Loki's API, OTLP's log records."""
+    calls = []
+    for line in lines_in(row):
+        call = object_of(line.text) if len(line.holders) > 1 else None
+        if call is None or not _is_call(unwrapped(call)):
+            continue
+        if fields(call)["time"] is None:
+            times = (fields(holder)["time"] for holder in reversed(line.holders))
+            call = {"timestamp": next((time for time in times if time is not None), None), **call}
+        calls.append(call)
+    return calls
 
 
 def _are_calls(value: Any) -> bool:
@@ -216,8 +235,7 @@ def _is_produced(row: dict[str, Any]) -> bool:
         return True
     if str(row.get("type")) in OBSERVATIONS and ("trace_id" in row or "traceId" in row):
         return True
-    attributes = next((row[key] for key in ATTRIBUTES if row.get(key)), None)
-    return isinstance(attributes, dict) and any(key.startswith("gen_ai.") for key in attributes)
+    return is_otlp(row) or has_genai_attributes(row)
 
 
 def pair_fields(row: dict[str, Any]) -> dict[str, Any]:
@@ -247,10 +265,11 @@ def sides(row: dict[str, Any]) -> Sides:
     responses: list[Any] = []
     for value in _values(row):
         holder = object_of(value)
-        if holder is not None and isinstance(holder.get("choices"), list):
-            responses.append(holder)
+        response = None if holder is None else _response_of(holder)
+        if response is not None:
+            responses.append(response)
         elif holder is not None and _is_request(holder):
-            requests.append(holder)
+            requests.append(holder if PROMPTS & holder.keys() else native_request(holder) or holder)
         elif _is_stream(value):
             responses.append(value)
     requests.sort(key=lambda request: "messages" not in request)
@@ -260,9 +279,15 @@ def sides(row: dict[str, Any]) -> Sides:
     return Sides(request, responses[0] if responses else None)
 
 
+def _response_of(holder: dict[str, Any]) -> dict[str, Any] | None:
+    return holder if isinstance(holder.get("choices"), list) else native_response(holder)
+
+
 def _is_request(holder: dict[str, Any]) -> bool:
     if isinstance(holder.get("choices"), list):
         return False
+    if native_request(holder) is not None:
+        return True
     messages = holder.get("messages")
     if isinstance(messages, str):
         return messages.lstrip().startswith("[")
@@ -275,6 +300,8 @@ def _is_request(holder: dict[str, Any]) -> bool:
 
 def _is_stream(value: Any) -> bool:
     """Whether a value is an event stream's text, its lines, or a list of its chunks."""
+    if isinstance(value, str) and value.startswith("[{") and '"delta"' in value:
+        value = json_of(value)  # Databricks
     if isinstance(value, str):
         return value.lstrip()[:200].startswith(("data:", "event:", ":", "id:")) and "data:" in value
     if not isinstance(value, list) or not value:
@@ -305,5 +332,5 @@ def _values(row: dict[str, Any]) -> Iterator[Any]:
             inner = object_of(value)
             if inner is None or depth == DEEPEST:
                 continue
-            if not _is_request(inner) and not isinstance(inner.get("choices"), list):
+            if not _is_request(inner) and _response_of(inner) is None:
                 waiting.append((inner, depth + 1))

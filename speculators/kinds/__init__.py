@@ -138,7 +138,7 @@ def _other_drafter(config: Mapping[str, Any]) -> str | None:
     has_one_layer = config.get("num_hidden_layers") == 1 and architecture.endswith("ForCausalLM")
     if architecture.startswith("Eagle") or has_one_layer:
         return "an EAGLE-1 head"
-    return None
+    return "a draft model" if architecture.endswith("ForCausalLM") else None
 
 
 def trainable_kind_of(directory: Path) -> TrainableKind:

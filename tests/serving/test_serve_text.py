@@ -33,6 +33,15 @@ def forms(words: list[str], variables: dict[str, str]) -> dict[str, str]:
     exported = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
     docker = " ".join(f"-e {name}={shlex.quote(value)}" for name, value in variables.items())
     lines = " \\\n    ".join(map(shlex.quote, words))
+    unit = "".join(f"Environment={shlex.quote(f'{k}={v}')}\n" for k, v in variables.items())
+    supervised = ",".join(f'{name}="{value}"' for name, value in variables.items())
+    image_env = "".join(f"ENV {name}={shlex.quote(value)}\n" for name, value in variables.items())
+    inspected = {
+        "Env": [f"{name}={value}" for name, value in variables.items()],
+        "Cmd": words,
+        "Image": IMAGE,
+        "Entrypoint": ["vllm", "serve"],
+    }
     of_pod = [{"name": name, "value": value} for name, value in variables.items()]
     script = f"{exported}vllm serve {lines}"
     run = f"docker run --rm --gpus all --name vllm --ipc=host -v ~/.cache:/root -p 1:1 {docker}"
@@ -54,6 +63,43 @@ def forms(words: list[str], variables: dict[str, str]) -> dict[str, str]:
             command=["/bin/sh", "-c"], args=[f"exec vllm serve {flags}"], env=of_pod
         ),
         "kubernetes json": json.dumps(yaml.safe_load(manifest(args=words, env=of_pod))),
+        "systemd": f"[Unit]\nAfter=network.target\n\n[Service]\n{unit}"
+        f"ExecStartPre=/usr/bin/nvidia-smi\nExecStart=-/opt/bin/vllm serve {lines}\n"
+        "ExecStop=/bin/kill $MAINPID\n\n[Install]\nWantedBy=multi-user.target\n",
+        "systemctl cat": f"# /etc/systemd/system/r1.service\n[Service]\nExecStart=/bin/false\n\n"
+        f"# /etc/systemd/system/r1.service.d/x.conf\n[Service]\n{unit}ExecStart=\n"
+        f"ExecStart=vllm serve {flags}\n",
+        "ansible": yaml.safe_dump(
+            [
+                {
+                    "tasks": [
+                        {"docker_container": {"image": IMAGE, "command": words, "env": variables}}
+                    ]
+                }
+            ]
+        ),
+        "systemd shell": f"[Service]\n{unit}"
+        f"ExecStart=/bin/bash -lc {shlex.quote(f'cd /x && exec vllm serve {flags}')}\n",
+        "quadlet": f"[Container]\nImage=docker.io/{IMAGE}\n{unit}Exec={flags}\n\n[Service]\n",
+        "supervisor": f"[program:r1]\ncommand=vllm serve {flags}\nenvironment={supervised}\n",
+        "dockerfile": f"FROM {IMAGE} AS serve\n{image_env}EXPOSE 8000\nCMD {json.dumps(words)}\n",
+        "dockerfile entry point": f"FROM nvidia/cuda:12.8.0-runtime\n{image_env}"
+        f"ENTRYPOINT {json.dumps(['vllm', 'serve'])}\nCMD {json.dumps(words)}\n",
+        "docker inspect": json.dumps([{"Id": "a", "Config": inspected}], indent=4),
+        "slurm": f"#!/bin/bash\n#SBATCH --gres=gpu:8\n{exported}"
+        f"srun apptainer exec --nv /x/vllm.sif vllm serve {lines}\n",
+        "powershell": f"{run} `\r\n  {IMAGE} `\r\n  "
+        + " `\r\n  ".join(map(shlex.quote, words))
+        + "\r\n",
+        "bash array": f"{exported}ARGS=(\n  # flags\n"
+        + "".join(f"  {shlex.quote(word)}\n" for word in words)
+        + """)\nvllm serve "${ARGS[@]}"\n""",
+        "skypilot": yaml.safe_dump(
+            {"envs": variables, "setup": "uv pip install vllm", "run": f"vllm serve {lines}\n"}
+        ),
+        "markdown": f"It's started with\n\n```bash\n{script}\n```\n\nand isn't public.\n",
+        "ssh": f"ssh gpu-1 {shlex.quote(exported.replace(chr(10), '; ') + f'vllm serve {flags}')}",
+        "apptainer": f"{set_first} apptainer run --nv docker://{IMAGE} {flags}",
         "compose": compose(command=flags, environment=variables),
         "compose list": compose(
             command=words, environment=[f"{name}={value}" for name, value in variables.items()]
@@ -120,3 +166,25 @@ def test_lines_of_flags_go_on_without_backslashes() -> None:
 def test_other_texts_are_refused(text: str, message: str) -> None:
     with pytest.raises(OutriderError, match=message):
         find_command("serve.sh", text)
+
+
+def test_json_without_its_quotation_marks_is_one_word() -> None:
+    shown = f"root 41 102 1.0 ? Sl 10:00 9:59 python3 /usr/local/bin/vllm serve {' '.join(WORDS)}"
+    assert find_command("x", shown) == ({}, WORDS)
+    listed = json.dumps(["vllm", "serve", *WORDS])
+    assert find_command("x", listed) == ({}, WORDS)
+    assert find_command("x", f"command = {listed[:-1]},\n]") == ({}, WORDS)
+    assert find_command("x", f"server = subprocess.Popen({listed})") == ({}, WORDS)
+    cmdline = "\0".join(["python3", "/usr/local/bin/vllm", "serve", *WORDS]) + "\0"
+    assert find_command("x", cmdline) == ({}, WORDS)
+
+
+def test_an_apostrophe_in_a_comment_changes_nothing() -> None:
+    nested = """{"a": {"b": 1}, "c": [ {"d": 2} ]}"""
+    script = f"# it's the endpoint\nvllm serve m --hf-overrides '{nested}'"
+    assert find_command("x", script) == ({}, ["m", "--hf-overrides", nested])
+
+
+def test_arrays_are_added_to() -> None:
+    script = """A=(-tp 8)\nA+=(--seed 3)\nvllm serve m "${A[@]}" """
+    assert find_command("x", script) == ({}, ["m", "-tp", "8", "--seed", "3"])

@@ -9,6 +9,7 @@ import lzma
 import sys
 import tarfile
 import zipfile
+from collections.abc import Callable
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -174,4 +175,122 @@ CONTAINERS = {
     "tar.gz": lambda files: gzip.compress(as_tar(files)),
     "tar.zst": lambda files: zstd.compress(as_tar(files)),
     "zip": as_zip,
+}
+
+
+SECOND = 1_782_907_200
+"""`TIME` in Unix seconds, up to its fraction."""
+NANOSECONDS = f"{SECOND}123456789"
+
+
+def records(record) -> Callable[[list[str]], bytes]:
+    """A collector that writes a JSON record per line."""
+    return lambda lines: b"".join(json.dumps(record(line)).encode() + b"\n" for line in lines)
+
+
+def document(record) -> Callable[[list[str]], bytes]:
+    """An API's answer, or a browser's download, with all lines."""
+    return lambda lines: json.dumps(record(lines)).encode()
+
+
+def prefixed(prefix: str) -> Callable[[list[str]], bytes]:
+    return lambda lines: "".join(f"{prefix}{line}\n" for line in lines).encode()
+
+
+def table(lines: list[str]) -> bytes:
+    """Datadog's download."""
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(["Date", "Host", "Service", "Message"])
+    writer.writerows([TIME, "gpu-1", "vllm", line] for line in lines)
+    return text.getvalue().encode()
+
+
+def log_records(lines: list[str]) -> dict:
+    """OTLP's log records, as the collector's filelog receiver makes them."""
+    made = [{"timeUnixNano": NANOSECONDS, "body": {"stringValue": line}} for line in lines]
+    return {"resourceLogs": [{"resource": {}, "scopeLogs": [{"scope": {}, "logRecords": made}]}]}
+
+
+def partial(lines: list[str]) -> bytes:
+    """AWS FireLens: Docker's fluentd driver cuts lines at 16 KiB."""
+    rows = []
+    for number, line in enumerate(lines):
+        pieces = [line[at : at + 400] for at in range(0, len(line), 400)]
+        for piece in pieces:
+            row = {"log": piece, "source": "stderr", "container_name": "vllm", "time": TIME}
+            if len(pieces) > 1:
+                last = str(piece is pieces[-1]).lower()
+                row |= {"partial_message": "true", "partial_id": f"p{number}"}
+                row |= {"partial_last": last}
+            rows.append(json.dumps(row).encode() + b"\n")
+    return b"".join(rows)
+
+
+COLLECTORS = {
+    "docker compose": prefixed("vllm-1  | "),
+    "docker compose in color": prefixed("\x1b[36mvllm-1  | \x1b[0m"),
+    "kubectl --prefix": prefixed("[pod/vllm-0/vllm] "),
+    "journalctl": prefixed("Jul 01 12:00:00 gpu-1 vllm[41]: "),
+    "pm2": prefixed("0|vllm  | "),
+    "ray": prefixed("\x1b[36m(ServeReplica:app:vllm pid=77, ip=10.0.0.2)\x1b[0m "),
+    "stern": records(lambda line: {"message": line, "podName": "vllm-0", "labels": {}}),
+    "partial": partial,
+}
+"""Collectors that keep lines; those below keep their times, too."""
+
+TIMED_COLLECTORS = {
+    "journald": records(
+        lambda line: {
+            "__REALTIME_TIMESTAMP": NANOSECONDS[:16],
+            "_SYSTEMD_UNIT": "vllm.service",
+            "MESSAGE": line,
+        }
+    ),
+    "journald in color": records(
+        lambda line: {
+            "__REALTIME_TIMESTAMP": NANOSECONDS[:16],
+            "MESSAGE": list(f"\x1b[32m\x1b[0m{line}".encode()),
+        }
+    ),
+    "loki's api": document(
+        lambda lines: {
+            "status": "success",
+            "data": {"result": [{"stream": {}, "values": [[NANOSECONDS, line] for line in lines]}]},
+        }
+    ),
+    "logcli": records(lambda line: {"labels": {"app": "r1"}, "line": line, "timestamp": TIME}),
+    "grafana": document(
+        lambda lines: [{"line": line, "timestamp": NANOSECONDS, "fields": {}} for line in lines]
+    ),
+    "vector": records(
+        lambda line: {
+            "file": "/var/log/x",
+            "message": line,
+            "source_type": "file",
+            "timestamp": TIME,
+        }
+    ),
+    "filebeat": records(
+        lambda line: {"@timestamp": TIME, "message": line, "log": {"offset": 1}, "agent": {}}
+    ),
+    "google cloud": records(
+        lambda line: {"textPayload": line, "timestamp": TIME, "resource": {"labels": {}}}
+    ),
+    "cloudwatch": document(
+        lambda lines: {
+            "events": [{"timestamp": int(NANOSECONDS[:13]), "message": line} for line in lines]
+        }
+    ),
+    "datadog": table,
+    "otlp": records(lambda line: log_records([line])),
+    "otlp in batches": document(log_records),
+    "splunk": records(lambda line: {"preview": False, "result": {"_raw": line, "_time": TIME}}),
+    "json logger in a container": records(
+        lambda line: {
+            "log": json.dumps({"asctime": "2026-07-01 12:00:00,123", "message": line}) + "\n",
+            "stream": "stderr",
+            "time": TIME,
+        }
+    ),
 }

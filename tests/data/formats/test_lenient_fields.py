@@ -8,6 +8,8 @@ from outrider.data.exchange import Exchange
 from outrider.data.files.sources import log_files
 from outrider.data.formats.fields import take_time
 from outrider.data.formats.finish_reasons import CUT, FINISHED
+from outrider.data.formats.openai import reasoning_and_content
+from outrider.data.formats.row_fields import fields
 from tests.data.logs import pair, read_exchanges, write_log
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -277,3 +279,25 @@ def test_sharegpt_is_read_and_rewritten_reasoning_is_refused(tmp_path):
     turns[1]["value"] = "<|begin_of_thought|>r<|end_of_thought|>4"
     reject = read(tmp_path, {"conversations": turns})
     assert reject.reason == "reasoning_missing" and "R1 did not write" in reject.detail
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"X-Session-Id": "s-7", "X-OpenWebUI-User-Id": "ada"},
+        {"x-session-id": ["s-7"], "x-openwebui-user-id": ["ada"]},
+        [{"key": "x-session-id", "value": "s-7"}, {"key": "x-user-id", "value": "ada"}],
+        [{"name": "X-Session-Id", "value": "s-7"}, {"name": "X-User-Id", "value": "ada"}],
+    ],
+)
+def test_session_and_user_may_be_headers(headers):
+    assert fields({"request": {"headers": headers}})["session"] == "s-7"
+    assert fields({"headers": headers})["user"] == "ada"
+    assert fields({"session_id": "s-1", "headers": headers})["session"] == "s-1"
+
+
+def test_reasoning_that_is_also_in_the_content_is_read_once():
+    message = {"reasoning_content": "r", "content": "<think>\nr\n</think>\n\na"}
+    assert reasoning_and_content(message) == (None, message["content"])
+    other = {"reasoning_content": "r", "content": "about </think> tags"}
+    assert reasoning_and_content(other) == ("r", "about </think> tags")

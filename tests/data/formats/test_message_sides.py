@@ -8,6 +8,7 @@ from outrider.data.exchange import Exchange
 from outrider.data.files.rows import parse_row
 from outrider.data.files.sources import log_files
 from outrider.data.formats.message_sides import message_sides, nested
+from tests.data.formats.test_elsewhere import read_rows
 from tests.data.logs import pair, read_exchanges, write_log
 
 ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
@@ -131,3 +132,22 @@ def test_rows_of_postgresqls_copy(row):
 def test_backslashes_of_a_customer_stay():
     row = {"text": "\\nabla f", "path": "C:\\"}
     assert parse_row(json.dumps(row).encode()) == row
+
+
+def test_a_data_sets_solution_is_no_answer(tmp_path):
+    asked = [{"role": "user", "content": "What is 2+2?"}]
+    rows = [{"data_source": "dapo", "messages": asked, "answer": "4", "id": 1}]
+    assert not any(isinstance(outcome, Exchange) for outcome in read_rows(tmp_path, rows))
+    logged = {"ai_log": {"messages": asked, "answer": "4", "reasoning": "r\n", "output_token": 3}}
+    (exchange,) = read_rows(tmp_path, [logged])
+    assert isinstance(exchange, Exchange)
+    assert (exchange.reasoning, exchange.content, exchange.completion_tokens) == ("r\n", "4", 3)
+
+
+@pytest.mark.parametrize("thought", ["r", "on", "r\n"])
+def test_reasoning_in_the_text_is_not_doubled(tmp_path, thought):
+    asked = [{"role": "user", "content": "Hi"}]
+    row = {"input": asked, "output": "<think>\nr\n</think>\n\na", "reasoning": thought}
+    (exchange,) = read_rows(tmp_path, [row])
+    assert isinstance(exchange, Exchange)
+    assert (exchange.reasoning, exchange.content) == (None, "<think>\nr\n</think>\n\na")

@@ -1,0 +1,136 @@
+"""Attributes of spans and log records, as exporters and tracing backends write them.
+
+    attributes_of({"tags": [{"key": "gen_ai.system", "type": "string", "value": "openai"}]})
+    # {"gen_ai.system": "openai"}
+
+- OTLP's JSON, of the collector and of Grafana Tempo: pairs of a key and a typed value, with the
+  proto's names in camel or snake case
+- Jaeger's `tags`: pairs of a key and a plain value; Zipkin's `tags`: an object
+- tables of ClickHouse (`SpanAttributes`) and Application Insights (`customDimensions`): an object,
+  also as text
+- SigNoz: one object per type (`attributes_string`, `attributes_number`)
+- wide tables, such as Honeycomb's: columns of the row
+"""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from outrider.data.exchange import Reject
+from outrider.data.formats.fields import mapping, take
+from outrider.data.formats.row_fields import normal_name
+
+HOLDERS = ("attributes", "span_attributes", "log_attributes", "tags", "custom_dimensions")
+"""Names of what holds the attributes, in order of preference."""
+
+TYPED = ("attributes_string", "attributes_number", "attributes_bool")
+"""SigNoz's names."""
+
+GENAI = "gen_ai."
+
+SPAN_LEVELS = (
+    ("resource_spans", "scope_spans", "spans"),
+    ("resource_spans", "instrumentation_library_spans", "spans"),  # OTLP before 0.15
+    ("batches", "scope_spans", "spans"),  # Tempo
+    ("batches", "instrumentation_library_spans", "spans"),
+    ("resource_logs", "scope_logs", "log_records"),
+)
+"""Names of the lists around spans and log records."""
+
+OUTER = frozenset({"resourceSpans", "resourceLogs", "resource_spans", "resource_logs", "batches"})
+"""Keys of a batch, one of which it has."""
+
+ALL_HOLDERS = frozenset({*HOLDERS, *TYPED})
+
+
+def is_otlp(row: dict[str, Any]) -> bool:
+    """Whether a row is a batch of spans or log records."""
+    if OUTER.isdisjoint(row):
+        return False
+    for outer, middle, _ in SPAN_LEVELS:
+        resources = _named(row, outer)
+        if outer != "batches" and resources is not None:
+            return True
+        members = resources if isinstance(resources, list) else []
+        if any(isinstance(member, dict) and _named(member, middle) for member in members):
+            return True
+    return False
+
+
+def spans_of(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yields the spans and log records of a batch, in order."""
+    for levels in SPAN_LEVELS:
+        holders = [row]
+        for level in levels:
+            lists = (_named(holder, level) for holder in holders)
+            inner = [take({level: value}, level, list, "OTLP") or () for value in lists]
+            holders = list(itertools.chain.from_iterable(inner))
+            if not all(isinstance(holder, dict) for holder in holders):
+                raise Reject("wrong_type", f"OTLP.{level} is not a list of objects")
+        yield from holders
+
+
+def attributes_of(holder: dict[str, Any]) -> dict[str, Any]:
+    """Returns the attributes of a span, log record or event, possibly empty."""
+    names = {normal_name(key): key for key in holder}
+    found = [_plain_attributes(holder, names[name]) for name in HOLDERS if name in names]
+    typed = [mapping(holder, names[name], "span") for name in TYPED if name in names]
+    if typed:
+        found.append({key: value for part in typed for key, value in part.items()})
+    if has_genai(holder):
+        found.append(holder)
+    with_messages = (attributes for attributes in found if has_genai(attributes))
+    return next(with_messages, next(filter(None, found), {}))
+
+
+def has_genai(attributes: dict[str, Any]) -> bool:
+    """Whether a name is one of the GenAI conventions."""
+    return any(name.startswith(GENAI) for name in attributes)
+
+
+def has_genai_attributes(row: dict[str, Any]) -> bool:
+    """Whether a row is a span or log record with the GenAI conventions' attributes."""
+    if not has_genai(row) and ALL_HOLDERS.isdisjoint(map(normal_name, row)):
+        return False
+    try:
+        return has_genai(attributes_of(row))
+    except Reject:
+        return False
+
+
+def _named(holder: dict[str, Any], name: str) -> Any:
+    return next((value for key, value in holder.items() if normal_name(key) == name), None)
+
+
+def _plain_attributes(holder: dict[str, Any], key: str) -> dict[str, Any]:
+    value = holder[key]
+    is_pairs = isinstance(value, list) and not all(isinstance(item, tuple) for item in value)
+    if normal_name(key) == "tags" and (is_pairs or not isinstance(value, dict)):
+        return _of_pairs(value) if isinstance(value, list) and _are_pairs(value) else {}
+    return _of_pairs(value) if is_pairs else mapping(holder, key, "span")
+
+
+def _are_pairs(pairs: list[Any]) -> bool:
+    return all(isinstance(pair, dict) and isinstance(pair.get("key"), str) for pair in pairs)
+
+
+def _of_pairs(pairs: list[Any]) -> dict[str, Any]:
+    """Converts `[{"key": ..., "value": {"stringValue": ...}}]` to a dict."""
+    if not _are_pairs(pairs):
+        raise Reject("wrong_type", "span.attributes is not a list of keys and values")
+    return {pair["key"]: plain_value(pair.get("value")) for pair in pairs}
+
+
+def plain_value(value: Any) -> Any:
+    """Converts an OTLP value to a plain value; Jaeger's values are plain."""
+    if not isinstance(value, dict):
+        return value
+    if not value:
+        return None
+    (key, held), *_ = value.items()
+    kind = normal_name(key)
+    if kind in ("array_value", "kvlist_value"):
+        values = take(take(value, key, dict, "value") or {}, "values", list, key) or []
+        return _of_pairs(values) if kind == "kvlist_value" else list(map(plain_value, values))
+    is_digits = isinstance(held, str) and held.lstrip("-").isdecimal() and len(held) < 20
+    return int(held) if kind == "int_value" and is_digits else held

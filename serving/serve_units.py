@@ -1,0 +1,159 @@
+"""Words of commands in unit files and Dockerfiles, and in text that is almost a shell's.
+
+    words_of_units("[Service]\\nEnvironment=A=1\\nExecStart=/usr/bin/vllm serve org/model")
+    # [["A=1", "/usr/bin/vllm", "serve", "org/model"]]
+
+Units are those of systemd, of Podman's Quadlet and of supervisor.
+"""
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+
+_SECTION = re.compile(r"^\[(Service|Container|program:[^\]\n]+)\][ \t]*$", re.MULTILINE)
+_CONTINUED = re.compile(r"\\[ \t]*\r?\n")
+_SETTING = re.compile(r"^([A-Za-z_]+)[ \t]*=[ \t]*(.*)$", re.MULTILINE)
+_PREFIXES = "@-:+!"
+"""What systemd allows before a command."""
+
+_FROM = re.compile(r"^FROM[ \t]+(?:--\S+[ \t]+)*(\S+)", re.MULTILINE)
+_INSTRUCTION = re.compile(r"^(ENV|ENTRYPOINT|CMD)[ \t]+(.*)$", re.MULTILINE)
+
+_ARRAY = re.compile(r"^[ \t]*(\w+)(\+?)=\(((?:[^()'\"]|'[^']*'|\"[^\"]*\")*)\)", re.MULTILINE)
+_ELEMENTS = re.compile(r"\"?\$\{(\w+)\[[@*]\]\}\"?")
+
+
+def words_of_units(text: str) -> list[list[str]]:
+    """Returns the variables and the command of each unit or Dockerfile in `text`."""
+    units = [*_of_sections(text)] if _SECTION.search(text) else []
+    if _FROM.search(text):
+        units.append(_of_dockerfile(text))
+    if "\0" in text:  # /proc/PID/cmdline
+        units.append(text.strip("\0\n").split("\0"))
+    return units
+
+
+def _of_sections(text: str) -> Iterator[list[str]]:
+    text = _CONTINUED.sub(" ", text)
+    begins = [match.start() for match in re.finditer(r"^\[", text, re.MULTILINE)]
+    # `systemctl cat` shows a unit and what overrides it, with sections of the same name.
+    settings: dict[str, list[tuple[str, str]]] = {}
+    for begin, end in zip(begins, [*begins[1:], len(text)], strict=True):
+        section = _SECTION.match(text[begin:end])
+        if section:
+            settings.setdefault(section[1], []).extend(_SETTING.findall(text[begin:end]))
+    yield from map(_of_section, settings.values())
+
+
+def _of_section(settings: list[tuple[str, str]]) -> list[str]:
+    variables: list[str] = []
+    image: list[str] = []
+    command: list[str] = []
+    for key, value in settings:
+        if key == "Environment":
+            variables += _split(value)
+        elif key == "environment":  # supervisor's A="1",B="2"
+            variables += _split(re.sub(r",(?=\w+=)", " ", value))
+        elif key == "Image":
+            image = ["docker", "run", value.strip()]
+        elif key in ("ExecStart", "command", "Exec") and value.strip():
+            command = _split(value.lstrip(_PREFIXES))
+    return [*variables, *image, *command]
+
+
+def _of_dockerfile(text: str) -> list[str]:
+    text = _CONTINUED.sub(" ", text)
+    variables: list[str] = []
+    commands: dict[str, list[str]] = {}
+    for name, value in _INSTRUCTION.findall(text):
+        if name == "ENV":
+            pairs = _split(value)
+            variables += pairs if "=" in pairs[0] else [f"{pairs[0]}={' '.join(pairs[1:])}"]
+        else:
+            commands[name] = _exec_form(value)
+    # The last stage's image has the entry point, unless the file replaces it.
+    image = [] if "ENTRYPOINT" in commands else ["docker", "run", _FROM.findall(text)[-1]]
+    return [*variables, *image, *commands.get("ENTRYPOINT", []), *commands.get("CMD", [])]
+
+
+def _exec_form(value: str) -> list[str]:
+    try:
+        words = json.loads(value)
+    except ValueError:
+        return _split(value)
+    return [str(word) for word in words] if isinstance(words, list) else _split(value)
+
+
+def words_of_lists(text: str) -> list[list[str]]:
+    """Returns the lists of arguments in JSON, or in a program such as Python's."""
+    text = re.sub(r",(\s*\])", r"\1", text)  # a list in a program may end with a comma
+    lists = (_list_at(text, begin.start()) for begin in re.finditer(r"\[\s*\"", text))
+    return [words for words in lists if "serve" in words[:4]]
+
+
+def _list_at(text: str, begin: int) -> list[str]:
+    """Returns the list of strings that begins at a place; empty for anything else."""
+    try:
+        words, _ = json.JSONDecoder().raw_decode(text, begin)
+    except ValueError:
+        return []
+    return words if all(isinstance(word, str) for word in words) else []
+
+
+def _split(value: str) -> list[str]:
+    try:
+        return shlex.split(value, comments="\n" in value)
+    except ValueError:
+        return value.split()
+
+
+def as_shell(text: str) -> str:
+    """Returns a script whose lines and arrays `shlex` reads as they are meant.
+
+    PowerShell continues a line with a backtick and cmd with ^, and Bash's arrays hold words.
+    """
+    text = re.sub(r"[ \t][`^][ \t]*\r?\n", " ", text)
+    elements: dict[str, list[str]] = {}
+    for name, is_added, words in _ARRAY.findall(text):
+        before = elements.get(name, []) if is_added else []
+        elements[name] = [*before, *_split(words)]
+    without_arrays = _ARRAY.sub("", text) if elements else text
+
+    def joined(match: re.Match[str]) -> str:
+        return shlex.join(elements[match[1]]) if match[1] in elements else match[0]
+
+    return _ELEMENTS.sub(joined, without_arrays)
+
+
+def has_torn_object(words: list[str]) -> bool:
+    """Whether a word begins an object that goes on in the next, as in what `ps` shows."""
+    return any(re.match(r"(?:--[\w-]+=)?\{\w", word) for word in words)
+
+
+def with_quoted_objects(text: str) -> str:
+    """Quotes the objects that begin a word outside quotation marks; `ps` shows them without."""
+    pieces: list[str] = []
+    at = 0
+    quote = ""
+    while at < len(text):
+        mark = text[at]
+        begins_word = not pieces or pieces[-1][-1:] in " \t\n="
+        if not quote and begins_word and re.match(r"\{\s*\"", text[at : at + 9]):
+            try:
+                _, length = json.JSONDecoder().raw_decode(text[at:])
+            except ValueError:
+                length = 0
+            if length:
+                pieces.append(shlex.quote(text[at : at + length]))
+                at += length
+                continue
+        if mark == "\\" and quote != "'":
+            pieces.append(text[at : at + 2])
+            at += 2
+            continue
+        if mark in "'\"" and quote in ("", mark):
+            quote = "" if quote else mark
+        pieces.append(mark)
+        at += 1
+    return "".join(pieces)

@@ -1,0 +1,78 @@
+"""Text APIs of engines and clouds, and HTTP messages in wire format."""
+
+import base64
+import json
+
+from outrider.data.exchange import Exchange, Reject
+from outrider.data.formats.embedded import plain_text
+from tests.data.formats.test_elsewhere import ANSWERED, ASKED, QUESTION, STREAM, read_rows
+
+
+def test_sglangs_generate_keeps_its_token_ids(tmp_path):
+    asked = {"text": "Hi", "sampling_params": {"temperature": 0.5, "max_new_tokens": 9}}
+    about = {
+        "id": "x",
+        "finish_reason": {"type": "stop", "matched": 1},
+        "prompt_tokens": 2,
+        "completion_tokens": 3,
+    }
+    answered = {"text": "abc", "output_ids": [7, 8, 1], "meta_info": about}
+    short = {**answered, "output_ids": [7, 8]}
+    rows = [{"request": asked, "response": answered}, {"req": asked, "resp": short}]
+    whole, cut = read_rows(tmp_path, rows)
+    assert isinstance(whole, Exchange) and isinstance(cut, Exchange)
+    assert (whole.prompt_text, whole.prompt_is_raw, whole.temperature) == ("Hi", True, 0.5)
+    assert (whole.completion_token_ids, cut.completion_token_ids) == ([7, 8, 1], None)
+    assert (whole.finish_reason, whole.stop_reason, whole.completion_tokens) == ("stop", 1, 3)
+
+
+def test_sglangs_generate_with_ids(tmp_path):
+    asked = {"input_ids": [0, 5], "sampling_params": {"temperature": 0}}
+    about = {"finish_reason": {"type": "length", "length": 1}, "completion_tokens": 1}
+    rows = [{"request": asked, "response": {"text": "a", "output_ids": [7], "meta_info": about}}]
+    (exchange,) = read_rows(tmp_path, rows)
+    assert isinstance(exchange, Exchange)
+    assert (exchange.prompt_token_ids, exchange.finish_reason) == ([0, 5], "length")
+
+
+def test_an_image_of_converse_is_not_left_out(tmp_path):
+    parts = [{"text": "Hi"}, {"image": {"format": "png"}}]
+    body = {"messages": [{"role": "user", "content": parts}], "inferenceConfig": {}}
+    message = {"role": "assistant", "content": [{"text": "a"}]}
+    answered = {"output": {"message": message}, "stopReason": "end_turn"}
+    row = {"input": {"inputBodyJson": body}, "output": {"outputBodyJson": answered}}
+    (reject,) = read_rows(tmp_path, [row])
+    assert isinstance(reject, Reject) and reject.reason == "not_text"
+
+
+def wire(first: str, body: str, chunked: bool) -> str:
+    headers = f"{first}\r\nHost: x\r\n"
+    if chunked:
+        data = body.encode()
+        pieces = [data[at : at + 40] for at in range(0, len(data), 40)]
+        chunks = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces)
+        text = f"{headers}Transfer-Encoding: chunked\r\n\r\n".encode() + chunks + b"0\r\n\r\n"
+    else:
+        text = f"{headers}\r\n{body}".encode()
+    return base64.b64encode(text).decode()
+
+
+def test_http_messages_in_wire_format(tmp_path):
+    rows = [
+        {
+            "raw_request": wire("POST /v1/chat/completions HTTP/1.1", json.dumps(ASKED), chunked),
+            "raw_response": wire("HTTP/1.1 200 OK", answered, chunked),
+        }
+        for chunked in (False, True)
+        for answered in (json.dumps(ANSWERED), STREAM)
+    ]
+    outcomes = read_rows(tmp_path, rows)
+    assert len(outcomes) == 4
+    for outcome in outcomes:
+        assert isinstance(outcome, Exchange) and outcome.messages == QUESTION
+        assert (outcome.reasoning, outcome.content, outcome.finish_reason) == ("r\n", "a", "stop")
+
+
+def test_text_that_only_begins_like_http_is_text():
+    assert plain_text("POST the letter") == "POST the letter"
+    assert plain_text("HTTP/1.1 is old\r\n\r\nb") == "HTTP/1.1 is old\r\n\r\nb"
