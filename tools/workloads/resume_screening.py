@@ -31,21 +31,24 @@ THIS_YEAR = 2026
 HAS_SKILL = 0.75
 """Share of a posting's skills that a candidate has."""
 
+# Without a length, answers of this model repeat themselves.
 INSTRUCTIONS = [
-    "Compare the candidate with each requirement of the posting, one sentence for each, and end "
-    "with a line `Verdict: advance` or `Verdict: reject`.",
-    "Should we interview this candidate? Explain which requirements are met and which are not, "
-    "then give your verdict.",
-    "You screen résumés. State your verdict first, advance or reject, and then the reasons, with "
-    "the facts from the résumé.",
-    "Write a screening note for the hiring manager: strengths, gaps, and whether to advance the "
-    "candidate.",
-    "Check the résumé against the posting. Number your findings. Conclude with advance or reject.",
-    "Does the applicant fit the position? Reason step by step about skills, degree and location "
-    "before you decide.",
-    "Give a short assessment of the applicant for this position, and rate the fit as strong, fair "
-    "or weak, with reasons.",
-    "For every requirement, write met or not met and why. Finish with a verdict in one sentence.",
+    "Compare the candidate with each requirement of the posting, one short sentence for each, and "
+    "end with a line `Verdict: advance` or `Verdict: reject`.",
+    "Should we interview this candidate? Name the requirements that are met and those that are "
+    "not, then give your verdict. Use at most five sentences.",
+    "You screen résumés. State your verdict first, advance or reject, and then two or three "
+    "reasons with facts from the résumé.",
+    "Write a screening note of one paragraph for the hiring manager: strengths, gaps, and whether "
+    "to advance the candidate.",
+    "Check the résumé against the posting. Number your findings, at most five. Conclude with "
+    "advance or reject.",
+    "Does the applicant fit the position? Write a sentence each about skills, degree and location, "
+    "and then decide.",
+    "Rate the applicant's fit for this position as strong, fair or weak, with reasons, in at most "
+    "80 words.",
+    "For every requirement, write met or not met and why, one line each. Finish with a verdict in "
+    "one sentence.",
 ]
 
 

@@ -39,7 +39,7 @@ class Workload:
 WORKLOADS = {
     "customer_chat": Workload(customer_chat.sessions, 0.7, 192, keeps_history=True),
     "document_extraction": Workload(document_extraction.sessions, 0.2, 320),
-    "resume_screening": Workload(lambda _: resume_screening.sessions(), 0.6, 384),
+    "resume_screening": Workload(lambda _: resume_screening.sessions(), 0.6, 256),
     "arithmetic": Workload(arithmetic.sessions, 0.6, 512),
 }
 
