@@ -62,8 +62,10 @@ PersonalKind = Literal[
     "URL", "MAC_ADDRESS", "AU_MEDICARE", "AU_TFN", "CA_SIN", "DE_SOCIAL_SECURITY", "DE_TAX_ID",
     "ES_NIE", "ES_NIF", "FI_PERSONAL_IDENTITY_CODE", "IN_AADHAAR", "IT_FISCAL_CODE", "KR_RRN",
     "PL_PESEL", "SE_PERSONNUMMER", "TH_TNIN", "TR_NATIONAL_ID", "UK_NHS", "US_ITIN", "ZA_ID_NUMBER",
+    "SECRET",
 ]  # fmt: skip
-"""Presidio's names for the kinds that patterns or checksums find (docs/how-to/privacy.md)."""
+"""Presidio's names for the kinds that patterns or checksums find, and `SECRET` for API keys and
+tokens (docs/how-to/privacy.md)."""
 
 
 class PrivacyConfig(_Section):
@@ -88,6 +90,7 @@ class PrivacyConfig(_Section):
             "IP_ADDRESS",
             "US_SSN",
             "CRYPTO",
+            "SECRET",
         ],
     )
     """Kinds to look for, by pattern and checksum. Names, addresses and dates of birth need a model
@@ -100,10 +103,14 @@ class PrivacyConfig(_Section):
 
     phone_regions: list[str] = Field(
         min_length=1,
-        default=["US", "GB", "DE", "FR", "ES", "IT", "NL", "IN", "CN", "JP", "BR", "AU"],
+        default=[
+            *("US", "GB", "DE", "FR", "ES", "IT", "NL", "IN", "CN", "JP", "BR", "AU"),
+            *("RU", "PT", "MX", "AT", "CH", "BE", "PL", "SE", "TR", "KR", "UA", "AR", "CO"),
+            *("TW", "HK", "SG", "IE", "ZA"),
+        ],
     )
     """Countries (ISO 3166) whose national telephone number formats are recognized. Numbers that
-    begin with + need no country."""
+    begin with + or 00 need no country."""
 
     key_file: str | None = None
     """A file with at least 16 secret bytes. Runs with the same key produce the same surrogates and

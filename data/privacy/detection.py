@@ -1,9 +1,8 @@
 """Detects personal data with Presidio's recognizers and the words before a value.
 
-A value scores higher if one of the four words before it names its kind ("phone", "telefon",
-or a Chinese word). So does a telephone number that begins with + or is written like
-(212) 555-0123. Other possible telephone numbers are ignored: ten digits on a receipt are usually an
-order number.
+Texts are searched in their plain form (plain_text.py). A value scores higher if one of the four
+words before it names its kind ("phone", "telefon", or a Chinese word). Telephone numbers are in
+phones.py, keys and tokens in common/key_forms.py.
 
 Presidio's own analyzer needs a language model to use context and compares every pair of findings
 in a text, which is slow. Here its recognizers run directly, on pieces of a text.
@@ -11,7 +10,8 @@ in a text, which is slow. Here its recognizers run directly, on pieces of a text
 Presidio's patterns end at word boundaries, and Python counts Chinese characters as word characters,
 so without the ASCII flag a number directly after a Chinese character would be missed. Presidio's
 patterns that match too much (an e-mail's local part with `=` and quotes) or too little (only some
-16-digit cards) are replaced through the recognizers' constructors.
+16-digit cards) are replaced through the recognizers' constructors. IBANs are
+matched here, by the country's length, in any case.
 
     finder = Finder(PrivacyConfig(mode="report"))
     finder.find("call +49 30 901820, or write to ada@lovelace.org")
@@ -21,18 +21,21 @@ patterns that match too much (an e-mail's local part with `=` and quotes) or too
 import ipaddress
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from outrider.common.errors import OutriderError
+from outrider.common.key_forms import KEYS, POSSIBLE_KEY, key_span
 from outrider.data.config import NOT_INSTALLED, PrivacyConfig
+from outrider.data.privacy.plain_text import PlainText
 
 try:
-    import phonenumbers
     import regex
-    from presidio_analyzer import Pattern, PatternRecognizer, predefined_recognizers
+    from presidio_analyzer import Pattern, predefined_recognizers
     from tldextract import TLDExtract
+
+    from outrider.data.privacy.phones import known_regions, phone_numbers
 except ModuleNotFoundError as error:
     raise OutriderError(f"{NOT_INSTALLED} ({error})") from error
 
@@ -44,6 +47,9 @@ RESERVED_DOMAINS = (
 
 PUBLIC_SUFFIXES = TLDExtract(suffix_list_urls=(), cache_dir=None)
 """The bundled list of public suffixes; Presidio would download one to the home directory."""
+
+INTERNAL_SUFFIXES = (".local", ".internal", ".intranet", ".private", ".corp", ".home", ".lan")
+"""Suffixes of internal networks (RFC 6762, appendix G; ICANN's .internal)."""
 
 NATIONAL = {
     "AU_MEDICARE": "AuMedicareRecognizer",
@@ -73,7 +79,6 @@ CLASSES = NATIONAL | {
     "US_SSN": "UsSsnRecognizer",
     "URL": "UrlRecognizer",
     "IP_ADDRESS": "IpRecognizer",
-    "IBAN_CODE": "IbanRecognizer",
     "CRYPTO": "CryptoRecognizer",
     "MAC_ADDRESS": "MacAddressRecognizer",
 }
@@ -81,15 +86,17 @@ CLASSES = NATIONAL | {
 LEFT, RIGHT = r"(?<![A-Za-z0-9])(?<!\d[.,])", r"(?![A-Za-z0-9])(?![.,]\d)"
 """Boundaries: not inside a word, a hexadecimal digest or a decimal fraction."""
 
-LETTER, DOMAIN = (
-    "A-Za-zÀ-ɏ0-9",
-    r"@[a-z0-9]+(?:-+[a-z0-9]+)*(?:\.[a-z0-9]+(?:-+[a-z0-9]+)*)+(?![A-Za-z0-9])",
-)
+LETTER = "A-Za-z0-9À-ɏͰ-ϿЀ-ӿ"
+"""Letters of addresses: Latin, Greek and Cyrillic; Chinese has no spaces around an address."""
+LABEL = rf"[{LETTER}]+(?:-+[{LETTER}]+)*"
+DOMAIN = rf"@{LABEL}(?:\.{LABEL})+(?![{LETTER}])"
+GAP = r"[ .\-]{0,3}"
+"""Between the groups of a card's number."""
 CARDS = {
-    "16 digits": r"(?:4\d{3}|5\d{3}|6\d{3}|2[2-7]\d{2}|35\d{2})(?:[- ]?\d{4}){3}",
-    "15 digits": r"3[47]\d{2}[- ]?\d{6}[- ]?\d{5}",
-    "14 digits": r"3(?:0[0-5]|[689]\d)\d[- ]?\d{6}[- ]?\d{4}",
-    "19 digits": r"(?:4\d{3}|62\d{2})(?:[- ]?\d{4}){3}[- ]?\d{3}",
+    "16 digits": rf"(?:[4-6]\d{{3}}|2[2-7]\d{{2}}|35\d{{2}}|8[12]\d{{2}})(?:{GAP}\d{{4}}){{3}}",
+    "15 digits": rf"3[47]\d{{2}}{GAP}(?:\d{{6}}{GAP}\d{{5}}|\d{{4}}{GAP}\d{{4}}{GAP}\d{{3}})",
+    "14 digits": rf"3(?:0[0-59]|[689]\d)\d{GAP}(?:\d{{6}}{GAP}\d{{4}}|(?:\d{{4}}{GAP}){{2}}\d\d)",
+    "19 digits": rf"(?:4\d{{3}}|62\d{{2}})(?:{GAP}\d{{4}}){{3}}{GAP}\d{{3}}|62\d{{4}}{GAP}\d{{13}}",
 }
 """Patterns by length. 13-digit numbers beginning with 4 are left out: some old Visa cards have
 them, but today such numbers are EAN bar codes."""
@@ -108,7 +115,7 @@ PATTERNS = {
     },
     "CREDIT_CARD": {name: (LEFT + shape + RIGHT, 0.3) for name, shape in CARDS.items()},
     "US_SSN": {
-        "dashes": (rf"{LEFT}\d{{3}}-\d{{2}}-\d{{4}}{RIGHT}", 0.5),
+        "dashes": (rf"(?<!\d-){LEFT}\d{{3}}-\d{{2}}-\d{{4}}{RIGHT}(?!-\d)", 0.5),
         "spaces": (rf"{LEFT}\d{{3}}([ .])\d{{2}}\1\d{{4}}{RIGHT}", 0.25),
         "bare": (rf"{LEFT}\d{{9}}{RIGHT}", 0.2),
     },
@@ -131,32 +138,36 @@ class Found:
 
 SHAPES = {
     "EMAIL_ADDRESS": r"@",
-    "CREDIT_CARD": r"\d(?:[ -]?\d){13}",
-    "IBAN_CODE": r"[A-Z]{2}\d{2}[ -]?[A-Z0-9]{4}",
+    "CREDIT_CARD": r"\d(?:[ .-]{0,3}\d){13}",
+    "IBAN_CODE": r"[A-Za-z]{2}[\s.-]{0,2}\d",
     "IP_ADDRESS": r"\d\.\d{1,3}\.\d|[0-9A-Fa-f]:[0-9A-Fa-f]{0,4}:",
     "US_SSN": r"\d{3}[- .]?\d{2}[- .]?\d{4}",
-    "CRYPTO": r"(?:bc1|[13])[a-zA-HJ-NP-Z0-9]{25}",
+    "CRYPTO": r"(?:bc1|BC1|[13])[a-zA-HJ-NP-Z0-9]{25}",
     "URL": r"://|[wW]{3}\.",
     "MAC_ADDRESS": r"[0-9A-Fa-f]{2}[:-][0-9A-Fa-f]{2}[:-]|[0-9A-Fa-f]{4}\.[0-9A-Fa-f]{4}",
 } | dict.fromkeys(NATIONAL, r"\d{4}|\d{2}[A-Z]\d|\d{3}[ -]\d{2}")
 """For each kind, a pattern that matches part of every value; texts without a match are skipped."""
 
-PHONE = re.compile(r"(?<![\dA-Za-z])(?:\+[ ]?)?\(?\d(?:[ \t().\-/\u00a0]{0,3}\d){6,16}(?!\d)")
-
-WORDS = {
-    "PHONE_NUMBER": "phone telephone tel fax mobile cell cellphone whatsapp hotline "
-    "telefon telefonnummer handy handynummer mobil "
-    "téléphone portable teléfono móvil celular telefono cellulare telefone celular telefoon mobiel "
-    "电话 手机 号码 热线 联系方式 電話 携帯",
+_WORDS = {
+    "PHONE_NUMBER": "phone telephone tel fax mobile cell cellphone whatsapp hotline call text sms "
+    "reach contact ruf "
+    "telefon handy mobil festnetz rückruf anruf anrufen erreichbar rufnummer kontakt "
+    "téléphone tél portable appelez appeler joindre joignable "
+    "teléfono móvil movil celular llámame llame llama contacto "
+    "telefono cellulare chiamami chiamare recapito telefone telemóvel ligue ligar contato "
+    "telefoon mobiel телефон тел моб мобильный сотовый звоните звонить позвоните "
+    "هاتف جوال फ़ोन मोबाइल 전화 휴대폰 핸드폰 "
+    "电话 手机 热线 联系方式 拨打 微信 電話 携帯",
     "CREDIT_CARD": "credit card visa mastercard amex kreditkarte carte tarjeta 卡号 信用卡 银行卡",
     "IBAN_CODE": "iban bank",
-    "IP_ADDRESS": "ip ipv4 ipv6 address host client remote",
-    "US_SSN": "social security ssn",
+    "IP_ADDRESS": "ip ipv4 ipv6 address host client remote adresse dirección indirizzo endereço "
+    "адрес 地址",
+    "US_SSN": "social security ssn seguro 社会安全",
     "MAC_ADDRESS": "mac hardware ethernet",
 } | {
     "AU_MEDICARE": "medicare",
     "AU_TFN": "tfn tax",
-    "CA_SIN": "sin insurance",
+    "CA_SIN": "sin insurance nas",
     "DE_SOCIAL_SECURITY": "rentenversicherungsnummer sozialversicherungsnummer rvnr svnr",
     "DE_TAX_ID": "steuer steueridentifikationsnummer idnr tin",
     "IN_AADHAAR": "aadhaar aadhar uidai",
@@ -169,27 +180,42 @@ WORDS = {
     "US_ITIN": "itin taxpayer",
     "ZA_ID_NUMBER": "id identity",
 }
-VERSION = ("v", "ver", "version", "release", "build", "firmware", "section", "chapter")
+PHRASES = (
+    *("my number", "meine nummer", "ruf an", "mon numéro", "mi número", "mio numero"),
+    *("meu número", "mijn nummer", "мой номер"),
+)
+WORDS = {kind: tuple(words.split()) for kind, words in _WORDS.items()}
+"""Words that name a kind before a value, in the languages of logs."""
+WORDS["PHONE_NUMBER"] += PHRASES
+VERSION = frozenset(
+    [
+        *("v", "ver", "version", "versión", "versione", "versão", "версия", "версии", "сборка"),
+        *("release", "build", "firmware", "section", "abschnitt"),
+        *("chapter", "kapitel", "chapitre", "capítulo", "capitolo", "глава", "article", "artikel"),
+    ]
+)
 """Words after which four dot-separated numbers are not an IP address."""
 
 CONTEXT_CHARACTERS = 60
 
+WORD = re.compile(r"\d{5,}|[A-ZÀ-Þ]?[a-zß-ɏ]+|[A-ZÀ-Þ]+|[^\W\dA-Za-zÀ-ɏ_]+")
+"""A long number, a word of Latin letters (`contactPhone` is two), or of other letters."""
+
 PIECE, OVERLAP = 4000, 400
 """Characters that Presidio reads at a time, and the overlap that keeps values whole."""
 
-PHONE_SCORE = 0.4
-"""Presidio's score for a number that is valid in some region; below privacy.min_score."""
+WEAK = 0.4
+"""Presidio's score for a number that has only a check digit; below privacy.min_score."""
 BONUS = 0.35
 """Presidio's bonus for a context word."""
-NORTH_AMERICAN = re.compile(
-    r"(?<!\d)(?:\([2-9]\d{2}\)[ ]?[2-9]\d{2}[ .-]\d{4}|[2-9]\d{2}([.-])[2-9]\d{2}\1\d{4})(?!\d)"
-)
-DATE = re.compile(
-    r"(?:19|20)\d{2}[-./ ]?(?:0[1-9]|1[0-2])[-./ ]?(?:0[1-9]|[12]\d|3[01])"
-    r"|\d{1,2}([-./])\d{1,2}\1(?:19|20)?\d{2}(?!\d)"
-)
+SHAPE_BONUS = 0.25
+"""For a number's national shape alone: a word that names another kind outweighs it."""
 
-ESCAPE = re.compile(r"\\(?:[bfnrt]|u[0-9a-fA-F]{4})")
+POSSIBLE = re.compile(rf"[\d@:]|www\.|{POSSIBLE_KEY.pattern}", re.IGNORECASE)
+"""A part of every value; most short texts and keys have none."""
+
+Recognizer = Callable[[str], Iterator[tuple[int, int, float]]]
+"""Yields the start, the end and the score of each value in a piece of a text."""
 
 
 class Finder:
@@ -199,67 +225,45 @@ class Finder:
         self.min_score = config.min_score
         self.kinds: list[str] = list(config.entities)
         self.recognizers = recognizers(self.kinds)
-        self.regions = _known_regions(config.phone_regions) if "PHONE_NUMBER" in self.kinds else ()
-        self.words = {kind: WORDS.get(kind, "").split() for kind in self.kinds}
+        self.regions = known_regions(config.phone_regions) if "PHONE_NUMBER" in self.kinds else ()
 
     def find(self, text: str, before: str = "") -> list[Found]:
         """Returns the values in `text`, in order and without overlaps.
 
         `before` is the text that precedes `text`, such as a key.
         """
-        # Every value contains one of these; most short texts and keys do not.
-        if not re.search(r"[\d@:]|www\.", text, re.IGNORECASE):
+        plain = PlainText(text)
+        if not POSSIBLE.search(plain.text):
             return []
-        # Blanks JSON escapes, whose letters would be taken for part of the value after them.
-        plain = ESCAPE.sub(lambda escape: " " * len(escape[0]), text) if "\\" in text else text
-        candidates = list(self._phones(text, plain, before))
-        for begin in range(0, max(len(plain) - OVERLAP, 1), PIECE - OVERLAP):
-            piece = plain[begin : begin + PIECE]
+        candidates = list(self._by_pattern(plain.text, PlainText(before).text))
+        if "SECRET" in self.kinds and POSSIBLE_KEY.search(plain.text):
+            spans = map(key_span, KEYS.finditer(plain.text))
+            candidates += [Found("SECRET", start, end, 1.0) for start, end in spans]
+        sure = [one for one in candidates if one.score >= self.min_score]
+        whole = [one for one in sure if _is_whole(plain.text, one)]
+        return [
+            Found(one.kind, *plain.span(one.start, one.end), one.score)
+            for one in self._without_overlaps(whole, len(plain.text))
+        ]
+
+    def _by_pattern(self, text: str, before: str) -> Iterator[Found]:
+        """Yields telephone numbers and what the recognizers find, with scores."""
+
+        def is_named(start: int) -> bool:
+            return _is_named("PHONE_NUMBER", _words_before(text, start, before))
+
+        for start, end in phone_numbers(text, self.regions, is_named) if self.regions else ():
+            is_sure = text[start] == "+" or is_named(start)
+            yield Found("PHONE_NUMBER", start, end, WEAK + (BONUS if is_sure else SHAPE_BONUS))
+        for begin in range(0, max(len(text) - OVERLAP, 1), PIECE - OVERLAP):
+            piece = text[begin : begin + PIECE]
             for kind, recognizer in self.recognizers.items():
-                there = re.search(SHAPES[kind], piece)
-                for one in recognizer.analyze(piece, [kind]) if there else ():
-                    value = piece[one.start : one.end]
-                    matched_text = value.rstrip(".,;:!?'") if kind == "URL" else value
-                    start = begin + one.start
-                    end = begin + one.start + len(matched_text)
-                    context = _words_before(text, start, before)
-                    is_ipv4 = kind == "IP_ADDRESS" and ":" not in matched_text
-                    is_version = bool(context) and context[-1] in VERSION
-                    if is_ipv4 and (is_version or _goes_on(text, start, end)):
-                        continue  # a version or an OID
-                    score = _base_score(kind, matched_text, one.score)
-                    score += BONUS if self._named(kind, context) else 0.0
-                    candidates.append(Found(kind, start, end, min(score, 1.0)))
-        sure = [one for one in candidates if one.score >= self.min_score and _is_whole(plain, one)]
-        return self._without_overlaps(sure, len(text))
-
-    def _named(self, kind: str, context: list[str]) -> bool:
-        """Whether the context names a kind; Chinese words have no spaces between them."""
-        return any(
-            word in context or (word[0] >= "\u2e80" and any(word in run for run in context))
-            for word in self.words[kind]
-        )
-
-    def _phones(self, text: str, plain: str, before: str) -> Iterator[Found]:
-        """Finds, as Presidio does, the telephone numbers that can reach `min_score`."""
-        for anchor in PHONE.finditer(plain) if self.regions else ():
-            number = anchor[0]
-            evident = number.startswith("+") or NORTH_AMERICAN.search(number) is not None
-            context = _words_before(text, anchor.start(), before)
-            if not evident and (DATE.match(number) or not self._named("PHONE_NUMBER", context)):
-                continue
-            first = max(anchor.start() - 2, 0)
-            window = plain[first : anchor.end() + 14]  # an extension may follow
-            # A number with + is valid in every region or in none; ZZ is not a region.
-            for region in ("ZZ",) if number.startswith("+") else self.regions:
-                matches = phonenumbers.PhoneNumberMatcher(
-                    window, region, leniency=phonenumbers.Leniency.VALID
-                )
-                match = next(iter(matches), None)
-                if match and first + match.start < anchor.end():
-                    start = first + match.start
-                    yield Found("PHONE_NUMBER", start, first + match.end, PHONE_SCORE + BONUS)
-                    break
+                if not re.search(SHAPES[kind], piece):
+                    continue
+                for start, end, score in recognizer(piece):
+                    one = _scored(text, before, Found(kind, begin + start, begin + end, score))
+                    if one is not None:
+                        yield one
 
     def _without_overlaps(self, candidates: list[Found], length: int) -> list[Found]:
         """Resolves overlaps by score, then length, then the recipe's order of kinds."""
@@ -276,23 +280,49 @@ class Finder:
         return sorted(disjoint, key=lambda one: one.start)
 
 
-def _base_score(kind: str, value: str, score: float) -> float:
-    """Returns Presidio's score of a value, or less for an ambiguous shape."""
-    if kind == "IP_ADDRESS" and re.fullmatch(r"\d(?:\.\d){3}", value):
-        return 0.3  # 1.2.3.4 is usually a version or a section
-    if kind in NATIONAL and not any(map(str.isalpha, value)):
-        return PHONE_SCORE  # one number in ten has a valid check digit by chance
-    return score
+def _is_named(kind: str, context: list[str]) -> bool:
+    """Whether the words before a value name its kind.
+
+    Words of five letters and more may go on, such as `telefonnummer`. Chinese words have no
+    spaces between them.
+    """
+    line = f" {' '.join(context)} "
+    for word in WORDS.get(kind, ()):
+        if word[0] >= "\u2e80":
+            is_there = word in line
+        else:
+            is_there = f" {word}" in line if len(word) >= 5 else f" {word} " in line
+        if is_there:
+            return True
+    return False
 
 
-def _known_regions(regions: list[str]) -> tuple[str, ...]:
-    unknown = sorted(set(regions) - set(phonenumbers.SUPPORTED_REGIONS))
-    if unknown:
-        raise OutriderError(
-            f"privacy.phone_regions: unknown {', '.join(unknown)}; use ISO 3166 codes in "
-            "capitals, such as US, GB, DE, CN"
-        )
-    return tuple(regions)
+def _scored(text: str, before: str, one: Found) -> Found | None:
+    """Returns a finding with the score of its shape and its context, or None for a version."""
+    value = text[one.start : one.end]
+    if one.kind == "URL":
+        value = value.rstrip(".,;:!?'")
+    end = one.start + len(value)
+    context = _words_before(text, one.start, before)
+    score = one.score
+    if one.kind == "IP_ADDRESS" and ":" not in value:
+        if _is_version(text, one.start, end, context):
+            return None
+        if re.fullmatch(r"\d(?:\.\d){3}", value):
+            score = 0.3  # 1.2.3.4 is usually a version or a section
+    if one.kind in NATIONAL and not any(map(str.isalpha, value)):
+        score = WEAK  # one number in ten has a valid check digit by chance
+    score += BONUS if _is_named(one.kind, context) else 0.0
+    return Found(one.kind, one.start, end, min(score, 1.0))
+
+
+def _is_version(text: str, start: int, end: int, context: list[str]) -> bool:
+    """Whether four numbers are a version, or a part of a longer number such as an OID."""
+    before = text[max(start - 2, 0) : start]
+    is_product = re.search(r"[A-Za-z]/$", before)  # RFC 9110: product/version
+    is_inside = re.match(r"\.\d", text[end : end + 2]) or re.search(r"\d\.$", before)
+    word = context[-1] if context else ""
+    return bool(is_product or is_inside) or word in VERSION or word.endswith("版本")
 
 
 def _words_before(text: str, start: int, before: str) -> list[str]:
@@ -304,15 +334,10 @@ def _words_before(text: str, start: int, before: str) -> list[str]:
     head = text[max(start - CONTEXT_CHARACTERS, 0) : start]
     if len(head) < CONTEXT_CHARACTERS:
         head = before[-CONTEXT_CHARACTERS:] + head
-    if "\\" in head:
-        head = re.sub(r"\\u([0-9a-fA-F]{4})", lambda escape: chr(int(escape[1], 16)), head)
-        head = ESCAPE.sub("\n", head)
     lines = head.rsplit("\n", 2)
     line = lines[-1] if any(map(str.isalpha, lines[-1])) or len(lines) == 1 else lines[-2]
     words: list[str] = []
-    for word in reversed(
-        re.findall(r"\d{5,}|[A-Z]?[a-zà-ɏ]+|[A-Z]+|[\u0400-\u04ff]+|[\u2e80-\ud7ff]+", line)
-    ):
+    for word in reversed(WORD.findall(line)):
         if word.isdigit() or len(words) >= 4:
             break
         words.append(word.lower())
@@ -329,36 +354,81 @@ def _is_whole(text: str, one: Found) -> bool:
     )
 
 
-def _goes_on(text: str, start: int, end: int) -> bool:
-    """Whether a dotted number is part of a longer one, such as an OID."""
-    before = text[max(start - 2, 0) : start]
-    after = text[end : end + 2]
-    return bool(re.match(r"\.\d", after) or re.search(r"\d\.$", before))
-
-
-def recognizers(kinds: Sequence[str]) -> dict[str, PatternRecognizer]:
-    """Returns recognizers by kind, except for telephone numbers (`Finder._phones`)."""
+def recognizers(kinds: Sequence[str]) -> dict[str, Recognizer]:
+    """Returns recognizers by kind, except for telephone numbers and keys."""
     # Otherwise Presidio logs texts that it could not validate.
     logging.getLogger("presidio-analyzer").addFilter(lambda record: False)
-    by_kind: dict[str, Any] = {}  # Any: mypy rejects replacing Presidio's methods
-    for kind in kinds:
-        if kind == "PHONE_NUMBER":
+    by_kind = {kind: _of_presidio(kind) for kind in kinds if kind in CLASSES}
+    return by_kind | ({"IBAN_CODE": _ibans} if "IBAN_CODE" in kinds else {})
+
+
+def _of_presidio(kind: str) -> Recognizer:
+    shapes = [Pattern(name, *shape) for name, shape in PATTERNS.get(kind, {}).items()]
+    # Any: mypy rejects replacing Presidio's methods.
+    presidio: Any = getattr(predefined_recognizers, CLASSES[kind])(shapes or None)
+    presidio.global_regex_flags |= regex.ASCII
+    if kind == "EMAIL_ADDRESS":
+        presidio.validate_result = _is_email
+    if kind == "IP_ADDRESS":
+        presidio.invalidate_result = _is_not_public
+    if kind == "CREDIT_CARD":
+        presidio.replacement_pairs = [("-", ""), (" ", ""), (".", "")]
+    if kind == "CRYPTO":
+        # BIP 173: an address may be all upper case, as in QR codes.
+        is_valid = presidio.validate_result
+        presidio.validate_result = lambda text: is_valid(
+            text.lower() if text.startswith("BC1") else text
+        )
+
+    def recognize(piece: str) -> Iterator[tuple[int, int, float]]:
+        if kind == "IP_ADDRESS":
+            piece = LABEL_COLON.sub(" ", piece)
+        for result in presidio.analyze(piece, [kind]):
+            yield result.start, result.end, result.score
+
+    return recognize
+
+
+LABEL_COLON = re.compile(r"(?<![0-9A-Fa-f:]):(?=[0-9A-Fa-f])")
+"""The colon of `ip:2001:db8::1`, which Presidio's pattern takes for a part of the address."""
+
+IBAN_START = re.compile(r"(?<![A-Za-z0-9])[A-Za-z]{2}(?=[\s.\-]{0,2}\d[\s.\-]{0,2}\d)")
+IBAN_LENGTHS = {
+    entry[:2]: int(entry[2:])
+    for entry in re.findall(
+        r"[A-Z]{2}\d\d",
+        "AD24 AE23 AL28 AT20 AZ28 BA20 BE16 BG22 BH22 BI27 BR29 BY28 CH21 CR22 CY28 CZ24 DE22 DJ27 "
+        "DK18 DO28 EE20 EG29 ES24 FI18 FK18 FO18 FR27 GB22 GE22 GI23 GL18 GR27 GT28 HN28 HR21 HU28 "
+        "IE22 IL23 IQ23 IS26 IT27 JO30 KW30 KZ20 LB28 LC32 LI21 LT20 LU20 LV21 LY25 MC27 MD24 ME22 "
+        "MK19 MN20 MR27 MT31 MU30 NI28 NL18 NO15 OM23 PK24 PL28 PS29 PT25 QA29 RO24 RS22 RU33 SA24 "
+        "SC31 SD18 SE24 SI19 SK24 SM27 SO23 ST25 SV28 TL23 TN24 TR26 UA29 VA22 VG24 XK20 YE30",
+    )
+}
+"""Characters of an account number by country (ISO 13616 registry). Presidio has 76 of the
+89; its Portugal, Mauritius, Palestine and Qatar are too short."""
+
+
+def _ibans(piece: str) -> Iterator[tuple[int, int, float]]:
+    for beginning in IBAN_START.finditer(piece):
+        length = IBAN_LENGTHS.get(beginning[0].upper(), 0)
+        rest = rf"(?:[\s.\-]{{0,2}}[A-Za-z0-9]){{{length - 2}}}(?![A-Za-z0-9])"
+        match = re.compile(rest, re.ASCII).match(piece, beginning.end()) if length else None
+        if match is None:
             continue
-        shapes = [Pattern(name, *shape) for name, shape in PATTERNS.get(kind, {}).items()]
-        by_kind[kind] = getattr(predefined_recognizers, CLASSES[kind])(shapes or None)
-        by_kind[kind].global_regex_flags |= regex.ASCII
-    if "EMAIL_ADDRESS" in by_kind:
-        by_kind["EMAIL_ADDRESS"].validate_result = _is_email
-    if "IP_ADDRESS" in by_kind:
-        by_kind["IP_ADDRESS"].invalidate_result = _is_not_public
-    return by_kind
+        account = "".join(filter(str.isalnum, beginning[0] + match[0])).upper()
+        number = int("".join(str(int(character, 36)) for character in account[4:] + account[:4]))
+        # Accounts have few letters; a sentence has a valid check digit in one of 97.
+        if number % 97 == 1 and sum(map(str.isdigit, account)) > length // 3:
+            yield beginning.start(), match.end(), 1.0
 
 
 def _is_email(text: str) -> bool:
-    """Whether an address has a public domain that is not reserved."""
+    """Whether an address has a public or internal domain that is not reserved."""
     local, _, domain = text.lower().rpartition("@")
     reserved = f".{domain}".endswith(tuple(f".{name}" for name in RESERVED_DOMAINS))
-    return not reserved and local != "git" and bool(PUBLIC_SUFFIXES.extract_str(domain).fqdn)
+    is_public = bool(PUBLIC_SUFFIXES.extract_str(domain).fqdn)
+    is_host = is_public or domain.endswith(INTERNAL_SUFFIXES)
+    return not reserved and local != "git" and is_host
 
 
 def _is_not_public(text: str) -> bool:

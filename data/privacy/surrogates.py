@@ -28,13 +28,14 @@ from collections.abc import Callable, Iterable
 
 import phonenumbers
 
-SEPARATOR = r"[ \t().\-/\u00a0]{0,3}"
+from outrider.common.key_forms import KEY_PREFIX
+from outrider.data.privacy.plain_text import PlainText
+
+SEPARATOR = r"[ \t().\-/]{0,3}"
 PHONE_SEPARATOR = r"[^\w\n]{0,3}"
 """phonenumbers accepts brackets, tildes and all kinds of dashes within a number."""
-BEFORE = r"(?:(?<![A-Za-z0-9])|(?<=\\[bfnrt])|(?<=\\u[0-9a-fA-F]{4}))"
-"""A value begins after anything but a letter or digit, or after a JSON escape."""
-BEFORE_DIGITS = r"(?:(?<!\d)|(?<=\\u[0-9a-fA-F]{4}))"
-AFTER, AFTER_DIGITS = r"(?![A-Za-z0-9])", r"(?!\d)"
+BEFORE, AFTER = r"(?<![A-Za-z0-9])", r"(?![A-Za-z0-9])"
+BEFORE_DIGITS, AFTER_DIGITS = r"(?<!\d)", r"(?!\d)"
 
 DOCUMENTATION_IPV4 = ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24")
 DOCUMENTATION_DOMAINS = ("example.com", "example.net", "example.org")
@@ -42,7 +43,7 @@ DOCUMENTATION_DOMAINS = ("example.com", "example.net", "example.org")
 
 @dataclasses.dataclass(frozen=True)
 class Value:
-    """A detected value with all its spellings."""
+    """A detected value with all its spellings in plain text (plain_text.py)."""
 
     spellings: str
     """Pattern, without groups, that matches every spelling."""
@@ -65,11 +66,19 @@ class Replacements:
 
     def hold(self, text: str) -> bool:
         """Whether the text contains one of the values."""
-        return self.pattern.search(text) is not None
+        return self.pattern.search(PlainText(text).text) is not None
 
     def sub(self, text: str) -> str:
         """Replaces the values in a text with surrogates."""
-        return self.pattern.sub(self._surrogate, text)
+        plain = PlainText(text)
+        parts = []
+        end = 0
+        for match in self.pattern.finditer(plain.text):
+            start, next_end = plain.span(match.start(), match.end())
+            surrogate = plain.respelled(match.start(), match.end(), self._surrogate(match))
+            parts += [text[end:start], surrogate]
+            end = next_end
+        return "".join(parts) + text[end:]
 
     def _surrogate(self, match: re.Match[str]) -> str:
         assert match.lastindex is not None
@@ -89,6 +98,7 @@ class Surrogates:
 
     def value(self, kind: str, text: str) -> Value:
         """Returns the `Value` that matches and replaces all spellings of `text`."""
+        text = PlainText(text).text
         if kind == "PHONE_NUMBER":
             country, core = _national_number(text, self.regions)
             prefix = (
@@ -103,6 +113,8 @@ class Surrogates:
         of_one_spelling = {"EMAIL_ADDRESS": self._email, "URL": self._url, "IP_ADDRESS": self._ip}
         if kind in of_one_spelling:
             return Value(f"(?i:{BEFORE}{re.escape(text)}{AFTER})", of_one_spelling[kind])
+        if kind == "SECRET":
+            return Value(f"{BEFORE}{re.escape(text)}{AFTER}", self._secret)
         core = "".join(filter(str.isalnum, text)).upper()
         before, after = (BEFORE_DIGITS, AFTER_DIGITS) if core.isdigit() else (BEFORE, AFTER)
         separator = "[:.-]?" if kind == "MAC_ADDRESS" else SEPARATOR
@@ -147,6 +159,11 @@ class Surrogates:
         else:
             drawn = str(ipaddress.ip_network(rng.choice(DOCUMENTATION_IPV4))[rng.randrange(1, 255)])
         return drawn + slash + prefix
+
+    def _secret(self, text: str) -> str:
+        """Returns a key that keeps its issuer's prefix."""
+        prefix = KEY_PREFIX.match(text)
+        return _like(text, self._random("SECRET", text, 0), prefix.end() if prefix else 0)
 
     def _random(self, kind: str, value: str, number: int) -> random.Random:
         # Keyed by the value: the same value has the same surrogate in all requests, and nobody

@@ -7,6 +7,7 @@ import pytest
 
 from outrider.data.config import PrivacyConfig
 from outrider.data.privacy.detection import RESERVED_DOMAINS, Finder
+from outrider.data.privacy.plain_text import PlainText
 from outrider.data.privacy.surrogates import Replacements, Surrogates
 from tests.data.personal import EXAMPLES
 
@@ -86,3 +87,29 @@ def test_what_is_drawn_is_nobodys():
     host = re.fullmatch(r"https://([a-z.]+)/[a-z]{2}/[a-z]{3}-[a-z]{8}\?[a-z]{4}=\d", url)[1]
     assert host.endswith(RESERVED_DOMAINS)
     assert not {"ada", "lovelace", "linkedin"} & set(re.split(r"\W", url))
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "spellings"),
+    [
+        (
+            "PHONE_NUMBER",
+            "+49 30 901820",
+            ["+49\u00a030\u00a0901820", "0049 30 901820", r"+49\u00a030\u00a0901820"],
+        ),
+        ("CREDIT_CARD", "4111 1111 1111 1111", ["4111\u20111111\u20111111\u20111111"]),
+        ("IBAN_CODE", "DE89 3704 0044 0532 0130 00", ["de89\u202f3704 0044 0532 0130 00"]),
+        ("EMAIL_ADDRESS", "ada@lovelace.org", ["ada%40lovelace.org", "ada (at) lovelace.org"]),
+    ],
+)
+def test_unusual_spellings_become_the_same_surrogate(kind, value, spellings):
+    usual = "".join(filter(str.isalnum, PlainText(replaced(kind, value)).text)).upper()
+    for spelling in spellings:
+        surrogate = PlainText(replaced(kind, value, f"[{spelling}]")).text
+        assert "".join(filter(str.isalnum, surrogate)).upper()[-8:] == usual[-8:]
+
+
+def test_a_key_keeps_its_issuers_prefix_only():
+    drawn = replaced("SECRET", "sk-ant-api03-9bQ2vXk7Lr0TzWmC5dJf")
+    assert re.fullmatch(r"sk-[a-z]{3}-[a-z]{3}\d\d-\d[a-z]Q?.*", drawn) and len(drawn) == 33
+    assert "9bQ2" not in drawn
