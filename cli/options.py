@@ -42,7 +42,7 @@ MaxGpuHours = Annotated[
     float | None,
     Parameter(
         help="GPU-hours of this window, from the command's start and over all GPUs that the run "
-        "uses; then as --until.",
+        "uses; then stages stop at a checkpoint, as at a set time.",
     ),
 ]
 # `negative=""`: without it, cyclopts adds --no-json, and --no-force for `Flag`.

@@ -1,6 +1,6 @@
 """The engine that was measured: vLLM's release, and the kernels that it chose.
 
-    engine_facts(run_dir, served_with="0.26.0")["attention"]      # "FLASHMLA" or "unknown"
+    engine_facts(run_dir, release="0.26.0")["attention"]      # "FLASHMLA" or "unknown"
 
 Two machines with the same flags may run other kernels, which are slower or round otherwise. vLLM
 has no request for them, so they are read from the servers' logs of all attempts.

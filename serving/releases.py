@@ -14,19 +14,12 @@ import re
 from packaging.version import InvalidVersion, Version
 
 from outrider.serving.vllm_hooks.version import WRITTEN_FOR
+from outrider.speculators.kinds import KINDS
 
 OLDEST = "0.13.0"
 """The oldest release that was read."""
 
-FIRST = {
-    "mtp": OLDEST,
-    "eagle3": OLDEST,
-    "ngram": OLDEST,
-    "suffix": OLDEST,
-    "p_eagle": "0.18.0",
-    "dflash": "0.22.0",
-    "dspark": "0.26.0",
-}
+FIRST = {name: kind.first_release for name, kind in KINDS.items() if kind.speculates}
 """Kind -> the first of the releases read whose configuration accepts it."""
 
 FIRST_OF_KEYS = {"draft_sample_method": "0.22.0", "num_speculative_tokens_per_batch_size": "0.26.0"}

@@ -111,6 +111,8 @@ class DrafterKind:
     """Name in `speculator.kind` and in reports, and by default vLLM's method."""
     in_words: str
     """A noun phrase for messages, such as `an MTP layer`."""
+    first_release = "0.13.0"
+    """The first of the vLLM releases read (serving/releases.py) whose configuration accepts it."""
     directory_in_words: str | None = None
     """Description of the kind's directories; None for a kind without weights."""
     source_of_drafts = ""

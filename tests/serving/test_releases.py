@@ -53,7 +53,7 @@ def test_the_release_is_that_of_the_image(text: str, release: str | None) -> Non
             ["dflash", "not of dspark", "num_speculative_tokens_per_batch_size removed"],
             [],
         ),
-        ("0.18.0", ["p_eagle", "not of dflash, dspark", "draft_sample_method and"], []),
+        ("0.18.0", ["p_eagle", "not of dspark, dflash", "draft_sample_method and"], []),
         ("0.12.0", ["older than 0.13.0"], ["accepts"]),
         ("0.33.0", ["newer"], ["accepts", "not of"]),
     ],

@@ -28,7 +28,10 @@ def test_a_name_or_a_directory_identifies_the_kind(tmp_path):
     ):
         assert Speculator.named(name) == expected
     for name, message in (
-        ("neither", r"not a known speculator.* an EAGLE-3 checkpoint .*, or an MTP directory"),
+        (
+            "neither",
+            r"a draft model, which is not read.* an EAGLE-3 checkpoint .*, or an MTP directory",
+        ),
         ("gone", r"gone/config\.json: no such file"),
     ):
         with pytest.raises(OutriderError, match=message):

@@ -51,6 +51,7 @@ class DFlash(Eagle3):
 
     name = "dflash"
     in_words = "a DFlash head"
+    first_release = "0.22.0"
     directory_in_words: str | None = (
         "a DFlash checkpoint (config.json of a DFlashDraftModel, and its weights)"
     )

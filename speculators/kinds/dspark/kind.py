@@ -45,6 +45,7 @@ class DSpark(DFlash):
 
     name = "dspark"
     in_words = "a DSpark head"
+    first_release = "0.26.0"
     directory_in_words: str | None = (
         f"a DSpark checkpoint (config.json of a {ARCHITECTURE}, and its weights)"
     )

@@ -50,6 +50,7 @@ class PEagle(Eagle3):
 
     name = "p_eagle"
     in_words = "a P-EAGLE head"
+    first_release = "0.18.0"
     directory_in_words: str | None = (
         "a P-EAGLE checkpoint (config.json of an EAGLE-3 head with pard_token, and its weights with"
         " mask_hidden)"

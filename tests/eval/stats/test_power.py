@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks.judge import DEMO, STANDARD, Setting, trials_of
+from benchmarks.judge import trials_of
+from benchmarks.simulated_endpoint import DEMO, STANDARD, Setting
 from outrider.eval.config import EvalConfig
 from outrider.eval.results.parts import ClusteredEstimate
 from outrider.eval.stats.clusters import clustered
