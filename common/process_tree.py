@@ -252,9 +252,13 @@ def run_supervised(
 
 def _ask_to_stop(child: Child, received: list[int]) -> None:
     """Sends SIGTERM and waits: after a signal for a second one, else at most `PATIENCE_S`."""
-    why, again, patience_s = "the window has ended, stopping", "", PATIENCE_S
+    why = "the window has ended, stopping"
+    again = ""
+    patience_s = PATIENCE_S
     if received:
-        why, again, patience_s = "stopping", " again", math.inf
+        why = "stopping"
+        again = " again"
+        patience_s = math.inf
     print(
         f"{why}; completed work is kept (Ctrl-C{again} to stop at once)",
         file=sys.stderr,
