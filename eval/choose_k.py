@@ -97,7 +97,9 @@ def choose(
             speculators=speculators,
         )
 
-    times = context.cached(f"step_times_{mode}", StepTimes, measured)
+    times = _times_of_kinds(context, mode, (*engines, *references))
+    if times is None:
+        times = context.cached(f"step_times_{mode}", StepTimes, measured)
     facts["step_contexts"] = times.contexts
     engine_of = {name: "custom" if context.one_engine else name for name in timed}
     steps = {name: times.seconds[engine] for name, engine in engine_of.items()}
@@ -108,6 +110,34 @@ def choose(
     if not timed:
         return Choice(k=Drafters[int](**k), main_concurrency=main, **facts)
     return choose_k(lengths, steps, main, k, prefill=prefill, **facts)
+
+
+def _times_of_kinds(
+    context: EvaluationContext, mode: str, names: Sequence[str]
+) -> StepTimes | None:
+    """The step times that choose_kind.py has measured; None if they are not all that is needed."""
+    settings = context.settings
+    main = settings.main
+    # It times one engine mode at one concurrency, and steps with drafts only.
+    if mode != settings.engine_modes[0] or [*settings.concurrency] != [main]:
+        return None
+    if context.by_batch_size:
+        return None
+    of_kinds = {speed.kind: speed for speed in context.kinds}
+    kinds = {
+        name: context.speculators["custom"].kind if name == "custom" else name for name in names
+    }
+    if any(kind not in of_kinds or not of_kinds[kind].step_ms_by_k for kind in kinds.values()):
+        return None
+    times = StepTimes()
+    for name, kind in kinds.items():
+        speed = of_kinds[kind]
+        seconds = {
+            number: milliseconds / 1000 for number, milliseconds in speed.step_ms_by_k.items()
+        }
+        times.seconds[name] = {main: seconds}
+        times.prefill[name] = {main: speed.prefill_ms / 1000}
+    return times
 
 
 def _timed_drafters(context: EvaluationContext) -> list[Drafter]:

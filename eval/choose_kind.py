@@ -4,10 +4,11 @@
     kinds[0].kind
 
 Kinds are compared in the same way as numbers of drafts (choose_k.py): by prefill plus replayed
-steps times seconds per step, each kind at its best K, at the main concurrency. The servers of all
-kinds, of base and without speculation are timed in turn. A lookup needs no training, so the fastest
-one is chosen unless a trained kind is shown to be faster. The choice does not use the held-out
-part, whose intervals therefore need no correction.
+steps times seconds per step, each kind at its best K, at the main concurrency. The servers of the
+kinds, of base and without speculation are timed in turn; kinds whose steps take equally long are
+timed once (`_timed_as`). A lookup needs no training, so the fastest one is chosen unless a trained
+kind is shown to be faster. The choice does not use the held-out part, whose intervals therefore
+need no correction.
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,7 +52,7 @@ def choose_kind(
     }
     replays["base"] = replay_drafter(first, "validation", "base")
     replays["none"] = replays["base"].without_drafts()
-    times = first.cached("step_times_of_kinds", StepTimes, lambda: _time_kinds(contexts))
+    times = first.cached("step_times_of_kinds", StepTimes, lambda: _time_kinds(contexts, replays))
     main = first.settings.main
     steps = {kind: row[main] for kind, row in times.seconds.items()}
     described = {
@@ -104,6 +105,7 @@ def ranked(
             k=best[kind],
             acceptance_length=length_at(sums, best[kind]),
             step_ms=1000 * steps[kind][best[kind]],
+            step_ms_by_k={k: 1000 * seconds for k, seconds in steps[kind].items()},
             prefill_ms=1000 * prefill.get(kind, 0.0),
             over_lookup=over_lookup(kind),
             **facts[kind],
@@ -138,7 +140,9 @@ def _speculators(contexts: Mapping[str, EvaluationContext]) -> dict[str, Specula
     return {**speculators, "base": first.speculators["base"], "none": Speculator("none")}
 
 
-def _time_kinds(contexts: Mapping[str, EvaluationContext]) -> StepTimes:
+def _time_kinds(
+    contexts: Mapping[str, EvaluationContext], replays: Mapping[str, ReplaySums]
+) -> StepTimes:
     """Times the steps of all kinds at the main concurrency, in turn."""
     first = next(iter(contexts.values()))
     settings = first.settings
@@ -148,21 +152,27 @@ def _time_kinds(contexts: Mapping[str, EvaluationContext]) -> StepTimes:
     sampling = customers_sampling(validation)
     texts = [prompt.text for prompt in prompts]
     speculators = _speculators(contexts)
-    numbers: dict[str, Sequence[int]] = {}
+    lengths = {kind: replays[kind].acceptance_length() for kind in speculators}
+    timed_as = _timed_as(first, speculators, lengths)
+    numbers: dict[str, set[int]] = {}
     for kind, speculator in speculators.items():
         drafts = [number for number in first.draft_numbers(speculator) if number]
         if not speculator.speculates:
-            drafts = [0]
-        # An engine whose k is fixed would have to be started once per number.
-        numbers[kind] = [max(drafts)] if speculator.family.fixed_k else drafts
-    first.say(f"timing steps of the {mode} engine: {', '.join(speculators)} in turn")
+            useful = [0]
+        elif speculator.family.fixed_k:
+            # An engine whose k is fixed would have to be started once per number.
+            useful = [max(drafts)]
+        else:
+            useful = useful_numbers(drafts, lengths[kind])
+        numbers.setdefault(timed_as[kind], set()).update(useful)
+    first.say(f"timing steps of the {mode} engine: {', '.join(numbers)} in turn")
     grammars = sendable_grammars(validation, first.target, first.serving.engine)
     with first.open_servers(speculators, texts, grammars) as (load, servers):
-        return time_steps(
+        times = time_steps(
             servers=servers,
             mode=mode,
             load=load,
-            numbers=numbers,
+            numbers={kind: sorted(useful) for kind, useful in numbers.items()},
             batch_sizes=dict.fromkeys(numbers, (settings.main,)),
             prompts=step_prompts(
                 validation, first.target.directory(), first.serving.engine.max_model_len
@@ -170,3 +180,50 @@ def _time_kinds(contexts: Mapping[str, EvaluationContext]) -> StepTimes:
             sampling=sampling,
             speculators=speculators,
         )
+    return StepTimes(
+        seconds={kind: times.seconds[timed] for kind, timed in timed_as.items()},
+        prefill={kind: times.prefill[timed] for kind, timed in timed_as.items()},
+        contexts=times.contexts,
+    )
+
+
+def useful_numbers(numbers: Sequence[int], lengths: Sequence[float]) -> list[int]:
+    """The numbers of drafts that can be a kind's best k, ascending.
+
+    `lengths` holds the acceptance length for k = 1, 2, ... A step with more drafts takes no less
+    time, so a number that hardly accepts more than a smaller one cannot be faster.
+    """
+    useful: list[int] = []
+    for number in sorted(numbers):
+        if not useful or lengths[number - 1] > (1 + MIN_GAIN) * lengths[useful[-1] - 1]:
+            useful.append(number)
+    return useful
+
+
+def _timed_as(
+    context: EvaluationContext,
+    speculators: Mapping[str, Speculator],
+    lengths: Mapping[str, Sequence[float]],
+) -> dict[str, str]:
+    """The kind whose step times hold for each kind; most have their own.
+
+    Swapped weights of one shape take the same time per step, and lookups of one model runner run no
+    model (lookups.py), so of these only the one with the longest accepted drafts is timed.
+    """
+    timed_as = {kind: kind for kind in speculators}
+    lookups = {kind: one for kind, one in speculators.items() if _is_lookup(one)}
+    by_length = sorted(lookups, key=lambda kind: -max(lengths[kind]))
+    longest: dict[str, str] = {}
+    for kind in by_length:
+        timed_as[kind] = longest.setdefault(context.runner(lookups[kind]), kind)
+    if context.serving.engine.changes_drafters:
+        base = speculators["base"]
+        shapes = [kind for kind in speculators if kind not in REFERENCES]
+        timed_as["base"] = next(
+            (kind for kind in shapes if speculators[kind].swaps_with(base)), timed_as["base"]
+        )
+    return timed_as
+
+
+def _is_lookup(speculator: Speculator) -> bool:
+    return speculator.speculates and not speculator.family.has_weights

@@ -112,6 +112,9 @@ class KindSpeed(Part):
     """Acceptance length at k on the validation part"""
     step_ms: float
     """Milliseconds per step at k"""
+    step_ms_by_k: dict[int, float] = Field(default_factory=dict)
+    """Milliseconds per step, by number of drafts. Those of another kind whose steps take equally
+    long, if only that one was timed"""
     prefill_ms: float = 0
     """Milliseconds of prefill per token of a response"""
     runner: Runner

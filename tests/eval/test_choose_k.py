@@ -221,9 +221,30 @@ def test_steps_are_timed_once_and_only_where_the_recipe_leaves_it_to_them(case) 
     assert by_hand.lookup_k == 4
     lookup_numbers = {"ngram": [1, 2, 4, 8, 24]}
     assert timed[:1] == [("eager", lookup_numbers, {"ngram": (1,)}, "prompts")]
+    assert chosen_for(dataclasses.replace(context, kinds=[speed_of("ngram")])).lookup_k == 1
+
+
+def speed_of(kind: str, **fields) -> KindSpeed:
     length = ClusteredEstimate(value=1.5, low=None, high=None, observations=3, clusters=3, over="")
-    lookup = KindSpeed(kind="ngram", k=1, acceptance_length=length, step_ms=1.0, runner="v1")
-    assert chosen_for(dataclasses.replace(context, kinds=[lookup])).lookup_k == 1
+    return KindSpeed(kind=kind, k=1, acceptance_length=length, step_ms=1, runner="v1", **fields)
+
+
+@pytest.mark.parametrize("concurrency", [[1], [1, 4]])
+def test_steps_that_the_choice_of_the_kind_has_timed_are_not_timed_again(case, concurrency) -> None:
+    context, timed = case
+    # Custom is an MTP layer: 1.8 tokens in 20 ms, 2.4 in 40.
+    heads = {1: 20.0, 2: 40.0}
+    kinds = [
+        speed_of("mtp", step_ms_by_k=heads),
+        speed_of("ngram", step_ms_by_k={2: 11.0, 24: 11.0}),
+        speed_of("base", step_ms_by_k=heads),
+    ]
+    choice = chosen_for(dataclasses.replace(context, kinds=kinds), concurrency=concurrency)
+    if concurrency == [1]:
+        assert not timed and choice.k.custom == 1
+        assert choice.step_ms["custom"]["1"] == pytest.approx(heads)
+    else:
+        assert len(timed) == 1 and choice.k.custom == 2
 
 
 def with_heads(context, folder, *names):

@@ -67,7 +67,7 @@ def test_the_fastest_kind_is_published_and_evaluated(run, monkeypatch, step_s) -
         "base": seconds["mtp"],
         "none": {1: {0: 1e-7}},
     }
-    monkeypatch.setattr(choose_kind_module, "_time_kinds", lambda _: StepTimes(seconds=seconds))
+    monkeypatch.setattr(choose_kind_module, "_time_kinds", lambda *_: StepTimes(seconds=seconds))
     perform(CHOOSE_KIND, directory, recipe, {})
     choice = [KindSpeed.model_validate(each) for each in read_json(directory.kind_choice)]
     speeds = {each.kind: each.tokens_per_s(1) for each in choice}
