@@ -182,7 +182,7 @@ def _of_manifest(text: str) -> Iterator[list[str]]:
     """The words of each container in a YAML or JSON document; none for a script."""
     try:
         documents = list(yaml.safe_load_all(text))
-    except yaml.YAMLError:
+    except (yaml.YAMLError, RecursionError, ValueError):
         return
     for container in _containers(documents):
         words = [f"{name}={value}" for name, value in _environment(container)]
@@ -204,16 +204,19 @@ def _one_command(text: str) -> list[str]:
         return []
 
 
-def _containers(value: Any) -> Iterator[Mapping[str, Any]]:
-    """Every mapping with an image and a command, in document order."""
-    if isinstance(value, Mapping):
-        if {"command", "args", "entrypoint"} & value.keys():
+def _containers(document: list[Any]) -> Iterator[Mapping[str, Any]]:
+    """Yields every mapping with a command, once each, in document order."""
+    waiting: list[Any] = [document]
+    read = set()  # a YAML alias is the same object again, possibly a billion times
+    while waiting:
+        value = waiting.pop()
+        if not isinstance(value, Mapping | list) or id(value) in read:
+            continue
+        read.add(id(value))
+        is_mapping = isinstance(value, Mapping)
+        if is_mapping and {"command", "args", "entrypoint"} & value.keys():
             yield value
-        for inner in value.values():
-            yield from _containers(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _containers(inner)
+        waiting += reversed(list(value.values() if is_mapping else value))
 
 
 def _environment(container: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -151,7 +151,7 @@ def _longest(file: LogFile) -> int:
     """Returns the length of the longest text or list of ids in a file."""
     longest = 0
     with file.open() as content:
-        for _, line in lines_of(content):
+        for _, line in lines_of(content, file.name):
             event = _event(line) if line else None
             longest = max(longest, *_lengths(event["rest"])) if event else longest
     return longest
