@@ -210,13 +210,16 @@ def _containers(document: list[Any]) -> Iterator[Mapping[str, Any]]:
     read = set()  # a YAML alias is the same object again, possibly a billion times
     while waiting:
         value = waiting.pop()
-        if not isinstance(value, Mapping | list) or id(value) in read:
+        if id(value) in read:
             continue
-        read.add(id(value))
-        is_mapping = isinstance(value, Mapping)
-        if is_mapping and {"command", "args", "entrypoint"} & value.keys():
-            yield value
-        waiting += reversed(list(value.values() if is_mapping else value))
+        if isinstance(value, Mapping):
+            if {"command", "args", "entrypoint"} & value.keys():
+                yield value
+            waiting += reversed(list(value.values()))
+        elif isinstance(value, list):
+            waiting += reversed(value)
+        if isinstance(value, Mapping | list):
+            read.add(id(value))
 
 
 def _environment(container: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
