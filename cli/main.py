@@ -33,6 +33,7 @@ from outrider.cli import adapt, confirm, deploy, erase, evaluate, export, inspec
 from outrider.cli.doctor import doctor
 from outrider.cli.init import init
 from outrider.common.errors import OutriderError, UsageError
+from outrider.common.inert import printable
 from outrider.common.process_tree import Interrupted
 from outrider.common.redaction import redacted
 from outrider.pipeline.recipe.shipped import shipped_recipes
@@ -74,7 +75,7 @@ def _run(name: str, *verb: str) -> None:
     status, message = _outcome(name, words, quiet="--quiet" in sys.argv[1:])
     if message:
         console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
-        console.print(f"{name}: {message}")
+        console.print(printable(f"{name}: {message}"))
     sys.exit(status)
 
 

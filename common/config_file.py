@@ -28,7 +28,22 @@ Origins = dict[Keys, str]
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads 1e-4 as a number; YAML 1.1 reads it as text."""
+    """Reads 1e-4 as a number; YAML 1.1 reads it as text. Refuses aliases.
+
+    Nine lines of aliases can stand for a billion values.
+    """
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Reads the next value; raises a `ComposerError` for an alias."""
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()
+            raise yaml.composer.ComposerError(
+                None,
+                None,
+                f"`*{event.anchor}` repeats another value; write the value itself",
+                event.start_mark,
+            )
+        return super().compose_node(parent, index)
 
 
 _Loader.add_implicit_resolver(
@@ -50,6 +65,8 @@ def read_yaml(path: Path, noun: str = "a recipe") -> tuple[dict[str, Any], Origi
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         raise OutriderError(f"{path}{line}: not valid YAML: {error.problem}") from None
+    except RecursionError:
+        raise OutriderError(f"{path}: not {noun}: nested too deeply") from None
     origins: Origins = {}
     if root is None:
         return {}, origins
@@ -62,8 +79,14 @@ def read_yaml(path: Path, noun: str = "a recipe") -> tuple[dict[str, Any], Origi
 
 
 def read_value(text: str) -> Any:
-    """Parses a `key=value` argument's YAML value: 3, 1e-4, true, [1, 4], text."""
-    return yaml.load(text, Loader=_Loader)
+    """Parses a `key=value` argument's YAML value: 3, 1e-4, true, [1, 4], text.
+
+    Raises a `yaml.YAMLError` if it is none.
+    """
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except (RecursionError, ValueError) as error:  # an integer of 5,000 digits, 2026-13-01
+        raise yaml.MarkedYAMLError(problem=f"{type(error).__name__}: {error}") from None
 
 
 def _value(node: yaml.Node, keys: Keys, path: Path, origins: Origins) -> Any:

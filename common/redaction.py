@@ -11,7 +11,12 @@ of the command or in a file that only its owner can read.
 import re
 from collections.abc import Sequence
 
+from outrider.common.key_forms import KEYS, key_span
+
 HIDDEN = "***"
+
+SERVE_COMMAND = "--from-serve-command"
+"""The option of `outrider train` and `eval` whose value is a whole command."""
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _ALWAYS = {
@@ -56,7 +61,13 @@ def has_credentials(text: str) -> bool:
 
 def without_credentials(text: str) -> str:
     """Hides known keys, and the user part and query of URLs."""
+    text = KEYS.sub(_without_key, text)
     return _FORMS.sub(HIDDEN, _QUERY.sub(rf"\1?{HIDDEN}", _USER.sub(rf"\1{HIDDEN}@", text)))
+
+
+def _without_key(match: re.Match[str]) -> str:
+    start, end = key_span(match)
+    return match[0][: start - match.start()] + HIDDEN + match[0][end - match.start() :]
 
 
 def redacted(text: str) -> str:
@@ -69,15 +80,26 @@ def redacted(text: str) -> str:
 
 
 def redacted_words(words: Sequence[str]) -> list[str]:
-    """Redacts a command line, including secrets in the word after their flag."""
+    """Redacts a command line, including secrets in the word after their flag.
+
+    Of a serve command nothing is kept: a shell has too many ways to write a secret, and the recipe
+    has the values that were read from it.
+    """
     result: list[str] = []
-    secret = False
+    flag = ""  # the one whose words are hidden
     for word in words:
-        if word.startswith("-"):
-            secret = "=" not in word and looks_secret(word)
+        name, equals, _ = word.partition("=")
+        if flag == SERVE_COMMAND:
+            result.append(HIDDEN)
+            flag = ""
+        elif name == SERVE_COMMAND:
+            result.append(f"{name}={HIDDEN}" if equals else name)
+            flag = "" if equals else name
+        elif word.startswith("-"):
             result.append(redacted(word))
+            flag = name if looks_secret(name) and not equals else ""
         else:
-            result.append(HIDDEN if secret else redacted(word))
+            result.append(HIDDEN if flag else redacted(word))
     return result
 
 

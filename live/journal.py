@@ -91,7 +91,7 @@ class Journal(AbstractContextManager["Journal[AnyState]"], Generic[AnyState]):
         content = os.pread(self._file, length, self._end)
         entries, parsed_length = _parse(content, len(self.entries), self.path)
         for entry in entries:
-            self._state = self._state.add(entry)
+            self._state = state_after(self._state, entry, self.path)
         self.entries += entries
         self._end += parsed_length
         return self._state
@@ -134,6 +134,17 @@ class Journal(AbstractContextManager["Journal[AnyState]"], Generic[AnyState]):
         os.fsync(self._file)
 
 
+def state_after(state: AnyState, entry: Entry, path: Path) -> AnyState:
+    """Returns the state after an entry; raises an `OutriderError` if the entry lacks facts."""
+    try:
+        return state.add(entry)
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        raise OutriderError(
+            f"{path}: line {entry.n}: the facts of {entry.event!r:.50} are not those that this"
+            f" Outrider writes ({error!r:.100}); restore the file from a backup"
+        ) from None
+
+
 def read_journal(path: Path) -> list[Entry]:
     """Reads a journal that another process may be writing; empty if missing."""
     if not path.is_file():
@@ -149,8 +160,10 @@ def _parse(content: bytes, known: int, path: Path) -> tuple[list[Entry], int]:
     for number, line in enumerate(content.splitlines(keepends=True), known + 1):
         try:
             values = json.loads(line) if line.endswith(b"\n") else {}
-            entries.append(Entry(number, values.pop("at"), values.pop("event"), values))
-        except (ValueError, KeyError):
+            at = float(values.pop("at"))
+            entries.append(Entry(number, at, str(values.pop("event")), values))
+        # Not JSON, not an object, without a time, or nested too deeply.
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError):
             if end + len(line) < len(content):
                 raise OutriderError(
                     f"{path}: line {number} is broken, and it is not the last one: restore the file"

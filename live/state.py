@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypedDict, cast
 
 from outrider.live.endpoint_file import Endpoint
-from outrider.live.journal import Entry, read_journal
+from outrider.live.journal import Entry, read_journal, state_after
 
 Mode = Literal["canary", "in_place", "rollback"]
 
@@ -155,7 +155,7 @@ def read_state(endpoint: Endpoint) -> State:
     """Reads the state after all entries; needs no lock."""
     state = State()
     for entry in read_journal(endpoint.journal):
-        state = state.add(entry)
+        state = state_after(state, entry, endpoint.journal)
     return state
 
 

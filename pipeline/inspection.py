@@ -22,10 +22,11 @@ from rich.text import Text
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
+from outrider.common.inert import printable
 from outrider.common.process_tree import ProcessTree, changed_environment
 from outrider.data.ingest.ingest import TOKENIZER_FILES
 from outrider.data.ingest.inspection import inspect, marked
-from outrider.data.ingest.traffic_facts import counted, date, facts, printable
+from outrider.data.ingest.traffic_facts import counted, date, facts
 from outrider.data.ingest.traffic_profile import QUANTILES
 from outrider.data.sequences import load_sequences
 from outrider.data.split.split import PARTS

@@ -168,7 +168,14 @@ class RunDirectory:
     def read_record(self, stage: str) -> dict[str, Any] | None:
         """A stage's record; None if the stage has not finished yet."""
         path = self.stage_record(stage)
-        return read_json(path) if path.is_file() else None
+        if not path.is_file():
+            return None
+        record: dict[str, Any] = read_json(path)
+        if not isinstance(record, dict) or not isinstance(record.get("result"), dict):
+            raise OutriderError(
+                f"{path}: not a stage's record; delete it and rerun the command to repeat {stage}"
+            )
+        return record
 
     def result_of(self, stage: str) -> dict[str, Any]:
         """A stage's result; empty if the stage has not finished yet."""

@@ -34,6 +34,7 @@ from rich.markup import escape
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
 from outrider.common.fingerprint import path_digest, resume_or_clear
+from outrider.common.inert import printable
 from outrider.common.process_tree import TERMINAL_DESCRIPTOR, run_supervised
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.retention import deletion_of, retain
@@ -91,7 +92,9 @@ def run_stages(
     """
 
     def say(sign: str, name: str, text: str) -> None:
-        console.print(f"{sign} [bold]{name:<9}[/] {escape(text)}", highlight=False, soft_wrap=True)
+        console.print(
+            f"{sign} [bold]{name:<9}[/] {escape(printable(text))}", highlight=False, soft_wrap=True
+        )
 
     results: Results = {}
     for stage in [stage_of(name, recipe) for name in names]:

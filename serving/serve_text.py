@@ -204,7 +204,7 @@ def _of_manifest(text: str) -> Iterator[list[str]]:
     """The words of each container in a YAML or JSON document; none for a script."""
     try:
         documents = list(yaml.safe_load_all(text))
-    except yaml.YAMLError:
+    except (yaml.YAMLError, RecursionError, ValueError):
         return
     yield from _scripts(documents)
     for container in _containers(documents):
@@ -221,19 +221,31 @@ def _of_manifest(text: str) -> Iterator[list[str]]:
         yield words
 
 
-def _scripts(value: Any) -> Iterator[list[str]]:
+def _mappings(documents: list[Any]) -> Iterator[Mapping[str, Any]]:
+    """Yields every mapping of YAML or JSON documents, once each, in document order."""
+    waiting: list[Any] = [documents]
+    read = set()  # a YAML alias is the same object again, possibly a billion times
+    while waiting:
+        value = waiting.pop()
+        if id(value) in read:
+            continue
+        if isinstance(value, Mapping):
+            yield value
+            waiting += reversed(list(value.values()))
+        elif isinstance(value, list):
+            waiting += reversed(value)
+        if isinstance(value, Mapping | list):
+            read.add(id(value))
+
+
+def _scripts(documents: list[Any]) -> Iterator[list[str]]:
     """The words of every script under `run`, after its variables: SkyPilot."""
-    if isinstance(value, Mapping):
-        script = value.get("run")
+    for task in _mappings(documents):
+        script = task.get("run")
         if isinstance(script, str) and "vllm" in script:
-            variables = value.get("envs") or value.get("env") or {}
+            variables = task.get("envs") or task.get("env") or {}
             named = variables.items() if isinstance(variables, Mapping) else ()
             yield [*(f"{name}={text}" for name, text in named), *_words_of_script(script)]
-        for inner in value.values():
-            yield from _scripts(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _scripts(inner)
 
 
 def _words_of_script(script: str) -> list[str]:
@@ -248,18 +260,13 @@ def _one_command(text: str) -> list[str]:
     return [word for word in _words_of_script(text) if word != END]
 
 
-def _containers(value: Any) -> Iterator[Mapping[str, Any]]:
+def _containers(documents: list[Any]) -> Iterator[Mapping[str, Any]]:
     """Every mapping with an image and a command, in document order."""
-    if isinstance(value, Mapping):
+    for value in _mappings(documents):
         if {"Cmd", "Entrypoint"} & value.keys():  # docker inspect
             yield {OF_INSPECT.get(str(key), str(key)): inner for key, inner in value.items()}
         elif {"command", "args", "entrypoint"} & value.keys():
             yield value
-        for inner in value.values():
-            yield from _containers(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _containers(inner)
 
 
 def _environment(container: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -7,8 +7,10 @@ OUTRIDER_FUZZ=100 draws a hundred times as many, and new ones each time.
 """
 
 import os
+from typing import Any
 
 from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
 
 FACTOR = int(os.environ.get("OUTRIDER_FUZZ", "1"))
 
@@ -24,3 +26,25 @@ def register_profile() -> None:
     """In `make test` the same examples every time: a failure comes from the change under test."""
     settings.register_profile("outrider", derandomize=FACTOR == 1, deadline=None)
     settings.load_profile("outrider")
+
+
+NUMBERS = st.integers() | st.floats() | st.just(10**400)
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | NUMBERS | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+"""Any value that JSON can have, with NaN and integers that no machine word holds."""
+
+
+def changed(value: dict[str, Any]) -> st.SearchStrategy[Any]:
+    """A valid object with any of its values replaced, removed or added; or another value."""
+    others = st.dictionaries(st.sampled_from([*value, "new"]), ANY_JSON, max_size=3)
+    removed = st.sets(st.sampled_from(list(value)), max_size=2)
+    return ANY_JSON | st.builds(
+        lambda more, less: {key: one for key, one in {**value, **more}.items() if key not in less},
+        others,
+        removed,
+    )

@@ -225,7 +225,7 @@ def rows_in(content: io.BufferedReader, name: str) -> Iterator[tuple[int, Row | 
     """Yields the rows of a file in any framing."""
     kind = framing(content.peek(HEAD))
     if kind == "lines":
-        yield from _json_lines(content)
+        yield from _json_lines(content, name)
         return
     values: Iterable[Row | None]
     if kind == "values":
@@ -247,10 +247,10 @@ def _held(content: io.BufferedReader, name: str) -> bytes:
     return held
 
 
-def _json_lines(content: io.BufferedReader) -> Iterator[tuple[int, bytes | None]]:
+def _json_lines(content: io.BufferedReader, name: str) -> Iterator[tuple[int, bytes | None]]:
     """Yields the rows of lines; a line has several if a writer left out a newline."""
     shift = 0
-    for number, line in lines_of(content):
+    for number, line in lines_of(content, name):
         if line is None or not _SEVERAL.search(line):
             yield number + shift, line
             continue

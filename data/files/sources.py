@@ -13,11 +13,11 @@ import os
 import re
 import socket
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, BinaryIO
+from typing import IO, Any, BinaryIO, TypeVar
 
 from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
@@ -148,7 +148,7 @@ class LogFile:
     def lines(self) -> Iterator[tuple[int, bytes | None]]:
         """Yields non-blank lines, numbered; None replaces lines longer than `LONGEST_LINE`."""
         with self.open() as content:
-            yield from self.counted(lines_of(content))
+            yield from self.counted(lines_of(content, self.name))
 
     def counted(self, rows: Iterable[Any]) -> Iterator[Any]:
         """Yields rows up to the limit and counts them as read."""
@@ -217,12 +217,35 @@ def read_ahead(files: Iterable[LogFile]) -> Iterator[LogFile]:
             yield waiting.popleft()
 
 
-def lines_of(content: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
+T = TypeVar("T")
+
+
+def lines_of(content: BinaryIO, name: str) -> Iterator[tuple[int, bytes | None]]:
     """Yields the non-blank lines of a stream, numbered, without a log driver's wrapping."""
     numbered = enumerate(_lines(content), start=1)
-    lines = ((number, line) for number, line in numbered if line is None or line.strip(BLANK))
-    return unwrapped(lines, LONGEST_LINE)
+    filled = without_blanks(numbered, lambda line: line is None or bool(line.strip(BLANK)), name)
+    return unwrapped(filled, LONGEST_LINE)
 
+
+def without_blanks(
+    numbered: Iterable[tuple[int, T]], is_filled: Callable[[T], bool], name: str
+) -> Iterator[tuple[int, T]]:
+    """Yields the rows that are not blank; raises an `OutriderError` if most are."""
+    rows = 0
+    for number, row in numbered:
+        if is_filled(row):
+            rows += 1
+            yield number, row
+        elif number - rows > MOST_BLANK + BLANK_PER_ROW * rows:
+            raise OutriderError(
+                f"{name}: {number - rows:,} of the first {number:,} lines are blank; remove blank"
+                " lines, for example with `sed '/^$/d'`, or leave out the file"
+            )
+
+
+MOST_BLANK, BLANK_PER_ROW = 2**20, 10
+"""Blank lines of a file, and for each row. 100 kB of gzip can hold 100 million, which take three
+minutes to skip."""
 
 BLANK = b" \t\r\n\v\f\0"
 """White space, and the zeros that logrotate's `copytruncate` leaves before the next line."""

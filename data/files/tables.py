@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from outrider.common.errors import OutriderError
 from outrider.data.files.packing import HEAD
-from outrider.data.files.sources import CHUNK, LONGEST_LINE
+from outrider.data.files.sources import CHUNK, LONGEST_LINE, without_blanks
 
 TABLE_ROWS = 64
 """Rows decoded at a time."""
@@ -48,18 +48,43 @@ def table_rows(content: io.BufferedReader, kind: str, name: str) -> Iterator[dic
             # By default a whole row group is read, often the whole file: 635 MB of memory for a
             # 446 MB file, versus 230 MB with these arguments.
             parquet = pyarrow.parquet.ParquetFile(source, pre_buffer=False, buffer_size=CHUNK)
-            batches = parquet.iter_batches(TABLE_ROWS)
+            batches = _parquet(parquet, name)
         else:
             batches = _arrow(source)
         for batch in batches:
             # Arrow trusts the offsets in a file; wrong ones make it read out of bounds.
             batch.validate(full=True)
-            for start in range(0, len(batch), TABLE_ROWS):
-                yield from batch.slice(start, TABLE_ROWS).to_pylist()
+            # An Arrow dictionary's value can be in every row.
+            rows = TABLE_ROWS if TABLE_ROWS * batch.nbytes <= BATCH_BYTES else 1
+            for start in range(0, len(batch), rows):
+                yield from batch.slice(start, rows).to_pylist()
     # Damaged column names or lengths raise the last two exceptions.
     except (pa.ArrowException, OSError, UnicodeDecodeError, MemoryError) as error:
         kind_name = kind.capitalize()
         raise OutriderError(f"{name}: damaged {kind_name} ({error}); copy it again") from None
+
+
+def _parquet(parquet: Any, name: str) -> Iterator[Any]:
+    """Yields batches of as many rows as fit in memory, even if all rows have the largest value."""
+    for number in range(parquet.num_row_groups):
+        group = parquet.metadata.row_group(number)
+        columns = [group.column(index) for index in range(group.num_columns)]
+        largest = max((column.total_uncompressed_size for column in columns), default=0)
+        stored = sum(column.total_compressed_size for column in columns)
+        average = largest // max(group.num_rows, 1)
+        if average > LONGEST_LINE or largest > max(BATCH_BYTES, GROWTH * stored):
+            raise OutriderError(
+                f"{name}: row group {number + 1}: {group.num_rows:,} rows of {largest >> 20:,} MB"
+                f" in {stored >> 10:,} kB; values of more than {LONGEST_LINE >> 20} MB are not"
+                " read, remove such rows"
+            )
+        rows = min(max(BATCH_BYTES // max(largest, 1), 1), TABLE_ROWS)
+        yield from parquet.iter_batches(rows, row_groups=[number])
+
+
+BATCH_BYTES, GROWTH = 2**28, 200
+"""Maximum memory of a batch in which all rows have the largest value, as a dictionary of 2 kB can
+have it; and how many times its stored size a larger row group may have. Logs have up to 50."""
 
 
 def _seekable(content: io.BufferedReader) -> IO[bytes]:
@@ -132,10 +157,10 @@ def csv_rows(content: io.BufferedReader, name: str) -> Iterator[dict[str, Any] |
     try:
         lines = csv.reader(text, **dialect or {})
         header = [column.strip() for column in next(lines)]
-        for cells in lines:
+        for _, cells in without_blanks(enumerate(lines, start=1), any, name):
             if len(cells) > len(header):
                 yield ",".join(cells).encode("utf-8", "surrogateescape")
-            elif cells:
+            else:
                 filled = zip(header, map(str.strip, cells), strict=False)
                 yield {column: _value(cell) for column, cell in filled if cell}
     except csv.Error as error:

@@ -33,9 +33,9 @@ def engine_lines(file: LogFile) -> Numbered:
         head = content.peek(HEAD)
         is_text = framing(head) == "lines"
         if is_text and head.lstrip()[:1] != b"{":
-            yield from lines_of(content)
+            yield from lines_of(content, file.name)
             return
-        stored = lines_of(content) if is_text else rows_in(content, file.name)
+        stored = lines_of(content, file.name) if is_text else rows_in(content, file.name)
         yield from unwrapped(_lines(stored), LONGEST_LINE)
 
 

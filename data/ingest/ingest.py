@@ -30,6 +30,7 @@ from rich.console import Console
 from outrider.common.errors import OutriderError
 from outrider.common.files import publish, read_json, write_json
 from outrider.common.fingerprint import file_digest, path_digest, resume_or_clear, value_digest
+from outrider.common.inert import printable
 from outrider.data.config import PrivacyConfig, TrafficConfig
 from outrider.data.exchange import ASIDE, DUPLICATE, NOT_GENERATIONS, Record, Reject
 from outrider.data.files.sources import LogFile, log_files, summary_of
@@ -44,7 +45,6 @@ from outrider.data.ingest.chunks import (
     part_path,
 )
 from outrider.data.ingest.copies import Copies, copies_in
-from outrider.data.ingest.traffic_facts import printable
 from outrider.data.ingest.traffic_profile import NOT_LOGGED, profile
 from outrider.data.privacy.guard import KEY_FILE, LEFT_OUT, PRIVACY_FILE, PrivacyTally, privacy_key
 

@@ -5,10 +5,10 @@ for name, text in facts(summary): print(name, text)
 """
 
 import datetime
-import re
 from collections.abc import Mapping
 from typing import Any
 
+from outrider.common.inert import printable
 from outrider.data.ingest.load import load_in_words
 
 LONGEST_NAME = 60
@@ -115,14 +115,3 @@ def _time(summary: Mapping[str, Any]) -> str:
 def _short(name: str) -> str:
     name = printable(" ".join(name.split()))
     return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 3]}..."
-
-
-# Escape sequences can move the cursor and rename windows; direction marks reorder text.
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-
-
-def printable(text: str) -> str:
-    """Replaces control characters with visible symbols; keeps line breaks and tabs."""
-    return _CONTROL.sub(
-        lambda match: chr(0x2400 + ord(match[0])) if match[0] < " " else "\ufffd", text
-    )

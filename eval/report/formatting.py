@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from rich.console import Console
 
+from outrider.common.inert import inert_markdown, printable
 from outrider.eval.results.parts import interval
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -39,6 +40,7 @@ def render(template: str, form: Literal["html", "markdown"], **values: Any) -> s
         "count": count,
     }
     text = environment.get_template(template).render(layer=f"{form}.j2", **values)
+    text = inert_markdown(text) if form == "markdown" else printable(text)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 

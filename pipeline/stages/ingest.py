@@ -5,6 +5,7 @@ from pathlib import Path
 
 from outrider.common.files import read_json
 from outrider.common.fingerprint import path_digest
+from outrider.common.inert import printable
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stage import Options, Result, Settings, Stage
@@ -95,9 +96,11 @@ def _split(run: RunDirectory, recipe: Recipe, options: Options) -> Result:
         recipe.eval, heldout, recipe.target.training_directory(), recipe.report.samples
     )
     if wrong := wrong_target(ingested):
-        console.print(f"warning: {wrong}", style="bold red", markup=False, soft_wrap=True)
+        console.print(
+            printable(f"warning: {wrong}"), style="bold red", markup=False, soft_wrap=True
+        )
     for text in [*advise(ingested, parts["summary"], recipe.split), *task_advice]:
-        console.print(f"advice: {text}", style="yellow", markup=False, soft_wrap=True)
+        console.print(printable(f"advice: {text}"), style="yellow", markup=False, soft_wrap=True)
     return parts["summary"]
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.common.files import read_json
+from outrider.common.inert import inert_markdown
 from outrider.serving.config import hub_id
 from outrider.serving.serve_flags import read_serve_flags
 from outrider.speculators.kinds import kind_named
@@ -90,7 +91,7 @@ def model_card(bundle: Path, repository: str) -> str:
     figures = {name: evidence.get(name) for name in _FROM_EVIDENCE}
     exports = [f"export {name}={shlex.quote(value)}" for name, value in variables]
     command = " \\\n  ".join(map(shlex.join, groups))
-    return template.render(
+    card = template.render(
         metadata=front_matter,
         name=repository.partition("/")[2],
         kind=kind_named(manifest["method"]),
@@ -104,6 +105,7 @@ def model_card(bundle: Path, repository: str) -> str:
         exports=exports,
         command=command,
     )
+    return inert_markdown(card)
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -54,7 +54,12 @@ def test_texts(text: str, kept: str) -> None:
         (["A_KEY=three", "--hf-token=four"], ["A_KEY=***", "--hf-token=***"]),
         (["traffic.path=https://user:5@host/x?sig=6"], ["traffic.path=https://***@host/x?***"]),
         (["--from-serve-command", "HF_TOKEN=1 vllm serve x --api-key 2"],
-         ["--from-serve-command", "HF_TOKEN=*** vllm serve x --api-key ***"]),
+         ["--from-serve-command", "***"]),
+        (["train", "--from-serve-command", "curl -u me:1 x; PGPASS=2 vllm serve x", "eval.k=3"],
+         ["train", "--from-serve-command", "***", "eval.k=3"]),
+        (["--from-serve-command=vllm serve x --header 'Authorization: Basic 1'", "a=1"],
+         ["--from-serve-command=***", "a=1"]),
+        (["x=gho_9bQ2vXk7Lr0TzWmC5dJf9bQ2vXk7Lr0TzWmC"], ["x=***"]),
     ],
 )  # fmt: skip
 def test_a_command_line_hides_the_words_after_a_secret_flag(

@@ -2,12 +2,18 @@
 
 import copy
 import dataclasses
+import json
+import re
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from outrider.live.journal import Entry, Journal
+from outrider.common.errors import OutriderError
+from outrider.live.journal import Entry, Journal, read_journal, state_after
 from outrider.live.state import State, Verdict
+from tests.fuzzing import changed, examples
 
 EVENTS = (
     ("adopt", {"release": "old", "directory": "/old"}),
@@ -79,3 +85,20 @@ def test_a_second_baseline_leaves_the_deployment_open_and_its_goal_the_old_relea
     opened = state.open
     assert (opened.verdict.action, opened.verdict.reason) == ("wait", "slower")
     assert (opened.goal, opened.swapped) == ("old", ("a",))
+
+
+@examples(300)
+@given(st.data())
+def test_any_journal_gives_a_state_or_names_its_line(tmp_path, data: st.DataObject) -> None:
+    path = tmp_path / "journal.jsonl"
+    lines = []
+    for event, facts in EVENTS:
+        line = {"at": 1.0, "event": event, **facts}
+        lines.append(json.dumps(data.draw(st.just(line) | changed(line))))
+    path.write_text("\n".join(lines) + "\n")
+    state = State()
+    try:
+        for entry_read in read_journal(path):
+            state = state_after(state, entry_read, path)
+    except OutriderError as error:
+        assert re.search(r"journal.jsonl: line \d", str(error))

@@ -97,7 +97,7 @@ def test_a_run_and_its_bundle_have_no_secret(
     files = assert_none(run.root, finished.stdout, finished.stderr)
     assert {"recipe.resolved.yaml", "provenance.json", "ingest.log", "summary.json"} <= files
     told = (run.root / "provenance.json").read_text()
-    for word in ("vllm serve", "transformers", "split.heldout_fraction=0.25"):
+    for word in ("--from-serve-command", "transformers", "split.heldout_fraction=0.25"):
         assert word in told  # or nothing was written down
     recipe = run.read_resolved()
     assert recipe.serving.engine.environment == {"VLLM_USE_DEEP_GEMM": "0"}

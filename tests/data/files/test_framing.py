@@ -105,3 +105,13 @@ def test_a_damaged_table_is_named(tmp_path):
     table = (GOLDEN / "messages" / "train-00000-of-00001.parquet").read_bytes()
     with pytest.raises(OutriderError, match=r"cut\.parquet: damaged Parquet"):
         list(rows(file_of(tmp_path, table[:-9], "cut.parquet")))
+
+
+def test_blank_lines_without_end_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "MOST_BLANK", 100)
+    path = tmp_path / "x"
+    path.write_bytes(b'{"a": 1}\n' * 10 + b" \r\n" * 200 + b'{"a": 2}\n')
+    assert len(list(rows(log_files(str(path))[0]))) == 11, "ten for each row are allowed"
+    path.write_bytes(b'{"a": 1}\n' + b" \r\n" * 200)
+    with pytest.raises(OutriderError, match=r"x: 111 of the first 112 lines are blank; remove"):
+        list(rows(log_files(str(path))[0]))

@@ -3,9 +3,12 @@
 import csv
 import json
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from outrider.common.errors import OutriderError
+from outrider.data.files import sources, tables
 from outrider.data.files.rows import framing, rows
 from outrider.data.files.sources import log_files
 from tests.data.files.packers import as_csv
@@ -63,3 +66,36 @@ def test_a_cell_above_the_limit_names_the_file(tmp_path, monkeypatch):
 )
 def test_other_text_is_no_table(text):
     assert framing(text.encode()) == "lines"
+
+
+def test_a_dictionary_s_large_value_is_decoded_row_by_row(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "BATCH_BYTES", 2**20)
+    path = tmp_path / "x.parquet"
+    value = "a" * 2**19
+    pq.write_table(pa.table({"text": [value] * 64}), path, compression="zstd")
+    sizes = []
+    parquet = pq.ParquetFile(path)
+    for batch in tables._parquet(parquet, "x"):
+        sizes.append(batch.nbytes)
+    assert sum(sizes) >= 64 * 2**19 and max(sizes) <= 2**20 + 2**10
+    assert [row["text"] == value for _, row in rows(log_files(str(path))[0])] == [True] * 64
+
+
+def test_a_table_of_a_few_bytes_that_would_fill_the_memory_is_named(tmp_path, monkeypatch):
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"text": ["a" * 2**21] * 8}), path, compression="zstd")
+    monkeypatch.setattr(tables, "BATCH_BYTES", 2**20)
+    with pytest.raises(OutriderError, match=r"x.parquet: row group 1: 8 rows of 2 MB in \d+ kB"):
+        list(rows(log_files(str(path))[0]))
+    monkeypatch.setattr(tables, "BATCH_BYTES", 2**28)
+    monkeypatch.setattr(tables, "LONGEST_LINE", 2**17)
+    with pytest.raises(OutriderError, match=r"row group 1: .*values of more than"):
+        list(rows(log_files(str(path))[0]))
+
+
+def test_blank_rows_without_end_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "MOST_BLANK", 100)
+    few = "id,input\n1,2\n" + "\n" * 100 + "3,4\n"
+    assert read(tmp_path, few) == [{"id": "1", "input": "2"}, {"id": "3", "input": "4"}]
+    with pytest.raises(OutriderError, match=r"x: 111 of the first 112 lines are blank"):
+        read(tmp_path, "id,input\n1,2\n" + "\n" * 200)

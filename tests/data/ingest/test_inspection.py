@@ -6,7 +6,7 @@ import pytest
 
 from outrider.data.config import SplitConfig, TrafficConfig
 from outrider.data.ingest.inspection import advise, inspect
-from outrider.data.ingest.traffic_facts import facts, printable
+from outrider.data.ingest.traffic_facts import facts
 from outrider.data.sequences import load_sequences
 from tests.data.logs import pair, screenings, write_log
 
@@ -47,10 +47,6 @@ def test_a_damaged_log_is_described_and_its_problem_said(look_at, tmp_path):
         and "scratch" not in problem
     )
     assert "Ada" not in json.dumps(description)
-
-
-def test_nothing_of_a_log_is_obeyed_by_a_terminal():
-    assert printable("\x1b[2J\x07é\u202ea\tb\n\x9b") == "␛[2J␇é�a\tb\n�"
 
 
 def daily(count, **fields):

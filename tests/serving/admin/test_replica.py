@@ -1,5 +1,6 @@
 """What the controller makes of the answers of replicas with another Outrider."""
 
+import contextlib
 import json
 import threading
 from collections.abc import Iterator
@@ -7,8 +8,17 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
+from hypothesis import given
 
-from outrider.serving.admin.replica import Replica, ReplicaUnreachable, SwapOrder
+from outrider.serving.admin.replica import (
+    FinishedRequests,
+    Replica,
+    ReplicaStatus,
+    ReplicaUnreachable,
+    SwapOrder,
+    SwapResult,
+)
+from tests.fuzzing import changed, examples
 
 STATUS = {"version": "v1", "digest": "0" * 64, "k": 3, "kind": "mtp", "directory": "/r/v1"}
 REQUEST = {
@@ -69,3 +79,18 @@ def test_another_answer_is_a_replica_that_cannot_be_reached(replica, monkeypatch
     for call in (replica.status, lambda: replica.swap(ORDER), lambda: replica.requests(0)):
         with pytest.raises(ReplicaUnreachable, match="install the same release"):
             call()
+
+
+@examples(300)
+@given(changed(STATUS), changed({"requests": [REQUEST], "next": 1}), changed({"read_s": 1.0}))
+def test_any_answer_is_read_or_is_of_another_outrider(
+    status: Any, finished: Any, swap: Any
+) -> None:
+    replica = Replica("unix:/tmp/outrider-none.sock", "token")
+    for form, answer in (
+        (ReplicaStatus, status),
+        (FinishedRequests, finished),
+        (SwapResult, swap),
+    ):
+        with contextlib.suppress(ReplicaUnreachable):
+            assert isinstance(replica._read(form, answer), form)

@@ -1,14 +1,18 @@
 """The digest of a bundle covers every listed file and no name outside of it."""
 
+import contextlib
 import json
 import os
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from outrider.common.errors import OutriderError
 from outrider.serving.bundle.bundle_digest import bundle_digest, check_files, listing
 from outrider.serving.bundle.bundle_places import local_bundle
+from tests.fuzzing import changed, examples
 
 
 @pytest.fixture
@@ -113,3 +117,16 @@ def test_a_bundle_has_its_listed_plain_files_and_no_others(bundle, damage, messa
     damage(bundle)
     with pytest.raises(OutriderError, match=message), local_bundle(bundle):
         pass
+
+
+@examples(300)
+@given(st.data())
+def test_any_manifest_is_read_or_refused(bundle: Path, data: st.DataObject) -> None:
+    listed(bundle)
+    manifest = json.loads((bundle / "bundle.json").read_text())
+    drawn = data.draw(changed(manifest))
+    (bundle / "bundle.json").write_text(json.dumps(drawn))
+    with contextlib.suppress(OutriderError):
+        check_files(bundle)
+    (bundle / "bundle.json").write_text(json.dumps(manifest))
+    check_files(bundle)

@@ -1,0 +1,25 @@
+"""Text from logs, recipes and bundles, made inert for terminals and Markdown pages.
+
+printable("\\x1b]0;title\\x07")             # "␛]0;title␇"
+inert_markdown("<script> ![x](http://y)")  # "&lt;script> !\\\\[x](http://y)"
+"""
+
+import re
+
+# Escape sequences can move the cursor and rename windows; direction marks reorder text.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+# Tags, also in a span of code: a lone backtick of a value would otherwise hide them.
+_TAG = re.compile(r"<(?=[A-Za-z/!?])")
+
+
+def printable(text: str) -> str:
+    """Replaces control characters with visible symbols; keeps line breaks and tabs."""
+    return _CONTROL.sub(
+        lambda match: chr(0x2400 + ord(match[0])) if match[0] < " " else "\ufffd", text
+    )
+
+
+def inert_markdown(text: str) -> str:
+    """Returns Markdown without HTML, images that a viewer would load, and control characters."""
+    return _TAG.sub("&lt;", printable(text)).replace("![", "!\\[")

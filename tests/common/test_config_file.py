@@ -1,0 +1,35 @@
+"""YAML files that are small but stand for much, and values that are none."""
+
+import pytest
+import yaml
+
+from outrider.common.config_file import read_value, read_yaml
+from outrider.common.errors import OutriderError
+
+BOMB = "a: &a [1, 1]\n" + "\n".join(
+    f"{name}: &{name} [*{before}, *{before}]"
+    for before, name in zip("abcdefghijklmnopqrstuvwxy", "bcdefghijklmnopqrstuvwxyz", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (BOMB, r"x.yaml:2: not valid YAML: `\*a` repeats another value"),
+        ("base: &b {a: 1}\nrun:\n  <<: *b\n", r"x.yaml:3: not valid YAML: `\*b` repeats"),
+        ("a: &a [*a]", r"x.yaml:1: not valid YAML: `\*a`"),
+        ("a: " + "[" * 5000 + "]" * 5000, "x.yaml: not a recipe: nested too deeply"),
+        ("a: " + "9" * 5000, "x.yaml:1: .* is not a YAML value"),
+    ],
+)
+def test_files_that_would_not_end_are_refused(tmp_path, text, message):
+    path = tmp_path / "x.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(OutriderError, match=message):
+        read_yaml(path)
+
+
+@pytest.mark.parametrize("text", ["[&a 1, *a]", "[" * 5000, "9" * 5000, "2026-13-01"])
+def test_arguments_that_are_no_value(text):
+    with pytest.raises(yaml.YAMLError):
+        read_value(text)
