@@ -17,7 +17,7 @@ from outrider.data.ingest.traffic_facts import facts
 from outrider.data.on_policy.check import FILE as ON_POLICY
 from outrider.data.on_policy.check import Report as OnPolicyReport
 from outrider.data.on_policy.check import groups_of, two_lines
-from outrider.eval.report import charts
+from outrider.eval.report import charts, first_screen
 from outrider.eval.report.formatting import print_markdown, render
 from outrider.eval.results.parts import (
     DRAFTERS,
@@ -75,6 +75,12 @@ def contents(report: Report, metrics: charts.Rows) -> dict[str, Any]:
     arrivals = "a Poisson process where the log has no times"
     values = {
         "r": report,
+        "page_title": first_screen.title(report),
+        "subtitle": first_screen.subtitle(report),
+        "sentences": [
+            *first_screen.verdict_sentences(report),
+            first_screen.lookup_verdict(report),
+        ],
         "k_list": k_list(report.choice.k),
         "tiles": headline(report),
         "speed_figures": [
