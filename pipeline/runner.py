@@ -39,7 +39,7 @@ from outrider.common.process_tree import TERMINAL_DESCRIPTOR, run_supervised
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.retention import deletion_of, retain
 from outrider.pipeline.run_dir import RunDirectory
-from outrider.pipeline.stage import Options, Stage
+from outrider.pipeline.stage import NEW, Options, Stage
 from outrider.pipeline.stages.registry import stage_of
 
 Results = dict[str, dict[str, Any]]
@@ -107,7 +107,7 @@ def run_stages(
                     f"the window ended before {stage.name}; rerun the command in the next one",
                     exit_code=INTERRUPTED,
                 )
-            say("[cyan]▸[/]", stage.name, reasons)
+            say("[cyan]▸[/]", stage.name, "" if reasons == NEW else reasons)
             begin = time.monotonic()
             run_stage(stage, run, options, end)
             say("[green]✓[/]", stage.name, f"{time.monotonic() - begin:.0f} s")

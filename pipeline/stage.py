@@ -23,6 +23,10 @@ Result = Mapping[str, object]
 """What a stage's record holds about its work, as JSON values."""
 
 
+NEW = "not done yet"
+"""Reason of a stage without a record; it is left out when the stage begins."""
+
+
 class Options(TypedDict, total=False):
     """Command-line options that are not in the recipe, as JSON values."""
 
@@ -85,7 +89,7 @@ class Stage:
         """Why it must run; empty if it is done."""
         if not run.stage_record(self.name).is_file():
             resumes = self.started_file(run).is_file()
-            return ["resumes where it stopped" if resumes else "not done yet"]
+            return ["resumes where it stopped" if resumes else NEW]
         # A record alone does not show that its output is still there.
         artifact = self.artifact(run)
         deleted = deletion_of(run, artifact)

@@ -18,6 +18,7 @@ from outrider.speculators.kinds import kind_named, lookup_names
 OPENING = {SHIP: "Ships.", DO_NOT_SHIP: "Does not ship.", UNDECIDED: "Undecided."}
 """Verdict -> the first word or words of the report."""
 
+
 def title(report: Report) -> str:
     """Names the model, the traffic and the date."""
     words = f"{Path(report.target).name} on {report.recipe}"
