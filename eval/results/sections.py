@@ -50,7 +50,7 @@ class HistoryFacts(Part):
     shared: bool
     """lookup.shared"""
     without_salt: int
-    """Number of responses that a request without cache_salt, as the evaluation's, searches"""
+    """Number of responses that a request without cache_salt searches"""
 
 
 class LookupChoice(Part):

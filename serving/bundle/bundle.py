@@ -131,11 +131,11 @@ def verify_bundle(
     log_path: Path,
     concurrency: int = 1,
     k: int | None = None,
-    grammars: Sequence[str] | None = None,
+    fields: Sequence[Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """Serves the bundle and checks its acceptance length against the evaluation.
 
-    The flags are those of serve.sh. `expected` must come from the same prompts, grammars and
+    The flags are those of serve.sh. `expected` must come from the same prompts, fields and
     sampling; `tolerance` is relative. If `k` differs from the schedule's k at batch size 1, it
     replaces the schedule. Raises an `OutriderError` if the difference exceeds `tolerance` or a file
     has changed.
@@ -153,7 +153,7 @@ def verify_bundle(
                 url=server.url,
                 model=server.model_name,
                 prompts=prompts,
-                grammars=grammars,
+                fields=fields,
                 sampling=sampling,
                 max_tokens=max_tokens,
                 concurrency=concurrency,

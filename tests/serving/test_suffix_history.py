@@ -1,6 +1,7 @@
 """Suffix lookup in an engine: its history, its tenants, and another history while it runs."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from vllm import SamplingParams
 from vllm.inputs import TokensPrompt
 
 from outrider.common.errors import OutriderError
+from outrider.eval.replay.lookups import LoggedText, lookup_sums
 from outrider.serving.admin.live_flags import admin_token, live_environment
 from outrider.serving.admin.replica import Replica, SwapOrder, SwapRefused
 from outrider.serving.bundle.bundle import export_bundle
@@ -19,6 +21,7 @@ from outrider.serving.engine import AskedRow, open_engine
 from outrider.serving.hooked import SWAP_EXTENSION
 from outrider.serving.server import Server
 from outrider.serving.speculator import Drafting, Speculator
+from outrider.speculators.kinds.protocol import Lookup
 from outrider.speculators.kinds.suffix import FACTOR, SuffixLookup
 from outrider.speculators.lookup_history import Response
 from tests.serving.in_process import swap
@@ -104,6 +107,54 @@ def test_a_live_server_swaps_its_history_by_the_admin_route(engine, target, prom
         erase_sessions(full, ["s"])
         swap_to(full)
         assert accepted() == without
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+def test_a_server_takes_the_steps_that_replay_predicts_for_each_tenant(
+    engine, target, prompts, tmp_path
+):
+    pytest.importorskip("arctic_inference", reason="suffix lookup needs arctic-inference")
+    asked = [
+        AskedRow(row_id=str(n), token_ids=prompt, temperature=0.0, top_p=1.0, max_tokens=40)
+        for n, prompt in enumerate(prompts[:2])
+    ]
+    answers = [np.array(answer, np.int32) for answer in engine.answer(asked)]
+    tenants = ["acme", "umbrella"]
+    history = [
+        Response(answer, "s", tenant) for answer, tenant in zip(answers, tenants, strict=True)
+    ]
+    kind = SuffixLookup()
+    directory = kind.prepare(history, tmp_path / "made", max_gb=1.0, shared=False)
+    assert kind.separates_tenants(directory)
+    lookup = Lookup("suffix", history=kind.history(directory))
+    drafting = Drafting(Speculator("suffix", directory), K)
+    server = Server(target, EngineConfig(kv_cache_gb=0.25), drafting, log_path=tmp_path / "log")
+    steps = {}
+    with server:
+        for row, tenant in itertools.product(range(2), [*tenants, ""]):
+            (completion,) = complete(
+                url=server.url,
+                model=server.model_name,
+                prompts=[prompts[row]],
+                fields=[{"cache_salt": tenant} if tenant else {}],
+                sampling=Sampling(temperature=0),
+                max_tokens=40,
+            )
+            text = LoggedText(
+                sequence_id="",
+                session="",
+                user="",
+                token_ids_T=np.array([*prompts[row], *completion.token_ids], np.int32),
+                completion_start=len(prompts[row]),
+                tenant=tenant,
+            )
+            replayed = lookup_sums(lookup, [text]).steps_RK[0, K - 1]
+            counted = Speculator("suffix").steps(dataclasses.asdict(completion.counters), 1)
+            assert counted == replayed
+            steps[row, tenant] = counted
+    assert steps[0, "acme"] < steps[0, "umbrella"] == steps[0, ""]
+    assert steps[1, "umbrella"] < steps[1, "acme"] == steps[1, ""]
 
 
 @pytest.mark.engine
