@@ -6,9 +6,10 @@ from pathlib import Path
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
+from outrider.common.own_code import code_file, load_function
 from outrider.data.config import NOT_INSTALLED
-from outrider.eval.config import ANSWERS, EvalConfig
-from outrider.eval.lossless.task_accuracy import task_file, task_of
+from outrider.eval.config import ANSWERS
+from outrider.eval.lossless.task_accuracy import task_of
 from outrider.pipeline.paths import check_traffic
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.serving.speculator import Drafting, Speculator
@@ -41,7 +42,7 @@ def check(recipe: Recipe, dry_run: bool = False, serves: bool = True) -> None:
             " nor to the current directory; create it with `head -c 32 /dev/urandom > FILE`, or"
             " leave out privacy.key_file to generate a key for the run"
         )
-    _check_task(recipe.eval, dry_run)
+    _check_own_code(recipe, dry_run)
     if serves and (refusal := pipeline_refusal(recipe.serving.engine)):
         raise OutriderError(refusal)
     if not recipe.serving.engine.changes_drafters:
@@ -160,14 +161,22 @@ def _check_vllm() -> None:
         raise OutriderError(refusal)
 
 
-def _check_task(evaluation: EvalConfig, dry_run: bool) -> None:
-    """Names the file with the recipe's own code, and imports it unless this is a dry run."""
-    if evaluation.task is not None and not evaluation.task.endswith(ANSWERS):
-        file = task_file(evaluation.task)
-        print(f"eval.task = {evaluation.task}: a run executes {file}", file=sys.stderr, flush=True)
-        if dry_run:
-            return
-    task_of(evaluation)
+def _check_own_code(recipe: Recipe, dry_run: bool) -> None:
+    """Names the files of the recipe's own code, and imports them unless this is a dry run."""
+    task = recipe.eval.task
+    is_function = task is not None and not task.endswith(ANSWERS)
+    functions = {
+        "eval.task": task if is_function else None,
+        "training.loss": recipe.training.own_loss,
+    }
+    for key, name in functions.items():
+        if name is None:
+            continue
+        print(f"{key} = {name}: a run executes {code_file(name, key)}", file=sys.stderr, flush=True)
+        if not dry_run:
+            load_function(name, key)
+    if not is_function:
+        task_of(recipe.eval)
 
 
 def check_target(

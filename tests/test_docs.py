@@ -173,7 +173,7 @@ def test_placeholders_are_listed() -> None:
     assert len(table) == 3
     paths = [*ROOT.glob("*"), *ROOT.glob(".github/**/*"), *DOCS.rglob("*.md")]
     texts = {
-        path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+        path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8", errors="ignore")
         for path in paths
         if path.is_file() and path.name != "PLACEHOLDERS.md"
     }

@@ -4,12 +4,13 @@ TrainingConfig(epochs=3, learning_rate=5e-4)
 """
 
 import math
+import re
 import shlex
 from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-Loss = Literal["kl", "ce", "lk_alpha"]
+LOSSES = ("kl", "ce", "lk_alpha")
 
 FLOOR = 0.1
 """The learning rate decays to this share of its peak."""
@@ -28,12 +29,13 @@ class TrainingConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
-    loss: Loss = "kl"
+    loss: str = "kl"
     """Loss between a draft's distribution q and the target's p.
     p is the distribution as served, with the request's temperature, top_k and top_p. `kl`:
     KL(p||q); `ce`: cross-entropy against p's most likely token; `lk_alpha`: -log alpha, where
     alpha is the probability that the draft is accepted. docs/explanation/training.md compares
-    them."""
+    them. `module:function`: your own, differentiated by autograd; the module is installed or in the
+    current folder (docs/how-to/try-a-kind-or-a-loss.md)."""
 
     features: Literal["stored", "streamed"] = "stored"
     """Source of the training part's hidden states.
@@ -116,6 +118,21 @@ class TrainingConfig(BaseModel):
     def streams(self) -> bool:
         """Whether capture and training run at the same time."""
         return self.features == "streamed"
+
+    @field_validator("loss")
+    @classmethod
+    def _is_known(cls, value: str) -> str:
+        if value not in LOSSES and not re.fullmatch(r"\w+(\.\w+)*:\w+(\.\w+)*", value):
+            raise ValueError(
+                f"choose {', '.join(LOSSES)}, or name your own as module:function, such as"
+                " my_losses:total_variation"
+            )
+        return value
+
+    @property
+    def own_loss(self) -> str | None:
+        """The function that computes the recipe's own loss; None for a loss of Outrider."""
+        return None if self.loss in LOSSES else self.loss
 
     @field_validator("launcher")
     @classmethod
