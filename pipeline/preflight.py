@@ -1,7 +1,7 @@
 """Preflight checks: mistakes that can be found before the first stage."""
 
 import importlib.util
-import sys
+import logging
 from pathlib import Path
 
 from outrider.common.errors import OutriderError
@@ -22,6 +22,8 @@ from outrider.speculators.checkpoints.refusals import language_config
 from outrider.speculators.config import SpeculatorConfig
 from outrider.speculators.kinds import check_speculator, kind_of, trainable_kind
 from outrider.training.distributed.launch import processes_here
+
+logger = logging.getLogger(__name__)
 
 
 def check(recipe: Recipe, dry_run: bool = False, serves: bool = True) -> None:
@@ -46,11 +48,10 @@ def check(recipe: Recipe, dry_run: bool = False, serves: bool = True) -> None:
     if serves and (refusal := pipeline_refusal(recipe.serving.engine)):
         raise OutriderError(refusal)
     if not recipe.serving.engine.changes_drafters:
-        print(
+        logger.info(
             "serving.engine: with data parallelism or EPLB, each speculator and each number of"
             " drafts is served by a separate engine, one after another; --dry-run prints the number"
-            " of starts; eval.k=NUMBER avoids those that choose k",
-            file=sys.stderr,
+            " of starts; eval.k=NUMBER avoids those that choose k"
         )
     _note_lowered_processes(recipe)
     if target := local_target(recipe):
@@ -97,14 +98,15 @@ def _check_quantization(target: Path, recipe: Recipe) -> None:
 
 
 def _note_lowered_processes(recipe: Recipe) -> None:
-    """Prints a line if this machine has fewer GPUs than `training.processes`."""
+    """Logs a line if this machine has fewer GPUs than `training.processes`."""
     processes = processes_here(recipe.training, recipe.cluster)
     if processes == recipe.training.processes:
         return
-    print(
-        f"training.processes = {recipe.training.processes}: more than this machine's GPUs, so it is"
-        f" {processes} here, one process per GPU",
-        file=sys.stderr,
+    logger.info(
+        "training.processes = %d: more than this machine's GPUs, so it is %d here, one process per"
+        " GPU",
+        recipe.training.processes,
+        processes,
     )
 
 
@@ -172,7 +174,7 @@ def _check_own_code(recipe: Recipe, dry_run: bool) -> None:
     for key, name in functions.items():
         if name is None:
             continue
-        print(f"{key} = {name}: a run executes {code_file(name, key)}", file=sys.stderr, flush=True)
+        logger.info("%s = %s: a run executes %s", key, name, code_file(name, key))
         if not dry_run:
             load_function(name, key)
     if not is_function:

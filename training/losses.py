@@ -309,8 +309,8 @@ def _own_loss(name: str, z_CD: Tensor, p_CD: Tensor) -> tuple[Tensor, Tensor]:
         loss_C = _own_function(name)(z_CD, p_CD)
         if loss_C.shape != p_CD.shape[:1]:
             raise OutriderError(
-                f"training.loss = {name!r}: returned shape {list(loss_C.shape)} for z and p of shape"
-                f" {list(p_CD.shape)}; return one loss a row: shape {list(p_CD.shape[:1])}"
+                f"training.loss = {name!r}: returned shape {list(loss_C.shape)} for z and p of"
+                f" shape {list(p_CD.shape)}; return one loss a row: shape {list(p_CD.shape[:1])}"
             )
         (dz_CD,) = torch.autograd.grad(loss_C.sum(), z_CD)
     return loss_C.detach(), dz_CD

@@ -1,7 +1,6 @@
 """The worked example of docs/how-to/try-a-kind-or-a-loss.md: a kind and a loss without a fork."""
 
 import dataclasses
-import os
 import shutil
 import subprocess
 import sys
@@ -38,8 +37,30 @@ SETTINGS: dict[str, Any] = {
 
 
 @pytest.fixture
-def frozen_rows(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The example's kind in the registry, where its entry point puts it: first."""
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The example as an installed package for processes that start now; returns its folder."""
+    folder = tmp_path / "site"
+    metadata = folder / "outrider_research-0.1.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: outrider-research\n")
+    toml = (RESEARCH / "pyproject.toml").read_text(encoding="utf-8")
+    point = 'frozen_rows = "research_kind:FrozenRows"'
+    assert f'[project.entry-points."outrider.kinds"]\n{point}' in toml
+    (metadata / "entry_points.txt").write_text(
+        "[outrider.kinds]\nfrozen_rows = research_kind:FrozenRows\n"
+        "[outrider.formats]\ntoy = toy_format\n"
+    )
+    # The format of CONTRIBUTING.md
+    contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    module = contributing.partition('```python\n"""Toy logs')[2].partition("```")[0]
+    (folder / "toy_format.py").write_text(f'"""Toy logs{module}')
+    monkeypatch.setenv("PYTHONPATH", f"{folder}:{RESEARCH}")
+    return folder
+
+
+@pytest.fixture
+def frozen_rows(installed: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The example's kind in this process too, where its entry point puts it: first."""
     monkeypatch.syspath_prepend(str(RESEARCH))
     from research_kind import FrozenRows
 
@@ -71,22 +92,9 @@ def test_the_page_has_the_files() -> None:
     assert len((RESEARCH / "research_kind.py").read_text().splitlines()) <= 60
 
 
-def test_an_installed_package_adds_its_kind_and_its_format(tmp_path: Path) -> None:
-    metadata = tmp_path / "outrider_research-0.1.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: outrider-research\n")
-    toml = (RESEARCH / "pyproject.toml").read_text(encoding="utf-8")
-    point = 'frozen_rows = "research_kind:FrozenRows"'
-    assert f'[project.entry-points."outrider.kinds"]\n{point}' in toml
-    (metadata / "entry_points.txt").write_text(
-        "[outrider.kinds]\nfrozen_rows = research_kind:FrozenRows\n"
-        "[outrider.formats]\ntoy = toy_format\n"
-    )
-    # The format of CONTRIBUTING.md
-    contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    module = contributing.partition('```python\n"""Toy logs')[2].partition("```")[0]
-    (tmp_path / "toy_format.py").write_text(f'"""Toy logs{module}')
-    (tmp_path / "log.jsonl").write_text('{"question": "Hi", "reply": "Hello.", "end": "stop"}\n')
+def test_an_installed_package_adds_its_kind_and_its_format(installed: Path) -> None:
+    log = '{"question": "Hi", "reply": "Hello.", "end": "stop"}\n'
+    (installed / "log.jsonl").write_text(log)
     program = (
         "from outrider.data.formats import FORMATS, format_of\n"
         "from outrider.data.files.sources import log_files\n"
@@ -97,8 +105,7 @@ def test_an_installed_package_adds_its_kind_and_its_format(tmp_path: Path) -> No
     )
     printed = subprocess.run(
         [sys.executable, "-c", program],
-        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{RESEARCH}"},
-        cwd=tmp_path,
+        cwd=installed,
         capture_output=True,
         text=True,
         check=True,
@@ -109,7 +116,9 @@ def test_an_installed_package_adds_its_kind_and_its_format(tmp_path: Path) -> No
 def test_the_kind_learns_and_its_rows_stay_the_targets(
     corpus: Corpus, tmp_path: Path, frozen_rows: None
 ) -> None:
-    result = corpus.train(tmp_path, speculator=speculator("frozen_rows"), **SETTINGS)
+    # By the real launcher: forked ranks would have the registry of before.
+    kind = speculator("frozen_rows")
+    result = corpus.train(tmp_path, speculator=kind, launch=True, **SETTINGS)
     best, start = (result[name]["acceptance_length"][-1] for name in ("best", "base"))
     assert best > start + 0.05
     directory = tmp_path / "speculator"
@@ -154,7 +163,7 @@ def test_an_edited_loss_trains_again(tmp_path: Path, monkeypatch: pytest.MonkeyP
     file.write_text("def loss(z, p): return z\n")
     assert TRAIN.settings(recipe) != before
     file.unlink()
-    with pytest.raises(OutriderError, match="training.loss = 'edited_loss:loss': No module named"):
+    with pytest.raises(OutriderError, match=r"training\.loss = 'edited_loss:loss': No module named"):
         TRAIN.settings(recipe)
 
 
