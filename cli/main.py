@@ -152,10 +152,14 @@ def command_app() -> App:
 
 
 def _versions() -> str:
-    """Text of `--version`: Outrider and the packages that affect its results."""
-    from outrider.pipeline.provenance import versions
+    """Text of `--version`: Outrider with its commit, and the packages that affect its results."""
+    from outrider.pipeline.provenance import commit_of, installed_commit, versions
 
-    return "\n".join(f"{package} {version}" for package, version in versions().items())
+    lines = [f"{package} {version}" for package, version in versions().items()]
+    commit = commit_of() or installed_commit()
+    if commit is not None:
+        lines[0] += f" (commit {commit})"
+    return "\n".join(lines)
 
 
 main = functools.partial(_run, "outrider")

@@ -54,8 +54,8 @@ class TrainingConfig(BaseModel):
     )
     """Peak learning rate of AdamW.
     The rate warms up linearly, then decays along a cosine to a tenth of its peak. A recipe that
-    omits this key gets 1e-3 x 192 / the target's hidden size: 3e-5 for R1. A head from random
-    weights trains at twice this rate, one from a closed-form fit at 0.3 of it."""
+    omits this key gets 1e-3 x 192 / the target's hidden size: 3e-5 for R1. Heads that start from
+    random weights use twice this rate; heads fitted in closed form use 0.3 times it."""
 
     warmup_fraction: ClassVar[float] = 0.05
     """Length of the warm-up, as a share of all steps."""

@@ -131,8 +131,8 @@ def _rows(path: Path) -> Iterator[tuple[str, str]]:
             yield row["question"], str(row["answer"])
         except (ValueError, KeyError, TypeError):
             raise OutriderError(
-                f"{path}, line {number}: not an object with question and answer, such as "
-                '{"question": "How many ...?", "answer": "72"}; eval.task reads one per line'
+                f"{path}, line {number}: each line must be a JSON object such as "
+                '{"question": "How many ...?", "answer": "72"} (eval.task)'
             ) from None
 
 
