@@ -1,4 +1,4 @@
-"""Outrider from Python: from logs to a verdict in six calls, and to a live endpoint in two more.
+"""Outrider from Python: from logs to a verdict in six calls.
 
     import outrider
 
