@@ -218,3 +218,19 @@ def _controller_problems(state: State, share: float | None, controller: int | No
 
 def _time(unix: float) -> str:
     return datetime.datetime.fromtimestamp(unix).astimezone().isoformat(" ", "seconds")
+
+
+def deployment_summary(endpoint: Endpoint, ended: Deployment) -> dict[str, object]:
+    """The facts about a deployment that has ended, for scripts."""
+    return {
+        "endpoint": endpoint.name,
+        "deployment": ended.id,
+        "outcome": ended.outcome,
+        "release": ended.new,
+        "replaced": ended.old,
+        "by": ended.verdict.by,
+        "reason": ended.verdict.reason,
+        "figures": ended.verdict.figures,
+        "behind": list(ended.behind),
+        "seconds": None if ended.ended_at is None else ended.ended_at - ended.began_at,
+    }

@@ -195,7 +195,7 @@ def _checked(source: str, variables: dict[str, str], words: list[str]) -> Comman
     for word in words:
         if re.search(r"\$[({A-Za-z_@*]", word):
             raise OutriderError(
-                f"{source}: {redacted(word)}: a shell variable; replace it by its value"
+                f"{source}: {redacted(word)}: contains a shell variable; replace it with its value"
             )
     return variables, words
 

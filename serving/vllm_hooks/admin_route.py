@@ -66,7 +66,7 @@ class AdminRoute:
             )
         if (getattr(args, "api_server_count", None) or 1) > 1:
             raise OutriderError(
-                f"{ADMIN} needs --api-server-count 1: each API server sees only its requests"
+                f"{ADMIN} needs --api-server-count 1: each API server sees only its own requests"
             )
         app = self.app(admin_token(Path(os.environ[TOKEN_FILE])))
         self._refusal = _refusal(engine_client)
