@@ -239,6 +239,7 @@ def gpu_on_cpu() -> Iterator[None]:
         for owner, name, value in (
             (torch.cuda, "is_available", lambda: True),
             (torch.cuda, "max_memory_allocated", lambda _: 0),
+            (torch.cuda, "get_device_name", lambda _: "NVIDIA H100 80GB HBM3"),
             (prefix_attention, "_compiled", lambda: dense_by_mask),
             (prefix_attention, "_needs_small_tiles", lambda *_: False),
             (Batch, "pinned", lambda batch: batch),
