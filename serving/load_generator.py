@@ -199,7 +199,8 @@ def _block(result: dict[str, Any], counters: SpeculationCounters) -> BlockResult
     if result["completed"] != prompts:
         errors = [error for error in result["errors"] if error]
         raise OutriderError(
-            f"{prompts - result['completed']} of {prompts} requests failed, first with: {errors[:1]}"
+            f"{prompts - result['completed']} of {prompts} requests failed, first with:"
+            f" {errors[:1]}"
         )
     begin = min(result["start_times"])
     columns = (result[name] for name in ("output_lens", "ttfts", "itls", "start_times"))

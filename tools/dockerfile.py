@@ -49,9 +49,7 @@ def prepared(folder: Path) -> Path:
     # These packages are found after the environment's own.
     (site / "image.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
     ignored = ignored_names((ROOT / ".dockerignore").read_text(encoding="utf-8"))
-    shutil.copytree(
-        ROOT, folder / "opt" / "outrider", ignore=shutil.ignore_patterns(*ignored)
-    )
+    shutil.copytree(ROOT, folder / "opt" / "outrider", ignore=shutil.ignore_patterns(*ignored))
     return folder / "env" / "bin"
 
 

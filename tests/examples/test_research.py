@@ -163,7 +163,9 @@ def test_an_edited_loss_trains_again(tmp_path: Path, monkeypatch: pytest.MonkeyP
     file.write_text("def loss(z, p): return z\n")
     assert TRAIN.settings(recipe) != before
     file.unlink()
-    with pytest.raises(OutriderError, match=r"training\.loss = 'edited_loss:loss': No module named"):
+    with pytest.raises(
+        OutriderError, match=r"training\.loss = 'edited_loss:loss': No module named"
+    ):
         TRAIN.settings(recipe)
 
 
