@@ -44,6 +44,9 @@ def ignored_names(text: str) -> list[str]:
 def prepared(folder: Path) -> Path:
     """Makes an environment in `folder` and copies the checkout; returns the environment's bin."""
     venv.create(folder / "env", with_pip=True)
+    python = str(folder / "env" / "bin" / "python3")
+    # Python 3.11 adds an old one, which would hide the image's.
+    subprocess.run([python, "-m", "pip", "uninstall", "--quiet", "--yes", "setuptools"], check=True)
     packages = {"base": str(folder / "env"), "platbase": str(folder / "env")}
     site = Path(sysconfig.get_path("purelib", vars=packages))
     # These packages are found after the environment's own.
