@@ -21,8 +21,8 @@ from unittest import mock
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import _engine_run_backward
 from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
+from torch.autograd.graph import _engine_run_backward
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -230,7 +230,7 @@ def test_the_grammar_starts_after_the_reasoning_unless_it_is_enabled_there(
 def test_the_grammar_reads_a_token_of_the_answer_that_ends_the_reasoning(
     draw: Callable[..., Drawn], nano_r1: Path, masks: GrammarMasks
 ) -> None:
-    """As parsers with `reasoning_end_token_ids` find it: without an end token, at a call's start."""
+    """As parsers with `reasoning_end_token_ids` find it: at a call, without an end token."""
     from vllm.config.structured_outputs import StructuredOutputsConfig
     from vllm.parser.engine.adapters import ParserEngineReasoningAdapter
     from vllm.parser.engine.parser_engine import ReasoningEnd

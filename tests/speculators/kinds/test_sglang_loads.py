@@ -41,9 +41,7 @@ def gated(name: str, hidden: int, inner: int) -> Shapes:
 def latent_attention(config: dict[str, Any]) -> Shapes:
     """DeepseekV2AttentionMLA; the first two are fused when loaded."""
     heads = config["num_attention_heads"]
-    nope, rope, value = (
-        config[f"{name}_head_dim"] for name in ("qk_nope", "qk_rope", "v")
-    )
+    nope, rope, value = (config[f"{name}_head_dim"] for name in ("qk_nope", "qk_rope", "v"))
     hidden, q_rank, kv_rank = (
         config[name] for name in ("hidden_size", "q_lora_rank", "kv_lora_rank")
     )
@@ -81,9 +79,7 @@ def nextn_parameters(config: dict[str, Any]) -> Shapes:
     hidden = config["hidden_size"]
     experts = config["n_routed_experts"]
     inner = config["moe_intermediate_size"]
-    attention = (
-        latent_attention(config) if "kv_lora_rank" in config else grouped_attention(config)
-    )
+    attention = latent_attention(config) if "kv_lora_rank" in config else grouped_attention(config)
     layer: Shapes = {
         "input_layernorm.weight": (hidden,),
         "post_attention_layernorm.weight": (hidden,),
@@ -156,8 +152,7 @@ def eagle3_parameters(config: dict[str, Any]) -> Shapes:
     heads = {"q": config["num_attention_heads"], "k": config["num_key_value_heads"]}
     heads["v"] = heads["k"]
     layer: Shapes = {
-        f"self_attn.{name}_proj.weight": (count * dim, 2 * hidden)
-        for name, count in heads.items()
+        f"self_attn.{name}_proj.weight": (count * dim, 2 * hidden) for name, count in heads.items()
     }
     layer["self_attn.o_proj.weight"] = (hidden, heads["q"] * dim)
     for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm"):

@@ -279,7 +279,10 @@ def test_torch_s_tiles_are_those_that_were_compiled(capability: tuple[int, int])
         backward = BACKWARD[capability]
         if dtype == torch.float32:
             backward = 4 * ((16, 16, 16, 16, 1, 4),)
-        for direction, expected in (("forward", FORWARD[capability][dtype]), ("backward", backward)):
+        for direction, expected in (
+            ("forward", FORWARD[capability][dtype]),
+            ("backward", backward),
+        ):
             found = (tiles_of(direction, capability, dtype, width, {}) for width in WIDTHS)
             assert tuple(tuple(tiles.values()) for tiles in found) == expected, direction
 

@@ -2,6 +2,7 @@
 
 import os
 import stat
+import subprocess
 import sys
 import time
 from pathlib import Path
