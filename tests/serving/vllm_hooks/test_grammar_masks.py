@@ -250,7 +250,8 @@ def test_the_grammar_reads_a_token_of_the_answer_that_ends_the_reasoning(
 
         def find_reasoning_end(self, token_ids: Any) -> ReasoningEnd:
             ids = list(token_ids)
-            return ReasoningEnd(ids.index(brace) if brace in ids else len(ids), True)
+            found = brace in ids
+            return ReasoningEnd(ids.index(brace) if found else len(ids), found)
 
     ReasoningParserManager.register_module("ends_at_brace", module=EndsAtBrace)
     settings = {"reasoning_parser": "ends_at_brace"}
