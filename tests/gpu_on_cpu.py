@@ -151,6 +151,7 @@ class NamedDevice(TorchFunctionMode):
             Tensor.numpy: self.numpy,
             Tensor.__array__: self.numpy,
             Tensor.backward: self.backward,
+            torch._C._nn._parse_to: torch._C._nn._parse_to,  # the arguments of a module's `to`
         }
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

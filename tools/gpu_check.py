@@ -3,11 +3,10 @@
     python -m tools.gpu_check                     # the parts that are not done, then the result
     python -m tools.gpu_check attention parity    # these parts, again
 
-A part is a file of tests/gpu. It runs in a process of its own, and leaves
-build/gpu_check/PART.json: outcome, seconds and figures of each test, the GPU and the versions. A
-part that has passed with the same sources, GPU and versions is not run again, so a check that was
-interrupted continues. All parts are merged into build/gpu_check.json. Without a GPU, the twins for
-a CPU run.
+A part is a file of tests/gpu. It runs in its own process, and writes build/gpu_check/PART.json:
+outcome, seconds and figures of each test, the GPU and the versions. A part that has passed with the
+same sources, GPU and versions is not run again, so a check that was interrupted continues. All
+parts are merged into build/gpu_check.json. Without a GPU, the twins for a CPU run.
 """
 
 import argparse

@@ -132,7 +132,7 @@ def test_two_gpus_draft_as_one(two_gpus, expert_parallel, tmp_path, record_prope
 @pytest.mark.gpu
 @pytest.mark.parametrize("method", ["greedy", "probabilistic"])
 def test_a_dspark_head_drafts_as_its_unroll(gpu, method, tmp_path, record_property):
-    """Also after a swap to a head for other tokens. Only model runner V2 walks over its block.
+    """Also after a swap to a head for other tokens. Model runner V2 alone walks over its block.
 
     vLLM 0.32, `_get_v1_model_runner_unsupported_features`.
     Twin: tests/serving/vllm_hooks/test_v2_runner.py, in Triton's interpreter.

@@ -1,4 +1,4 @@
-"""`make gpu-check` in parts: done ones are left out, the rest run again, all are merged."""
+"""`make gpu-check` in parts: those that passed are left out, others run again, all are merged."""
 
 import ast
 import json

@@ -101,7 +101,11 @@ def nextn_parameters(config: dict[str, Any]) -> Shapes:
 
 def with_scales(parameters: Shapes) -> Shapes:
     """The parameters with FP8 blocks: a scale for each linear layer but the router and eh_proj."""
-    linear = [name for name in parameters if "decoder" in name and "_proj.weight" in name]
+    linear = [
+        name
+        for name in parameters
+        if "decoder" in name and "_proj" in name and name.endswith(".weight")
+    ]
     return parameters | {
         f"{name}_scale_inv": tuple(math.ceil(size / BLOCK) for size in parameters[name])
         for name in linear

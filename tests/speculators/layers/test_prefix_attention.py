@@ -166,11 +166,17 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> Compilations:
     return counted
 
 
-def attend(place_N: Tensor, spans: list[Span], tokens: int, dtype: torch.dtype, grad: bool) -> None:
-    shapes = [(len(place_N), D), (tokens, D), (tokens, V)]
+def attend(prefix: FlexPrefix, anchors: int, tokens: int, dtype: torch.dtype, grad: bool) -> None:
+    shapes = [(anchors, D), (tokens, D), (tokens, V)]
     inputs = [torch.randn(HEADS, *shape, dtype=dtype, requires_grad=grad) for shape in shapes]
     with torch.set_grad_enabled(grad):
-        FlexPrefix(place_N, spans, tokens)(*inputs, 0.3)
+        prefix(*inputs, 0.3)
+
+
+def attend_row(dtype: torch.dtype, grad: bool) -> None:
+    """Attention over a row of two sequences."""
+    place_N, spans, tokens = row((300, 40), 1)
+    attend(FlexPrefix(place_N, spans, tokens), len(place_N), tokens, dtype, grad)
 
 
 WORKLOADS = ("document_extraction", "resume_screening", "social_chat", "general")
@@ -208,38 +214,46 @@ def row_of(samples: list[Sample]) -> tuple[Tensor, list[Span], int]:
 
 
 def compiled_kinds(compilations: Compilations, rows: list[Any]) -> int:
-    """Compilations for rows as a process meets them: parity, validation, training."""
+    """Compilations for rows in parity, validation and training."""
     kinds = [
         (torch.float32, False),
         (torch.bfloat16, False),
         (torch.bfloat16, True),
         (torch.float32, True),
     ]
-    for (dtype, grad), row_ in itertools.product(kinds, rows):
-        anchors = len(row_[0])
-        compilations.zeros = (
-            torch.zeros(1, HEADS, anchors, V, dtype=dtype),
-            torch.zeros(1, HEADS, anchors),
-        )
-        attend(*row_, dtype, grad)
+    for place_N, spans, tokens in rows:
+        anchors = len(place_N)
+        prefix = FlexPrefix(place_N, spans, tokens)
+        for dtype, grad in kinds:
+            compilations.zeros = (
+                torch.zeros(1, HEADS, anchors, V, dtype=dtype),
+                torch.zeros(1, HEADS, anchors),
+            )
+            attend(prefix, anchors, tokens, dtype, grad)
     assert compilations.runs == len(kinds) * len(rows)
     return len(compilations.graphs)
 
 
-@pytest.mark.parametrize("workload", WORKLOADS)
+@pytest.mark.parametrize(
+    "workload",
+    [WORKLOADS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in WORKLOADS[1:])],
+)
 def test_rows_of_shipped_traffic_are_compiled(compilations, workload: str) -> None:
     """Past torch's limit, rows would run uncompiled, which stores all scores; see the module.
 
     200 rows of a training, where one holds several sequences and where it holds a short one.
     """
     long = rows_of_traffic(workload, 170, 2048)
-    short = rows_of_traffic(workload, 30, 300)
+    short = [row_ for tokens in (300, 130) for row_ in rows_of_traffic(workload, 15, tokens)]
     assert compiled_kinds(compilations, [*long, *short]) <= module.MOST_COMPILATIONS // 2
 
 
 def test_short_answers_need_more_compilations_than_torch_allows(compilations) -> None:
     """One block of anchors, several, and as many blocks of anchors as of tokens; of each dtype."""
-    rows = [*rows_of_traffic("social_chat", 6, 300), *rows_of_traffic("social_chat", 12, 2048)]
+    sizes = ((130, 4), (300, 6), (2048, 8))
+    rows = [
+        row_ for tokens, count in sizes for row_ in rows_of_traffic("social_chat", count, tokens)
+    ]
     assert compiled_kinds(compilations, rows) > 8
 
 
@@ -247,7 +261,7 @@ def test_small_tiles_reach_the_kernel(compilations, monkeypatch) -> None:
     """As numbers, although all sizes of the graph are symbols."""
     monkeypatch.setattr(module, "_needs_small_tiles", lambda *_: True)
     for dtype in (torch.float32, torch.bfloat16):
-        attend(*row((300, 40), 1), dtype, True)
+        attend_row(dtype, True)
         nodes = compilations.graphs[-1].graph.nodes
         [call] = [node for node in nodes if "flex_attention" in str(node.target)]
         [options] = [value for value in call.args if isinstance(value, dict)]
@@ -255,12 +269,12 @@ def test_small_tiles_reach_the_kernel(compilations, monkeypatch) -> None:
 
 
 def test_one_compilation_too_many_is_an_error(compilations, monkeypatch) -> None:
-    attend(*row((300, 40), 1), torch.float32, False)
+    attend_row(torch.float32, False)
     monkeypatch.setattr(module, "MOST_COMPILATIONS", 1)
     limited = compiled_flex_attention(compilations)
     monkeypatch.setattr(module, "_flex_attention", limited)
     with pytest.raises(FailOnRecompileLimitHit):
-        attend(*row((300, 40), 1), torch.bfloat16, False)
+        attend_row(torch.bfloat16, False)
 
 
 @pytest.fixture
