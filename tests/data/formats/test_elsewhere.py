@@ -69,7 +69,9 @@ def test_a_documented_log_is_read_or_refused_with_the_fix(case, builder):
     if not exchanges:
         return
     first = exchanges[0]
-    assert "Question 0: what is 2+2?" in (first.prompt_text or first.messages[0]["content"])
+    assert "Question 0: what is 2+2?" in question_of(first, builder)
+    if "system" in case:
+        assert first.messages[0] == {"role": "system", "content": case["system"]}
     assert text_of(first) == case.get("text", "Two and two make four.\n</think>\n\nIt is 4.")
     assert first.finish_reason == "stop" and not first.stop_strings
     assert [first.temperature, first.top_p] == case.get("sampling", [0.6, 0.95])
@@ -83,6 +85,12 @@ def test_a_documented_log_is_read_or_refused_with_the_fix(case, builder):
         sequence = builder.build(exchange)
         completion = builder.decode(sequence.token_ids[sequence.completion_start :])
         assert completion == f"Two and two make four.\n</think>\n\nIt is 4.{END}"
+
+
+def question_of(exchange: Exchange, builder) -> str:
+    if exchange.messages is not None:
+        return next(one["content"] for one in exchange.messages if one["role"] == "user")
+    return exchange.prompt_text or builder.decode(exchange.prompt_token_ids)
 
 
 def text_of(exchange: Exchange) -> str | None:
