@@ -1,7 +1,7 @@
 """Marks of texts that producers cut, and of bodies that they stored elsewhere.
 
     check_whole(text, "row.response")       # a `Reject` with the option that keeps the text whole
-    check_stored(row)                       # a `Reject` if the bodies are objects in a bucket
+    check_stored(row)                       # a `Reject` if a body is an object in a bucket
 
 LiteLLM cuts long strings in its database and in what it prints, and whole fields for loggers with
 small limits (in LiteLLM: constants.py, spend_tracking_utils.py, _logging.py, custom_logger.py,
@@ -69,10 +69,14 @@ def check_whole(value: Any, where: str) -> None:
 
 
 def check_stored(row: dict[str, Any]) -> None:
-    """Rejects a row whose bodies are in objects of their own, which only large ones are."""
-    for path in STORED:
-        if find(row, path) is not None:
-            raise Reject("content_not_logged", f"the bodies are in objects of their own: {JOIN}")
+    """Rejects a row of which a body is a separate object, as only large ones are."""
+    if is_stored(row):
+        raise Reject("content_not_logged", f"a body is a separate object in a bucket: {JOIN}")
+
+
+def is_stored(row: dict[str, Any]) -> bool:
+    """Whether a row names an object that holds one of its bodies."""
+    return any(find(row, path) is not None for path in STORED)
 
 
 def _refuse(beginning: str, where: str) -> NoReturn:

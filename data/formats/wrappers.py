@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from outrider.data.exchange import Reject
 from outrider.data.files.record_lines import lines_in
 from outrider.data.files.rows import Row, parse_row
+from outrider.data.formats.cut_texts import is_stored
 from outrider.data.formats.embedded import json_of, object_of, plain_text
 from outrider.data.formats.fields import first
 from outrider.data.formats.message_sides import message_sides
@@ -130,7 +131,7 @@ def open_row(payload: Row | None) -> dict[str, Any]:
 
 def unwrapped(row: dict[str, Any]) -> dict[str, Any]:
     """Returns the innermost row of a known producer, with the fields of the rows around it."""
-    if _is_produced(row) or is_chat_export(row):
+    if _is_produced(row) or is_chat_export(row) or is_stored(row):
         return row
     event = _event(row)
     if event is not None:
