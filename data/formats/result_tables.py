@@ -1,7 +1,7 @@
 """Rows of query results, whose columns' names are apart from their values.
 
-    rows_of({"meta": [{"name": "request"}], "data": [["{...}"], ["{...}"]]})
-    # [{"request": "{...}"}, {"request": "{...}"}]
+rows_of({"meta": [{"name": "request"}], "data": [["{...}"], ["{...}"]]})
+# [{"request": "{...}"}, {"request": "{...}"}]
 """
 
 from typing import Any
@@ -27,11 +27,11 @@ def rows_of(document: dict[str, Any]) -> list[dict[str, Any]] | None:
         columns = _list_at(document, columns_path) if rows else None
         if not rows or not columns:
             continue
-        names = [column.get("name") if isinstance(column, dict) else column for column in columns]
-        cells = [_cells(row) for row in rows]
-        is_table = all(row is not None and len(row) == len(names) for row in cells)
-        if is_table and all(isinstance(name, str) for name in names):
-            return [dict(zip(names, row, strict=True)) for row in cells if row is not None]
+        logged = [column.get("name") if isinstance(column, dict) else column for column in columns]
+        names = [name for name in logged if isinstance(name, str)]
+        cells = [row for row in map(_cells, rows) if row is not None and len(row) == len(names)]
+        if len(names) == len(columns) and len(cells) == len(rows):
+            return [dict(zip(names, row, strict=True)) for row in cells]
     return None
 
 

@@ -245,10 +245,8 @@ def describe(sample: Sample, formats: Mapping[str, Any]) -> Description:
     head = sample.stored
     if not head.strip():
         return Description("empty", "give a log with rows")
-    if _DUMP.match(head):
-        return Description("a dump of a database", f"{EXPORT}; for PostgreSQL, {TO_JSON}")
     if is_capture(sample):
-        return Description("GoReplay's capture", GATEWAY)
+        return _of_capture(head)
     if sample.rows:
         row = sample.rows[0]
         return Description(f"rows with the keys {_keys(row)}", _way(row, formats))
@@ -268,6 +266,12 @@ def describe(sample: Sample, formats: Mapping[str, Any]) -> Description:
         what = f"binary data that begins with the bytes {head[:8].hex(' ')}"
         return Description(what, EXPORT)
     return _of_text(head)
+
+
+def _of_capture(head: bytes) -> Description:
+    if _GOREPLAY.match(head):
+        return Description("GoReplay's capture", GATEWAY)
+    return Description("a dump of a database", f"{EXPORT}; for PostgreSQL, {TO_JSON}")
 
 
 def is_capture(sample: Sample) -> bool:
@@ -306,9 +310,9 @@ def _way(row: dict[str, Any], formats: Mapping[str, Any]) -> str:
         return inside
     if row.get("object") == "response" or _is_responses(row.get("response")):
         return RESPONSES
-    ways = [way for name, way in OTHER_APIS.items() if _has_text(row, re.compile(name))]
-    if ways:
-        return ways[0]
+    of_api = [way for name, way in OTHER_APIS.items() if _has_text(row, re.compile(name))]
+    if of_api:
+        return of_api[0]
     conversation = row.get("conversations")
     if isinstance(conversation, list) and conversation and isinstance(conversation[0], dict):
         return RENAME if "from" in conversation[0] else "rename conversations to messages"

@@ -110,7 +110,9 @@ def test_a_zip_that_is_a_document_is_one_file(tmp_path, members, what):
 )
 def test_a_dump_of_a_database_is_named_although_it_holds_objects(tmp_path, head):
     row = "\t".join(["1", "2026-07-01 10:00:00", json.dumps(PAIR)])
-    reject = described(tmp_path, f"{head}COPY public.logs (id, at, row) FROM stdin;\n{row}\n".encode())
+    reject = described(
+        tmp_path, f"{head}COPY public.logs (id, at, row) FROM stdin;\n{row}\n".encode()
+    )
     assert reject.detail.startswith("a dump of a database: export it")
 
 
