@@ -28,8 +28,8 @@ EXPORT_CELLS = "export it as CSV or JSON lines"
 
 TO_JSON = "export the table with `psql -At -c 'SELECT to_json(t) FROM TABLE t'`"
 NO_PICKLE = (
-    "loading it could run any code, so it is not read: for SGLang's dumps, start the server with"
-    " --log-requests --log-requests-level 3 --log-requests-format json"
+    "loading it could run any code, so it is not read: for SGLang's dumps, start SGLang with"
+    " --log-requests-level 3 and its JSON format (docs/reference/log-formats.md)"
 )
 
 MAGIC: tuple[tuple[bytes, str, str], ...] = (
