@@ -48,8 +48,13 @@ def test_a_path_is_text() -> None:
 
 
 def test_notes_are_logged_and_not_printed(
-    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
+    # A command that another test ran in this process prints them.
+    monkeypatch.setattr(logging.getLogger("outrider"), "handlers", [])
     caplog.set_level(logging.INFO, "outrider")
     command = tmp_path / "serve.sh"
     command.write_text("vllm serve /m --port 8000\n")
