@@ -14,7 +14,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Literal, TypedDict, cast
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -49,6 +49,12 @@ most are ended first, then new ones are refused."""
 
 class RouterUnavailable(OutriderError):
     """The router's admin interface does not answer."""
+
+
+class _Runtime(TypedDict):
+    """Answer of Envoy's `/runtime?format=json`, as far as it is read."""
+
+    entries: dict[str, dict[str, object]]
 
 
 _WEIGHT = TypeAdapter[int | str](Annotated[int, Field(ge=0, le=WHOLE)] | Literal[""])
@@ -117,7 +123,7 @@ class Router:
 
     def share(self) -> float:
         """Percentage of requests that the canary currently gets."""
-        answer = self._call("GET", "/runtime?format=json")
+        answer = cast(_Runtime, self._call("GET", "/runtime?format=json"))
         try:
             entry = answer["entries"].get(f"{RUNTIME_KEY}.canary", {})
             weight = _WEIGHT.validate_python(entry.get("final_value", ""))
@@ -128,7 +134,7 @@ class Router:
             ) from None
         return int(weight or 0) * 100 / WHOLE
 
-    def _call(self, method: str, path: str) -> Any:
+    def _call(self, method: str, path: str) -> object:
         try:
             status, answer = self._admin.call(method, path, timeout_s=10.0)
         except (OSError, http.client.HTTPException) as error:

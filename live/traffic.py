@@ -19,7 +19,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import NotRequired, TypedDict
 
 from outrider.common.errors import OutriderError
 from outrider.live.endpoint_file import Endpoint, Role
@@ -159,7 +159,7 @@ def read_log(path: Path, offset: int) -> tuple[list[LogRow], int]:
     return rows, offset + len(complete)
 
 
-def _is_row(row: Any) -> bool:
+def _is_row(row: object) -> bool:
     """Whether a value has the fields of a `LogRow`."""
     if not isinstance(row, dict):
         return False
