@@ -23,7 +23,7 @@ INSTALL_DOCS := $(BIN)/python -m pip install -qq --disable-pip-version-check --r
 # One thread per process: the tests start engines and workers, which would compete for the cores.
 TEST_ENVIRONMENT := OMP_NUM_THREADS=1 WANDB_MODE=offline TOKENIZERS_PARALLELISM=false
 # A file's tests share its engines. (xdist 3.8 ignores `--dist loadgroup` with pytest 9.2.)
-TEST_PROCESSES := -n 4 --dist loadfile --max-worker-restart 1
+TEST_DISTRIBUTION := --dist loadfile --max-worker-restart 1
 
 # The demos also evaluate what needs no training. What serves fastest ships.
 demo: WITH_LOOKUP := 'speculator.kind=[mtp,lookup]'
@@ -57,11 +57,12 @@ test: setup
 
 pytest: setup
 	@sh requirements/browser.sh
-	$(TEST_ENVIRONMENT) $(BIN)/python -m pytest $(TEST_PROCESSES) $(PYTEST_ARGUMENTS)
+	$(TEST_ENVIRONMENT) $(BIN)/python -m pytest -n 4 $(TEST_DISTRIBUTION) $(PYTEST_ARGUMENTS)
 
+# Whole runs serve four engines each: with four processes they need more than 24 GB.
 test-long: setup
 	$(INSTALL_DOCS)
-	OUTRIDER_FUZZ=100 $(TEST_ENVIRONMENT) $(BIN)/python -m pytest $(TEST_PROCESSES) -m "slow or hypothesis" --timeout 7200 $(PYTEST_ARGUMENTS)
+	OUTRIDER_FUZZ=100 $(TEST_ENVIRONMENT) $(BIN)/python -m pytest -n 2 $(TEST_DISTRIBUTION) -m "slow or hypothesis" --timeout 7200 $(PYTEST_ARGUMENTS)
 
 gpu-check: setup
 	$(TEST_ENVIRONMENT) $(BIN)/python -m pytest -n 0 -m "gpu or slow" --junitxml build/gpu_check.xml tests/gpu $(PYTEST_ARGUMENTS)
