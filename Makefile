@@ -9,7 +9,7 @@
 #   make pytest     the tests alone, in four processes; PYTEST_ARGUMENTS adds to the command:
 #                   make pytest PYTEST_ARGUMENTS="-n 0 -x tests/data"
 #   make test-long  the tests that `make test` leaves out (many kills, other drafters) and every fuzz
-#                   test with a hundred times as many random examples: an hour
+#                   test with a hundred times as many random examples: up to two hours
 #   make gpu-check  tests/gpu, for what needs a GPU, in parts of at most 8 minutes; figures are in
 #                   build/gpu_check.json. Run it again to continue; PARTS="attention parity" runs
 #                   these. Without a GPU, only what also runs on a CPU

@@ -27,8 +27,8 @@ BODIES = frozenset(
 )
 """Keys of requests and responses, whose texts are a customer's."""
 
-DEEPEST = 14
-"""Levels of objects and lists that are searched; OTLP's lines are at 9."""
+DEEPEST = 16
+"""Levels of objects and lists that are searched; those of an array of OTLP documents have 8."""
 
 EVENT = "request."
 """How the value of `event` in SGLang's own records begins."""
