@@ -236,11 +236,7 @@ def gains(bench, nano_r1, weakened):
 @pytest.mark.engine
 def test_what_gains_ships_on_this_very_bench(gains):
     """Otherwise the refusals below would prove nothing."""
-    assert not failed(gains), gains.verdict.reason
-    undecided = [check.name for check in gains.verdict.checks if check.outcome == "undecided"]
-    # The few starts of separate engines may decide nothing on a busy machine.
-    separate = ("tokens/s, custom / none", "tokens/s, custom / lookup")
-    assert all(name.startswith(separate) for name in undecided), gains.verdict.reason
+    assert gains.verdict.verdict == "ship", gains.verdict.reason
     assert gains.own_text.cause == "own"
     assert gains.replay.ratio.low > 1.2 and gains.counted.ratio.value > 1.2
 
