@@ -78,7 +78,8 @@ class _OnStderr(logging.Handler):
 def _print_notes() -> None:
     logger = logging.getLogger("outrider")
     logger.setLevel(logging.INFO)
-    logger.addHandler(_OnStderr())
+    if not logger.handlers:  # tests run several commands in a process
+        logger.addHandler(_OnStderr())
     logger.propagate = False
 
 

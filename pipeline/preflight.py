@@ -14,7 +14,7 @@ from outrider.pipeline.paths import check_traffic
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.serving.speculator import Drafting, Speculator
 from outrider.serving.vllm_arguments import pipeline_refusal, speculator_refusal
-from outrider.serving.vllm_hooks.version import untried_version, vllm_version
+from outrider.serving.vllm_version import untried_version, vllm_version
 from outrider.speculators.base import base_of, is_directory, warm_directory
 from outrider.speculators.checkpoints.architectures import is_supported
 from outrider.speculators.checkpoints.layout import INDEX, SINGLE, read_layout, read_target_config

@@ -29,7 +29,7 @@ from outrider.data.features.capture_plan import Piece, state_bytes
 from outrider.data.features.engine_checks import Row, check_engine
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import AskedRow, Engine, open_engine
-from outrider.serving.vllm_hooks.version import runs_on_cpu
+from outrider.serving.vllm_version import runs_on_cpu
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.features import FeatureSpec, SequenceStates
 

@@ -22,7 +22,7 @@ from outrider.serving.bundle.bundle import export_bundle, speculation_profile, v
 from outrider.serving.client import Sampling
 from outrider.serving.config import ServingConfig
 from outrider.serving.speculator import Drafting, Speculator
-from outrider.serving.vllm_hooks.version import vllm_version
+from outrider.serving.vllm_version import vllm_version
 from outrider.speculators.kinds import kind_named
 
 

@@ -31,7 +31,7 @@ from outrider.serving.serve_flags import exported_environment, serving_of
 from outrider.serving.server import Server
 from outrider.serving.speculator import Drafting, Speculator
 from outrider.serving.vllm_arguments import engine_arguments, engine_environment, flags_of
-from outrider.serving.vllm_hooks.version import runs_on_cpu, vllm_version
+from outrider.serving.vllm_version import runs_on_cpu, vllm_version
 from outrider.speculators.checkpoints.target_fingerprint import (
     KEY,
     check_target,

@@ -33,7 +33,7 @@ from outrider.serving.admin.replica import REQUESTS, ROUTE, SwapOrder
 from outrider.serving.admin.swap import SpeculatorBroken, unswappable
 from outrider.serving.hooked import SWAP_EXTENSION
 from outrider.serving.vllm_hooks.live_speculator import LiveSpeculator
-from outrider.serving.vllm_hooks.version import untried_version, vllm_version
+from outrider.serving.vllm_version import untried_version, vllm_version
 
 
 class AdminRoute:

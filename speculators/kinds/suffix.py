@@ -214,10 +214,16 @@ def _accepted(drafts_K: NDArray[np.int32], next_T: NDArray[np.int32]) -> int:
 
 
 def _hook_runner() -> None:
-    """Gives the proposer's cache each new request's tenant."""
+    """Gives the proposer's cache each new request's tenant, and every step's tokens.
+
+    While one request of a batch is near the context limit, vLLM 0.32 does not call the proposer
+    (`_input_fits_in_drafter`, vllm/v1/worker/gpu_model_runner.py, line 4288). It would never see
+    what the other requests were answered in these steps. It bounds its drafts by the limit itself.
+    """
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     update = GPUModelRunner._update_states
+    fits = GPUModelRunner._input_fits_in_drafter
     if update.__module__ == __name__:
         return
 
@@ -230,7 +236,13 @@ def _hook_runner() -> None:
             tenants[message.req_id] = vars(message).get(_TENANT)
         return update(self, output)
 
+    def fits_in_drafter(self: Any, metadata: Any) -> bool:
+        if self.speculative_config.method == SuffixLookup.name:
+            return metadata is not None
+        return fits(self, metadata)
+
     GPUModelRunner._update_states = update_with_tenants  # type: ignore[method-assign, assignment]
+    GPUModelRunner._input_fits_in_drafter = fits_in_drafter  # type: ignore[method-assign]
 
 
 @functools.cache

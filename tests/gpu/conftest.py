@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from outrider.common.process_tree import wait_until
-from outrider.serving.vllm_hooks.version import runs_on_cpu
+from outrider.serving.vllm_version import runs_on_cpu
 from tools.gpu_check import FOLDER
 
 LEFT_BYTES = 2e9

@@ -55,6 +55,7 @@ def test_notes_are_logged_and_not_printed(
 ) -> None:
     # A command that another test ran in this process prints them.
     monkeypatch.setattr(logging.getLogger("outrider"), "handlers", [])
+    monkeypatch.setattr(logging.getLogger("outrider"), "propagate", True)
     caplog.set_level(logging.INFO, "outrider")
     command = tmp_path / "serve.sh"
     command.write_text("vllm serve /m --port 8000\n")

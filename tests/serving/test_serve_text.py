@@ -167,7 +167,7 @@ def test_any_values_come_back_from_any_form(values: list[str], form: str) -> Non
 
 def test_variables_have_the_values_that_the_text_sets() -> None:
     script = 'MODEL=org/model\nvllm serve "$MODEL" -tp ${TP:-8} --port ${PORT-80} --seed $UNSET'
-    with pytest.raises(OutriderError, match=r"\$UNSET: a shell variable; replace it"):
+    with pytest.raises(OutriderError, match=r"\$UNSET: contains a shell variable; replace it"):
         find_command("serve.sh", script)
     _, words = find_command("serve.sh", script.removesuffix(" --seed $UNSET"))
     assert words == ["org/model", "-tp", "8", "--port", "80"]

@@ -9,7 +9,6 @@ from vllm import SamplingParams
 from vllm.inputs import TokensPrompt
 
 from outrider.common.errors import OutriderError
-from outrider.eval.replay.lookups import LoggedText, lookup_sums
 from outrider.serving.admin.live_flags import admin_token, live_environment
 from outrider.serving.admin.replica import Replica, SwapOrder, SwapRefused
 from outrider.serving.bundle.bundle import export_bundle
@@ -21,7 +20,8 @@ from outrider.serving.engine import AskedRow, open_engine
 from outrider.serving.hooked import SWAP_EXTENSION
 from outrider.serving.server import Server
 from outrider.serving.speculator import Drafting, Speculator
-from outrider.speculators.kinds.protocol import Lookup
+from outrider.serving.vllm_hooks.drafts_file import DraftsFile
+from outrider.speculators.kinds.protocol import NO_DRAFT, Lookup
 from outrider.speculators.kinds.suffix import FACTOR, SuffixLookup
 from outrider.speculators.lookup_history import Response
 from tests.serving.in_process import swap
@@ -53,6 +53,23 @@ class Asking:
         by_name = {metric.name: metric for metric in self.engine.llm.get_metrics()}
         names = ("draft", "accepted")
         return [by_name[f"vllm:spec_decode_num_{name}_tokens"].value for name in names]
+
+
+def replayed_steps(lookup, prompt, response, k):
+    """The number of steps with drafts, which the engine counts, and that of all steps."""
+    token_ids = np.array([*prompt, *response], np.int32)
+    drafts_AK = SuffixLookup().drafts(token_ids, len(prompt), [k], lookup)[0]
+    drafted = steps = anchor = 0
+    while anchor < len(response) - 1:
+        expected = response[anchor + 1 :]
+        steps += 1
+        drafted += bool(drafts_AK[anchor, 0] != NO_DRAFT)
+        anchor += 1
+        for draft, token_id in zip(drafts_AK[anchor - 1].tolist(), expected, strict=False):
+            if draft != token_id:
+                break
+            anchor += 1
+    return drafted, steps
 
 
 def bundle_of(responses, folder, target, shared, settings=None):
@@ -141,20 +158,54 @@ def test_a_server_takes_the_steps_that_replay_predicts_for_each_tenant(
                 sampling=Sampling(temperature=0),
                 max_tokens=40,
             )
-            text = LoggedText(
-                sequence_id="",
-                session="",
-                user="",
-                token_ids_T=np.array([*prompts[row], *completion.token_ids], np.int32),
-                completion_start=len(prompts[row]),
-                tenant=tenant,
+            of_tenant = dataclasses.replace(lookup, tenant=tenant)
+            replayed, steps[row, tenant] = replayed_steps(
+                of_tenant, prompts[row], completion.token_ids, K
             )
-            replayed = lookup_sums(lookup, [text]).steps_RK[0, K - 1]
-            counted = Speculator("suffix").steps(dataclasses.asdict(completion.counters), 1)
-            assert counted == replayed
-            steps[row, tenant] = counted
+            assert completion.counters.drafts == replayed
     assert steps[0, "acme"] < steps[0, "umbrella"] == steps[0, ""]
     assert steps[1, "umbrella"] < steps[1, "acme"] == steps[1, ""]
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+def test_near_the_context_limit_a_server_takes_the_steps_that_replay_predicts(
+    engine, target, prompts, tmp_path
+):
+    """One request near the limit takes no drafts from the others, and no tokens from their trees.
+
+    The server can draft 24 tokens, and drafts 4.
+    """
+    pytest.importorskip("arctic_inference", reason="suffix lookup needs arctic-inference")
+    longest = max(map(len, prompts))
+    limit = longest + 40
+    rows = [
+        AskedRow(row_id=str(n), token_ids=ids, temperature=0.0, top_p=1.0, max_tokens=40)
+        for n, ids in enumerate(prompts)
+    ]
+    answers = [np.array(answer, np.int32) for answer in engine.answer(rows)]
+    history = [Response(answer[: len(answer) // 2], "s", "") for answer in answers]
+    kind = SuffixLookup()
+    directory = kind.prepare(history, tmp_path / "made", max_gb=1.0, shared=True)
+    lookup = Lookup("suffix", {FACTOR: 4.0}, kind.history(directory))
+    speculator = Speculator("suffix", directory, {FACTOR: 4.0})
+    file = DraftsFile(tmp_path / "drafts.json")
+    settings = EngineConfig(kv_cache_gb=0.25, max_model_len=limit, max_num_seqs=len(prompts))
+    drafting = Drafting(speculator, 24, k_per_batch_size=((1, len(prompts), 24),))
+    with Server(target, file.followed(settings), drafting, log_path=tmp_path / "log") as server:
+        file.draft(4)
+        completions = complete(
+            url=server.url,
+            model=server.model_name,
+            prompts=prompts,
+            sampling=Sampling(temperature=0),
+            max_tokens=40,
+            concurrency=len(prompts),
+        )
+    for prompt, completion in zip(prompts, completions, strict=True):
+        replayed, _ = replayed_steps(lookup, prompt, completion.token_ids, 4)
+        # The last step before the limit has no room for drafts.
+        assert replayed - 1 <= completion.counters.drafts <= replayed
 
 
 @pytest.mark.engine
