@@ -163,8 +163,8 @@ def test_a_server_takes_the_steps_that_replay_predicts_for_each_tenant(
                 of_tenant, prompts[row], completion.token_ids, K
             )
             assert completion.counters.drafts == replayed
-    assert steps[0, "acme"] < steps[0, "umbrella"] == steps[0, ""]
-    assert steps[1, "umbrella"] < steps[1, "acme"] == steps[1, ""]
+    assert steps[0, "acme"] < steps[0, "umbrella"] <= steps[0, ""]
+    assert steps[1, "umbrella"] < steps[1, "acme"] <= steps[1, ""]
 
 
 @pytest.mark.engine
