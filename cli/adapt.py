@@ -28,16 +28,12 @@ def adapt_speculator(
         Stop when the log has no complete window left and no round or deployment is in progress.
     """
     from outrider.common.process_tree import stopped_by_signal
-    from outrider.live.endpoint_file import load_endpoint
 
     if rounds is not None and rounds < 1:
         raise UsageError(f"--rounds {rounds}: give 1 or more, or leave it out")
-    loaded = outrider.open(recipe, *overrides).loaded
-    live = load_endpoint(endpoint)
-    # Imports torch, so it comes after the checks, which do not need torch.
-    from outrider.adapt.loop import adapting, summary
-
-    with stopped_by_signal(), adapting(loaded, live) as adapter:
-        adapter.run(rounds, once)
-        print_json(summary(adapter))
+    with stopped_by_signal():
+        summary = outrider.adapt_endpoint(
+            recipe, *overrides, endpoint=endpoint, rounds=rounds, once=once
+        )
+        print_json(summary)
     return 0

@@ -62,7 +62,7 @@ def deploy_speculator(
     """
     from outrider.live.endpoint_file import load_endpoint
 
-    action = _chosen_action(
+    action = chosen_action(
         bundle,
         {
             "--status": status,
@@ -77,7 +77,7 @@ def deploy_speculator(
         raise UsageError("--load needs --local; a live endpoint receives its own requests")
     live = load_endpoint(endpoint)
     if bundle is not None:
-        bundle = _bundle_of(bundle)
+        bundle = bundle_of(bundle)
     match action:
         case "--status":
             return _status(live, as_json)
@@ -89,13 +89,13 @@ def deploy_speculator(
             return _end(live, "promote")
         case "--local":
             return _local(live, bundle, in_place, load)
-    assert bundle is not None  # `_chosen_action` requires one for what is left
+    assert bundle is not None  # `chosen_action` requires one for what is left
     if manifest is not None:
         return _print_manifest(live, bundle, manifest)
     return _deploy(live, bundle, in_place)
 
 
-def _chosen_action(bundle: str | None, actions: dict[str, bool]) -> str | None:
+def chosen_action(bundle: str | None, actions: dict[str, bool]) -> str | None:
     """The one action that is set, None for a deployment; checks that it goes with `bundle`."""
     chosen = [name for name, is_set in actions.items() if is_set]
     if len(chosen) > 1:
@@ -132,7 +132,7 @@ def _print_manifest(endpoint: "Endpoint", bundle: str, manifest: Literal["kserve
     return 0
 
 
-def _bundle_of(location: str) -> str:
+def bundle_of(location: str) -> str:
     """Returns a run directory's bundle; any other location is returned unchanged."""
     root = Path(location).expanduser()
     if not (root / "recipe.resolved.yaml").is_file():
@@ -186,20 +186,9 @@ def _status(endpoint: "Endpoint", as_json: bool) -> int:
 
 def _ended(endpoint: "Endpoint", ended: "Deployment", ending: str = "promote") -> int:
     """Prints a deployment as JSON; returns 0 if it ended as `ending` names."""
-    print_json(
-        {
-            "endpoint": endpoint.name,
-            "deployment": ended.id,
-            "outcome": ended.outcome,
-            "release": ended.new,
-            "replaced": ended.old,
-            "by": ended.verdict.by,
-            "reason": ended.verdict.reason,
-            "figures": ended.verdict.figures,
-            "behind": list(ended.behind),
-            "seconds": None if ended.ended_at is None else ended.ended_at - ended.began_at,
-        }
-    )
+    from outrider.live.status import deployment_summary
+
+    print_json(deployment_summary(endpoint, ended))
     # A replica that does not answer may still serve the old release.
     if ended.behind:
         return 1

@@ -14,7 +14,7 @@ from outrider.cli.options import AsJson, Flag, Runs
 from outrider.common.errors import OutriderError
 from outrider.pipeline.provenance import gpus, versions
 from outrider.serving.releases import served_with
-from outrider.serving.vllm_hooks.version import runs_on_cpu, untried_version, vllm_version
+from outrider.serving.vllm_version import runs_on_cpu, untried_version, vllm_version
 from outrider.speculators.kinds.suffix_package import INSTALL, install_suffix, installed_suffix
 
 LEAST_DRIVER = 580

@@ -89,7 +89,7 @@ def init(
         File to write. Default: the log's name in the current directory.
     effort
         Controls the maximum sizes of the split's parts, the number of epochs, and how much is
-        measured. Default: that of the recipe template chosen for the target.
+        measured. Default: the value in the template for this target.
     force
         Write the recipe even if the target has probably not written the log.
     """

@@ -14,6 +14,7 @@ than reported; 4: undecided; 75: stopped by a signal or at the end of its window
 
 import contextlib
 import functools
+import logging
 import os
 import sys
 import traceback
@@ -66,8 +67,25 @@ UNEXPECTED = (
 )
 
 
+class _OnStderr(logging.Handler):
+    """Prints the package's notes as they are, to where stderr is now: --quiet redirects it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Prints one note."""
+        print(record.getMessage(), file=sys.stderr, flush=True)
+
+
+def _print_notes() -> None:
+    logger = logging.getLogger("outrider")
+    logger.setLevel(logging.INFO)
+    if not logger.handlers:  # tests run several commands in a process
+        logger.addHandler(_OnStderr())
+    logger.propagate = False
+
+
 def _run(name: str, *verb: str) -> None:
     """Runs `verb` (default: the command line's) and exits with its status."""
+    _print_notes()
     # --quiet is no parameter of the verbs: it works at any position of any of them.
     words = [*verb, *(word for word in sys.argv[1:] if word != "--quiet")]
     if not verb and words and words[0] in VERBS:
@@ -135,10 +153,14 @@ def command_app() -> App:
 
 
 def _versions() -> str:
-    """Text of `--version`: Outrider and the packages that affect its results."""
-    from outrider.pipeline.provenance import versions
+    """Text of `--version`: Outrider with its commit, and the packages that affect its results."""
+    from outrider.pipeline.provenance import commit_of, installed_commit, versions
 
-    return "\n".join(f"{package} {version}" for package, version in versions().items())
+    lines = [f"{package} {version}" for package, version in versions().items()]
+    commit = commit_of() or installed_commit()
+    if commit is not None:
+        lines[0] += f" (commit {commit})"
+    return "\n".join(lines)
 
 
 main = functools.partial(_run, "outrider")

@@ -16,7 +16,11 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, remove, write_json
+
+MOST_READ = 256 * 2**20
+"""Bytes of the largest file that `path_digest` reads."""
 
 ABSENT = "absent"
 """Digest of a path that does not exist."""
@@ -46,6 +50,17 @@ def path_digest(path: Path) -> str:
         return _content_or_status(path)
     files = sorted(child for child in path.rglob("*") if child.is_file())
     return value_digest({str(file.relative_to(path)): _content_or_status(file) for file in files})
+
+
+def is_intact(path: Path, digest: object) -> bool:
+    """Whether a path still has the `path_digest` that was recorded.
+
+    Always true with a file that `path_digest` does not read: a copy has another modification time.
+    """
+    files = [path] if path.is_file() else path.rglob("*")
+    if any(file.is_file() and file.stat().st_size > MOST_READ for file in files):
+        return True
+    return path_digest(path) == digest
 
 
 def sampled_digest(paths: Iterable[Path], sampled: int = 4 * 2**20) -> str:
@@ -103,7 +118,7 @@ class Kept:
         if not self.path.is_file():
             return None
         # In the form that JSON returns: tuples as lists, keys as text.
-        return changes(read_json(self.path).get("inputs"), json.loads(json.dumps(self.inputs)))
+        return changes(self._read().get("inputs"), json.loads(json.dumps(self.inputs)))
 
     def done(self) -> bool:
         """Whether there is a result for these inputs."""
@@ -111,7 +126,15 @@ class Kept:
 
     def get(self) -> Any:
         """Reads the result without comparing inputs."""
-        return read_json(self.path)["result"]
+        return self._read()["result"]
+
+    def _read(self) -> dict[str, Any]:
+        value = read_json(self.path)
+        if not isinstance(value, dict) or "result" not in value:
+            raise OutriderError(
+                f"{self.path}: not a result with its inputs; delete it and rerun the command"
+            )
+        return value
 
     def put(self, result: Any, **facts: Any) -> None:
         """Publishes a result with its inputs and `facts` in one file."""
@@ -142,7 +165,7 @@ def resume_or_clear(stamp: Path, inputs: Any, unfinished: Iterable[Path]) -> boo
 
 def _content_or_status(path: Path) -> str:
     status = path.stat()
-    if status.st_size <= 256 * 2**20:
+    if status.st_size <= MOST_READ:
         return file_digest(path)
     return f"{status.st_size} bytes of {status.st_mtime_ns}"
 

@@ -1,7 +1,7 @@
 """Counts truncated responses for the plan, the progress output and the report.
 
     found, kept = lost_ends(lengths, starts, limit=2047, key="serving.engine.max_model_len = 2,048")
-    print(found.describe())     # ...: of 720 responses 2 lose their end (512 tokens) ...
+    print(found.describe())     # ...: of 720 responses 2 are cut off (512 tokens lost) ...
 
 A cut keeps the beginning: the prompt and the first tokens of the response.
 """
@@ -30,7 +30,7 @@ class LostEnds(NamedTuple):
         """Returns one readable line; empty if every sequence fits."""
         if not (self.cut or self.dropped):
             return ""
-        cut = f"{self.cut:,} lose their end ({self.cut_tokens:,} tokens)" if self.cut else ""
+        cut = f"{self.cut:,} are cut off ({self.cut_tokens:,} tokens lost)" if self.cut else ""
         dropped = f"{self.dropped:,} are left out" if self.dropped else ""
         return (
             f"{self.key}: of {self.sequences:,} responses"

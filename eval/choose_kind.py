@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from outrider.eval.bench.grammars import sendable_grammars
 from outrider.eval.bench.prompts import customers_sampling, evaluation_prompts
+from outrider.eval.bench.request_fields import request_fields
 from outrider.eval.bench.step_times import StepTimes, step_prompts, time_steps
 from outrider.eval.choose_k import MIN_GAIN, best_k, speeds_of
 from outrider.eval.context import EvaluationContext
 from outrider.eval.evaluate import check
-from outrider.eval.lookups import with_best_lookups
+from outrider.eval.lookups import separates_tenants, with_best_lookups
 from outrider.eval.replay.heldout_replay import replay_drafter
 from outrider.eval.replay.sums import ReplaySums, length_at
 from outrider.eval.results.parts import ClusteredEstimate
@@ -166,8 +166,13 @@ def _time_kinds(
             useful = useful_numbers(drafts, lengths[kind])
         numbers.setdefault(timed_as[kind], set()).update(useful)
     first.say(f"timing steps of the {mode} engine: {', '.join(numbers)} in turn")
-    grammars = sendable_grammars(validation, first.target, first.serving.engine)
-    with first.open_servers(speculators, texts, grammars) as (load, servers):
+    fields = request_fields(
+        validation,
+        first.target,
+        first.serving.engine,
+        salted=separates_tenants(speculators.values()),
+    )
+    with first.open_servers(speculators, texts, fields) as (load, servers):
         times = time_steps(
             servers=servers,
             mode=mode,

@@ -125,10 +125,10 @@ class GateConfig(BaseModel):
     speculator."""
 
     max_task_loss: float = Field(0.1, gt=0, lt=1)
-    """Equivalence margin for task accuracy: the 90 % interval of custom minus none must lie within
-    plus or minus this (two one-sided tests at 5 %). Narrower margins and noisier outcomes need more
-    responses (`verification_requests`): 31 for a margin of 0.05 if no outcome changes, 68 for
-    0.1 if one in four changes by chance."""
+    """Equivalence margin for task accuracy. The 90 % interval of the difference (custom minus none)
+    must lie within plus or minus this value: two one-sided tests at 5 %. Narrower margins and
+    noisier outcomes need more responses (`verification_requests`): 31 for a margin of 0.05 if no
+    outcome changes, 68 for 0.1 if one in four changes by chance."""
 
     max_replay_difference: ClassVar[float] = 0.02
     """Maximum relative difference between the steps predicted by exact replay and those counted by
@@ -243,7 +243,8 @@ class EvalConfig(BaseModel):
     """When to stop measuring. `full` measures all `repeats` in every engine mode. `until_decided`
     evaluates the intervals after 3, 6, 12, ... repeats and after all `repeats`, and stops when all
     speed checks are decided or custom is shown not to be faster than base. Early intervals are
-    wider, so that they are valid whenever the measurement stops (eval/stats/sequential.py)."""
+    wider so that they stay valid no matter when the measurement stops
+    (eval/stats/sequential.py)."""
 
     repeats: int = Field(4, ge=2)
     """Blocks per concurrency and variant; with `measure: until_decided`, the maximum. Blocks of

@@ -30,6 +30,7 @@ from outrider.common.errors import OutriderError
 from outrider.common.fingerprint import Kept, file_digest, value_digest
 from outrider.data.features.feature_store import FeatureStore
 from outrider.data.sequences import Tables, load_sequences
+from outrider.eval.bench.request_fields import RequestFields
 from outrider.eval.bench.servers import Servers
 from outrider.eval.config import LOOKUP_NUMBERS, RESPONSE_STATES, EvalConfig
 from outrider.eval.replay.slices import Slices
@@ -157,13 +158,13 @@ class EvaluationContext:
         self,
         speculators: Mapping[str, Speculator],
         texts: Sequence[str],
-        grammars: Mapping[str, str],
+        fields: RequestFields,
     ) -> Iterator[tuple[LoadGenerator, Servers]]:
         """Opens a load generator, and servers that start on first use.
 
         One server runs without speculation; the others serve `speculators`. Each warms up with a
         short block of the rendered prompts `texts` at the highest concurrency. Prompts are sent
-        with their `grammars`.
+        with their `fields`.
         """
         widest = max(self.settings.concurrency)
         first = list(itertools.islice(itertools.cycle(texts), widest))
@@ -179,7 +180,7 @@ class EvaluationContext:
             )
 
         with (
-            self.backends.load(self.target, self.folders.logs / "load.log", None, grammars) as load,
+            self.backends.load(self.target, self.folders.logs / "load.log", None, fields) as load,
             self.backends.servers(
                 target=self.target,
                 serving=self.serving,

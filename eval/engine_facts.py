@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from outrider.serving.releases import served_with
-from outrider.serving.vllm_hooks.version import vllm_version
+from outrider.serving.vllm_version import vllm_version
 
 UNKNOWN = "unknown"
 

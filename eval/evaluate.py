@@ -32,7 +32,6 @@ from outrider.eval.bench.counted import (
     counted_passes,
     verification_passes,
 )
-from outrider.eval.bench.grammars import sendable_grammars
 from outrider.eval.bench.metrics import (
     Record,
     ReplayedSteps,
@@ -54,12 +53,19 @@ from outrider.eval.bench.prompts import (
     select,
     select_scenarios,
 )
+from outrider.eval.bench.request_fields import request_fields
 from outrider.eval.bench.servers import Servers
 from outrider.eval.both_together import both_together
 from outrider.eval.choose_k import choose, draft_plan
 from outrider.eval.config import ScenarioConfig
 from outrider.eval.context import EvaluationContext
-from outrider.eval.lookups import history_facts, missing_lookups, served_lookups, with_lookups
+from outrider.eval.lookups import (
+    history_facts,
+    missing_lookups,
+    separates_tenants,
+    served_lookups,
+    with_lookups,
+)
 from outrider.eval.lossless.verification import verify
 from outrider.eval.replay.example_traces import sample_responses
 from outrider.eval.replay.heldout_replay import Replays, on_policy, replay_figures, replay_parts
@@ -88,7 +94,7 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
     texts = [prompt.text for prompt in requests.timed]
     references = served_lookups(context, validation)
     served = {name: context.variants[name] for name in (*DRAFTERS, *references)}
-    with context.open_servers(served, texts, requests.grammars) as (load, servers):
+    with context.open_servers(served, texts, requests.fields) as (load, servers):
         workloads = measured_workloads(context, requests.sampling)
         modes = context.settings.engine_modes
         choice = choose(
@@ -320,9 +326,12 @@ def heldout_requests(context: EvaluationContext, heldout: Dataset) -> HeldoutReq
     everything = None
     if settings.capacity_minutes:
         (everything,) = select_scenarios(heldout, settings, serving, {EVERYTHING: ScenarioConfig()})
-    grammars = sendable_grammars(heldout, context.target, serving.engine)
-    if grammars:
-        context.say(f"{len(grammars):,} held-out prompts are sent with their logged grammar")
+    salted = separates_tenants(context.variants.values())
+    fields = request_fields(heldout, context.target, serving.engine, salted=salted)
+    if fields:
+        context.say(
+            f"{len(fields):,} held-out prompts are sent with their logged grammar or tenant"
+        )
     room = prompt_room(settings, serving)
     starts = heldout["completion_start"]
     lengths = [len(ids) for ids in heldout["token_ids"]]
@@ -341,7 +350,7 @@ def heldout_requests(context: EvaluationContext, heldout: Dataset) -> HeldoutReq
         timed=timed,
         traffic=traffic,
         everything=everything,
-        grammars=grammars,
+        fields=fields,
         times=_times(heldout, context.data.rows(context.data.parts["validation"])),
         context=mean_context(starts, np.subtract(lengths, starts)),
         lost_ends=lost_ends,
@@ -423,7 +432,9 @@ def measure_speed(
             sampling=requests.sampling,
             speeds=speeds,
             say=context.say,
-            production=ProductionCache(customers_log(context.data.sequences), requests.timed),
+            production=ProductionCache(
+                customers_log(context.data.sequences), requests.timed, requests.fields
+            ),
             finished=context.kept(f"speed_{mode}_repeats"),
         )
     )

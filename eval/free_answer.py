@@ -44,7 +44,7 @@ LITTLE = 1.3
 """Tokens per step below which lookup is not worth serving. On SmolLM2's profiles, n-gram lookup has
 1.26 and is no faster than no speculation (benchmarks/results/smollm2.md)."""
 
-COLUMNS = ["sequence_id", "user", "token_ids", "completion_start", "prompt_text"]
+COLUMNS = ["sequence_id", "user", "tenant", "token_ids", "completion_start", "prompt_text"]
 
 Texts = list[LoggedText]
 
@@ -158,10 +158,13 @@ def _order(times: Sequence[float | None]) -> str:
 def _measured(kind: WeightlessKind, runner: Runner, parts: Parts, folder: Path) -> dict[str, Any]:
     """The settings of one lookup, and its tokens per step by kind of prompt."""
     folder.mkdir(parents=True)
-    responses = (Response(text.token_ids_T[text.completion_start :]) for text in parts.history)
+    responses = (
+        Response(text.token_ids_T[text.completion_start :], tenant=text.tenant)
+        for text in parts.history
+    )
     # HISTORY_TOKENS need a few MB of the default memory.
-    most = LookupConfig().max_gb
-    directory = kind.prepare(responses, folder, max_gb=most, shared=True)
+    default = LookupConfig()
+    directory = kind.prepare(responses, folder, max_gb=default.max_gb, shared=default.shared)
     history = kind.history(directory)
     lookup = Lookup(kind.name, history=history, runner=runner)
     lookup = dataclasses.replace(lookup, settings=best_settings(lookup, parts.validation))

@@ -10,7 +10,7 @@ that is the base or custom gets its settings in the same way, unless the recipe 
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +195,12 @@ def history_facts(speculator: Speculator) -> HistoryFacts | None:
     return None if path is None else HistoryFacts(**read_history(path).facts)
 
 
+def separates_tenants(speculators: Iterable[Speculator]) -> bool:
+    """Whether drafts of any of them depend on the `cache_salt` of a request."""
+    kinds = ((weightless_kind(one.kind), one.directory) for one in speculators)
+    return any(kind is not None and kind.separates_tenants(folder) for kind, folder in kinds)
+
+
 def _training_responses(context: EvaluationContext) -> Iterator[Response]:
     """Yields the training part's responses, oldest first; reads nothing before.
 
@@ -215,5 +221,5 @@ def responses_of(rows: Dataset) -> Iterator[Response]:
         )
 
 
-COLUMNS = ["sequence_id", "session", "user", "token_ids", "completion_start"]
+COLUMNS = ["sequence_id", "session", "user", "tenant", "token_ids", "completion_start"]
 """Columns of the sequence table that a lookup's replay reads."""

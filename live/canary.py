@@ -117,14 +117,14 @@ class CanaryTest:
 
     def _growing_baseline(self, name: str) -> Iterator[Arms]:
         """Yields all requests of the old release so far, until there are enough."""
-        began = self._clock.time()
+        began = self._clock.monotonic()
         needed = self._policy.baseline_requests
         while True:
-            looked_at = self._clock.time()
+            looked_at = self._clock.monotonic()
             requests = self._collect(self._old)
             yield requests
             count = len(requests[1])
-            now = self._clock.time()
+            now = self._clock.monotonic()
             line = f"{name}: {count} of {needed} requests of the canary's replicas"
             if count >= needed or now - began > self._policy.max_seconds:
                 self._say(line)
@@ -199,19 +199,19 @@ class CanaryTest:
         self._look()
         stable, canary = map(len, self._test)
         before = canary
-        began = self._clock.time()
+        began = self._clock.monotonic()
         if is_last and self._fair_since is None:
-            self._fair_since = began
+            self._fair_since = self._clock.time()
         progress = Progress(share, at=began, canary=canary, stable=stable)
         pause = LOOK_S
         while True:
             self._clock.sleep(pause)
-            looked_at = self._clock.time()
+            looked_at = self._clock.monotonic()
             self._look()
             stable, canary = map(len, self._test)
             verdict = self._decide()
             self._report(f"canary: {canary} requests, stable {stable}; {verdict.reason}")
-            now = self._clock.time()
+            now = self._clock.monotonic()
             pause = _pause(now - looked_at)
             progress.look(now, stable=stable, canary=canary)
             is_long_enough = (
@@ -253,8 +253,8 @@ class CanaryTest:
         """Raises `Decided` if a canary replica is silent, or not as the test needs it."""
         status = self._fleet.status(name)
         if status is None:
-            since = self._silent_since.setdefault(name, self._clock.time())
-            if self._clock.time() - since >= SILENCE_S:
+            since = self._silent_since.setdefault(name, self._clock.monotonic())
+            if self._clock.monotonic() - since >= SILENCE_S:
                 raise rolled_back(f"{name} does not answer")
             return
         self._silent_since.pop(name, None)
@@ -267,8 +267,8 @@ class CanaryTest:
 
     def _report(self, line: str) -> None:
         """Reports a line, at most once every ten seconds."""
-        if self._clock.time() - self._said_at >= 10:
-            self._said_at = self._clock.time()
+        if self._clock.monotonic() - self._said_at >= 10:
+            self._said_at = self._clock.monotonic()
             self._say(line)
 
 

@@ -15,6 +15,7 @@ States and deployments are immutable. A method that appends to the journal uses 
 
 import contextlib
 import dataclasses
+import os
 import shutil
 import tempfile
 import time
@@ -76,9 +77,7 @@ class Controller:
         self.say = say
         self.releases = Releases(endpoint.releases)
         self.router = Router(endpoint)
-        self.fleet = Fleet(
-            endpoint=endpoint, journal=journal, releases=self.releases, say=say, clock=clock
-        )
+        self.fleet = Fleet(endpoint=endpoint, journal=journal, say=say, clock=clock)
         self._on_verdict = on_verdict
 
     def recover(self) -> State:
@@ -190,8 +189,9 @@ class Controller:
         """Returns the release in use; if none, adopts the replicas' speculator."""
         state = self.journal.read()
         if state.serving is None:
-            statuses = [self._sound(name) for name in self.fleet.replicas]
-            directories = sorted({str(Path(status.directory).resolve()) for status in statuses})
+            status_of = {name: self._sound(name) for name in self.fleet.replicas}
+            statuses = list(status_of.values())
+            directories = sorted({os.path.realpath(status.directory) for status in statuses})
             if len(directories) != 1:
                 raise OutriderError(
                     f"the replicas serve different speculators ({', '.join(directories)}); start"
@@ -199,7 +199,15 @@ class Controller:
                 )
             (directory,) = directories
             release = first_release(self.releases, Path(directory), statuses[0].k)
+            for name, status in status_of.items():
+                if status.digest not in ("", release.digest):
+                    raise OutriderError(
+                        f"{directory}: changed since {name} was started with it; start the"
+                        " replicas again, or restore the bundle that they were started with"
+                    )
             state = self.journal.append("adopt", release=release.name, directory=directory)
+            # Replicas with an older Outrider do not report the digest of their start.
+            self._bring_all_to(release.name)
         assert state.serving is not None
         return state.serving
 

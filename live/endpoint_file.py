@@ -153,7 +153,8 @@ class ClusterSettings(Section):
 
     model: str | None = Field(default=None, pattern=f"^{SOURCE}$")
     """Address of the target for the pods: `hf://`, `s3://`, `gs://`, `oci://` or
-    `pvc://CLAIM/PATH`. null: `hf://` and the bundle's `target.model`, at its revision."""
+    `pvc://CLAIM/PATH`. If null: `hf://` followed by the bundle's `target.model`, at its
+    revision."""
 
     speculator: str | None = Field(default=None, pattern=f"^{SOURCE}$")
     """Address of the new bundle, in the same forms. null: the one given to `outrider deploy`."""

@@ -6,9 +6,12 @@
     fleet.swap("b", status, release, watched=True)  # adds to the journal first
     behind = fleet.bring(["a", "b"], release)
 
-A restarted server serves the directory that its command names, which identifies its release.
+A replica serves what its digest names, also after a restart; a bundle that was changed under a
+known path is unknown. Only a directory that is no bundle, such as the target's own drafter, is
+identified by its path.
 """
 
+import os
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
@@ -17,7 +20,7 @@ from typing import Protocol
 from outrider.common.errors import OutriderError
 from outrider.live.endpoint_file import Endpoint
 from outrider.live.journal import Journal
-from outrider.live.releases import Release, Releases, release_name, watch_of
+from outrider.live.releases import Release, release_name, watch_of
 from outrider.live.state import State, Verdict
 from outrider.serving.admin.replica import (
     Replica,
@@ -37,10 +40,14 @@ LOOK_S = 0.5
 
 
 class Clock(Protocol):
-    """`time()` and `sleep(seconds)`, as in the module `time`."""
+    """`time()`, `monotonic()` and `sleep(seconds)`, as in the module `time`."""
 
     def time(self) -> float:
         """Unix time in seconds."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds that no change of the system's clock affects, for time limits."""
         ...
 
     def sleep(self, seconds: float, /) -> None:
@@ -68,7 +75,6 @@ class Fleet:
         self,
         endpoint: Endpoint,
         journal: Journal[State],
-        releases: Releases,
         say: Callable[[str], None] = lambda text: None,
         clock: Clock = time,
     ) -> None:
@@ -77,7 +83,6 @@ class Fleet:
         self.journal = journal
         self.say = say
         self.clock = clock
-        self._releases = releases
 
     def status(self, name: str) -> ReplicaStatus | None:
         """Status of a replica; None if it or its engine is unavailable."""
@@ -88,7 +93,7 @@ class Fleet:
 
     def served_by(self, status: ReplicaStatus | None) -> str | None:
         """Name of the release that a replica serves; None if unknown."""
-        return served_by(status, self.journal.read(), self._releases)
+        return served_by(status, self.journal.read())
 
     def swap(self, name: str, seen: ReplicaStatus, release: Release, watched: bool) -> None:
         """Swaps one replica's speculator, after adding the swap to the journal.
@@ -155,11 +160,11 @@ class Fleet:
         """Makes a replica serve `release`; returns False if it does not answer."""
         failed: SwapFailed | ReplicaUnreachable | None = None
         watch_ends: float | None = None
-        deadline = self.clock.time() + PATIENCE_S
+        deadline = self.clock.monotonic() + PATIENCE_S
         while True:
             if watched:
                 self._check_request()
-            now = self.clock.time()
+            now = self.clock.monotonic()
             status = self._unbroken_status(name)
             if status is None:
                 if now > deadline:
@@ -181,7 +186,7 @@ class Fleet:
                 tried = True
                 failed = self._try_swap(name, status, release, watched)
                 if failed is None:
-                    deadline = self.clock.time() + PATIENCE_S
+                    deadline = self.clock.monotonic() + PATIENCE_S
                     continue
             self.clock.sleep(LOOK_S)
 
@@ -232,17 +237,17 @@ def replicas_of(endpoint: Endpoint) -> dict[str, Replica]:
     return {replica.name: Replica(replica.admin, token) for replica in endpoint.replicas}
 
 
-def served_by(status: ReplicaStatus | None, state: State, releases: Releases) -> str | None:
+def served_by(status: ReplicaStatus | None, state: State) -> str | None:
     """Name of the release that a replica serves; None if unknown.
 
-    Also None for a broken replica. A restarted replica's release is identified by its directory.
+    Also None for a broken replica.
     """
     if status is None or status.broken:
         return None
     if status.digest:
         return release_name(status.digest)
-    directory = Path(status.directory).resolve()
-    for release in releases.all():
-        if release.directory.resolve() == directory:
-            return release.name
-    return state.started_with.get(str(directory))
+    directory = os.path.realpath(status.directory)
+    if (Path(directory) / MANIFEST).is_file():
+        # Damaged, or the server has an older Outrider, whose digest is empty before the first swap.
+        return None
+    return state.started_with.get(directory)

@@ -163,14 +163,20 @@ class Releases:
             raise OutriderError(f"{folder}: no such release; kept are: {names}")
         facts: _Facts = read_json(folder / _FACTS)
         manifest: BundleManifest = read_json(folder / "bundle" / MANIFEST)
-        return Release(
-            name=name,
-            digest=facts["digest"],
-            serve_digest=facts.get("serve_digest", serve_digest(manifest)),
-            added_at=facts["added_at"],
-            directory=folder / "bundle",
-            manifest=manifest,
-        )
+        try:
+            return Release(
+                name=name,
+                digest=str(facts["digest"]),
+                serve_digest=str(facts.get("serve_digest", serve_digest(manifest))),
+                added_at=float(facts["added_at"]),
+                directory=folder / "bundle",
+                manifest=manifest,
+            )
+        except (LookupError, TypeError, AttributeError, ValueError, OverflowError) as error:
+            raise OutriderError(
+                f"{folder}: {_FACTS} or {MANIFEST} is damaged ({error!r:.100}); delete the folder"
+                " and deploy the bundle again"
+            ) from None
 
     def verified(self, name: str) -> Release:
         """Returns a release after comparing its files and `serve` with its digests."""

@@ -14,7 +14,9 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypedDict, cast
+from typing import Annotated, Literal, TypedDict, cast
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import publish
@@ -49,14 +51,14 @@ class RouterUnavailable(OutriderError):
     """The router's admin interface does not answer."""
 
 
-class _RuntimeEntry(TypedDict, total=False):
-    final_value: str
-
-
 class _Runtime(TypedDict):
     """Answer of Envoy's `/runtime?format=json`, as far as it is read."""
 
-    entries: dict[str, _RuntimeEntry]
+    entries: dict[str, dict[str, object]]
+
+
+_WEIGHT = TypeAdapter[int | str](Annotated[int, Field(ge=0, le=WHOLE)] | Literal[""])
+"""A runtime value of Envoy; empty before the first call."""
 
 
 class _Pool(TypedDict):
@@ -121,10 +123,16 @@ class Router:
 
     def share(self) -> float:
         """Percentage of requests that the canary currently gets."""
-        runtime = cast(_Runtime, self._call("GET", "/runtime?format=json"))
-        entry = runtime["entries"].get(f"{RUNTIME_KEY}.canary", {})
-        # Envoy has no value before the first call.
-        return int(entry.get("final_value") or 0) * 100 / WHOLE
+        answer = cast(_Runtime, self._call("GET", "/runtime?format=json"))
+        try:
+            entry = answer["entries"].get(f"{RUNTIME_KEY}.canary", {})
+            weight = _WEIGHT.validate_python(entry.get("final_value", ""))
+        except (LookupError, TypeError, AttributeError, ValidationError):
+            raise RouterUnavailable(
+                f"{self._admin}: the answer is not that of Envoy; start the router:"
+                f" {self.config_path} is its configuration"
+            ) from None
+        return int(weight or 0) * 100 / WHOLE
 
     def _call(self, method: str, path: str) -> object:
         try:

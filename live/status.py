@@ -96,9 +96,7 @@ def endpoint_status(endpoint: Endpoint) -> EndpointStatus:
     """Returns the status as JSON-serializable values."""
     state = read_state(endpoint)
     releases = Releases(endpoint.releases)
-    replicas = {
-        name: _replica(replica, state, releases) for name, replica in replicas_of(endpoint).items()
-    }
+    replicas = {name: _replica(replica, state) for name, replica in replicas_of(endpoint).items()}
     share = _canary_share(endpoint)
     controller = holder(endpoint.lock)  # its process id; the kernel frees the lock of a killed one
     everywhere = all(
@@ -181,12 +179,12 @@ def _deployment(deployment: Deployment | None) -> DeploymentReport | None:
     return cast(DeploymentReport, dataclasses.asdict(deployment))
 
 
-def _replica(replica: Replica, state: State, releases: Releases) -> ReplicaReport:
+def _replica(replica: Replica, state: State) -> ReplicaReport:
     try:
         status = replica.status()
     except OutriderError as error:
         return {"answers": False, "release": None, "error": str(error)}
-    release = served_by(status, state, releases)
+    release = served_by(status, state)
     report = {"answers": True, "release": release, **dataclasses.asdict(status)}
     return cast(AnsweringReplica, report)
 
@@ -218,3 +216,19 @@ def _controller_problems(state: State, share: float | None, controller: int | No
 
 def _time(unix: float) -> str:
     return datetime.datetime.fromtimestamp(unix).astimezone().isoformat(" ", "seconds")
+
+
+def deployment_summary(endpoint: Endpoint, ended: Deployment) -> dict[str, object]:
+    """The facts about a deployment that has ended, for scripts."""
+    return {
+        "endpoint": endpoint.name,
+        "deployment": ended.id,
+        "outcome": ended.outcome,
+        "release": ended.new,
+        "replaced": ended.old,
+        "by": ended.verdict.by,
+        "reason": ended.verdict.reason,
+        "figures": ended.verdict.figures,
+        "behind": list(ended.behind),
+        "seconds": None if ended.ended_at is None else ended.ended_at - ended.began_at,
+    }

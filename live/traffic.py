@@ -14,6 +14,7 @@ baseline, and a replica that restarts during the test no longer counts. Session 
 import contextlib
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -48,6 +49,10 @@ class Observation:
     live: LiveRequest | None = None
     """Its replica's counts; None if they are missing or the request overlapped a swap
     or ended early. Such a request counts only toward the failure rate."""
+
+
+_TEXTS = ("cluster", "host", "flags", "request_id")
+"""Fields of a `LogRow` that hold text or null."""
 
 
 class LogRow(TypedDict):
@@ -147,9 +152,24 @@ def read_log(path: Path, offset: int) -> tuple[list[LogRow], int]:
     complete = data[: data.rfind(b"\n") + 1]
     rows: list[LogRow] = []
     for line in complete.splitlines():
-        with contextlib.suppress(ValueError):  # incomplete, from an Envoy that was killed
-            rows.append(json.loads(line))
+        with contextlib.suppress(ValueError, RecursionError):  # of an Envoy that was killed
+            row = json.loads(line)
+            if _is_row(row):
+                rows.append(row)
     return rows, offset + len(complete)
+
+
+def _is_row(row: object) -> bool:
+    """Whether a value has the fields of a `LogRow`."""
+    if not isinstance(row, dict):
+        return False
+    try:
+        texts = [row.get("session"), *(row[key] for key in _TEXTS)]
+        numbers = [float(row["started_at"]), float(row["duration_ms"]), int(row["status"] or 0)]
+    except (LookupError, TypeError, ValueError, OverflowError):
+        return False
+    has_texts = all(isinstance(text, str | None) for text in texts)
+    return has_texts and all(math.isfinite(number) for number in numbers)
 
 
 def observations(
@@ -186,7 +206,7 @@ def _observation(row: LogRow, live: LiveRequest | None, moved: bool) -> Observat
     # Not comparable: drafted by two releases, or only in part.
     is_partial = live is not None and (live.mixed or live.aborted)
     return Observation(
-        session=hashlib.sha256(session.encode()).hexdigest()[:16],
+        session=hashlib.sha256(session.encode(errors="replace")).hexdigest()[:16],
         started_at=started_at,
         latency_s=float(row["duration_ms"]) / 1000,
         failed=failed,

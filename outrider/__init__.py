@@ -8,11 +8,16 @@
     run = outrider.train(recipe, stages="ingest,split,capture,train")
     report = outrider.evaluate(recipe)                          # report.verdict.verdict, .reason
     outrider.export(run, to="bundles/march")
+    outrider.deploy("bundles/march", endpoint="resume.yaml")    # canary, then promotion or rollback
+    outrider.adapt_endpoint(recipe, endpoint="resume.yaml", rounds=1)
 
 Each function does the work of its command, in the same run directory, and raises `OutriderError`
-with the same message. A recipe is a path, a shipped name or a run directory; overrides are strings
-such as "training.epochs=3". Stages that are done and unchanged are skipped. The commands themselves
-call `open` and the methods of the `Run` that it returns.
+with the same message. A recipe is a path, a shipped name or a run directory. Keys of the recipe are
+overridden by strings such as "training.epochs=3", or by sections: `training={"epochs": 3}`. Stages
+that are done and unchanged are skipped. The commands themselves call `open` and the methods of the
+`Run` that it returns.
+
+Notes go to the logger `outrider` at level INFO; stages print their progress to stderr.
 
 The folders of the repository are subpackages of this module. It imports them inside its functions,
 to keep `--help` fast.
@@ -21,16 +26,16 @@ to keep `--help` fast.
 import contextlib
 import dataclasses
 import importlib.metadata
+import logging
 import math
-import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from outrider.common.errors import OutriderError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from outrider.common.gpu_cards import Card
     from outrider.eval.results.report import Report
@@ -44,6 +49,8 @@ __all__ = [
     "OutriderError",
     "Run",
     "__version__",
+    "adapt_endpoint",
+    "deploy",
     "evaluate",
     "export",
     "init",
@@ -54,6 +61,8 @@ __all__ = [
 ]
 
 __version__ = importlib.metadata.version("outrider")
+
+logger = logging.getLogger("outrider")
 
 RUNS = Path("runs")
 """Parent of the run directories."""
@@ -78,46 +87,59 @@ def init(
     return write_recipe(logs=str(logs), target=str(target), to=path, effort=effort, force=force)[0]
 
 
-def inspect(recipe: Name, *overrides: str, first: int | None = None) -> dict[str, Any]:
+def inspect(
+    recipe: Name, *overrides: str, first: int | None = None, **sections: Any
+) -> dict[str, Any]:
     """Counts what the recipe's log contains; `first` limits the rows per file."""
     from outrider.pipeline.inspection import inspect_recipe
     from outrider.pipeline.recipe.load import load_recipe
 
-    facts, _ = inspect_recipe(load_recipe(str(recipe), list(overrides)).recipe, first, 0)
+    words = [*overrides, *_overrides_of(sections)]
+    facts, _ = inspect_recipe(load_recipe(str(recipe), words).recipe, first, 0)
     return facts
 
 
-def plan(recipe: Name, *overrides: str, runs: Name = RUNS) -> dict[str, Any]:
+def plan(recipe: Name, *overrides: str, runs: Name = RUNS, **sections: Any) -> dict[str, Any]:
     """Estimates parameters, memory and disk (bytes), and seconds by stage, from config.json."""
     from outrider.pipeline.plan.training_cost import price
 
-    run = open(recipe, *overrides, runs=runs, dry_run=True)
+    run = open(recipe, *overrides, runs=runs, dry_run=True, **sections)
     return price(run.directory, run.recipe)
 
 
 def train(
-    recipe: Name, *overrides: str, runs: Name = RUNS, stages: str | None = None, force: bool = False
+    recipe: Name,
+    *overrides: str,
+    runs: Name = RUNS,
+    stages: str | None = None,
+    force: bool = False,
+    **sections: Any,
 ) -> "RunDirectory":
     """Runs the stages; returns the `RunDirectory`, which has all paths.
 
     `stages` are comma-separated names; None runs all. `force` exports even a speculator that is
     not better than the base.
     """
-    run = open(recipe, *overrides, runs=runs)
+    run = open(recipe, *overrides, runs=runs, **sections)
     run.train(stages, force)
     return run.directory
 
 
 def evaluate(
-    recipe: Name, *overrides: str, runs: Name = RUNS, speculator: Name | None = None
+    recipe: Name,
+    *overrides: str,
+    runs: Name = RUNS,
+    speculator: Name | None = None,
+    **sections: Any,
 ) -> "Report":
     """Evaluates a speculator against the base and no speculation; returns the report.
 
     `speculator` is a directory, a lookup such as "ngram", or "none"; by default the trained one.
+    It is not the recipe's section of that name, whose keys are overridden by strings here.
     """
     from outrider.eval.results.report import Report
 
-    run = open(recipe, *overrides, runs=runs)
+    run = open(recipe, *overrides, runs=runs, **sections)
     run.evaluate(None if speculator is None else str(speculator))
     directory = run.directory
     folder = directory.root if speculator is None else directory.other_evaluation
@@ -136,6 +158,74 @@ def export(
     return str(to)
 
 
+def deploy(
+    bundle: "Name | RunDirectory | None" = None,
+    *,
+    endpoint: Name,
+    status: bool = False,
+    rollback: bool = False,
+    promote: bool = False,
+    recover: bool = False,
+    in_place: bool = False,
+) -> dict[str, Any]:
+    """Deploys a bundle to a live endpoint; returns the JSON object of `outrider deploy`.
+
+    `bundle` is a run directory, an exported bundle or an address; `endpoint` is the endpoint's
+    file. Blocks until the canary is promoted or rolled back. Without a bundle, one of `status`,
+    `rollback`, `promote` and `recover` acts on the endpoint, as the command's options do.
+    """
+    from outrider.cli.deploy import bundle_of, chosen_action
+    from outrider.live import controller
+    from outrider.live.endpoint_file import load_endpoint
+    from outrider.live.status import deployment_summary, endpoint_status
+    from outrider.pipeline.run_dir import RunDirectory
+
+    location = bundle.root if isinstance(bundle, RunDirectory) else bundle
+    flags = {
+        "--status": status,
+        "--rollback": rollback,
+        "--promote": promote,
+        "--recover": recover,
+    }
+    action = chosen_action(None if location is None else str(location), flags)
+    live = load_endpoint(str(endpoint))
+    if action == "--recover":
+        with controller.controlled(live, logger.info) as recovering:
+            recovering.recover()
+    if action in ("--status", "--recover"):
+        return dict(endpoint_status(live))
+    if action is not None:
+        ending: Literal["promote", "roll_back"] = "promote" if promote else "roll_back"
+        return deployment_summary(live, controller.end_deployment(live, ending, say=logger.info))
+    assert location is not None  # `chosen_action` requires one for what is left
+    ended = controller.deploy_bundle(bundle_of(str(location)), live, in_place, logger.info)
+    return deployment_summary(live, ended)
+
+
+def adapt_endpoint(
+    recipe: Name,
+    *overrides: str,
+    endpoint: Name,
+    rounds: int | None = None,
+    once: bool = False,
+    **sections: Any,
+) -> dict[str, object]:
+    """Follows an endpoint's traffic; returns the JSON object of `outrider adapt`.
+
+    It ends after `rounds` training rounds, with `once` where the log ends, else never.
+    """
+    from outrider.live.endpoint_file import load_endpoint
+
+    loaded = open(recipe, *overrides, **sections).loaded
+    live = load_endpoint(str(endpoint))
+    # Imports torch, so it comes after the checks, which do not need torch.
+    from outrider.adapt.loop import adapting, summary
+
+    with adapting(loaded, live) as adapter:
+        adapter.run(rounds, once)
+        return summary(adapter)
+
+
 def open(
     recipe: Name,
     *overrides: str,
@@ -143,6 +233,7 @@ def open(
     dry_run: bool = False,
     serve_command: str | None = None,
     measures_server: bool = False,
+    **sections: Any,
 ) -> "Run":
     """Checks a recipe and its target; returns the `Run`.
 
@@ -152,7 +243,8 @@ def open(
     """
     from outrider.pipeline.paths import check_paths
 
-    loaded = _load(str(recipe), overrides, serve_command)
+    words = [*overrides, *_overrides_of(sections)]
+    loaded = _load(str(recipe), words, serve_command)
     check_paths(loaded.recipe)
 
     # These import scipy, which takes seconds; a mistyped path is reported before.
@@ -163,7 +255,7 @@ def open(
     resolved = measured_only(loaded.recipe) if measures_server else None
     if resolved is None:
         resolved, notes = resolve_for_target(loaded.recipe)
-        _print_notes(notes)
+        _log_notes(notes)
         check(resolved, dry_run, serves=not measures_server)
     loaded = dataclasses.replace(loaded, recipe=resolved)
     root = Path(recipe).expanduser()
@@ -173,7 +265,7 @@ def open(
 
 
 def _load(recipe: str, overrides: "Sequence[str]", serve_command: str | None) -> "LoadedRecipe":
-    """Loads a recipe with the values of a serve command, if any; prints what it leaves out."""
+    """Loads a recipe with the values of a serve command, if any; logs what it leaves out."""
     from outrider.pipeline.recipe.load import load_recipe
 
     if serve_command is None:
@@ -185,14 +277,28 @@ def _load(recipe: str, overrides: "Sequence[str]", serve_command: str | None) ->
     loaded = load_recipe(recipe, list(overrides), command)
     _, differences = in_process(loaded.recipe.serving.engine)
     notes = [*command.notes, *(f"capture: {line}" for line in differences)]
-    _print_notes([f"serve command: {note}" for note in notes])
+    _log_notes([f"serve command: {note}" for note in notes])
     check_known(command, loaded.recipe.serving.ignored_flags)
     return loaded
 
 
-def _print_notes(notes: "Sequence[str]") -> None:
+def _overrides_of(sections: "Mapping[str, Any]", prefix: str = "") -> "Iterator[str]":
+    """Yields nested sections as the command line has them: `section.key=value`."""
+    import yaml
+
+    for key, value in sections.items():
+        if isinstance(value, dict):
+            yield from _overrides_of(value, f"{prefix}{key}.")
+        else:
+            plain = str(value) if isinstance(value, Path) else value
+            text = yaml.safe_dump(plain, default_flow_style=True, width=math.inf).strip()
+            # PyYAML marks the end of a document that is a plain scalar.
+            yield f"{prefix}{key}={text.removesuffix('...').strip()}"
+
+
+def _log_notes(notes: "Sequence[str]") -> None:
     for note in notes:
-        print(note, file=sys.stderr)
+        logger.info("%s", note)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -257,13 +363,13 @@ class Run:
         return rows, cost
 
     def window(self, until: str | None, max_gpu_hours: float | None) -> float:
-        """Returns the end of a window (pipeline/window.py) in Unix time, and prints it."""
+        """Returns the end of a window (pipeline/window.py) in Unix time, and logs it."""
         from outrider.pipeline.window import gpus_of, in_words, window_end
 
         now = time.time()
         end = window_end(until, max_gpu_hours, gpus_of(self.recipe), now)
         if end < math.inf:
-            _print_notes([in_words(end, now)])
+            _log_notes([in_words(end, now)])
         return end
 
     def train(

@@ -7,8 +7,8 @@ The log is ingested into a temporary folder under TMPDIR, which grows to about t
 uncompressed log.
 """
 
+import logging
 import os
-import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -37,6 +37,8 @@ from outrider.pipeline.plan.training_cost import card_here, expected_power, feat
 from outrider.pipeline.preflight import local_target
 from outrider.pipeline.recipe.for_target import resolve_for_target
 from outrider.pipeline.recipe.recipe import Recipe
+
+logger = logging.getLogger(__name__)
 
 COUNTS = 1, 30, 60, 125, 250, 500, 1050, 2100, 4008
 LENGTHS = 1.0, 1.588, 1.804, 1.927, 2.037, 2.112, 2.190, 2.263, 2.357
@@ -90,7 +92,7 @@ def _predicted(log: dict[str, Any], recipe: Recipe, target: Path) -> dict[str, A
     config = read_json(target / "config.json")
     recipe, notes = resolve_for_target(recipe, target)
     for note in notes:
-        print(note, file=sys.stderr)
+        logger.info("%s", note)
     cost = features_cost(tokens, recipe, config)
     card, no_hours = card_here()
     rates = rates_of(recipe, config, card)
@@ -111,7 +113,7 @@ def _lookup(log: Mapping[str, Any], recipe: Recipe, scratch: Path) -> dict[str, 
     # Slow to import, and not needed to find what has to be fixed.
     from outrider.eval.free_answer import advice, free_answer
 
-    print("replaying what lookup would deliver: up to a minute", file=sys.stderr)
+    logger.info("replaying what lookup would deliver: up to a minute")
     table = load_sequences(scratch / "traffic" / "sequences")
     try:
         answer = free_answer(

@@ -1,19 +1,20 @@
 """Preflight checks: mistakes that can be found before the first stage."""
 
 import importlib.util
-import sys
+import logging
 from pathlib import Path
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
+from outrider.common.own_code import code_file, load_function
 from outrider.data.config import NOT_INSTALLED
-from outrider.eval.config import ANSWERS, EvalConfig
-from outrider.eval.lossless.task_accuracy import task_file, task_of
+from outrider.eval.config import ANSWERS
+from outrider.eval.lossless.task_accuracy import task_of
 from outrider.pipeline.paths import check_traffic
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.serving.speculator import Drafting, Speculator
 from outrider.serving.vllm_arguments import pipeline_refusal, speculator_refusal
-from outrider.serving.vllm_hooks.version import untried_version, vllm_version
+from outrider.serving.vllm_version import untried_version, vllm_version
 from outrider.speculators.base import base_of, is_directory, warm_directory
 from outrider.speculators.checkpoints.architectures import is_supported
 from outrider.speculators.checkpoints.layout import INDEX, SINGLE, read_layout, read_target_config
@@ -21,6 +22,8 @@ from outrider.speculators.checkpoints.refusals import language_config
 from outrider.speculators.config import SpeculatorConfig
 from outrider.speculators.kinds import check_speculator, kind_of, trainable_kind
 from outrider.training.distributed.launch import processes_here
+
+logger = logging.getLogger(__name__)
 
 
 def check(recipe: Recipe, dry_run: bool = False, serves: bool = True) -> None:
@@ -41,15 +44,14 @@ def check(recipe: Recipe, dry_run: bool = False, serves: bool = True) -> None:
             " nor to the current directory; create it with `head -c 32 /dev/urandom > FILE`, or"
             " leave out privacy.key_file to generate a key for the run"
         )
-    _check_task(recipe.eval, dry_run)
+    _check_own_code(recipe, dry_run)
     if serves and (refusal := pipeline_refusal(recipe.serving.engine)):
         raise OutriderError(refusal)
     if not recipe.serving.engine.changes_drafters:
-        print(
+        logger.info(
             "serving.engine: with data parallelism or EPLB, each speculator and each number of"
             " drafts is served by a separate engine, one after another; --dry-run prints the number"
-            " of starts; eval.k=NUMBER avoids those that choose k",
-            file=sys.stderr,
+            " of starts; eval.k=NUMBER avoids those that choose k"
         )
     _note_lowered_processes(recipe)
     if target := local_target(recipe):
@@ -96,14 +98,15 @@ def _check_quantization(target: Path, recipe: Recipe) -> None:
 
 
 def _note_lowered_processes(recipe: Recipe) -> None:
-    """Prints a line if this machine has fewer GPUs than `training.processes`."""
+    """Logs a line if this machine has fewer GPUs than `training.processes`."""
     processes = processes_here(recipe.training, recipe.cluster)
     if processes == recipe.training.processes:
         return
-    print(
-        f"training.processes = {recipe.training.processes}: more than this machine's GPUs, so it is"
-        f" {processes} here, one process per GPU",
-        file=sys.stderr,
+    logger.info(
+        "training.processes = %d: more than this machine's GPUs, so it is %d here, one process per"
+        " GPU",
+        recipe.training.processes,
+        processes,
     )
 
 
@@ -160,14 +163,22 @@ def _check_vllm() -> None:
         raise OutriderError(refusal)
 
 
-def _check_task(evaluation: EvalConfig, dry_run: bool) -> None:
-    """Names the file with the recipe's own code, and imports it unless this is a dry run."""
-    if evaluation.task is not None and not evaluation.task.endswith(ANSWERS):
-        file = task_file(evaluation.task)
-        print(f"eval.task = {evaluation.task}: a run executes {file}", file=sys.stderr, flush=True)
-        if dry_run:
-            return
-    task_of(evaluation)
+def _check_own_code(recipe: Recipe, dry_run: bool) -> None:
+    """Names the files of the recipe's own code, and imports them unless this is a dry run."""
+    task = recipe.eval.task
+    is_function = task is not None and not task.endswith(ANSWERS)
+    functions = {
+        "eval.task": task if is_function else None,
+        "training.loss": recipe.training.own_loss,
+    }
+    for key, name in functions.items():
+        if name is None:
+            continue
+        logger.info("%s = %s: a run executes %s", key, name, code_file(name, key))
+        if not dry_run:
+            load_function(name, key)
+    if not is_function:
+        task_of(recipe.eval)
 
 
 def check_target(

@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import importlib.metadata
+import json
 import os
 import platform
 import shutil
@@ -53,7 +54,7 @@ def provenance(command_line: list[str], recipe_files: tuple[Path, ...]) -> dict[
         "recipe_files": {str(path): file_digest(path) for path in recipe_files},
     }
     python = sys.version.split()[0]
-    software = {"python": python, "versions": versions(), "git": _git()}
+    software = {"python": python, "versions": versions(), "git": commit_of()}
     environment = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
     return {**command, **software, "hardware": _hardware(), "environment": environment}
 
@@ -112,12 +113,23 @@ def _processor() -> str:
     return platform.machine()  # ARM has no such line
 
 
-def _git() -> str | None:
-    """Commit of the checkout that this package runs from; `-dirty` if changed."""
+def commit_of(file: Path = Path(__file__)) -> str | None:
+    """Commit of the checkout that has `file`, `-dirty` if changed; None outside a checkout."""
     if not shutil.which("git"):
         return None
-    describe = ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    # A wheel has no checkout: git then fails and the answer is empty.
-    here = ["git", "-C", str(Path(__file__).resolve().parent), *describe]
-    answer = subprocess.run(here, capture_output=True, text=True, check=False)
-    return answer.stdout.strip() or None
+    git = ["git", "-C", str(file.resolve().parent)]
+    # An environment may be inside a repository of another project, which does not track it.
+    tracked = [*git, "ls-files", "--error-unmatch", file.name]
+    describe = [*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    for command in (tracked, describe):
+        answer = subprocess.run(command, capture_output=True, text=True, check=False)
+        if answer.returncode:
+            return None
+    return answer.stdout.strip()
+
+
+def installed_commit() -> str | None:
+    """Commit that pip installed from a repository (PEP 610); None for another installation."""
+    text = importlib.metadata.distribution("outrider").read_text("direct_url.json")
+    commit: str | None = json.loads(text or "{}").get("vcs_info", {}).get("commit_id")
+    return commit

@@ -24,6 +24,7 @@ the report exists.
 
 import contextlib
 import dataclasses
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -135,8 +136,10 @@ class RunDirectory:
 
     def attempt(self) -> Path:
         """The log directory of the current attempt, or of the last one."""
-        names = [path.name for path in self.root.glob("logs/attempt_*")]
-        number = max((int(name.removeprefix("attempt_")) for name in names), default=0)
+        # Other names, such as attempt_old, are somebody's copies.
+        names = [path.name.removeprefix("attempt_") for path in self.root.glob("logs/attempt_*")]
+        numbers = [int(name) for name in names if re.fullmatch("[0-9]{1,9}", name)]
+        number = max(numbers, default=0)
         return self.root / "logs" / f"attempt_{number}"
 
     def begin_attempt(
@@ -170,11 +173,13 @@ class RunDirectory:
         path = self.stage_record(stage)
         if not path.is_file():
             return None
-        record: dict[str, Any] = read_json(path)
+        repeat = f"delete it and rerun the command to repeat {stage}"
+        try:
+            record: dict[str, Any] = read_json(path)
+        except OutriderError as error:
+            raise OutriderError(f"{error}; {repeat}") from None
         if not isinstance(record, dict) or not isinstance(record.get("result"), dict):
-            raise OutriderError(
-                f"{path}: not a stage's record; delete it and rerun the command to repeat {stage}"
-            )
+            raise OutriderError(f"{path}: not a stage's record; {repeat}")
         return record
 
     def result_of(self, stage: str) -> dict[str, Any]:

@@ -40,7 +40,7 @@ from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.retention import deletion_of, retain
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stage import NEW, Options, Stage
-from outrider.pipeline.stages.registry import stage_of
+from outrider.pipeline.stages.registry import stage_of, stages_of
 
 Results = dict[str, dict[str, Any]]
 """Results of stages by name, as their records hold them."""
@@ -98,7 +98,7 @@ def run_stages(
 
     results: Results = {}
     for stage in [stage_of(name, recipe) for name in names]:
-        _require_needed(stage, run, results)
+        _require_needed(stage, run, recipe, results)
         reasons = "; ".join(stage.reasons(run, recipe, options))
         if reasons:
             _require_inputs(stage, run, reasons)
@@ -112,6 +112,7 @@ def run_stages(
             run_stage(stage, run, options, end)
             say("[green]✓[/]", stage.name, f"{time.monotonic() - begin:.0f} s")
         else:
+            stage.check_output(run)
             deleted = deletion_of(run, stage.artifact(run))
             output = f"its output was deleted after the export ({deleted})" if deleted else "kept"
             say("[green]✓[/]", stage.name, f"nothing changed, {output}")
@@ -124,10 +125,14 @@ def run_stages(
     return results
 
 
-def _require_needed(stage: Stage, run: RunDirectory, results: Results) -> None:
-    """Raises an `OutriderError` if a stage whose output this one reads has not finished."""
+def _require_needed(stage: Stage, run: RunDirectory, recipe: Recipe, results: Results) -> None:
+    """Raises an `OutriderError` if an output that a stage reads is not finished, or damaged."""
     for needed in stage.needs:
-        if needed in results or run.stage_record(needed).is_file():
+        if needed in results:
+            continue
+        if run.stage_record(needed).is_file():
+            if needed in stages_of(recipe):
+                stage_of(needed, recipe).check_output(run)
             continue
         raise OutriderError(
             f"{stage.name} needs the output of {needed}, which has not finished in {run.root};"

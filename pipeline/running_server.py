@@ -10,8 +10,8 @@ from rich.console import Console
 from outrider.common.process_tree import stopped_by_signal
 from outrider.data.sequences import load_sequences
 from outrider.eval.bench.endpoint import measure_endpoint
-from outrider.eval.bench.grammars import sendable_grammars
 from outrider.eval.bench.prompts import customers_sampling, evaluation_prompts
+from outrider.eval.bench.request_fields import request_fields
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stages.sources import has_quarantine, parts_in_use
@@ -36,7 +36,8 @@ def measure_server(run: RunDirectory, recipe: Recipe, url: str) -> dict[str, Any
         return measure_endpoint(
             url=url,
             target=target,
-            grammars=sendable_grammars(heldout, target, recipe.serving.engine),
+            # Whether its gateway sends `cache_salt` is not known.
+            fields=request_fields(heldout, target, recipe.serving.engine, salted=False),
             prompts=[prompt.text for prompt in prompts],
             sampling=customers_sampling(heldout),
             settings=recipe.eval,

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypedDict
 
-from outrider.common.fingerprint import Kept
+from outrider.common.errors import OutriderError
+from outrider.common.fingerprint import Kept, is_intact
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.retention import deletion_of
 from outrider.pipeline.run_dir import RunDirectory
@@ -90,6 +91,7 @@ class Stage:
         if not run.stage_record(self.name).is_file():
             resumes = self.started_file(run).is_file()
             return ["resumes where it stopped" if resumes else NEW]
+        run.read_record(self.name)  # raises an error that names the stage if it is damaged
         # A record alone does not show that its output is still there.
         artifact = self.artifact(run)
         deleted = deletion_of(run, artifact)
@@ -98,6 +100,18 @@ class Stage:
         if not deleted and not artifact.exists():
             return [f"{artifact.name} is missing"]
         return self.record(run, recipe, options).changes() or []
+
+    def check_output(self, run: RunDirectory) -> None:
+        """Raises an `OutriderError` if its output is not what its record has the digest of."""
+        record = run.read_record(self.name)
+        path = self.identity(run)
+        if record is None or not path.exists():  # not done, or deleted: `reasons` has it
+            return
+        if not is_intact(path, record.get("artifact")):
+            raise OutriderError(
+                f"{path}: changed since {self.name} wrote it; restore it, or delete"
+                f" {self.artifact(run)} and rerun the command to repeat {self.name}"
+            )
 
     def record(self, run: RunDirectory, recipe: Recipe, options: Options) -> Kept:
         """Its record for these inputs."""

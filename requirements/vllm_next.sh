@@ -19,7 +19,7 @@ fi
 mkdir -p "$HERE/outrider"
 git ls-files -z | xargs -0 tar -cf - | tar -xf - -C "$HERE/outrider"
 # The hooks refuse any other release, so the copy is written for this one.
-sed -i "s/^WRITTEN_FOR = .*/WRITTEN_FOR = \"$wanted\"/" "$HERE/outrider/serving/vllm_hooks/version.py"
+sed -i "s/^WRITTEN_FOR = .*/WRITTEN_FOR = \"$wanted\"/" "$HERE/outrider/serving/vllm_version.py"
 sed -i "s/$pinned+cpu/$wanted+cpu/" "$HERE/outrider/serving/vllm_hooks/plugin.py"
 .venv/bin/python -m venv --clear "$HERE/venv"
 VIRTUAL_ENV=$PWD/$HERE/venv; export VIRTUAL_ENV

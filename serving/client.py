@@ -140,13 +140,13 @@ def complete(
     *,
     max_tokens: int,
     concurrency: int = 8,
-    grammars: Sequence[str] | None = None,
+    fields: Sequence[Mapping[str, Any]] | None = None,
     engine: int | None = None,
 ) -> list[Completion]:
     """Returns responses to `prompts` in order, with `concurrency` requests in flight.
 
-    `prompts` are token ids; `grammars` has JSON of vLLM's StructuredOutputsParams for each, empty
-    for none. With data parallelism, `engine` is the engine that answers; None: the server's choice.
+    `prompts` are token ids; `fields` has further fields of each one's request. With data
+    parallelism, `engine` is the engine that answers; None: the server's choice.
     The first error is raised after all requests have ended.
     """
     # vllm/entrypoints/generate/base/serving.py:225
@@ -161,8 +161,8 @@ def complete(
             **sampling.request(),
             "return_token_ids": True,
         }
-        if grammars is not None:
-            body |= grammar_fields(grammars[index])
+        if fields is not None:
+            body |= fields[index]
         answer = post(
             url=url, path="/v1/completions", body=body, timeout_s=timeout_s, headers=headers
         )
@@ -173,11 +173,6 @@ def complete(
 
     with ThreadPoolExecutor(concurrency) as pool:
         return list(pool.map(one, range(len(prompts))))
-
-
-def grammar_fields(grammar: str) -> dict[str, Any]:
-    """Returns a request's fields for a grammar; none without one."""
-    return {"structured_outputs": json.loads(grammar)} if grammar else {}
 
 
 def post(

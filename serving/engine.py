@@ -25,7 +25,7 @@ from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.speculator import Drafting
 from outrider.serving.vllm_arguments import engine_arguments, engine_environment, start_environment
 from outrider.serving.vllm_hooks.plugin import register
-from outrider.serving.vllm_hooks.version import runs_on_cpu
+from outrider.serving.vllm_version import runs_on_cpu
 from outrider.speculators.features import FINAL_NORM, SequenceStates, layer_index, layer_name
 
 if TYPE_CHECKING:

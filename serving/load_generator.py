@@ -29,7 +29,7 @@ from typing import Any
 from outrider.common.errors import OutriderError
 from outrider.common.files import SCRATCH
 from outrider.common.process_tree import Child
-from outrider.serving.client import Sampling, SpeculationCounters, grammar_fields, read_counters
+from outrider.serving.client import Sampling, SpeculationCounters, read_counters
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.vllm_arguments import engine_environment, words_of
 
@@ -109,13 +109,13 @@ class LoadGenerator:
         target: TargetConfig,
         log_path: Path,
         model_name: str | None = None,
-        grammars: Mapping[str, str] | None = None,
+        fields: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         """`model_name` is the target's name on the server; default: `target.model`'s basename.
 
-        `grammars` has the grammar of each rendered prompt that is sent with one, as `complete`.
+        `fields` has further fields of the requests of rendered prompts, as `complete`.
         """
-        self._grammars = grammars or {}
+        self._fields = fields or {}
         self._tokenizer = target.directory()
         self._model_name = model_name or Path(target.model).name
         self._log_path = Path(log_path)
@@ -177,8 +177,8 @@ class LoadGenerator:
             lines = [json.dumps({"prompt": prompt}) + "\n" for prompt in prompts]
             dataset.write_text("".join(lines), encoding="utf-8")
             words = words_of(options | {"dataset_path": dataset})
-            grammars = [self._grammars.get(prompt, "") for prompt in prompts]
-            result = self._ask({"words": words, "arrivals": arrivals, "grammars": grammars})
+            fields = [self._fields.get(prompt, {}) for prompt in prompts]
+            result = self._ask({"words": words, "arrivals": arrivals, "fields": fields})
         return _block(result, read_counters(url) - before)
 
     def _ask(self, block: dict[str, Any]) -> dict[str, Any]:
@@ -199,7 +199,8 @@ def _block(result: dict[str, Any], counters: SpeculationCounters) -> BlockResult
     if result["completed"] != prompts:
         errors = [error for error in result["errors"] if error]
         raise OutriderError(
-            f"{prompts - result['completed']} of {prompts} requests failed; the first: {errors[:1]}"
+            f"{prompts - result['completed']} of {prompts} requests failed, first with:"
+            f" {errors[:1]}"
         )
     begin = min(result["start_times"])
     columns = (result[name] for name in ("output_lens", "ttfts", "itls", "start_times"))
@@ -211,9 +212,9 @@ def _block(result: dict[str, Any], counters: SpeculationCounters) -> BlockResult
 
 
 def _as_logged(
-    serve: ModuleType, grammars: list[str], arrivals: list[float] | None
+    serve: ModuleType, fields: list[dict[str, Any]], arrivals: list[float] | None
 ) -> Callable[..., list[Any]]:
-    """Returns a `get_samples` that gives each request its grammar and its send time, if any.
+    """Returns a `get_samples` that gives each request its fields and its send time, if any.
 
     vLLM 0.32 supports send times only for its timed traces, which contain only token counts: vLLM
     fills the prompts with random tokens and ignores end-of-sequence tokens, so acceptance would
@@ -224,8 +225,8 @@ def _as_logged(
 
     def samples(arguments: argparse.Namespace, tokenizer: Any) -> list[Any]:
         requests = load(arguments, tokenizer)
-        for request, grammar in zip(requests, grammars, strict=True):
-            request.request_overrides = grammar_fields(grammar)
+        for request, overrides in zip(requests, fields, strict=True):
+            request.request_overrides = overrides
         if arrivals is None:
             return requests
         for request, arrival in zip(requests, arrivals, strict=True):
@@ -244,8 +245,8 @@ _FROM_RESULT = ("completed", "duration", "output_lens", "ttfts", "itls", "start_
 def _child() -> None:
     """Reads blocks from stdin and writes results to stdout as JSON lines.
 
-    A block has `words` (the options of `vllm bench serve`), `grammars` (one per prompt, empty for
-    none) and `arrivals` (seconds, or null).
+    A block has `words` (the options of `vllm bench serve`), `fields` (of each prompt's request) and
+    `arrivals` (seconds, or null).
     """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # the generator prints tables to stdout; they belong in the log
@@ -258,7 +259,7 @@ def _child() -> None:
     for line in sys.stdin:
         block = json.loads(line)
         serve.get_samples = plain
-        serve.get_samples = _as_logged(serve, block["grammars"], block["arrivals"])
+        serve.get_samples = _as_logged(serve, block["fields"], block["arrivals"])
         result = asyncio.run(serve.main_async(parser.parse_args(block["words"])))
         answer = {name: result[name] for name in _FROM_RESULT}
         print(json.dumps(answer), file=answers, flush=True)

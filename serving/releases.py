@@ -13,7 +13,7 @@ import re
 
 from packaging.version import InvalidVersion, Version
 
-from outrider.serving.vllm_hooks.version import WRITTEN_FOR
+from outrider.serving.vllm_version import WRITTEN_FOR
 from outrider.speculators.kinds import KINDS
 
 OLDEST = "0.13.0"

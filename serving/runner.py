@@ -15,7 +15,7 @@ from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.serving.config import EngineConfig
-from outrider.serving.vllm_hooks.version import runs_on_cpu
+from outrider.serving.vllm_version import runs_on_cpu
 from outrider.speculators.kinds.protocol import DrafterKind, Runner
 
 VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"

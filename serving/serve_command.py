@@ -42,7 +42,7 @@ from outrider.serving.vllm_flags import (
     SPECULATIVE,
     SWITCHES,
 )
-from outrider.serving.vllm_hooks.version import WRITTEN_FOR
+from outrider.serving.vllm_version import WRITTEN_FOR
 
 DEFAULTS_OF_VLLM = {
     "enforce_eager": False,

@@ -5,8 +5,9 @@
     words            # ["org/model", "-tp", "8"]
 
 Read are `vllm serve`, the module of vLLM's API server, `docker run` of an image whose entry point
-is either, the containers of Kubernetes, Docker Compose and `docker inspect`, SkyPilot's `run`, and
-unit files (serve_units.py).
+is either, the containers of Kubernetes, Docker Compose and `docker inspect`, SkyPilot's `run`, unit
+files and what `kubectl describe` shows (serve_units.py), and settings of charts and frameworks
+(serve_settings.py).
 """
 
 import re
@@ -19,6 +20,7 @@ import yaml
 
 from outrider.common.errors import OutriderError
 from outrider.common.redaction import redacted
+from outrider.serving.serve_settings import words_of_log, words_of_settings
 from outrider.serving.serve_units import (
     as_shell,
     has_torn_object,
@@ -67,6 +69,7 @@ def find_command(source: str, text: str) -> Command:
     """
     blocks = [_words_of_script(block) for block in BLOCK.findall(text)]
     candidates = [*blocks, *words_of_units(text), *_of_manifest(text), *words_of_lists(text)]
+    candidates += words_of_log(text)
     for candidate in candidates:
         if command := _of_words(candidate):
             return _checked(source, *command)
@@ -195,7 +198,7 @@ def _checked(source: str, variables: dict[str, str], words: list[str]) -> Comman
     for word in words:
         if re.search(r"\$[({A-Za-z_@*]", word):
             raise OutriderError(
-                f"{source}: {redacted(word)}: a shell variable; replace it by its value"
+                f"{source}: {redacted(word)}: contains a shell variable; replace it with its value"
             )
     return variables, words
 
@@ -207,14 +210,17 @@ def _of_manifest(text: str) -> Iterator[list[str]]:
     except (yaml.YAMLError, RecursionError, ValueError):
         return
     yield from _scripts(documents)
+    yield from words_of_settings(_mappings(documents))
     for container in _containers(documents):
         words = [f"{name}={value}" for name, value in _environment(container)]
         # Kubernetes' `command` and the `entrypoint` of Compose and Ansible, whose `env` is a
         # mapping, replace the image's entry point.
         is_pod = "args" in container or isinstance(container.get("env"), list)
         replaces = "command" if is_pod else "entrypoint"
-        if IMAGE.fullmatch(str(container.get("image", ""))) and not container.get(replaces):
-            words += ["docker", "run", str(container["image"])]
+        # Compose replaces ${NAME:-default} in the name, too.
+        image = VARIABLE.sub(lambda match: match["default"] or "", str(container.get("image", "")))
+        if IMAGE.fullmatch(image) and not container.get(replaces):
+            words += ["docker", "run", image]
         for key in ("entrypoint", "command", "args"):
             value = container.get(key) or []
             words += _one_command(value) if isinstance(value, str) else map(str, value)

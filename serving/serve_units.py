@@ -3,7 +3,8 @@
     words_of_units("[Service]\\nEnvironment=A=1\\nExecStart=/usr/bin/vllm serve org/model")
     # [["A=1", "/usr/bin/vllm", "serve", "org/model"]]
 
-Units are those of systemd, of Podman's Quadlet and of supervisor.
+Units are those of systemd, of Podman's Quadlet and of supervisor. What `kubectl describe` shows of
+a container is read in the same way.
 """
 
 import json
@@ -17,6 +18,11 @@ _SETTING = re.compile(r"^([A-Za-z_]+)[ \t]*=[ \t]*(.*)$", re.MULTILINE)
 _PREFIXES = "@-:+!"
 """What systemd allows before a command."""
 
+_DESCRIBED = re.compile(
+    r"^ {4}(Image|Command|Args|Environment):(.*)\n((?: {6,}\S.*(?:\n|\Z))*)", re.MULTILINE
+)
+_COLON = re.compile(r":\s+")
+
 _FROM = re.compile(r"^FROM[ \t]+(?:--\S+[ \t]+)*(\S+)", re.MULTILINE)
 _INSTRUCTION = re.compile(r"^(ENV|ENTRYPOINT|CMD)[ \t]+(.*)$", re.MULTILINE)
 
@@ -29,9 +35,24 @@ def words_of_units(text: str) -> list[list[str]]:
     units = [*_of_sections(text)] if _SECTION.search(text) else []
     if _FROM.search(text):
         units.append(_of_dockerfile(text))
+    units += _described(text)
     if "\0" in text:  # /proc/PID/cmdline
         units.append(text.strip("\0\n").split("\0"))
     return units
+
+
+def _described(text: str) -> Iterator[list[str]]:
+    """Yields the words of each container that `kubectl describe` shows, one word a line."""
+    containers: list[dict[str, list[str]]] = []
+    for name, value, lines in _DESCRIBED.findall(text):
+        if name == "Image":
+            containers.append({"Image": ["docker", "run", value.strip()]})
+        elif containers:
+            containers[-1][name] = [line.strip() for line in lines.splitlines()]
+    for container in containers:
+        variables = [_COLON.sub("=", line, count=1) for line in container.get("Environment", ())]
+        command = container.get("Command", container["Image"])
+        yield [*variables, *command, *container.get("Args", ())]
 
 
 def _of_sections(text: str) -> Iterator[list[str]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.serving.vllm_flags import LOSSY
-from outrider.serving.vllm_hooks.version import WRITTEN_FOR
+from outrider.serving.vllm_version import WRITTEN_FOR
 from outrider.speculators.kinds import weightless_kind
 
 READ = frozenset({"method", "model", "num_speculative_tokens", "draft_sample_method"})

@@ -23,7 +23,7 @@ from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.hooked import HOOKED
 from outrider.serving.runner import runner_of, runner_refusal
 from outrider.serving.speculator import Drafting
-from outrider.serving.vllm_hooks.version import runs_on_cpu
+from outrider.serving.vllm_version import runs_on_cpu
 
 
 def runs_mla(target_config: Mapping[str, Any], engine: EngineConfig) -> bool:

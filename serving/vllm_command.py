@@ -11,7 +11,7 @@ bundle's.
 import importlib.metadata
 import sys
 
-from outrider.serving.vllm_hooks.version import vllm_version
+from outrider.serving.vllm_version import vllm_version
 
 COMMAND = [sys.executable, "-P", "-m", "outrider.serving.vllm_command"]
 """The words that start a server of this Python."""

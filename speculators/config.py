@@ -60,7 +60,8 @@ class LookupConfig(BaseModel):
     shared: bool = False
     """Whether requests of all tenants search one history. false: a request searches the responses
     of the tenant that its `cache_salt` names, as logged; without `cache_salt`, those that were
-    logged without a tenant, or all if the log has one tenant. The evaluation sends none."""
+    logged without a tenant, or all if the log has one tenant. The
+    evaluation sends it if the log has several."""
 
 
 class SpeculatorConfig(BaseModel):

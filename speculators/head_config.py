@@ -35,7 +35,7 @@ class HeadConfig(BaseModel):
     """Tokens that the head can draft.
     A share below 1: the most frequent tokens that together make up this share of the training
     part's response tokens. An integer of at least 2: that many of the most frequent tokens. `all`:
-    the target's vocabulary. A warm start keeps the base's number and chooses the tokens anew."""
+    the target's vocabulary. A warm start keeps the base's number and chooses the tokens again."""
 
     rope_theta: Literal["target"] | Annotated[float, Field(gt=0)] = "target"
     """Base of the rotary embedding in Llama's attention.

@@ -157,6 +157,11 @@ class History:
         return int(is_nobody_G[self._groups_R].sum())
 
     @property
+    def has_several_tenants(self) -> bool:
+        """Whether a request must name its tenant to search the tenant's responses."""
+        return len(self.tenants_G) > 1
+
+    @property
     def shared(self) -> bool:
         """Whether requests of all tenants search it."""
         return [*map(bytes, self.tenants_G)] == [EVERYONE]
@@ -219,6 +224,12 @@ class History:
     def searched(self) -> "SearchedHistory":
         """The history as an engine searches it."""
         return SearchedHistory(self)
+
+
+LONGEST_SALT = 128
+"""Maximum length of `cache_salt`, in characters."""
+
+NOT_IN_SALTS = frozenset("@/\\\0")
 
 
 class _Entry(NamedTuple):
@@ -297,6 +308,15 @@ def _size(entry: _Entry) -> int:
 def session_key(session: str) -> bytes:
     """Digest of a session's name, by which it is erased."""
     return _digest("session", session)
+
+
+def salt_of(tenant: str) -> str | None:
+    """The `cache_salt` of a tenant's requests; None for names that vLLM 0.32 refuses.
+
+    vllm/entrypoints/generate/base/protocol.py, `validate_cache_salt`.
+    """
+    is_valid = 0 < len(tenant) <= LONGEST_SALT and not NOT_IN_SALTS & set(tenant)
+    return tenant if is_valid else None
 
 
 def tenant_key(cache_salt: str | None) -> bytes:

@@ -19,6 +19,8 @@ OF_OTHERS = {
     "--ipc": "Docker",
     "--no-deps": "pip",
     "--object-store-memory": "Ray",
+    "--gpus-per-task": "Slurm",
+    "--gpu-bind": "Slurm",
 }
 """Options of other programs than vLLM in messages, and the program."""
 

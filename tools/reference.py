@@ -124,8 +124,8 @@ COMMANDS_HEAD = """# Commands
 RECIPE is a YAML file, the name of a shipped recipe, or a run directory, which contains its resolved
 recipe. Every verb takes `--help` and `--quiet` (only errors on stderr);
 `outrider --install-completion` adds shell completion. Three verbs have aliases: `train-speculator`,
-`evaluate-speculator` and `export-speculator`. Messages for people go to stderr. The last line of
-stdout of train, eval, export, deploy and adapt is one JSON object; a dry run prints none to a
+`evaluate-speculator` and `export-speculator`. Human-readable output goes to stderr. The last line
+of stdout of train, eval, export, deploy and adapt is one JSON object; a dry run prints none to a
 terminal.
 
 ## Exit status

@@ -4,12 +4,13 @@ TrainingConfig(epochs=3, learning_rate=5e-4)
 """
 
 import math
+import re
 import shlex
 from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-Loss = Literal["kl", "ce", "lk_alpha"]
+LOSSES = ("kl", "ce", "lk_alpha")
 
 FLOOR = 0.1
 """The learning rate decays to this share of its peak."""
@@ -28,12 +29,13 @@ class TrainingConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
-    loss: Loss = "kl"
+    loss: str = "kl"
     """Loss between a draft's distribution q and the target's p.
     p is the distribution as served, with the request's temperature, top_k and top_p. `kl`:
     KL(p||q); `ce`: cross-entropy against p's most likely token; `lk_alpha`: -log alpha, where
     alpha is the probability that the draft is accepted. docs/explanation/training.md compares
-    them."""
+    them. `module:function`: your own, differentiated by autograd; the module is installed or in the
+    current folder (docs/how-to/try-a-kind-or-a-loss.md)."""
 
     features: Literal["stored", "streamed"] = "stored"
     """Source of the training part's hidden states.
@@ -52,8 +54,8 @@ class TrainingConfig(BaseModel):
     )
     """Peak learning rate of AdamW.
     The rate warms up linearly, then decays along a cosine to a tenth of its peak. A recipe that
-    omits this key gets 1e-3 x 192 / the target's hidden size: 3e-5 for R1. A head from random
-    weights trains at twice this rate, one from a closed-form fit at 0.3 of it."""
+    omits this key gets 1e-3 x 192 / the target's hidden size: 3e-5 for R1. Heads that start from
+    random weights use twice this rate; heads fitted in closed form use 0.3 times it."""
 
     warmup_fraction: ClassVar[float] = 0.05
     """Length of the warm-up, as a share of all steps."""
@@ -116,6 +118,21 @@ class TrainingConfig(BaseModel):
     def streams(self) -> bool:
         """Whether capture and training run at the same time."""
         return self.features == "streamed"
+
+    @field_validator("loss")
+    @classmethod
+    def _is_known(cls, value: str) -> str:
+        if value not in LOSSES and not re.fullmatch(r"\w+(\.\w+)*:\w+(\.\w+)*", value):
+            raise ValueError(
+                f"choose {', '.join(LOSSES)}, or name your own as module:function, such as"
+                " my_losses:total_variation"
+            )
+        return value
+
+    @property
+    def own_loss(self) -> str | None:
+        """The function that computes the recipe's own loss; None for a loss of Outrider."""
+        return None if self.loss in LOSSES else self.loss
 
     @field_validator("launcher")
     @classmethod

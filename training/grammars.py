@@ -15,7 +15,7 @@ from outrider.training.packing import Sample
 def masks_of(spec: TrainingSpec, target_config: Mapping[str, object]) -> MasksOf | None:
     """Returns the function that computes samples' masks; None if the run has no grammars.
 
-    Masks are computed for each row anew while the model trains: at 129,280 tokens, a stored mask
+    Masks are computed for each row again while the model trains: at 129,280 tokens, a stored mask
     would be larger than a state.
     """
     if not spec.grammars:

@@ -22,6 +22,9 @@ The losses, with their gradients with respect to z = W u / t (m = d alpha / dq: 
 
 Against a one-hot p (temperature 0, or the hard labels of teacher.py), all are equal to -log q(x).
 
+Any other name is a recipe's own function loss(z, p), from z [C, D] and p [C, D], the target's
+probabilities of the draft tokens, to a loss [C]. Its gradient with respect to z is autograd's.
+
 W is frozen, so the gradient with respect to u is computed in the forward pass from a chunk's
 logits. Only one tensor of u's size is kept for backward; p and q never exist as whole [N, V]
 tensors. The gradient is kept for a weight of 1 and scaled in backward, so that weights may depend
@@ -35,16 +38,19 @@ Shapes: K depths, N target tokens, H hidden, V vocabulary, D draft vocabulary (V
 target's), C rows of a chunk.
 """
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
+from outrider.common.errors import OutriderError
+from outrider.common.own_code import load_function
 from outrider.speculators.acceptance import GREEDY_BELOW
 from outrider.speculators.heads import DraftHead
-from outrider.training.config import Loss
+from outrider.training.config import LOSSES
 from outrider.training.memory import CHUNK_LOGITS, CHUNK_ROWS
 from outrider.training.teacher import DraftTeacher, Served, draft_teacher, served_distribution
 
@@ -68,7 +74,7 @@ def distillation_loss(
     valid_KN: Tensor,
     lm_head_VH: Tensor,
     served: Served,
-    kind: Loss,
+    kind: str,
     head: DraftHead | None = None,
 ) -> tuple[Tensor, Judged]:
     """Returns the loss [K, N] in float32, and the other results.
@@ -124,7 +130,7 @@ class _Problem(NamedTuple):
     lm_head_VH: Tensor
     head: DraftHead | None
     served: Served
-    kind: Loss
+    kind: str
     rows: int
 
 
@@ -238,7 +244,7 @@ def _judge(
     *,
     temperature_C: Tensor,
     draft_temperature_C: Tensor | None,
-    kind: Loss,
+    kind: str,
 ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Tensor]:
     """Returns (loss, KL, acceptance, accepted) and the loss's gradient; overwrites z."""
     p_CV = teacher.p_CD
@@ -257,6 +263,7 @@ def _judge(
     acceptance_C = p_CV.gather(-1, drafted_C[:, None])[:, 0]
     sampled_C = None if draft_temperature_C is None else temperature_C >= GREEDY_BELOW
     accepted_C = _accepted(q_CV, drafted_C, teacher, sampled_C)
+    by_autograd = None if kind in LOSSES else _own_loss(kind, z_CV, p_CV)
     if draft_temperature_C is not None or kind == "lk_alpha":
         # d alpha / dq: min(p, q) grows with q only where q < p; sum p q grows by p.
         m_CV = p_CV if draft_temperature_C is None else (q_CV < p_CV).to(z_CV.dtype)
@@ -266,7 +273,9 @@ def _judge(
             alpha_C = torch.minimum(p_CV, q_CV, out=z_CV).sum(-1)
             acceptance_C = torch.where(sampled_C, alpha_C, acceptance_C)
 
-    if kind == "kl":
+    if by_autograd is not None:
+        loss_C, dz_CV = by_autograd
+    elif kind == "kl":
         loss_C = kl_C
         dz_CV = q_CV.sub_(goal_CV)
     elif kind == "ce":
@@ -285,6 +294,26 @@ def _judge(
         kl_C = kl_C * teacher.taught_C
         dz_CV.mul_(teacher.taught_C[:, None])
     return (loss_C, kl_C, acceptance_C, accepted_C), dz_CV
+
+
+@functools.cache
+def _own_function(name: str) -> Callable[[Tensor, Tensor], Tensor]:
+    return load_function(name, key="training.loss")
+
+
+def _own_loss(name: str, z_CD: Tensor, p_CD: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the loss [C] of the recipe's own function, and its gradient [C, D]."""
+    # Autograd is off in forward and backward of a torch.autograd.Function.
+    with torch.enable_grad():
+        z_CD = z_CD.detach().clone().requires_grad_()
+        loss_C = _own_function(name)(z_CD, p_CD)
+        if loss_C.shape != p_CD.shape[:1]:
+            raise OutriderError(
+                f"training.loss = {name!r}: returned shape {list(loss_C.shape)} for z and p of"
+                f" shape {list(p_CD.shape)}; return one loss a row: shape {list(p_CD.shape[:1])}"
+            )
+        (dz_CD,) = torch.autograd.grad(loss_C.sum(), z_CD)
+    return loss_C.detach(), dz_CD
 
 
 def _accepted(

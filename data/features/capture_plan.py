@@ -87,7 +87,7 @@ class Piece:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens in all rows."""
+        """Total number of tokens."""
         return sum(len(row.token_ids) for row in self.rows)
 
     @property

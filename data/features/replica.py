@@ -10,6 +10,7 @@ actor through a folder in memory or, if memory is short and `in_memory` is false
 """
 
 import contextlib
+import functools
 import os
 import shutil
 import socket
@@ -17,9 +18,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from outrider.common.cluster.environment import OF_ENGINES, adopt, passed_on
 from outrider.common.errors import OutriderError
 from outrider.common.process_tree import ProcessTree
 from outrider.data.config import CaptureConfig
@@ -27,7 +29,7 @@ from outrider.data.features.capture_plan import Piece, state_bytes
 from outrider.data.features.engine_checks import Row, check_engine
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import AskedRow, Engine, open_engine
-from outrider.serving.vllm_hooks.version import runs_on_cpu
+from outrider.serving.vllm_version import runs_on_cpu
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.features import FeatureSpec, SequenceStates
 
@@ -51,12 +53,15 @@ class ReplicaSetup:
     """Whether states must be written only to files in memory, never to a disk."""
     piece_tokens: int
     """Number of tokens in the largest piece."""
+    environment: dict[str, str] = field(default_factory=functools.partial(passed_on, OF_ENGINES))
+    """Variables of the command, for the engine."""
 
 
 class CaptureReplica:
     """A capture replica; `ray.remote` makes it an actor (replicas.py)."""
 
     def __init__(self, setup: ReplicaSetup) -> None:
+        adopt(setup.environment)
         self._setup = setup
         self._opened = contextlib.ExitStack()
         self._lock = threading.Lock()

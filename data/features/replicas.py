@@ -33,7 +33,7 @@ from outrider.data.features.replica import (
     ReplicaSetup,
 )
 from outrider.serving.engine import AskedRow, in_process
-from outrider.serving.vllm_hooks.version import runs_on_cpu
+from outrider.serving.vllm_version import runs_on_cpu
 from outrider.speculators.features import SequenceStates
 
 POLL_S = 0.5

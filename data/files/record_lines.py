@@ -27,8 +27,8 @@ BODIES = frozenset(
 )
 """Keys of requests and responses, whose texts are a customer's."""
 
-DEEPEST = 7
-"""Levels that are searched; OTLP's lines are at 6."""
+DEEPEST = 16
+"""Levels of objects and lists that are searched; those of an array of OTLP documents have 8."""
 
 EVENT = "request."
 """How the value of `event` in SGLang's own records begins."""
@@ -41,12 +41,17 @@ class Line(NamedTuple):
     holders: tuple[dict[str, Any], ...]
 
 
-def lines_in(value: Any, holders: tuple[dict[str, Any], ...] = ()) -> Iterator[Line]:
+def lines_in(value: Any) -> Iterator[Line]:
     """Yields the lines of a record, or of a document with several."""
-    if len(holders) > DEEPEST:
+    yield from _lines(value, (), DEEPEST)
+
+
+def _lines(value: Any, holders: tuple[dict[str, Any], ...], levels: int) -> Iterator[Line]:
+    """Yields the lines in the next `levels` levels."""
+    if not levels:
         return
     if isinstance(value, list):
-        yield from _in_list(value, holders)
+        yield from _in_list(value, holders, levels)
         return
     if not isinstance(value, dict):
         return
@@ -58,20 +63,20 @@ def lines_in(value: Any, holders: tuple[dict[str, Any], ...] = ()) -> Iterator[L
     around = (*holders, value)
     text = next(filter(None, (_text(value.get(name)) for name in NAMES)), None)
     if text:
-        inner = list(lines_in(_object(text), around))
+        inner = list(_lines(_object(text), around, levels - 1))
         yield from inner or [Line(text, around)]
         return
     for key, inside in value.items():
         if key not in BODIES and isinstance(inside, dict | list):
-            yield from lines_in(inside, around)
+            yield from _lines(inside, around, levels - 1)
 
 
-def _in_list(items: list[Any], holders: tuple[dict[str, Any], ...]) -> Iterator[Line]:
+def _in_list(items: list[Any], holders: tuple[dict[str, Any], ...], levels: int) -> Iterator[Line]:
     for item in items:
         if _is_pair(item):
             yield Line(item[1], (*holders, {"time": item[0]}))
         elif isinstance(item, dict | list):
-            yield from lines_in(item, holders)
+            yield from _lines(item, holders, levels - 1)
 
 
 def _is_pair(item: Any) -> bool:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.common.errors import OutriderError
+from outrider.common.plugins import plugins
 from outrider.data.exchange import Exchange, Place, Record, Reject
 from outrider.data.files.packing import document_of
 from outrider.data.files.rows import Sample, count_rows, parse_row, row_records, sample_of
@@ -39,7 +40,7 @@ from outrider.data.formats.nested_rows import outcomes_of
 from outrider.data.formats.unknown import describe, is_capture
 from outrider.data.formats.wrappers import calls_of, unwrapped
 
-FORMATS: dict[str, Any] = {
+_BUILT_IN: dict[str, Any] = {
     "sglang": sglang,
     "vllm_log": vllm_log,
     "litellm": litellm,
@@ -53,9 +54,16 @@ FORMATS: dict[str, Any] = {
     "messages": chat_messages,
     "openai_joined": openai_joined,
 }
+
+_ADDED = plugins("outrider.formats", taken=("auto", "unknown", *_BUILT_IN))
+"""Formats of other packages (common/plugins.py)."""
+
+FORMATS: dict[str, Any] = {**_ADDED, **_BUILT_IN}
 """The first format that recognizes a file reads it, so specific formats come first."""
 
-JOINING = frozenset({"openai_batch", "openai_joined", "vllm_log"})
+JOINING = frozenset({"openai_batch", "openai_joined", "vllm_log"}) | {
+    name for name, module in _ADDED.items() if hasattr(module, "records")
+}
 """Formats whose exchanges span several rows."""
 
 WITH_OTHER_ROWS = frozenset({"langfuse", "message_pairs", "otel_genai", "sglang", "vllm_log"})

@@ -1,6 +1,7 @@
-"""Marks that LiteLLM and Envoy leave in texts that they cut.
+"""Marks of texts that producers cut, and of bodies that they stored elsewhere.
 
     check_whole(text, "row.response")       # a `Reject` with the option that keeps the text whole
+    check_stored(row)                       # a `Reject` if a body is an object in a bucket
 
 LiteLLM cuts long strings in its database and in what it prints, and whole fields for loggers with
 small limits (in LiteLLM: constants.py, spend_tracking_utils.py, _logging.py, custom_logger.py,
@@ -12,6 +13,7 @@ import re
 from typing import Any, NoReturn
 
 from outrider.data.exchange import Reject
+from outrider.data.formats.row_fields import find
 
 CALLBACK = "log with a callback to files, S3, GCS or Azure instead"
 
@@ -36,6 +38,11 @@ REMEDIES = {
 }
 """What to do about each mark; the first one in a text counts."""
 
+STORED = ("input.input_body_s3_path", "output.output_body_s3_path")
+"""Paths of the names of such objects: Bedrock's bodies above 100 KB."""
+
+JOIN = "write openai_pairs, {request, response}, from the two objects of each row"
+
 _MARK = re.compile(
     r"\(litellm_truncated (?:skipped )?\d+ chars"
     r"|\.\.\.truncated by litellm, this logger does not support large content\Z"
@@ -59,6 +66,17 @@ def check_whole(value: Any, where: str) -> None:
     elif isinstance(value, list):
         for inner in value:
             check_whole(inner, where)
+
+
+def check_stored(row: dict[str, Any]) -> None:
+    """Rejects a row of which a body is a separate object, as only large ones are."""
+    if is_stored(row):
+        raise Reject("content_not_logged", f"a body is a separate object in a bucket: {JOIN}")
+
+
+def is_stored(row: dict[str, Any]) -> bool:
+    """Whether a row names an object that holds one of its bodies."""
+    return any(find(row, path) is not None for path in STORED)
 
 
 def _refuse(beginning: str, where: str) -> NoReturn:

@@ -2,11 +2,15 @@
 
     for number, line in engine_lines(file): ...     # b"2026-07-01T12:00:00.123456Z INFO 07-01 ..."
 
-The record's time is before its line, as `docker logs -t` writes it.
+The record's time is before its line, as `docker logs -t` writes it. Loki, Grafana, Kibana and
+CloudWatch export the newest record first, so a file whose times fall is read from its end.
 """
 
+import array
+import itertools
 import json
 import re
+import tempfile
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -20,6 +24,9 @@ from outrider.data.formats.row_fields import fields
 
 NOTHING = b"-"
 """Replaces a record without a line, so that it is counted."""
+
+TRIED = 200
+"""Lines whose times show the order of a file."""
 
 SGLANG = re.compile(rb'\s*\{[^{}]{0,300}"event":\s*"request\.')
 """SGLang's own records, which need no search."""
@@ -36,18 +43,56 @@ def engine_lines(file: LogFile) -> Numbered:
             yield from lines_of(content, file.name)
             return
         stored = lines_of(content, file.name) if is_text else rows_in(content, file.name)
-        yield from unwrapped(_lines(stored), LONGEST_LINE)
+        yield from unwrapped(_oldest_first(_lines(stored)), LONGEST_LINE)
 
 
 def _lines(stored: Iterable[tuple[int, Any]]) -> Numbered:
     shift = 0
     for number, row in stored:
-        lines = list(lines_in(_record(row)))
+        lines = _in_order([_stamped(line) for line in lines_in(_record(row))])
         for index, line in enumerate(lines):
             shift += index > 0
-            yield number + shift, _stamped(line)
+            yield number + shift, line
         if not lines:
             yield number + shift, NOTHING if isinstance(row, dict) else row
+
+
+def _in_order(lines: list[bytes]) -> list[bytes]:
+    """Sorts a document's lines by time; Loki's streams follow each other, each in its order."""
+    stamps = [_stamp(line) for line in lines]
+    if not stamps or not all(stamps):
+        return lines
+    return sorted(reversed(lines) if stamps[0] > stamps[-1] else lines, key=_stamp)
+
+
+def _oldest_first(numbered: Numbered) -> Numbered:
+    """Yields lines in their order, or from the last to the first if the times of the first fall."""
+    first = list(itertools.islice(numbered, TRIED))
+    stamps = [stamp for stamp in (_stamp(line or b"") for _, line in first) if stamp]
+    rest = itertools.chain(first, numbered)
+    if stamps and stamps[0] > stamps[-1] and stamps == sorted(stamps, reverse=True):
+        yield from _backwards(rest)
+    else:
+        yield from rest
+
+
+def _backwards(numbered: Numbered) -> Numbered:
+    with tempfile.TemporaryFile() as spool:
+        sizes = array.array("q")
+        for number, line in numbered:
+            sizes.extend((number, -1 if line is None else spool.write(line)))
+        end = spool.tell()
+        for at in range(len(sizes) - 2, -1, -2):
+            number, size = sizes[at : at + 2]
+            end -= max(size, 0)
+            spool.seek(end)
+            yield number, None if size < 0 else spool.read(size)
+
+
+def _stamp(line: bytes) -> bytes:
+    """Returns the time before a line, in a form that sorts; empty if there is none."""
+    stamp = STAMPED.match(line)
+    return stamp[0].rstrip(b"Z ") if stamp else b""  # log drivers leave out zeros at the end
 
 
 def _record(row: Any) -> Any:

@@ -105,9 +105,11 @@ def take_time(holder: dict[str, Any], key: str) -> float | None:
     seconds = number({key: value}, key)
     if seconds is None:
         return _seconds(_parsed_time(value)) if isinstance(value, str) else None
-    while seconds > LAST_SECOND:
-        seconds /= 1000
-    return seconds
+    unit = 1.0
+    while seconds / unit > LAST_SECOND:
+        unit *= 1000
+    # A float has no nanoseconds at today's times, and microseconds must not depend on the unit.
+    return seconds if unit == 1.0 else round(seconds / unit, 6)
 
 
 def _parsed_time(text: str) -> datetime | None:

@@ -9,6 +9,7 @@ That body lacks the finish reason and all but the first chunk of the reasoning, 
 response without its chunks is rejected as `stream_not_kept`.
 
 Export with `npx @helicone/export --start-date D --include-body`. The CSV export has no responses.
+Rows of Helicone's table in ClickHouse (request_response_rmt) are read, too.
 The session is `Helicone-Session-Id`, else `request_user_id`; `tenant` and `route` are properties.
 """
 
@@ -45,7 +46,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
     path = take(row, "request_path", str, "row")
     if path and "completions" not in path:
         raise Reject("not_a_generation", "request_path is not a completions endpoint")
-    status = take_number(row, "response_status", "row")
+    status = take_number(row, "response_status" if "response_status" in row else "status", "row")
     if status is not None and status != 200:
         raise Reject("error_response", f"response_status {status:.0f}")
     check_generated(row)
@@ -55,9 +56,8 @@ def parse(record: Record) -> list[Exchange | Reject]:
         raise Reject("content_not_logged", "no bodies; export with --include-body")
     if "messages" not in request and "prompt" in request:
         raise Reject("prompt_not_messages", "request_body.prompt")
-    properties = {
-        key.lower(): value for key, value in mapping(row, "request_properties", "row").items()
-    }
+    logged = {**mapping(row, "properties", "row"), **mapping(row, "request_properties", "row")}
+    properties = {key.lower(): value for key, value in logged.items()}
     fields = {"session": ("helicone-session-id",), "tenant": ("tenant",), "route": ("route",)}
     names = (take_text(row, key, "row") for key in ("request_model", "model"))
     began = take_time(row, "request_created_at")
@@ -65,7 +65,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
         {"model": first(*names), **request},
         _whole(response),
         record.place,
-        user=take_text(row, "request_user_id", "row"),
+        user=first(*(take_text(row, key, "row") or None for key in ("request_user_id", "user_id"))),
         **take_names(properties, fields, "request_properties"),
         time=began,
         seconds=seconds_of(row, began),

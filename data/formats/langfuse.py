@@ -36,7 +36,7 @@ from outrider.data.formats.nested_rows import outcomes_of
 from outrider.data.formats.openai import exchanges
 from outrider.data.formats.row_fields import seconds_of
 from outrider.data.formats.sampling import CONSTRAINTS, NUMBERS
-from outrider.data.formats.wrappers import OBSERVATIONS, open_row
+from outrider.data.formats.wrappers import OBSERVATIONS, is_observation, open_row
 
 CAMEL = {
     "trace_id": "traceId",
@@ -58,18 +58,12 @@ MESSAGE = {
 
 
 def recognizes(sample: Sample) -> bool:
-    return any(_is_observation(row) or _is_trace(row) for row in sample.rows)
-
-
-def _is_observation(row: Any) -> bool:
-    if not isinstance(row, dict) or str(row.get("type")) not in OBSERVATIONS:
-        return False
-    return "trace_id" in row or "traceId" in row
+    return any(is_observation(row) or _is_trace(row) for row in sample.rows)
 
 
 def _is_trace(row: dict[str, Any]) -> bool:
     observations = row.get("observations")
-    return isinstance(observations, list) and any(map(_is_observation, observations))
+    return isinstance(observations, list) and any(map(is_observation, observations))
 
 
 def parse(record: Record) -> list[Exchange | Reject]:
@@ -78,7 +72,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
         return _outcomes(row, record.place)
     # The API's observations lack the session and user of their trace.
     of_trace = {key: row.get(key) for key in ("sessionId", "userId", "session_id", "user_id")}
-    observations = filter(_is_observation, row["observations"])
+    observations = filter(is_observation, row["observations"])
     # A null of an observation would hide the trace's value.
     return outcomes_of(
         ({**of_trace, **_without_nulls(observation)} for observation in observations),

@@ -109,7 +109,7 @@ def _check_api(row: dict[str, Any], request: dict[str, Any], answer: dict[str, A
         if not isinstance(path, str) or "/" not in path:
             continue
         if not GENERATING.search(path.partition("?")[0]):
-            raise Reject("not_a_generation", "the path is not that of a completion")
+            raise Reject("not_a_generation", f"the path is another endpoint's; {LOG_CHATS}")
     if not answer or "choices" in answer or "body" in answer:
         return
     is_completion = str(answer.get("object", "chat.completion")) in COMPLETIONS

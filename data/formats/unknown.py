@@ -26,6 +26,12 @@ GATEWAY = "put a gateway that logs request and response in front of the endpoint
 EXPORT = "export it as JSON lines or Parquet"
 EXPORT_CELLS = "export it as CSV or JSON lines"
 
+TO_JSON = "export the table with `psql -At -c 'SELECT to_json(t) FROM TABLE t'`"
+NO_PICKLE = (
+    "loading it could run any code, so it is not read: for SGLang's dumps, start SGLang with"
+    " --log-requests-level 3 and its JSON format (docs/reference/log-formats.md)"
+)
+
 MAGIC: tuple[tuple[bytes, str, str], ...] = (
     (
         b"SQLite format 3\0",
@@ -40,11 +46,8 @@ MAGIC: tuple[tuple[bytes, str, str], ...] = (
     (b"Obj\x01", "an Avro file", EXPORT),
     (b"ORC", "an ORC file", EXPORT),
     (b"\x89HDF", "an HDF5 file", EXPORT),
-    (
-        b"PGDMP",
-        "a dump of PostgreSQL",
-        "export the table with `psql -At -c 'SELECT to_json(t) FROM TABLE t'`",
-    ),
+    (b"PGDMP", "a dump of PostgreSQL", TO_JSON),
+    *((b"\x80" + bytes([version]), "a pickle file", NO_PICKLE) for version in (2, 3, 4, 5)),
     (b"PAR1", "a Parquet table without rows", "give a log with rows"),
     (b"ARROW1", "an Arrow table without rows", "give a log with rows"),
     (b"%PDF", "a PDF", EXPORT),
@@ -190,6 +193,9 @@ _MITMPROXY = re.compile(rb"\d+:\d+:\w+;")
 _GOREPLAY = re.compile(rb"[123] [0-9a-f]+ \d{19}[ \n]")
 """The first payload's type, id and time."""
 
+_DUMP = re.compile(rb"(?:/\*.*\*/\s+|--\s+)?-- (?:PostgreSQL database|MySQL|MariaDB) dump")
+"""How pg_dump, mysqldump and mariadb-dump begin, as text."""
+
 _COUNTS = re.compile("token|latency|duration|status|level|time")
 SHORTEST_TEXT = 200
 """Rows of requests without their texts have counts, and no text of this length."""
@@ -203,6 +209,12 @@ STORED = (
 RESPONSES = (
     "OpenAI's Responses API, whose items are not the engine's messages: log /v1/chat/completions"
 )
+
+OTHER_APIS = {
+    r"\S*/v1/responses\b|event: response\.": RESPONSES,
+    r"\S*/v1/messages\b|event: message_start\b": "Anthropic's API: log /v1/chat/completions",
+}
+"""How a path or an event stream of another API begins, and the way to one that is read."""
 
 LEAST_SHARED = 0.5
 """Share of a format's keys that a row needs for the format to be named as the nearest."""
@@ -234,7 +246,7 @@ def describe(sample: Sample, formats: Mapping[str, Any]) -> Description:
     if not head.strip():
         return Description("empty", "give a log with rows")
     if is_capture(sample):
-        return Description("GoReplay's capture", GATEWAY)
+        return _of_capture(head)
     if sample.rows:
         row = sample.rows[0]
         return Description(f"rows with the keys {_keys(row)}", _way(row, formats))
@@ -256,9 +268,15 @@ def describe(sample: Sample, formats: Mapping[str, Any]) -> Description:
     return _of_text(head)
 
 
+def _of_capture(head: bytes) -> Description:
+    if _GOREPLAY.match(head):
+        return Description("GoReplay's capture", GATEWAY)
+    return Description("a dump of a database", f"{EXPORT}; for PostgreSQL, {TO_JSON}")
+
+
 def is_capture(sample: Sample) -> bool:
-    """Whether a file is GoReplay's, whose objects are inside HTTP messages."""
-    return _GOREPLAY.match(sample.stored) is not None
+    """Whether a file's objects are inside HTTP messages (GoReplay), or in a database's dump."""
+    return (_GOREPLAY.match(sample.stored) or _DUMP.match(sample.stored)) is not None
 
 
 def _of_text(head: bytes) -> Description:
@@ -292,6 +310,9 @@ def _way(row: dict[str, Any], formats: Mapping[str, Any]) -> str:
         return inside
     if row.get("object") == "response" or _is_responses(row.get("response")):
         return RESPONSES
+    of_api = [way for name, way in OTHER_APIS.items() if _has_text(row, re.compile(name))]
+    if of_api:
+        return of_api[0]
     conversation = row.get("conversations")
     if isinstance(conversation, list) and conversation and isinstance(conversation[0], dict):
         return RENAME if "from" in conversation[0] else "rename conversations to messages"
@@ -320,6 +341,12 @@ def _longest_text(value: Any) -> int:
         return len(value)
     inner = value.values() if isinstance(value, dict) else value
     return max(map(_longest_text, inner), default=0) if isinstance(value, dict | list) else 0
+
+
+def _has_text(row: dict[str, Any], beginning: re.Pattern[str]) -> bool:
+    """Whether a text in a row, but not one inside its bodies, begins with a pattern."""
+    texts = [value for value in row.values() if isinstance(value, str)]
+    return any(map(beginning.match, texts))
 
 
 def _is_responses(value: Any) -> bool:

@@ -7,7 +7,8 @@ One rule: what an object is, its own keys decide, not the keys around it. A requ
 or a `prompt`, a response `choices` or an event stream, and other producers' rows have the keys of
 `PRODUCERS`. They are looked for breadth first through objects, and through text that holds a JSON
 object, also in base64, never through lists, so that a customer's text is not searched. A list of
-calls (a page of an API, a search's hits, a trace's spans) is the exception: `calls_of`.
+calls (a page of an API, a search's hits, a query's rows, a trace's spans) is the exception:
+`calls_of`.
 """
 
 from collections import deque
@@ -17,11 +18,13 @@ from typing import Any, NamedTuple
 from outrider.data.exchange import Reject
 from outrider.data.files.record_lines import lines_in
 from outrider.data.files.rows import Row, parse_row
+from outrider.data.formats.cut_texts import is_stored
 from outrider.data.formats.embedded import json_of, object_of, plain_text
 from outrider.data.formats.fields import first
 from outrider.data.formats.message_sides import message_sides
 from outrider.data.formats.native_apis import native_request, native_response
-from outrider.data.formats.row_fields import fields, find
+from outrider.data.formats.result_tables import rows_of
+from outrider.data.formats.row_fields import fields, find, normal_name
 from outrider.data.formats.span_attributes import has_genai_attributes, is_otlp
 
 DEEPEST = 6
@@ -50,11 +53,16 @@ BODIES = ("messages", "choices", "tools", "conversations")
 TRIED = 20
 """Members of a list that are tried, to learn whether its members are calls."""
 
-CLOUD_EVENT = frozenset({"specversion", "type", "source", "id"})
-"""Attributes that every event has (CloudEvents 1.0): KServe's and Seldon's loggers."""
+EVENTS = {
+    frozenset({"specversion", "type", "source", "id"}): ("data", "data_base64"),
+    frozenset({"req_type", "bytes", "id"}): ("bytes", "Bytes"),
+}
+"""Names of an event's attributes, and keys of its content: CloudEvents 1.0, which KServe's and
+Seldon's loggers send, and KServe's in a bucket (pkg/logger/marshaller_record.go)."""
 
 CHAT_EXPORTS = {
     "chat": "title",  # Open WebUI
+    "snapshot": "meta",  # Open WebUI's feedbacks
     "mapping": "title",  # ChatGPT, DeepSeek
     "state": "exportType",  # LobeChat
     "chat_messages": "uuid",  # Claude
@@ -123,15 +131,11 @@ def open_row(payload: Row | None) -> dict[str, Any]:
 
 def unwrapped(row: dict[str, Any]) -> dict[str, Any]:
     """Returns the innermost row of a known producer, with the fields of the rows around it."""
-    if _is_produced(row) or is_chat_export(row):
+    if _is_produced(row) or is_chat_export(row) or is_stored(row):
         return row
-    if row.keys() >= CLOUD_EVENT:
-        data = plain_text(first(row.get("data"), row.get("data_base64")))
-        content = {"response": data} if _is_stream(data) else object_of(data)
-        if content is not None:
-            # Both halves have the request's id, which Seldon's logger writes as `requestid`.
-            event_id = first(row.get("requestid"), row["id"])
-            return {**_inherited(row), "request_id": event_id, **unwrapped(content)}
+    event = _event(row)
+    if event is not None:
+        return event
     holders = list(_objects(row))
     inner = next((holder for holder in holders if _is_produced(holder)), None)
     if inner is None and not HALF & row.keys() and None in sides(row):
@@ -145,6 +149,19 @@ def unwrapped(row: dict[str, Any]) -> dict[str, Any]:
     if "request_id" in row:
         outer["request_id"] = row["request_id"]  # joins the halves of an exchange
     return {**outer, **inner}
+
+
+def _event(row: dict[str, Any]) -> dict[str, Any] | None:
+    """Returns an event's content with the id of its request; None for any other row."""
+    names = set(map(normal_name, row))
+    keys = next((keys for attributes, keys in EVENTS.items() if names >= attributes), ())
+    data = plain_text(first(*(row.get(key) for key in keys)))
+    content = {"response": data} if _is_stream(data) else object_of(data)
+    if content is None:
+        return None
+    # Both halves have the request's id, which Seldon's logger writes as `requestid`.
+    event_id = first(*(row.get(key) for key in ("requestid", "id", "Id")))
+    return {**_inherited(row), "request_id": event_id, **unwrapped(content)}
 
 
 def _inherited(row: dict[str, Any]) -> dict[str, Any]:
@@ -186,6 +203,9 @@ def _listed_calls(row: dict[str, Any]) -> list[dict[str, Any]] | None:
             return list(where.holder[where.key])
     if is_otlp(row):
         return _calls_in_lines(row) or None
+    rows = rows_of(row)
+    if rows and _are_calls(rows):
+        return rows
     if is_chat_export(row) or _is_call(row):
         return None
     lines = _calls_in_lines(row)
@@ -233,9 +253,14 @@ def check_call(row: dict[str, Any]) -> None:
 def _is_produced(row: dict[str, Any]) -> bool:
     if any(row.keys() >= keys for keys in PRODUCERS):
         return True
-    if str(row.get("type")) in OBSERVATIONS and ("trace_id" in row or "traceId" in row):
-        return True
-    return is_otlp(row) or has_genai_attributes(row)
+    return is_observation(row) or is_otlp(row) or has_genai_attributes(row)
+
+
+def is_observation(row: Any) -> bool:
+    """Whether a row is Langfuse's; MLflow's table has types and traces, too, and names spans."""
+    if not isinstance(row, dict) or str(row.get("type")) not in OBSERVATIONS:
+        return False
+    return ("trace_id" in row or "traceId" in row) and "span_id" not in row
 
 
 def pair_fields(row: dict[str, Any]) -> dict[str, Any]:

@@ -204,7 +204,8 @@ def _by_time(
     starts = list(first_times.values())  # one per session, in chronological order
     if len(starts) < len(PARTS):
         raise OutriderError(
-            f"the traffic has {len(starts)} sessions; a split needs at least {len(PARTS)}"
+            f"the traffic has {len(starts)} sessions; a split needs at least {len(PARTS)}: log"
+            " session ids, or add traffic"
         )
     heldout = max(round(len(starts) * split.heldout_fraction), 1)
     validation = max(round(len(starts) * split.validation_fraction), 1)

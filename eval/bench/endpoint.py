@@ -24,6 +24,7 @@ from rich.text import Text
 from outrider.common.errors import OutriderError
 from outrider.eval.bench.closed_loop import record_of
 from outrider.eval.bench.metrics import pooled
+from outrider.eval.bench.request_fields import RequestFields
 from outrider.eval.config import EvalConfig
 from outrider.serving.client import Sampling, SpeculationCounters
 from outrider.serving.config import TargetConfig
@@ -41,11 +42,11 @@ def measure_endpoint(
     settings: EvalConfig,
     log_dir: Path,
     say: Callable[[str], None],
-    grammars: Mapping[str, str] | None = None,
+    fields: RequestFields | None = None,
 ) -> dict[str, Any]:
     """Measures closed-loop blocks at each `eval.concurrency`, `eval.repeats` times.
 
-    `prompts` are rendered text, sent with their `grammars`; a block has `settings.block_requests`
+    `prompts` are rendered text, sent with their `fields`; a block has `settings.block_requests`
     of them. The result has JSON values: the endpoint's address, the first model that it lists, the
     sampling settings, and `measured`, a `_row` for each concurrency.
     """
@@ -53,7 +54,7 @@ def measure_endpoint(
     model = _model_name(url)
     supply = itertools.cycle(prompts)
     blocks: dict[int, list[BlockResult]] = {size: [] for size in settings.concurrency}
-    with LoadGenerator(target, Path(log_dir) / "load.log", model, grammars) as load:
+    with LoadGenerator(target, Path(log_dir) / "load.log", model, fields) as load:
         widest = max(settings.concurrency)
         first = list(itertools.islice(supply, widest))
         # Not measured: the first requests may wait for compilation and cold caches.

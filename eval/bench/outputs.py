@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from outrider.eval.bench.prompts import HeldoutRequests, Prompt
+from outrider.eval.bench.request_fields import RequestFields
 from outrider.eval.bench.servers import Servers
 from outrider.eval.context import EvaluationContext
 from outrider.eval.results.parts import VARIANTS, Drafters, Part, Variants
@@ -122,7 +123,7 @@ def collect(
         drafts=drafts,
         samplings=samplings,
         prompts=requests.verification,
-        grammars=requests.grammars,
+        fields=requests.fields,
     )
     passes = planned_passes(servers.groups([*drafts.items()]))
     recorded: dict[Pass, Recorded] = {}
@@ -174,7 +175,7 @@ class _Sender:
     drafts: Mapping[str, int | None]
     samplings: Mapping[Regime, Sampling]
     prompts: Sequence[Prompt]
-    grammars: Mapping[str, str]
+    fields: RequestFields
     seconds: list[float] = field(default_factory=list)
     """Duration of each pass that was sent."""
 
@@ -195,7 +196,7 @@ class _Sender:
             url=server.url,
             model=server.model_name,
             prompts=[self.prompts[index].token_ids for index in indices],
-            grammars=[self.grammars.get(self.prompts[index].text, "") for index in indices],
+            fields=[self.fields.get(self.prompts[index].text, {}) for index in indices],
             sampling=self.samplings[one.regime],
             max_tokens=self.context.settings.verification_max_tokens,
             # Half the batch and the reverse order put each request among other ones, so kernels

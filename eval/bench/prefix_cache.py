@@ -1,6 +1,7 @@
 """What production's prefix cache holds of each held-out prompt, by replay of the log.
 
-    cache = ProductionCache(customers_log(context.data.sequences), requests.timed)
+    log = customers_log(context.data.sequences)
+    cache = ProductionCache(log, requests.timed, requests.fields)
     expected = cache.restore(server, prompts)       # before these prompts are timed
 
 vLLM keeps the KV cache of prompts and responses until it needs the memory, and computes a prompt
@@ -25,11 +26,13 @@ from numpy.typing import NDArray
 
 from outrider.data.sequences import Tables, load_sequences, log_order
 from outrider.eval.bench.prompts import Prompt
+from outrider.eval.bench.request_fields import RequestFields
 from outrider.eval.config import SEED
 from outrider.serving.client import KvCache, Sampling, complete
 from outrider.serving.server import Server
+from outrider.speculators.lookup_history import salt_of
 
-COLUMNS = ["sequence_id", "token_ids", "completion_start"]
+COLUMNS = ["sequence_id", "tenant", "token_ids", "completion_start"]
 
 
 def customers_log(tables: Tables) -> Dataset:
@@ -43,10 +46,16 @@ def customers_log(tables: Tables) -> Dataset:
 class ProductionCache:
     """Brings an engine's prefix cache to the state that timed prompts meet in production."""
 
-    def __init__(self, log: Dataset, prompts: Sequence[Prompt]) -> None:
-        """`log` has the columns COLUMNS in the log's order; `prompts` are those that are timed."""
+    def __init__(self, log: Dataset, prompts: Sequence[Prompt], fields: RequestFields) -> None:
+        """`log` has the columns COLUMNS in the log's order; `prompts` are those that are timed.
+
+        If `fields` gives any of them a `cache_salt`, all requests of the log had their tenant's.
+        """
         self._log = log
-        self._timed = {prompt.sequence_id for prompt in prompts}
+        self._salts = {
+            prompt.sequence_id: str(fields.get(prompt.text, {}).get("cache_salt", ""))
+            for prompt in prompts
+        }
         self._held: dict[KvCache, dict[str, int]] = {}
 
     def restore(self, server: Server, prompts: Sequence[Prompt]) -> int:
@@ -59,12 +68,16 @@ class ProductionCache:
             return 0
         held = self.held(cache)
         prefixes = [prompt.token_ids[: held[prompt.sequence_id]] for prompt in prompts]
-        missing = longest(prefixes)
+        by_salt: dict[str, list[list[int]]] = {}
+        for prompt, prefix in zip(prompts, prefixes, strict=True):
+            by_salt.setdefault(self._salts[prompt.sequence_id], []).append(prefix)
+        missing = [(salt, prefix) for salt, group in by_salt.items() for prefix in longest(group)]
         for engine in range(cache.engines if missing else 0):  # any may get the timed request
             complete(
                 url=server.url,
                 model=server.model_name,
-                prompts=missing,
+                prompts=[prefix for _, prefix in missing],
+                fields=[{"cache_salt": salt} if salt else {} for salt, _ in missing],
                 sampling=Sampling(),
                 max_tokens=1,
                 engine=engine if cache.engines > 1 else None,
@@ -75,13 +88,17 @@ class ProductionCache:
     def held(self, cache: KvCache) -> dict[str, int]:
         """Tokens of each timed prompt that such a cache holds when it arrives, by sequence id."""
         if cache not in self._held:
-            self._held[cache] = held_prefixes(self._log, self._timed, cache)
+            salted = any(self._salts.values())
+            self._held[cache] = held_prefixes(self._log, {*self._salts}, cache, salted=salted)
         return self._held[cache]
 
 
-def held_prefixes(log: Dataset, timed: set[str], cache: KvCache) -> dict[str, int]:
+def held_prefixes(
+    log: Dataset, timed: set[str], cache: KvCache, *, salted: bool = False
+) -> dict[str, int]:
     """Tokens of the `timed` prompts that the cache holds when they arrive, by sequence id.
 
+    If requests are `salted`, those of different tenants share no blocks.
     As vLLM 0.32: blocks are found up to the first that is missing, and never the last token of a
     prompt (v1/core/kv_cache_manager.py:289); a response's last token was never computed.
     """
@@ -93,7 +110,8 @@ def held_prefixes(log: Dataset, timed: set[str], cache: KvCache) -> dict[str, in
     held: dict[str, int] = {}
     for row in log:
         blocks = generator.choice(engines)
-        keys = block_keys(np.array(row["token_ids"][:-1], np.int32), cache.block_size)
+        salt = salt_of(row["tenant"]) if salted else None
+        keys = block_keys(np.array(row["token_ids"][:-1], np.int32), cache.block_size, salt)
         name = row["sequence_id"]
         if name in timed:
             usable = keys[: (row["completion_start"] - 1) // cache.block_size]
@@ -111,10 +129,13 @@ def held_prefixes(log: Dataset, timed: set[str], cache: KvCache) -> dict[str, in
     return held
 
 
-def block_keys(token_ids_T: NDArray[np.int32], block_size: int) -> list[int]:
-    """A key of each whole block, which depends on all tokens up to the block's end."""
+def block_keys(
+    token_ids_T: NDArray[np.int32], block_size: int, salt: str | None = None
+) -> list[int]:
+    """A key of each whole block, which depends on `salt` and all tokens up to the block's end."""
     keys: list[int] = []
-    key = 0
+    # vLLM hashes `cache_salt` into the first block (v1/core/kv_cache_utils.py:647).
+    key = hash(salt) if salt else 0
     for end in range(block_size, len(token_ids_T) + 1, block_size):
         key = hash((key, token_ids_T[end - block_size : end].tobytes()))
         keys.append(key)

@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from outrider.common.errors import OutriderError
 from outrider.data.sequences import log_order
+from outrider.eval.bench.request_fields import RequestFields
 from outrider.eval.config import SEED, Bound, EvalConfig, LengthRange, ScenarioConfig
 from outrider.eval.results.sections import Quantiles, Scenario
 from outrider.serving.client import Sampling
@@ -72,8 +73,8 @@ class HeldoutRequests:
     """Open-loop requests of each scenario; empty if no rate is measured."""
     everything: Traffic | None = None
     """All held-out requests, whose capacity is measured; None if it is not."""
-    grammars: Mapping[str, str] = field(default_factory=dict)
-    """Grammars by rendered prompt (eval/bench/grammars.py)."""
+    fields: RequestFields = field(default_factory=dict)
+    """Further fields of requests, by rendered prompt"""
     times: Mapping[str, float | None] = field(default_factory=dict)
     """Time of each held-out and validation request, by sequence id; None if it is not logged."""
     context: float = 0.0

@@ -1,6 +1,6 @@
 r"""The recipe's task check, and the equivalence test of task accuracy.
 
-    check = load_task("outrider.recipes.nano_r1.tasks:resume_correct")
+    check = load_function("outrider.recipes.nano_r1.tasks:resume_correct", key="eval.task")
     check = answer_check(Path("gsm8k_test.jsonl"))   # {"question": ..., "answer": "... #### 72"}
     check(prompt_text, completion_text)     # True, False, or None: no known answer
     task_accuracy(solved, sessions).custom_minus_none
@@ -20,17 +20,13 @@ or a plain Wald interval has zero width even for a few responses. So half a resp
 added (Agresti and Min 2005), here to the variance over sessions.
 """
 
-import importlib.util
 import itertools
 import json
 import math
-import pkgutil
 import re
-import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +35,7 @@ from numpy.typing import ArrayLike
 from scipy.stats import norm
 
 from outrider.common.errors import OutriderError
+from outrider.common.own_code import load_function
 from outrider.data.tokenize.emitted_text import END_THINK, THINK
 from outrider.data.tokenize.tokens import load_tokenizer
 from outrider.eval.config import ANSWERS, EvalConfig
@@ -56,11 +53,6 @@ NUMBER = re.compile(r"(?<![\w.])[-+]?\$?(?:\d[\d,]*(?:\.\d+)?(?:\s*/\s*\d+)?|\.\
 DRESSING = re.compile(r"\\(?:text|mathrm|mathbf|left|right|displaystyle)\b|\\[,;!% ]|[\s${}%]")
 FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
 
-_NAME_A_FUNCTION = (
-    "name a module:function, such as my_checks.resumes:verdict_correct, that is installed or in the"
-    " current folder"
-)
-
 TRIED = 32
 """Number of logged responses on which the check is tried before training."""
 
@@ -74,41 +66,7 @@ def task_of(evaluation: EvalConfig) -> TaskCheck | None:
         return None
     if evaluation.task.endswith(ANSWERS):
         return answer_check(Path(evaluation.task))
-    return load_task(evaluation.task)
-
-
-def task_file(name: str) -> str:
-    """Returns the file of the function that `eval.task` names, without running any of its code."""
-    module = name.partition(":")[0]
-    package, *inner = module.split(".")
-    if package == __package__.partition(".")[0]:
-        # find_spec imports the parents of a dotted name; here they are Outrider's own packages.
-        package = module
-        inner = []
-    try:
-        spec = importlib.util.find_spec(package) or PathFinder.find_spec(package, [str(Path.cwd())])
-    except (ImportError, ValueError):  # ValueError: an empty name
-        spec = None
-    for part in inner:
-        folders = spec.submodule_search_locations if spec else None
-        spec = PathFinder.find_spec(part, folders) if folders else None
-    if spec is None:
-        raise OutriderError(f"eval.task = {name!r}: No module named {module!r}; {_NAME_A_FUNCTION}")
-    return spec.origin or module
-
-
-def load_task(name: str) -> TaskCheck:
-    """Imports the function that `eval.task` names."""
-    if str(Path.cwd()) not in sys.path:  # missing when run as a console script
-        # Last: a file in the current folder must not replace an installed module.
-        sys.path.append(str(Path.cwd()))
-    try:
-        task: TaskCheck = pkgutil.resolve_name(name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise OutriderError(f"eval.task = {name!r}: {error}; {_NAME_A_FUNCTION}") from error
-    if not callable(task):
-        raise OutriderError(f"eval.task = {name!r}: not a function; name a module:function")
-    return task
+    return load_function(evaluation.task, key="eval.task")
 
 
 def answer_check(path: Path) -> TaskCheck:
@@ -173,8 +131,8 @@ def _rows(path: Path) -> Iterator[tuple[str, str]]:
             yield row["question"], str(row["answer"])
         except (ValueError, KeyError, TypeError):
             raise OutriderError(
-                f"{path}, line {number}: not an object with question and answer, such as "
-                '{"question": "How many ...?", "answer": "72"}; eval.task reads one per line'
+                f"{path}, line {number}: each line must be a JSON object such as "
+                '{"question": "How many ...?", "answer": "72"} (eval.task)'
             ) from None
 
 

@@ -242,7 +242,8 @@ def anchors_of(
     accepted: list[Counts] = []
     matches: list[Matches] = []
     for text in texts:
-        match = kind.all_matches(text.token_ids_T, text.completion_start, lookup_k, lookup)
+        of_tenant = dataclasses.replace(lookup, tenant=text.tenant)
+        match = kind.all_matches(text.token_ids_T, text.completion_start, lookup_k, of_tenant)
         (accepted_A,) = accepted_drafts(match.drafts_AK[None], text, [lookup_k])
         accepted.append(accepted_A)
         matches.append(match)

@@ -35,7 +35,7 @@ from outrider.speculators.kinds.protocol import Lookup
 Replays = Mapping[str, ReplaySums]
 """Sums of each drafter, of each lookup and, for held-out and general traffic, of `ceiling`."""
 
-COLUMNS = ["sequence_id", "session", "user", "temperature", "top_p", "top_k"]
+COLUMNS = ["sequence_id", "session", "user", "tenant", "temperature", "top_p", "top_k"]
 """Columns that replay reads from the sequence table."""
 
 

@@ -47,6 +47,7 @@ class LoggedText:
     user: str
     token_ids_T: NDArray[np.int32]
     completion_start: int
+    tenant: str = ""
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> "LoggedText":
@@ -57,6 +58,7 @@ class LoggedText:
             user=row.get("user", ""),
             token_ids_T=np.array(row["token_ids"], np.int32),
             completion_start=row["completion_start"],
+            tenant=row.get("tenant", ""),
         )
 
     @property
@@ -125,7 +127,8 @@ def lookup_sums(
     tokens_RG = np.zeros((count, groups))
     steps_RGK = np.zeros((count, groups, numbers))
     for row, text in enumerate(replayed):
-        drafts_NAK = kind.drafts(text.token_ids_T, text.completion_start, NUMBERS, lookup)
+        of_tenant = dataclasses.replace(lookup, tenant=text.tenant)
+        drafts_NAK = kind.drafts(text.token_ids_T, text.completion_start, NUMBERS, of_tenant)
         accepted_NA = accepted_drafts(drafts_NAK, text)
         visits_AN = visited(accepted_NA)
         steps_RK[row] = visits_AN.sum(axis=0)

@@ -51,7 +51,7 @@ class Estimate(Part):
     value: float
     """Ratio of the pooled sums"""
     low: float
-    """Low end of the interval"""
+    """Lower bound of the interval"""
     high: float
     """High end of the interval"""
     observations: int | None = None
@@ -80,7 +80,7 @@ class ClusteredEstimate(Part):
     value: float
     """Ratio of the pooled sums"""
     low: float | None
-    """Low end of the 95 % interval; null with fewer than five sessions"""
+    """Lower bound of the 95 % interval; null if there are fewer than five sessions"""
     high: float | None
     """High end of the 95 % interval; null with fewer than five sessions"""
     observations: int

@@ -298,7 +298,7 @@ class Findings(Part):
 
     @property
     def unmeasured_lookups(self) -> list[str]:
-        """A sentence for each lookup that was not measured, or without its whole history."""
+        """A sentence for each lookup that was not measured, or only with tenants' names."""
         lines = [
             f"{kind_named(name).in_words.capitalize()}, which needs no training, was not measured:"
             f" {why}."
@@ -309,10 +309,11 @@ class Findings(Part):
             if history is None or history.without_salt == history.responses:
                 continue
             lines.append(
-                f"{kind_named(name).in_words.capitalize()} was measured with"
-                f" {history.without_salt:,} of {history.responses:,} earlier responses: the log has"
-                " several tenants, and the evaluation's requests name none (cache_salt). With"
-                " lookup.shared: true, all requests search all of them."
+                f"{kind_named(name).in_words.capitalize()} was measured with requests that name"
+                " their tenant (cache_salt), as the log has several: production must send it, too."
+                f" A request without it searches {history.without_salt:,} of"
+                f" {history.responses:,} earlier responses. With lookup.shared: true, all requests"
+                " search all of them."
             )
         return lines
 

@@ -50,7 +50,7 @@ class HistoryFacts(Part):
     shared: bool
     """lookup.shared"""
     without_salt: int
-    """Number of responses that a request without cache_salt, as the evaluation's, searches"""
+    """Number of responses that a request without cache_salt searches"""
 
 
 class LookupChoice(Part):
@@ -455,7 +455,7 @@ class Equivalence(Part):
     value: float
     """Difference between the shares of solved tasks"""
     low: float
-    """Low end of the 90 % interval, for two one-sided tests at 5 %"""
+    """Lower bound of the 90 % interval, for two one-sided tests at 5 %"""
     high: float
     """High end of the interval"""
     variance: float
@@ -504,7 +504,8 @@ class EngineFindings(Part):
     """Custom's differences beyond the control's"""
     greedy_acceptance_length: Drafters[float | None]
     """1 + accepted tokens / steps with drafts over the greedy responses, from vLLM's counters; null
-    without drafts. The export stage compares the served bundle's value with custom's"""
+    without drafts. The export stage compares the value of the served bundle with the evaluated
+    speculator's"""
     tail_share: Variants[float]
     """Share of sampled tokens whose probability under the target is below 1e-4"""
     same_text: SameText

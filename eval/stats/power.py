@@ -22,7 +22,7 @@ from outrider.eval.results.parts import ClusteredEstimate
 from outrider.eval.stats.clusters import ASSUMED_USERS, USER_NOISE
 from outrider.eval.stats.intervals import LEVEL
 from outrider.eval.stats.sequential import looks_of
-from outrider.eval.stats.speed_ratio import DRIFT, UNSEEN
+from outrider.eval.stats.speed_ratio import UNSEEN, trend_posterior
 
 GAIN = 0.1
 """The gain over base whose power is printed."""
@@ -66,8 +66,8 @@ def power(
     # The slope over validation and held-out time, 1.5 spans, of sessions spread evenly in it; in
     # spans, their variance is 1.5^2 / 12.
     slope = spread * math.sqrt(DESIGN / (1.5 * sessions)) * math.sqrt(12) / 1.5
-    weight = DRIFT**2 / (DRIFT**2 + slope**2)
-    trend_margin = normal * DRIFT * math.sqrt(1 - weight)
+    weight, trend_deviation = trend_posterior(slope)
+    trend_margin = normal * trend_deviation
     margin = math.hypot(machine_margin, length_margin, user_margin, trend_margin, UNSEEN)
     error = math.hypot(machine, lengths, weight * slope)
     return NormalDist().cdf((math.log(1 + gain) - margin) / error)

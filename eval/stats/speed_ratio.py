@@ -289,9 +289,7 @@ def _of_tomorrow(estimate: Estimate, trend: Trend | None, later: float) -> Estim
     """The estimate for the span after the held-out time, by Bayes' rule for the trend."""
     if trend is None:
         return estimate
-    # The posterior of a change with the prior N(0, DRIFT^2) and a measurement with this error.
-    weight = DRIFT**2 / (DRIFT**2 + trend.error**2)
-    deviation = DRIFT * math.sqrt(1 - weight)
+    weight, deviation = trend_posterior(trend.error)
     margin = math.hypot(
         math.log(estimate.high / estimate.value),
         NormalDist().inv_cdf((1 + LEVEL) / 2) * later * deviation,
@@ -300,6 +298,15 @@ def _of_tomorrow(estimate: Estimate, trend: Trend | None, later: float) -> Estim
     factor = math.exp(margin)
     update = {"value": value, "low": value / factor, "high": value * factor}
     return estimate.model_copy(update=update | {"heldout": estimate.value})
+
+
+def trend_posterior(error: float) -> tuple[float, float]:
+    """The weight of a measured trend in the expected one, and the standard deviation around it.
+
+    The posterior of a change with the prior N(0, DRIFT^2), measured with a standard error `error`.
+    """
+    weight = DRIFT**2 / (DRIFT**2 + error**2)
+    return weight, DRIFT * math.sqrt(1 - weight)
 
 
 def pooled_noise(remainders_MU: Array) -> Noise | None:

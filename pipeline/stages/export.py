@@ -22,7 +22,7 @@ from outrider.serving.bundle.bundle import export_bundle, speculation_profile, v
 from outrider.serving.client import Sampling
 from outrider.serving.config import ServingConfig
 from outrider.serving.speculator import Drafting, Speculator
-from outrider.serving.vllm_hooks.version import vllm_version
+from outrider.serving.vllm_version import vllm_version
 from outrider.speculators.kinds import kind_named
 
 
@@ -166,14 +166,16 @@ def _verify(
 ) -> dict[str, object]:
     """Serves the bundle and compares its greedy acceptance with the evaluated one."""
     from outrider.data.sequences import load_sequences
-    from outrider.eval.bench.grammars import sendable_grammars
     from outrider.eval.bench.prompts import evaluation_prompts
+    from outrider.eval.bench.request_fields import request_fields
+    from outrider.eval.lookups import separates_tenants
 
     mode = recipe.eval.engine_modes[0]
     serving = ServingConfig(engine=recipe.serving.engine.model_copy(update={"mode": mode}))
     heldout = load_sequences(run.sequences, parts_in_use(run)["heldout"])
     prompts, _ = evaluation_prompts(heldout, evaluation_settings(run, recipe), serving)
-    grammars = sendable_grammars(heldout, recipe.target, serving.engine)
+    salted = separates_tenants([Speculator.named(bundle)])
+    fields = request_fields(heldout, recipe.target, serving.engine, salted=salted)
     expected = results.verification.modes[mode].greedy_acceptance_length.custom
     if expected is None:
         raise OutriderError(
@@ -185,7 +187,7 @@ def _verify(
         target=recipe.target,
         engine=serving.engine,
         prompts=[prompt.token_ids for prompt in prompts],
-        grammars=[grammars.get(prompt.text, "") for prompt in prompts],
+        fields=[fields.get(prompt.text, {}) for prompt in prompts],
         sampling=Sampling(temperature=0.0, top_p=1.0),
         max_tokens=recipe.eval.verification_max_tokens,
         expected=expected,

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from outrider.common.fingerprint import file_digest
+from outrider.common.own_code import code_file
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stage import Options, Result, Settings, Stage
@@ -103,11 +105,13 @@ def _streamed(run: RunDirectory, recipe: Recipe, train: list[str]) -> "Streamed"
 
 
 def _settings(recipe: Recipe) -> Settings:
-    return {
-        "speculator": section(recipe.speculator),
-        # How strictly parity is checked does not change the trained weights.
-        "training": section(recipe.training, {"parity"}),
-    }
+    # How strictly parity is checked does not change the trained weights.
+    training = section(recipe.training, {"parity"})
+    own_loss = recipe.training.own_loss
+    if own_loss is not None:
+        # Its name stays when it is edited.
+        training["code of loss"] = file_digest(Path(code_file(own_loss, key="training.loss")))
+    return {"speculator": section(recipe.speculator), "training": training}
 
 
 TRAIN = Stage(

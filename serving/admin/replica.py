@@ -21,6 +21,15 @@ ROUTE = "/v1/admin/speculator"
 REQUESTS = ROUTE + "/requests"
 
 
+Text = Annotated[str, Field(max_length=2**16, pattern=r"^[^\x00]*$")]
+"""Text of an answer. Without NUL and lone surrogates, which no path or journal can hold."""
+
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+Amount = Annotated[float, Field(ge=-1e12, le=1e12)]
+"""Seconds. Slightly negative where the clock was set back between two of its readings."""
+Digest = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
+
+
 class SwapRefused(OutriderError):
     """The replica did not swap the speculator; the old one stays in use."""
 
@@ -56,31 +65,31 @@ class SwapOrder(BaseModel):
     digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     """`bundle_digest` of the bundle in `directory`."""
     watch: Watch | None = None
-    expected: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] | None = None
-    """Required digest of the speculator in use; empty for the initial speculator, None for any."""
+    expected: Digest | None = None
+    """Required `ReplicaStatus.digest` of the speculator in use; None for any."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ReplicaStatus:
     """The speculator that a replica drafts with."""
 
-    version: str | None
+    version: Text | None
     """Version of the speculator in use; None before the first swap."""
-    digest: str
-    """`bundle_digest` of the release; empty before the first swap."""
-    k: int
+    digest: Digest
+    """`bundle_digest` of what is in use; empty for a directory that is no intact bundle."""
+    k: Count
     """Drafts per step that the engine was started with."""
-    kind: str
+    kind: Text
     """Drafter kind."""
-    directory: str
+    directory: Text
     """Directory that the speculator was loaded from."""
     watching: bool = False
     """True while the watch compares the acceptance after a swap with the predicted minimum."""
-    reverted: str | None = None
+    reverted: Text | None = None
     """Version of the last swap if the watch reverted it; None otherwise."""
-    reverted_because: str | None = None
+    reverted_because: Text | None = None
     """Why the watch reverted it, with the measured numbers."""
-    broken: str | None = None
+    broken: Text | None = None
     """Why workers may draft with wrong weights, until a swap succeeds on all of them; else None."""
 
 
@@ -88,11 +97,11 @@ class ReplicaStatus:
 class SwapResult:
     """Result of a successful swap."""
 
-    read_s: float
+    read_s: Amount
     """Seconds to read and check the files; the engine can answer requests meanwhile."""
-    stall_s: float
+    stall_s: Amount
     """Seconds spent paused and swapping, an upper bound on the time without tokens."""
-    differing: list[str] = dataclasses.field(default_factory=list)
+    differing: list[Text] = dataclasses.field(default_factory=list)
     """vLLM arguments of the release's bundle.json with other values in the server's command."""
 
 
@@ -100,24 +109,24 @@ class SwapResult:
 class LiveRequest:
     """A finished request, without its text."""
 
-    index: int
+    index: Count
     """Index in the order of completion, from 0 at the start of the server."""
-    request_id: str
+    request_id: str  # a client chooses it, so any text is valid
     """The id of the response, or the client's `X-Request-Id` with the API's prefix."""
-    version: str | None
+    version: Text | None
     """The release that drafted for it; None before the first swap, or if `mixed`."""
-    finished_at: float
+    finished_at: Amount
     """Unix time in seconds."""
-    completion_tokens: int
-    drafts: int
+    completion_tokens: Count
+    drafts: Count
     """Steps that verified drafts."""
-    accepted: int
+    accepted: Count
     """Accepted draft tokens."""
-    ttft_s: float
+    ttft_s: Amount
     """Seconds from arrival to the first token; 0 if there was none."""
-    decode_s: float
+    decode_s: Amount
     """Seconds from the first token to the last."""
-    e2e_s: float
+    e2e_s: Amount
     """Seconds from arrival to the end."""
     failed: bool
     """True if an engine error ended the request; a client disconnect is not a failure."""
@@ -132,7 +141,7 @@ class FinishedRequests:
     """A server's most recently finished requests."""
 
     requests: list[LiveRequest]
-    next: int
+    next: Count
     """Index of the next request to finish."""
 
 
@@ -204,6 +213,6 @@ class Replica:
 
 
 def _reason(answer: Any) -> str:
-    if isinstance(answer, dict):
-        return str(answer.get("error", answer))
-    return str(answer)[:2000]
+    """An error's text, in a form that a journal can hold."""
+    reason = answer.get("error", answer) if isinstance(answer, dict) else answer
+    return str(reason)[:2000].encode(errors="replace").decode()

@@ -31,7 +31,7 @@ from outrider.serving.serve_flags import exported_environment, serving_of
 from outrider.serving.server import Server
 from outrider.serving.speculator import Drafting, Speculator
 from outrider.serving.vllm_arguments import engine_arguments, engine_environment, flags_of
-from outrider.serving.vllm_hooks.version import runs_on_cpu, vllm_version
+from outrider.serving.vllm_version import runs_on_cpu, vllm_version
 from outrider.speculators.checkpoints.target_fingerprint import (
     KEY,
     check_target,
@@ -131,11 +131,11 @@ def verify_bundle(
     log_path: Path,
     concurrency: int = 1,
     k: int | None = None,
-    grammars: Sequence[str] | None = None,
+    fields: Sequence[Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """Serves the bundle and checks its acceptance length against the evaluation.
 
-    The flags are those of serve.sh. `expected` must come from the same prompts, grammars and
+    The flags are those of serve.sh. `expected` must come from the same prompts, fields and
     sampling; `tolerance` is relative. If `k` differs from the schedule's k at batch size 1, it
     replaces the schedule. Raises an `OutriderError` if the difference exceeds `tolerance` or a file
     has changed.
@@ -153,7 +153,7 @@ def verify_bundle(
                 url=server.url,
                 model=server.model_name,
                 prompts=prompts,
-                grammars=grammars,
+                fields=fields,
                 sampling=sampling,
                 max_tokens=max_tokens,
                 concurrency=concurrency,

@@ -128,7 +128,7 @@ def _check_list(manifest: dict[str, Any], path: Path) -> None:
         if not all(map(_PART.fullmatch, parts)) or not {".", ".."}.isdisjoint(parts):
             raise OutriderError(f"{path}: files: {name!r} is not inside the bundle")
         if name == MANIFEST or any("/".join(parts[:n]) in files for n in range(1, len(parts))):
-            raise OutriderError(f"{path}: files: {name!r} cannot be a file of the bundle")
+            raise OutriderError(f"{path}: files: {name!r} is not an allowed file name in a bundle")
         if not isinstance(digest, str) or not _SHA256.fullmatch(digest):
             raise OutriderError(f"{path}: files: {name}: {digest!r} is not a SHA-256")
     if not isinstance(sizes, dict) or sizes.keys() != files.keys():

@@ -184,7 +184,7 @@ def _download_from_hub(address: str, directory: Path) -> None:
     repository = _repository(address)[0]
     commit, sizes = _commit_and_sizes(address)
     if MANIFEST not in sizes:
-        raise OutriderError(f"{address}: has no bundle.json; it is not a bundle of Outrider")
+        raise OutriderError(f"{address}: not an Outrider bundle: no bundle.json")
     if (sizes[MANIFEST] or 0) > MANIFEST_LIMIT:
         raise OutriderError(f"{address}: bundle.json is larger than {MANIFEST_LIMIT} bytes")
     with _answering(address):

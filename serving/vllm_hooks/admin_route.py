@@ -33,7 +33,7 @@ from outrider.serving.admin.replica import REQUESTS, ROUTE, SwapOrder
 from outrider.serving.admin.swap import SpeculatorBroken, unswappable
 from outrider.serving.hooked import SWAP_EXTENSION
 from outrider.serving.vllm_hooks.live_speculator import LiveSpeculator
-from outrider.serving.vllm_hooks.version import untried_version, vllm_version
+from outrider.serving.vllm_version import untried_version, vllm_version
 
 
 class AdminRoute:
@@ -66,7 +66,7 @@ class AdminRoute:
             )
         if (getattr(args, "api_server_count", None) or 1) > 1:
             raise OutriderError(
-                f"{ADMIN} needs --api-server-count 1: each API server sees only its requests"
+                f"{ADMIN} needs --api-server-count 1: each API server sees only its own requests"
             )
         app = self.app(admin_token(Path(os.environ[TOKEN_FILE])))
         self._refusal = _refusal(engine_client)

@@ -148,7 +148,10 @@ class AuxiliaryStates:
                 f"layers {list(self._layers)}: this model has the states of 1 to {last}"
             )
         if not supports_eagle3(model):
-            raise RuntimeError(f"{type(model).__name__} returns no states of its layers in vLLM")
+            raise RuntimeError(
+                f"vLLM's {type(model).__name__} does not expose hidden states of its layers; use"
+                " speculator.kind=mtp"
+            )
         if runner.use_aux_hidden_state_outputs:
             served = _layers_of(model)
             missing = sorted(set(self._layers) - set(served))

@@ -7,7 +7,7 @@
 With a schedule, vLLM's scheduler looks up the number of drafts by batch size in every step
 (`dynamic_sd_lookup`). The drafter drafts that many tokens, and the next step verifies them. With 0
 drafts it still runs once, to keep its KV cache complete. The hook writes the file's number into
-the lookup table.
+the lookup table. `fit_by_step` makes the runner's check of the context limit follow it, too.
 """
 
 import functools
@@ -50,6 +50,39 @@ class DraftsFile:
     def draft(self, drafts: Drafts) -> None:
         """Sets the number of drafts from the next step on."""
         write_json(self._path, drafts)
+
+
+def fit_by_step() -> None:
+    """Makes vLLM's V1 runner ask whether a step's drafts fit into the context, not the largest K.
+
+    While one request of a batch is within `num_speculative_tokens` of the limit, no request of the
+    batch has drafts (`_input_fits_in_drafter`, vllm/v1/worker/gpu_model_runner.py, line 4288). A
+    server that tries up to 24 drafts would have that 24 tokens before the limit, a server with
+    the chosen number only that many: 6.7 % more steps on SmolLM2's responses with 4 of 24 drafts.
+    """
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    sample = GPUModelRunner.sample_tokens
+    fits = GPUModelRunner._input_fits_in_drafter
+    if fits.__module__ == __name__:
+        return
+
+    def sample_tokens(self: Any, *args: Any, **kwargs: Any) -> Any:
+        state = self.execute_model_state
+        if state is not None:
+            self.drafts_of_step = state.scheduler_output.num_spec_tokens_to_schedule
+        return sample(self, *args, **kwargs)
+
+    def fits_in_drafter(self: Any, metadata: Any) -> bool:
+        largest = self.num_spec_tokens
+        self.num_spec_tokens = self.drafts_of_step
+        try:
+            return fits(self, metadata)
+        finally:
+            self.num_spec_tokens = largest
+
+    GPUModelRunner.sample_tokens = sample_tokens  # type: ignore[method-assign]
+    GPUModelRunner._input_fits_in_drafter = fits_in_drafter  # type: ignore[method-assign]
 
 
 def following_scheduler(vllm_config: Any, **arguments: Any) -> Any:

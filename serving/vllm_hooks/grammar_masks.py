@@ -58,6 +58,7 @@ class GrammarMasks:
     def __init__(self, target_dir: Path, vocabulary: int, settings: Mapping[str, Any]) -> None:
         """`settings` are keys of vLLM's StructuredOutputsConfig."""
         from vllm.config.structured_outputs import StructuredOutputsConfig
+        from vllm.parser.engine.adapters import ParserEngineReasoningAdapter
         from vllm.reasoning import ReasoningParserManager
         from vllm.tokenizers import get_tokenizer
 
@@ -70,6 +71,8 @@ class GrammarMasks:
         if self._config.reasoning_parser and not self._config.enable_in_reasoning:
             parser = ReasoningParserManager.get_reasoning_parser(self._config.reasoning_parser)
             self._reasoner = parser(self._tokenizer)
+        engine_based = isinstance(self._reasoner, ParserEngineReasoningAdapter)
+        self._finds_end = engine_based and bool(self._reasoner.reasoning_end_token_ids)
         self._backends: dict[str, StructuredOutputBackend] = {}
         self._compiled: dict[str, _Compiled | None] = {}
 
@@ -84,15 +87,17 @@ class GrammarMasks:
         matcher = self._matcher(grammar)
         if matcher is None:
             return None
-        start = self._grammar_start(token_ids, completion_start)
+        first_read, first_masked = self._bounds(token_ids, completion_start)
+        if not matcher.accept_tokens("", list(token_ids[first_read:first_masked])):
+            return None
         everything_W = torch.full((self._words,), -1, dtype=torch.int32)
         distinct = {everything_W.numpy().tobytes(): 0}
         rows = [everything_W]
-        index = [0] * (start - completion_start)
+        index = [0] * (first_masked - completion_start)
         compiled = self._compiled[grammar]
         assert compiled is not None
         bitmask_1W = compiled.backend.allocate_token_bitmask(1)
-        for token in token_ids[start:]:
+        for token in token_ids[first_masked:]:
             if matcher.is_terminated():
                 index.append(0)
                 continue
@@ -164,16 +169,29 @@ class GrammarMasks:
             )
         return self._backends[name]
 
-    def _grammar_start(self, token_ids: Sequence[int], completion_start: int) -> int:
-        """Returns the position of the first token under the grammar."""
+    def _bounds(self, token_ids: Sequence[int], completion_start: int) -> tuple[int, int]:
+        """Returns the positions of the first tokens that the grammar reads and masks.
+
+        They differ if a token of the answer, such as a tool call's, ends the reasoning: the grammar
+        reads that token, which it did not mask.
+        """
         read = list(token_ids[:completion_start])
         if self._reasoner is None or self._reasoner.is_reasoning_end(read):
-            return completion_start
+            return completion_start, completion_start
         for position in range(completion_start, len(token_ids)):
             read.append(token_ids[position])
-            if self._reasoner.is_reasoning_end_streaming(read, read[-1:]):
-                return position + 1
-        return len(token_ids)
+            reads_end = self._end_is_read(read)
+            if reads_end is not None:
+                return position + 1 - reads_end, position + 1
+        return len(token_ids), len(token_ids)
+
+    def _end_is_read(self, read: list[int]) -> bool | None:
+        """Whether the grammar reads the last token; None if it does not end the reasoning."""
+        if self._finds_end:
+            # As `_get_constraint_bounds`, line 274; the offset of no end is the number of tokens.
+            end = self._reasoner.find_reasoning_end(read[-1:])
+            return None if end is None or end.offset else bool(end.implicit)
+        return False if self._reasoner.is_reasoning_end_streaming(read, read[-1:]) else None
 
 
 def _stop_ids(target_dir: Path, tokenizer: Any) -> set[int]:

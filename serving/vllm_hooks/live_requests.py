@@ -100,7 +100,8 @@ class RequestLog:
         version, mixed = self.version(ended - (now - arrived), ended)
         request = LiveRequest(
             index=self._next,
-            request_id=state.external_req_id,
+            # A client chooses it; a lone surrogate could not be sent as JSON.
+            request_id=state.external_req_id[:1000].encode(errors="replace").decode(),
             version=version,
             finished_at=now,
             completion_tokens=stats.num_generation_tokens,

@@ -33,10 +33,23 @@ from outrider.serving.admin.swap import (
     in_service,
     swap,
 )
+from outrider.serving.bundle.bundle_digest import bundle_digest
 from outrider.serving.vllm_hooks.live_requests import RequestLog
 from outrider.serving.vllm_hooks.start_arguments import differing
 
 logger = logging.getLogger("outrider.live")
+
+
+def intact_digest(directory: Path) -> str:
+    """`bundle_digest` of a directory; empty if it is no bundle or its files were changed.
+
+    Computed once, when a server starts: 11.6 GB for R1, 10 s.
+    """
+    try:
+        return bundle_digest(directory)
+    except OutriderError:
+        return ""
+
 
 READ_S, SWAP_S, ANSWER_S = 400.0, 120.0, 30.0
 """Time limits in seconds for reading and checking the files (the engine keeps answering requests),
@@ -90,6 +103,7 @@ class LiveSpeculator:
         target = Path(config.model_config.model)
         self._target = target if target.is_dir() else None
         self._started_with = in_service(Path(config.speculative_config.model))
+        self._started_digest = intact_digest(self._started_with.directory)
         speculative = config.speculative_config
         self._k = speculative.num_speculative_tokens
         keys = self._started_with.kind.default_settings
@@ -124,7 +138,7 @@ class LiveSpeculator:
         why = next((reason for reason in broken if reason is not None), None)
         return ReplicaStatus(
             version=self._version,
-            digest=reports[0]["digest"] if reports else "",
+            digest=self._digest(reports[0]) if reports else "",
             k=self._k,
             kind=self._started_with.kind.name,
             directory=reports[0]["directory"] if reports else "",
@@ -159,7 +173,7 @@ class LiveSpeculator:
             )
         async with self._lock:
             expected = order.expected
-            digest = None if expected is None else (await self._reports())[0]["digest"]
+            digest = None if expected is None else self._digest((await self._reports())[0])
             if digest != expected:
                 raise OutriderError(
                     f"{order.directory}: not loaded, because this server drafts with"
@@ -291,6 +305,10 @@ class LiveSpeculator:
             self._version = watching.before
             self._requests.note_swap(began, watching.before)
             logger.warning("speculator %s taken back: %s", self._reverted, finding)
+
+    def _digest(self, report: Report) -> str:
+        """Digest of the speculator that a worker drafts with; it reports none for its start."""
+        return report["digest"] or self._started_digest
 
     async def _reports(self) -> Sequence[Report]:
         async with asyncio.timeout(ANSWER_S):

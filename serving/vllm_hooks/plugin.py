@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.serving.admin.live_flags import ADMIN
 from outrider.serving.hooked import HOOKS
-from outrider.serving.vllm_hooks.version import vllm_version
+from outrider.serving.vllm_version import vllm_version
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +33,7 @@ def register() -> None:
                 "outrider: %s is not installed in this process: %r; install the vLLM that %s names",
                 getattr(install, "__name__", install),
                 error,
-                "outrider/serving/vllm_hooks/version.py",
+                "outrider/serving/vllm_version.py",
             )
 
 
@@ -90,6 +90,10 @@ def _drafter_hooks() -> None:
 
     for kind in KINDS.values():
         kind.hook_engine()
+    from outrider.serving.vllm_hooks.drafts_file import DRAFTS, fit_by_step
+
+    if DRAFTS in os.environ:
+        fit_by_step()
 
 
 def release(handler: Any) -> None:

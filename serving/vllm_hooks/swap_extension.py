@@ -186,9 +186,11 @@ def replace_weights(
         loaded = load(drafter, noting_mask())
     finally:  # a layer left on the meta device would crash the engine at the next request
         finalize_layerwise_reload(drafter, model_config)
+    # The model's proposer is the `drafter` of model runner V1 or the `speculator` of V2.
+    proposer = getattr(runner, "drafter", None) or runner.speculator
     for tensor in mask:
-        # The model's proposer is the `drafter` of model runner V1 or the `speculator` of V2.
-        load_mask(getattr(runner, "drafter", None) or runner.speculator, tensor)
+        load_mask(proposer, tensor)
+    renew_draft_vocabulary(proposer)
     renew_context(drafter.model, copies)
     if missing := sorted(expected - loaded):
         raise RuntimeError(f"no weights for {', '.join(missing)}")
@@ -204,6 +206,21 @@ def load_mask(proposer: Any, mask: torch.Tensor) -> None:
     proposer.model.mask_hidden.copy_(mask.view(1, -1))
     projected_H = proposer.model.combine_hidden_states(proposer.model.mask_hidden.view(-1))
     proposer.parallel_drafting_hidden_state_tensor.copy_(projected_H)
+
+
+def renew_draft_vocabulary(proposer: Any) -> None:
+    """Recomputes in place where a proposer writes the logits of a draft vocabulary.
+
+    For sampled drafts, a DSpark head's proposer copies d2t once, when the engine starts
+    (vllm/v1/worker/gpu/spec_decode/dspark/speculator.py, lines 93 to 108), and CUDA graphs hold the
+    copy's address. Logits of tokens that can no longer be drafted must be -inf again.
+    """
+    index_D = getattr(proposer, "_d2t_scatter_index", None)
+    if index_D is None:
+        return
+    d2t_D = proposer.model.draft_id_to_target_id
+    index_D.copy_(torch.arange(len(d2t_D), device=d2t_D.device) + d2t_D)
+    proposer._draft_scatter_buf.fill_(float("-inf"))
 
 
 def context_copies(model: Any) -> dict[str, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""The registry of drafter kinds; every kind has an entry in `KINDS`.
+"""The registry of drafter kinds: those of this folder and of installed packages.
 
     kind_of(Path("runs/NAME/speculator")).name       # by its config.json
     trainable_kind("mtp").features(config, target_config)    # the protocol is in protocol.py
@@ -12,6 +12,7 @@ from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
+from outrider.common.plugins import plugins
 from outrider.speculators.checkpoints.layout import CheckpointLayout, read_layout
 from outrider.speculators.checkpoints.target_fingerprint import check_target
 from outrider.speculators.kinds.dflash.kind import DFlash
@@ -24,7 +25,7 @@ from outrider.speculators.kinds.p_eagle.kind import PEagle
 from outrider.speculators.kinds.protocol import DrafterKind, TrainableKind, WeightlessKind
 from outrider.speculators.kinds.suffix import SuffixLookup
 
-_CLASSES: list[type[DrafterKind]] = [
+_BUILT_IN: list[type[DrafterKind]] = [
     DSpark,
     DFlash,
     PEagle,
@@ -35,7 +36,21 @@ _CLASSES: list[type[DrafterKind]] = [
     NoSpeculation,
 ]
 
-KINDS: dict[str, DrafterKind] = {kind.name: kind() for kind in _CLASSES}
+
+def _added() -> list[type[DrafterKind]]:
+    """Kinds of other packages (common/plugins.py), by entry points with the kinds' names."""
+    added = plugins("outrider.kinds", taken=[kind.name for kind in _BUILT_IN])
+    for name, kind in added.items():
+        if kind.name != name:
+            raise OutriderError(
+                f"entry point outrider.kinds, {name}: the class {kind.__name__} has the name"
+                f" {kind.name!r}; give both the same"
+            )
+    return list(added.values())
+
+
+# Those of other packages come first, since they may be variants of the others.
+KINDS: dict[str, DrafterKind] = {kind.name: kind() for kind in (*_added(), *_BUILT_IN)}
 """Kinds by name; a directory belongs to the first that recognizes it."""
 
 DEFAULT_KIND = "mtp"

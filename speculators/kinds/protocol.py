@@ -81,6 +81,8 @@ class Lookup:
     history: Path | None = None
     """File of earlier responses that are searched, too (`prepare`)."""
     runner: Runner = "v1"
+    tenant: str = ""
+    """Tenant of the request, as logged; empty if none was."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,6 +241,10 @@ class WeightlessKind(DrafterKind):
     def history(self, directory: Path | None) -> Path | None:
         """File of earlier responses in a speculator's directory; None if the kind reads none."""
         return None
+
+    def separates_tenants(self, directory: Path | None) -> bool:
+        """Whether the drafts of a request depend on its `cache_salt`."""
+        return False
 
     def load_live(self, runner: Any, directory: Path) -> None:
         """Searches the history in `directory` from the next step of a live engine on.

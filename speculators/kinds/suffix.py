@@ -38,6 +38,7 @@ from outrider.speculators.lookup_history import (
     Response,
     SearchedHistory,
     read_history,
+    salt_of,
     tenant_key,
 )
 from outrider.speculators.suffix_array import DEPTH
@@ -83,6 +84,11 @@ class SuffixLookup(WeightlessKind):
     def history(self, directory: Path | None) -> Path | None:
         """HISTORY_FILE in the directory."""
         return directory / HISTORY_FILE if directory else None
+
+    def separates_tenants(self, directory: Path | None) -> bool:
+        """Whether the history has the responses of several tenants, and they are kept apart."""
+        path = self.history(directory)
+        return path is not None and read_history(path).has_several_tenants
 
     def check(self, directory: Path, target: CheckpointLayout) -> None:
         """Raises an `OutriderError` if the history is damaged or of another vocabulary."""
@@ -184,8 +190,9 @@ class SuffixLookup(WeightlessKind):
         """Yields at each anchor a function that queries vLLM's cache for up to k drafts."""
         settings = {**self.default_settings, **lookup.settings}
         cache = replay_cache(lookup.history)
-        # Evaluation's servers send no `cache_salt`, and so does replay.
-        cache.tenants[self.name] = tenant_key(None)
+        # The evaluation sends `cache_salt` under the same condition.
+        salt = salt_of(lookup.tenant) if cache.separates_tenants else None
+        cache.tenants[self.name] = tenant_key(salt)
         cache.start_request(self.name, token_ids_T[:first])
         for end in range(first + 1, len(token_ids_T)):
             cache.add_active_response(self.name, token_ids_T[end - 1 : end])
@@ -207,10 +214,16 @@ def _accepted(drafts_K: NDArray[np.int32], next_T: NDArray[np.int32]) -> int:
 
 
 def _hook_runner() -> None:
-    """Gives the proposer's cache each new request's tenant."""
+    """Gives the proposer's cache each new request's tenant, and every step's tokens.
+
+    While one request of a batch is near the context limit, vLLM 0.32 does not call the proposer
+    (`_input_fits_in_drafter`, vllm/v1/worker/gpu_model_runner.py, line 4288). It would never see
+    what the other requests were answered in these steps. It bounds its drafts by the limit itself.
+    """
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     update = GPUModelRunner._update_states
+    fits = GPUModelRunner._input_fits_in_drafter
     if update.__module__ == __name__:
         return
 
@@ -223,7 +236,13 @@ def _hook_runner() -> None:
             tenants[message.req_id] = vars(message).get(_TENANT)
         return update(self, output)
 
+    def fits_in_drafter(self: Any, metadata: Any) -> bool:
+        if self.speculative_config.method == SuffixLookup.name:
+            return metadata is not None
+        return fits(self, metadata)
+
     GPUModelRunner._update_states = update_with_tenants  # type: ignore[method-assign, assignment]
+    GPUModelRunner._input_fits_in_drafter = fits_in_drafter  # type: ignore[method-assign]
 
 
 @functools.cache
@@ -254,10 +273,14 @@ def lookup_cache() -> Any:
             self.tenants: dict[Hashable, bytes | None] = {}
             """`tenant_key` of each request; a request without one sees a shared history only."""
             self._history: SearchedHistory | None = None
+            self.separates_tenants = False
+            """Whether drafts depend on the request's tenant."""
 
         def load(self, path: Path | None) -> None:
             """Searches the responses in the file from now on; None: none."""
-            self._history = None if path is None else read_history(path).searched()
+            history = None if path is None else read_history(path)
+            self._history = history.searched() if history else None
+            self.separates_tenants = history is not None and history.has_several_tenants
 
         def speculate(
             self,

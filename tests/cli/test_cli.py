@@ -225,8 +225,12 @@ def test_the_same_from_python(workplace, nano_r1, monkeypatch):
     recipe = outrider.init("log.jsonl", nano_r1, to="python.yaml", effort="trial")
     assert outrider.inspect(recipe, first=30)["exchanges"] == 30
     assert outrider.plan(recipe, runs="python")["parameters"]["trained"] > 0
-    overrides = ["split.heldout_fraction=0.3"]
-    run = outrider.train(recipe, *overrides, runs="python", stages="ingest,split")
+    longer = outrider.plan(recipe, runs="python", training={"epochs": 3})
+    assert longer == outrider.plan(recipe, "training.epochs=3", runs="python")
+    with pytest.raises(outrider.OutriderError, match=r"training\.epoch.*training\.epochs"):
+        outrider.plan(recipe, runs="python", training={"epoch": 3})
+    split = {"heldout_fraction": 0.3}
+    run = outrider.train(recipe, runs="python", stages="ingest,split", split=split)
     assert run.root == workplace / "python" / "python"
     assert run.result_of("split")["heldout"]["sequences"] > 0
     with pytest.raises(outrider.OutriderError, match="train needs the output of capture"):
@@ -416,13 +420,13 @@ def test_speeds_are_measured_again_and_nothing_else(workplace):
     steps = folder / "evaluation" / "steps"
     speeds = [steps / "speed_eager.json", steps / "rates_eager.json"]
     record = folder / "stages" / "evaluate.json"
-    kept = [steps / "verification.json", folder / "stages" / "split.json"]
+    kept = [steps / "verification.json", steps / "replay_heldout_base.json"]
     for path in (*speeds, record, *kept):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("{}")
     finished = run("outrider", "eval", "mine.yaml", "--again", "name=again", cwd=workplace)
     # Where the run begins: without the record, evaluate is to be done, which needs a capture.
-    assert_one_message(finished, "evaluate needs the output of capture")
+    assert_one_message(finished, "evaluate needs the output of ")
     assert not any(path.exists() for path in (*speeds, record))
     assert all(path.exists() for path in kept)
 

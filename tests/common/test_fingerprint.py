@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from outrider.common import fingerprint
 from outrider.common.fingerprint import (
     ABSENT,
     Kept,
     changes,
+    is_intact,
     path_digest,
     resume_or_clear,
 )
@@ -74,3 +76,17 @@ def test_unfinished_work_is_resumed_with_the_same_inputs_and_deleted_with_others
         log.touch()
         assert resume_or_clear(stamp, {"seed": seed}, [parts, log]) == resumed
         assert parts.exists() == log.exists() == resumed
+
+
+def test_a_copy_of_a_large_file_is_intact_and_a_changed_small_one_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "weights").write_text("12345")
+    digest = path_digest(tmp_path)
+    assert is_intact(tmp_path, digest)
+    (tmp_path / "weights").write_text("12346")
+    assert not is_intact(tmp_path, digest)
+    monkeypatch.setattr(fingerprint, "MOST_READ", 4)
+    large = path_digest(tmp_path)
+    os.utime(tmp_path / "weights", (1, 1))
+    assert path_digest(tmp_path) != large and is_intact(tmp_path, large)

@@ -223,6 +223,7 @@ def case(tmp_path):
             "sequence_id": f"q{n}",
             "session": f"s{n}",
             "user": "",
+            "tenant": "",
             "time": None,
             "token_ids": [*range(2, 8 + n), 9, 9],
             "completion_start": 6 + n,

@@ -68,6 +68,7 @@ def _case(target, run, prompt, completion, depth, grammar=""):
                 "sequence_id": f"q{number}",
                 "session": f"s{number}",
                 "user": "",
+                "tenant": "",
                 "time": 1.7e9 + 60 * number,
                 "token_ids": prompt_ids + completion,
                 "completion_start": len(prompt_ids),

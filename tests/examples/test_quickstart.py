@@ -19,7 +19,8 @@ def test_the_notebook_makes_the_six_calls_of_the_package() -> None:
     functions = [call.func for call in calls if isinstance(call.func, ast.Attribute)]
     owned = {each.attr for each in functions if ast.unparse(each.value) == "outrider"}
     functions = {name for name in outrider.__all__ if inspect.isfunction(getattr(outrider, name))}
-    assert owned == functions - {"open"}  # of which the six are made
+    # The six are made of `open`; the other two need a live endpoint.
+    assert owned == functions - {"open", "deploy", "adapt_endpoint"}
 
 
 @pytest.mark.slow

@@ -1,19 +1,24 @@
 """Checks that only a GPU can make: `make gpu-check`.
 
 Each test that takes `on_gpu` runs twice: there with `-m gpu`, and as its twin on a CPU with
-`-m slow`, which covers the same code as far as a CPU goes. Figures are JUnit properties of
-build/gpu_check.xml, and end in the summary of the run.
+`-m slow`, which covers the same code as far as a CPU goes. The docstring of a test that needs a GPU
+names its twin, or says why there is none. Figures are JUnit properties, and end in
+build/gpu_check.json and in the summary of the run. Each file is a part of `make gpu-check`, which
+should take less than 8 minutes.
 """
 
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 
 from outrider.common.process_tree import wait_until
-from outrider.serving.vllm_hooks.version import runs_on_cpu
+from outrider.serving.vllm_version import runs_on_cpu
+from tools.gpu_check import FOLDER
 
 LEFT_BYTES = 2e9
 """GPU memory that a test may leave in use: the CUDA context and workspaces of this process."""
@@ -63,6 +68,14 @@ def two_gpus(gpu: None) -> None:
     """Skips where there are fewer than two."""
     if len(gpus_used()) < 2:
         pytest.skip("needs two GPUs")
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """Where a run is kept, so that a part that was out of time continues."""
+    folder = Path(os.environ.get(FOLDER, tmp_path))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 @pytest.fixture(autouse=True)

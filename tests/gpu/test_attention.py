@@ -1,7 +1,5 @@
 """Flex attention over the prefix against the dense one in float32, forward and backward.
 
-Its forward on a CPU is compared in tests/speculators/layers/test_prefix_attention.py.
-
 Shapes: N anchors, P tokens, A heads, D dims of a query or key, V dims of a value.
 """
 
@@ -12,7 +10,11 @@ import torch
 from torch import Tensor
 
 from outrider.speculators.layers.prefix_attention import Attend, DensePrefix, FlexPrefix
-from tests.speculators.layers.test_prefix_attention import row
+from tests.speculators.layers.test_prefix_attention import (
+    WORKLOADS,
+    row,
+    rows_of_traffic,
+)
 
 HEADS = 16
 
@@ -25,6 +27,7 @@ HEADS = 16
 )
 @pytest.mark.parametrize(("d", "v"), [(192, 128), (128, 128), (64, 64)])  # 192 and 128: R1
 def test_flex_at_the_targets_head_widths(gpu, dtype, largest, d, v, record_property):
+    """Twins: test_prefix_attention.py::test_flex_is_the_dense_attention, test_all_kernels_fit."""
     place_N, spans, tokens = row((1700, 300, 2000, 96), every=1)
     generator = torch.Generator().manual_seed(0)
     shapes = [(len(place_N), d), (tokens, d), (tokens, v), (len(place_N), v), (len(place_N), 1)]
@@ -43,6 +46,27 @@ def test_flex_at_the_targets_head_widths(gpu, dtype, largest, d, v, record_prope
         difference = float((values.double() - expected).norm() / expected.norm())
         record_property(name, difference)
         assert difference <= largest, name
+
+
+@pytest.mark.gpu
+def test_sixty_shapes_of_rows_in_one_process(gpu, record_property):
+    """Twin: test_prefix_attention.py::test_rows_of_shipped_traffic_are_compiled."""
+    rows = [
+        row_
+        for workload in WORKLOADS
+        for tokens, count in ((2048, 10), (300, 5))
+        for row_ in rows_of_traffic(workload, count, tokens)
+    ]
+    assert len(rows) == 60
+    torch._dynamo.utils.counters.clear()
+    for dtype in (torch.float32, torch.bfloat16):
+        for place_N, spans, tokens in rows:
+            shapes = [(len(place_N), 64), (tokens, 64), (tokens, 64), (len(place_N), 64)]
+            shapes.append((len(place_N), 1))
+            drawn = [torch.randn(2, *shape, device="cuda") for shape in shapes]
+            found = run(FlexPrefix(place_N.cuda(), spans, tokens), drawn, dtype)
+            assert all(values.isfinite().all() for values in found.values())
+    record_property("graphs", torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 
 def run(attend: Attend, drawn: list[Tensor], dtype: torch.dtype) -> dict[str, Tensor]:

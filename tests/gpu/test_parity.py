@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from outrider.data.features.engine_checks import require_self_check, self_check
+from outrider.data.features.engine_checks import check_engine, require_self_check, self_check
 from outrider.eval.replay.draft_parity import engine_parity
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import open_engine
 from outrider.speculators.checkpoints.target_ends import load_target_ends
+from outrider.speculators.features import FeatureSpec, FeatureStream, layer_name
 from outrider.speculators.parity import ParityConfig, complaint, in_words
 from tests.gpu.inputs import (
     NANO,
@@ -50,8 +51,26 @@ def test_states_of_mla_at_r1_s_head_widths(on_gpu, tmp_path, record_property):
     )
 
 
+def test_states_of_layers_are_the_target_s(on_gpu, tmp_path, record_property):
+    """The last of them gives the state after the final norm."""
+    target_dir = NANO.directory()
+    head = load_target_ends(target_dir).lm_head_VH
+    streams = tuple(FeatureStream(layer_name(layer), head.shape[1]) for layer in (2, 8, 13))
+    with open_engine(NANO, engine_config(on_gpu), scratch=tmp_path) as engine:
+        checks, _ = check_engine(
+            engine=engine,
+            rows=logged_rows(32 if on_gpu else 4),
+            spec=FeatureSpec(streams).stored(head.shape[1]),
+            lm_head_VH=head,
+            target_dir=target_dir,
+        )
+    for name, value in checks["layer_check"].items():
+        record_property(f"layers_{name}", value)
+
+
 @pytest.mark.gpu
 def test_states_are_whole_on_two_gpus(two_gpus, tmp_path, record_property):
+    """No twin: vLLM's hooks have not run on two ranks without GPUs."""
     engine = engine_config(True, environment={}, tensor_parallel=2)
     checked(
         target=random_r1(tmp_path, fp8=False),
@@ -92,6 +111,7 @@ def test_engine_and_trainer_draft_the_same(on_gpu, record_property):
 def test_fp8_blocks_draft_as_the_dequantized_weights(
     gpu, kv_cache_dtype, tmp_path, record_property
 ):
+    """Twins: tests/speculators/checkpoints/test_fp8.py, and parity without FP8 above."""
     engine = engine_config(True, environment={}, extra_arguments={"kv_cache_dtype": kv_cache_dtype})
     compared(random_r1(tmp_path, fp8=True), engine, RANDOM_PARITY, record_property)
 
@@ -99,6 +119,7 @@ def test_fp8_blocks_draft_as_the_dequantized_weights(
 @pytest.mark.gpu
 @pytest.mark.parametrize("expert_parallel", [False, True], ids=["tensor", "experts"])
 def test_two_gpus_draft_as_one(two_gpus, expert_parallel, tmp_path, record_property):
+    """No twin: as above."""
     engine = engine_config(
         True,
         environment={},
@@ -109,16 +130,24 @@ def test_two_gpus_draft_as_one(two_gpus, expert_parallel, tmp_path, record_prope
 
 
 @pytest.mark.gpu
-def test_a_dspark_head_drafts_as_its_unroll(gpu, tmp_path, record_property):
-    """Also after a swap. Model runner V2 alone has the walk over its block.
+@pytest.mark.parametrize("method", ["greedy", "probabilistic"])
+def test_a_dspark_head_drafts_as_its_unroll(gpu, method, tmp_path, record_property):
+    """Also after a swap to a head for other tokens. Model runner V2 alone walks over its block.
 
-    vLLM 0.32, `_get_v1_model_runner_unsupported_features`. On a CPU
-    tests/serving/vllm_hooks/test_v2_runner.py runs it in Triton's interpreter.
+    vLLM 0.32, `_get_v1_model_runner_unsupported_features`.
+    Twin: tests/serving/vllm_hooks/test_v2_runner.py, in Triton's interpreter.
     """
     environment = {"VLLM_USE_V2_MODEL_RUNNER": "1", "VLLM_MLA_DISABLE": "1"}
     engine = engine_config(True, environment=environment)
     prompts = logged_prompts(RANDOM_PARITY.prompts)
-    found = parities(NANO, engine, tmp_path, prompts, RANDOM_PARITY)
+    found = parities(
+        target=NANO,
+        engine_config=engine,
+        folder=tmp_path,
+        prompts=prompts,
+        parity=RANDOM_PARITY,
+        sample_method=method,
+    )
     for name in ("first", "second"):
         record_property(name, in_words(found[name]))
         assert complaint(found[name], RANDOM_PARITY) is None

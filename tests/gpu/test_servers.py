@@ -58,8 +58,27 @@ def test_fp8_under_cuda_graphs(on_gpu, tmp_path, record_property):
     assert custom[1] != base[1], "both accept as much: nothing was compared"
 
 
+def test_two_servers_share_a_gpu(on_gpu, tmp_path, record_property):
+    """With the sizes of the demo's recipe, in which base and custom take turns by request."""
+    engine = engine_config(on_gpu)
+    if on_gpu:
+        engine = engine.model_copy(update={"kv_cache_gb": 0.5, "gpu_memory_utilization": 0.2})
+    count, tokens = (16, 64) if on_gpu else (2, 16)
+    drafting = Drafting(Speculator.named(NANO.directory()), K)
+    with (
+        Server(NANO, engine, drafting, log_path=tmp_path / "drafting.log") as one,
+        Server(NANO, engine, None, log_path=tmp_path / "none.log") as two,
+    ):
+        texts, length = answered(one, logged_prompts(count), tokens, 1)
+        others, _ = answered(two, logged_prompts(count), tokens, 1)
+    record_property("acceptance_length", length)
+    same = sum(a == b for a, b in zip(texts, others, strict=True))
+    assert same >= (0.9 if on_gpu else 1.0) * count, "greedy responses changed with speculation"
+
+
 @pytest.mark.gpu
 def test_data_parallel_ranks_with_experts_answer_as_one(two_gpus, tmp_path, record_property):
+    """No twin: data-parallel ranks have not run without GPUs."""
     target = random_r1(tmp_path, fp8=False)
     prompts = logged_prompts(32)
     runs = []
@@ -95,6 +114,7 @@ def test_block_verification_accepts_no_less(gpu, tmp_path, record_property):
     Its expected acceptance is at least that of vLLM's standard rejection sampling. In vLLM 0.32
     only model runner V2 has it (v1/worker/gpu/spec_decode/rejection_sampler.py:174), which needs
     Triton. V1's sampler, a CPU's, ignores `rejection_sample_method: block` without a word.
+    No twin: its kernel has not been run in the interpreter.
     """
     environment = {"VLLM_USE_V2_MODEL_RUNNER": "1", "VLLM_MLA_DISABLE": "1"}
     engine = engine_config(True, environment=environment)

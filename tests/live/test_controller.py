@@ -1,5 +1,6 @@
 """Deployments on a simulated endpoint: promoted, rolled back, refused, and all that may break."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import Locked, read_json, write_json
 from outrider.live import controller as live_controller
 from outrider.live.controller import end_deployment
+from outrider.live.fleet import PATIENCE_S
 from outrider.live.journal import Journal
 from outrider.live.releases import release_name
 from outrider.live.state import State, read_state
@@ -355,6 +357,61 @@ def test_a_request_to_a_process_that_ends_right_after_its_deployment(
                 end_deployment(world.endpoint, "roll_back")
 
 
+def test_a_bundle_that_changed_under_its_path_is_unknown_and_repaired(world) -> None:
+    """Servers start from a run's folder, which the next run of the recipe replaces."""
+    with world.controller() as controller:
+        first = controller.adopted()
+        (world.bundles["first"] / "model.safetensors").write_bytes(b"9.0")
+        write_json(
+            world.bundles["first"] / "bundle.json",
+            read_json(world.bundles["first"] / "bundle.json") | listing(world.bundles["first"]),
+        )
+        replica = world.replicas["stable0"]
+        replica.start(world.bundles["first"])
+        assert controller.fleet.served_by(replica.status()) not in (None, first)
+        controller.recover()
+        assert controller.fleet.served_by(replica.status()) == first
+        assert replica.status().directory == str(controller.releases.get(first).directory)
+
+
+def test_replicas_with_an_older_outrider_are_brought_to_a_known_release(world) -> None:
+    """They report no digest of the speculator that they were started with."""
+    for replica in world.replicas.values():
+        replica.now = dataclasses.replace(replica.now, digest="")
+    assert world.deploy("better").outcome == "promoted"
+    assert world.everywhere("better")
+
+
+def test_a_bundle_that_changed_before_the_first_deployment_is_not_adopted(world) -> None:
+    add_history(world.bundles["first"], "later")
+    with (
+        world.controller() as controller,
+        pytest.raises(OutriderError, match="changed since canary was started with it"),
+    ):
+        controller.adopted()
+    assert world.events("adopt") == []
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_a_clock_that_is_set_changes_no_limit_of_a_replica(world, monkeypatch, hours) -> None:
+    """A silent replica is left behind after the same wait; the others get the release."""
+    world.deploy("better")
+    with world.controller() as controller:
+        world.replicas["stable0"].alive = False
+        set_by = 0.0
+        waits = []
+
+        def set_clock(now: float) -> None:
+            nonlocal set_by
+            set_by = hours * 3600.0
+            waits.append(now)
+
+        world.then = set_clock
+        monkeypatch.setattr(world, "time", lambda: world.now + set_by)
+        assert controller.roll_back().behind == ("stable0",)
+    assert PATIENCE_S <= waits[-1] - waits[0] + 1 < 2 * PATIENCE_S
+
+
 def add_history(bundle: Path, *sessions: str) -> None:
     """Adds a history with a response of each session."""
     responses = [Response(np.array([1, 2], np.int32), name) for name in sessions]
@@ -366,6 +423,7 @@ def add_history(bundle: Path, *sessions: str) -> None:
 def test_erased_sessions_leave_all_releases_and_all_replicas(world) -> None:
     add_history(world.bundles["first"], "kept", "gone")
     add_history(world.bundles["better"], "gone", "kept")
+    world.restart()  # with the bundle that has a history
     with world.controller() as controller:
         controller.recover()
         controller.deploy(world.bundles["better"])
@@ -389,6 +447,7 @@ def test_erased_sessions_leave_all_releases_and_all_replicas(world) -> None:
 
 def test_a_replica_that_keeps_what_is_erased_is_named_and_brought_later(world) -> None:
     add_history(world.bundles["first"], "gone")
+    world.restart()
     with world.controller() as controller:
         controller.adopted()
         world.replicas["stable0"].fault = "refuse"

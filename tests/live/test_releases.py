@@ -5,12 +5,15 @@ import os
 import shutil
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from outrider.common.errors import OutriderError
 from outrider.common.fingerprint import file_digest
 from outrider.live import known_digests
 from outrider.live.releases import Releases
 from outrider.serving.bundle.bundle_digest import bundle_digest
+from tests.fuzzing import changed, examples
 from tests.serving.exported import write_exported
 
 
@@ -123,3 +126,17 @@ def test_a_file_that_may_change_within_the_clocks_tick_is_read_again(
     releases.verified(release.name)
     releases.verified(release.name)
     assert len(reads) == 2 * 4 and len(set(reads)) == 2 * 2
+
+
+@examples(100)
+@given(data=st.data())
+def test_damaged_facts_of_a_release_name_its_folder(tmp_path_factory, data) -> None:
+    folder = tmp_path_factory.mktemp("state") / "releases" / "4f1d0c2a9b77"
+    write_exported(folder / "bundle")
+    facts = {"digest": "4f" * 32, "serve_digest": "0" * 64, "source": "x", "added_at": 1.0}
+    (folder / "release.json").write_text(json.dumps(data.draw(changed(facts))))
+    releases = Releases(folder.parent)
+    try:
+        assert [release.name for release in releases.all()] == [folder.name]
+    except OutriderError as error:
+        assert str(folder) in str(error)

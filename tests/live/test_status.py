@@ -1,15 +1,18 @@
 """The status of an endpoint, and the commands that act on it."""
 
+import json
 import threading
 from typing import Any
 
 import pytest
 
+import outrider
 from outrider.common.errors import OutriderError
 from outrider.common.files import holder, lock
 from outrider.common.process_tree import wait_until
 from outrider.live.state import read_state
 from outrider.live.status import endpoint_status, status_lines
+from outrider.pipeline.run_dir import RunDirectory
 from tests.cli.commands import Finished, assert_one_message, json_line, run
 
 
@@ -68,6 +71,26 @@ def test_the_commands_on_an_endpoint(world) -> None:
     world.replicas["canary"].start(world.bundles["first"])
     assert answer(world, "--recover")["everywhere"]
     assert_one_message(deploy(world, "--promote"), "no deployment is in progress")
+
+
+def test_the_same_from_python(world, tmp_path) -> None:
+    ended = outrider.deploy(world.bundles["better"], endpoint=world.file(), in_place=True)
+    assert (ended["outcome"], ended["behind"]) == ("promoted", [])
+    assert world.everywhere("better")
+    status = outrider.deploy(endpoint=world.file(), status=True)
+    assert json.loads(json.dumps(status)) == answer(world, "--status", "--json")
+    assert outrider.deploy(endpoint=world.file(), rollback=True)["by"] == "operator"
+    assert world.everywhere("first")
+    assert outrider.deploy(endpoint=world.file(), recover=True)["everywhere"]
+    with pytest.raises(outrider.OutriderError, match="no deployment is in progress"):
+        outrider.deploy(endpoint=world.file(), promote=True)
+    (tmp_path / "recipe.resolved.yaml").touch()
+    with pytest.raises(outrider.OutriderError, match="this run has no bundle"):
+        outrider.deploy(RunDirectory(tmp_path), endpoint=world.file())
+    with pytest.raises(outrider.OutriderError, match="--rollback takes no bundle"):
+        outrider.deploy("bundle", endpoint=world.file(), rollback=True)
+    with pytest.raises(outrider.OutriderError, match="no bundle: give a run directory"):
+        outrider.deploy(endpoint=world.file())
 
 
 @pytest.mark.parametrize(("word", "reached"), [("--promote", "better"), ("--rollback", "first")])

@@ -1,14 +1,18 @@
 """Observations from the router's log and the replicas' counts, and what a release promises."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from outrider.live.endpoint_file import CanaryPolicy
 from outrider.live.releases import WATCH_LEVEL, Release, watch_of
-from outrider.live.traffic import observations
+from outrider.live.traffic import observations, read_log
 from outrider.serving.admin.replica import LiveRequest
+from tests.fuzzing import changed, examples
 
 IDS = [f"0000000{n}-0000-4000-8000-000000000000" for n in range(9)]
 
@@ -118,3 +122,15 @@ def test_the_watch_is_the_evidence_s_low_end_and_the_policy_s_ratio():
     assert watch_of(release({"acceptance_length": lengths}), none) is None
     for evidence in (None, {}, {"acceptance_length": {"custom": None}}):
         assert watch_of(release(evidence), policy) is None
+
+
+@examples(200)
+@given(rows=st.lists(changed(routed(1)), max_size=4))
+def test_any_line_of_the_routers_log_is_read_or_left_out(tmp_path_factory, rows) -> None:
+    path = tmp_path_factory.mktemp("log") / "access.log"
+    lines = [json.dumps(row) for row in [*rows, routed(2)]]
+    path.write_text("\n".join(lines) + "\n")
+    read, end = read_log(path, 0)
+    assert read[-1] == routed(2) and end == path.stat().st_size
+    stable, _ = observations(read, [live(2)], ROLES)
+    assert len(stable) >= 1

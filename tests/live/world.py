@@ -64,7 +64,13 @@ class SimulatedReplica:
     def start(self, directory: Path) -> None:
         """Starts the server, with this speculator."""
         self.alive, self.sick, self.hangs = True, False, False
-        self.now = ReplicaStatus(None, "", k=3, kind="mtp", directory=str(directory))
+        self.now = ReplicaStatus(
+            version=None,
+            digest=bundle_digest(directory),
+            k=3,
+            kind="mtp",
+            directory=str(directory),
+        )
         self.before = self.now
         self.watch = None
         self.finished: list[LiveRequest] = []
@@ -231,6 +237,9 @@ class World:
         self.points += 1
 
     def time(self) -> float:
+        return self.now
+
+    def monotonic(self) -> float:
         return self.now
 
     def sleep(self, seconds: float) -> None:

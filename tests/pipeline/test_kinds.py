@@ -168,6 +168,7 @@ def captured_run(folder: Path) -> tuple[Path, RunDirectory]:
             "sequence_id": name,
             "session": name,
             "user": "",
+            "tenant": "",
             "time": 1.7e9 + 60 * number,
             "token_ids": store.read(name).token_ids.tolist(),
             "completion_start": store.read(name).completion_start,

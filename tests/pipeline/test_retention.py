@@ -5,6 +5,7 @@ from rich.console import Console
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import write_json
+from outrider.common.fingerprint import path_digest
 from outrider.eval.config import RESPONSE_STATES
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.retention import retain
@@ -57,7 +58,8 @@ def run(tmp_path, nano_r1):
         (run.root / name).write_text("{}")
     for name, stage in STAGES.items():
         inputs = stage.inputs(run, recipe, {})
-        write_json(run.stage_record(name), {"inputs": inputs, "artifact": name, "result": {}})
+        record = {"inputs": inputs, "artifact": path_digest(stage.identity(run)), "result": {}}
+        write_json(run.stage_record(name), record)
     return run
 
 

@@ -1,16 +1,22 @@
 """The run directory: one user at a time, its recipe, a crashed stage named."""
 
+import json
 import subprocess
 import sys
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from outrider.common.errors import OutriderError
+from outrider.common.files import write_json
+from outrider.common.fingerprint import path_digest
 from outrider.pipeline import runner
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.runner import StageFailed, run_stage
 from outrider.pipeline.stages.registry import STAGES
+from tests.fuzzing import ANY_JSON, examples
 
 HOLD = """
 import sys, time
@@ -89,3 +95,46 @@ def test_a_stage_that_crashes_is_named_with_its_log(tmp_path, monkeypatch):
     )
     with pytest.raises(StageFailed, match=r"split crashed with SIGSEGV; see .*split\.log"):
         run_stage(STAGES["split"], run, {})
+
+
+def finished_split(tmp_path):
+    """A run whose split is done, with its stage and recipe."""
+    recipe = load_recipe("resume_screening", []).recipe
+    run = RunDirectory.of(recipe, tmp_path)
+    stage = STAGES["split"]
+    write_json(run.split / "parts.json", {"train": [1]})
+    digest = path_digest(stage.identity(run))
+    stage.record(run, recipe, {}).path.parent.mkdir()
+    write_json(run.stage_record("split"), {"inputs": {}, "artifact": digest, "result": {}})
+    return run, stage, recipe
+
+
+@pytest.mark.parametrize("content", ["{", "", "\0" * 40, '{"train": [2]}'])
+def test_a_damaged_output_names_its_file_and_the_stage_to_repeat(tmp_path, content):
+    run, stage, recipe = finished_split(tmp_path)
+    stage.check_output(run)
+    (run.split / "parts.json").write_text(content)
+    with pytest.raises(OutriderError, match=r"split/parts\.json: changed.* to repeat split"):
+        stage.check_output(run)
+    with pytest.raises(OutriderError, match=r"split/parts\.json: changed.* to repeat split"):
+        runner._require_needed(STAGES["capture"], run, recipe, {"ingest": {}})
+    (run.split / "parts.json").unlink()
+    assert stage.reasons(run, recipe, {}) == ["parts.json is missing"]
+
+
+@examples(100)
+@given(content=ANY_JSON.map(json.dumps) | st.text(max_size=20))
+def test_a_damaged_record_names_the_stage_to_repeat(tmp_path_factory, content):
+    run, stage, recipe = finished_split(tmp_path_factory.mktemp("run"))
+    run.stage_record("split").write_text(content)
+    with pytest.raises(OutriderError, match=r"split\.json.*to repeat split"):
+        stage.reasons(run, recipe, {})
+
+
+def test_foreign_names_among_the_attempts_are_left_alone(tmp_path):
+    loaded = load_recipe("resume_screening", [])
+    run = RunDirectory.of(loaded.recipe, tmp_path)
+    for name in ("attempt_old", "attempt_3", "attempt_4.zip", "attempt_", "attempt_²"):
+        (run.root / "logs" / name).mkdir(parents=True)
+    run.begin_attempt(loaded.recipe, loaded.files, ["outrider"])
+    assert run.attempt().name == "attempt_4"

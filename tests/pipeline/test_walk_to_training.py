@@ -7,6 +7,8 @@ import subprocess
 from pathlib import Path
 
 from outrider.common.files import write_json
+from outrider.common.fingerprint import path_digest
+from outrider.pipeline.stages.registry import STAGES
 from tests.cli.commands import COMMANDS
 from tests.pipeline.test_kinds import captured_run
 from tests.test_rooms import ROOT
@@ -31,7 +33,8 @@ def walk(folder: Path) -> list[list[str]]:
     """Trains a tiny head with the installed command; each process's files on the stack."""
     target, run = captured_run(folder)
     for stage in ("split", "capture"):
-        write_json(run.stage_record(stage), {"artifact": "", "result": {}})
+        digest = path_digest(STAGES[stage].identity(run))
+        write_json(run.stage_record(stage), {"artifact": digest, "result": {}})
     stacks = folder / "stacks.jsonl"
     words = ["train", "resume_screening", "--stages", "train", "--runs", folder]
     recorder = {

@@ -16,10 +16,12 @@ from safetensors.torch import load_file
 from outrider.common import process_tree
 from outrider.common.errors import UsageError
 from outrider.common.files import write_json
+from outrider.common.fingerprint import path_digest
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.runner import INTERRUPTED, StageFailed, run_stages
+from outrider.pipeline.stages.registry import STAGES
 from outrider.pipeline.window import gpus_of, in_words, window_end
 from tests.pipeline.test_kinds import captured_run
 from tests.pipeline.test_walk_to_training import WORDS
@@ -144,7 +146,8 @@ def test_a_run_cut_into_four_windows_ends_with_the_same_weights(
     words = [f"target.model={target}", *WORDS, "training.scratch_epochs=40"]
     recipe = load_recipe("resume_screening", words).recipe
     for stage in ("split", "capture"):
-        write_json(run.stage_record(stage), {"artifact": "", "result": {}})
+        digest = path_digest(STAGES[stage].identity(run))
+        write_json(run.stage_record(stage), {"artifact": digest, "result": {}})
     whole = RunDirectory(tmp_path / "whole")
     run.root.rename(whole.root)
     shutil.copytree(whole.root, run.root)

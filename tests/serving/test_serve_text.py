@@ -100,6 +100,39 @@ def forms(words: list[str], variables: dict[str, str]) -> dict[str, str]:
         "markdown": f"It's started with\n\n```bash\n{script}\n```\n\nand isn't public.\n",
         "ssh": f"ssh gpu-1 {shlex.quote(exported.replace(chr(10), '; ') + f'vllm serve {flags}')}",
         "apptainer": f"{set_first} apptainer run --nv docker://{IMAGE} {flags}",
+        "production stack": yaml.safe_dump(
+            {
+                "servingEngineSpec": {
+                    "modelSpec": [
+                        {
+                            "modelURL": words[0],
+                            "vllmConfig": {"extraArgs": words[1:]},
+                            "env": of_pod,
+                        }
+                    ]
+                }
+            }
+        ),
+        "llm-d": yaml.safe_dump(
+            {
+                "modelArtifacts": {"uri": f"hf://{words[0]}"},
+                "decode": {
+                    "containers": [{"modelCommand": "vllmServe", "args": words[1:], "env": of_pod}]
+                },
+            }
+        ),
+        "kserve": yaml.safe_dump(
+            {
+                "kind": "LLMInferenceService",
+                "spec": {
+                    "model": {"uri": f"hf://{words[0]}"},
+                    "template": {"containers": [{"args": words[1:], "env": of_pod}]},
+                },
+            }
+        ),
+        "compose default image": compose(
+            image=f"${{VLLM_IMAGE:-{IMAGE}}}", command=words, environment=variables
+        ),
         "compose": compose(command=flags, environment=variables),
         "compose list": compose(
             command=words, environment=[f"{name}={value}" for name, value in variables.items()]
@@ -134,7 +167,7 @@ def test_any_values_come_back_from_any_form(values: list[str], form: str) -> Non
 
 def test_variables_have_the_values_that_the_text_sets() -> None:
     script = 'MODEL=org/model\nvllm serve "$MODEL" -tp ${TP:-8} --port ${PORT-80} --seed $UNSET'
-    with pytest.raises(OutriderError, match=r"\$UNSET: a shell variable; replace it"):
+    with pytest.raises(OutriderError, match=r"\$UNSET: contains a shell variable; replace it"):
         find_command("serve.sh", script)
     _, words = find_command("serve.sh", script.removesuffix(" --seed $UNSET"))
     assert words == ["org/model", "-tp", "8", "--port", "80"]

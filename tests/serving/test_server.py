@@ -83,22 +83,22 @@ def test_a_block_of_load_is_counted_request_by_request(server, load, prompts, pr
 
 
 def test_requests_are_sent_with_their_grammars(server, target, prompts, prompt_texts, tmp_path):
-    grammar = json.dumps({"regex": "[0-9]{5,6}"})
-    grammars = [grammar if number % 2 == 0 else "" for number in range(len(prompts))]
+    grammar = {"structured_outputs": {"regex": "[0-9]{5,6}"}}
+    fields = [grammar if number % 2 == 0 else {} for number in range(len(prompts))]
     greedy = {"sampling": Sampling(temperature=0), "max_tokens": 24, "concurrency": 1}
     asked = {"url": server.url, "model": server.model_name, "prompts": prompts, **greedy}
     free = complete(**asked)
-    constrained = complete(**asked, grammars=grammars)
+    constrained = complete(**asked, fields=fields)
     tokenizer = AutoTokenizer.from_pretrained(target.directory())
-    for sent, without, has_grammar in zip(constrained, free, grammars, strict=True):
+    for sent, without, has_grammar in zip(constrained, free, fields, strict=True):
         text = tokenizer.decode(sent.token_ids, skip_special_tokens=True)
         if has_grammar:
             assert re.fullmatch("[0-9]{5,6}", text)
         else:
             assert sent.token_ids == without.token_ids
     # The load generator sends the same.
-    by_text = dict(zip(prompt_texts, grammars, strict=True))
-    with LoadGenerator(target, tmp_path / "load.log", grammars=by_text) as load:
+    by_text = dict(zip(prompt_texts, fields, strict=True))
+    with LoadGenerator(target, tmp_path / "load.log", fields=by_text) as load:
         block = load.run_block(url=server.url, prompts=prompt_texts, **greedy)
     lengths = [len(sent.token_ids) for sent in constrained]
     assert [request.output_tokens for request in block.requests] == lengths

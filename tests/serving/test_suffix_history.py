@@ -1,6 +1,7 @@
 """Suffix lookup in an engine: its history, its tenants, and another history while it runs."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -19,6 +20,8 @@ from outrider.serving.engine import AskedRow, open_engine
 from outrider.serving.hooked import SWAP_EXTENSION
 from outrider.serving.server import Server
 from outrider.serving.speculator import Drafting, Speculator
+from outrider.serving.vllm_hooks.drafts_file import DraftsFile
+from outrider.speculators.kinds.protocol import NO_DRAFT, Lookup
 from outrider.speculators.kinds.suffix import FACTOR, SuffixLookup
 from outrider.speculators.lookup_history import Response
 from tests.serving.in_process import swap
@@ -50,6 +53,23 @@ class Asking:
         by_name = {metric.name: metric for metric in self.engine.llm.get_metrics()}
         names = ("draft", "accepted")
         return [by_name[f"vllm:spec_decode_num_{name}_tokens"].value for name in names]
+
+
+def replayed_steps(lookup, prompt, response, k):
+    """The number of steps with drafts, which the engine counts, and that of all steps."""
+    token_ids = np.array([*prompt, *response], np.int32)
+    drafts_AK = SuffixLookup().drafts(token_ids, len(prompt), [k], lookup)[0]
+    drafted = steps = anchor = 0
+    while anchor < len(response) - 1:
+        expected = response[anchor + 1 :]
+        steps += 1
+        drafted += bool(drafts_AK[anchor, 0] != NO_DRAFT)
+        anchor += 1
+        for draft, token_id in zip(drafts_AK[anchor - 1].tolist(), expected, strict=False):
+            if draft != token_id:
+                break
+            anchor += 1
+    return drafted, steps
 
 
 def bundle_of(responses, folder, target, shared, settings=None):
@@ -104,6 +124,88 @@ def test_a_live_server_swaps_its_history_by_the_admin_route(engine, target, prom
         erase_sessions(full, ["s"])
         swap_to(full)
         assert accepted() == without
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+def test_a_server_takes_the_steps_that_replay_predicts_for_each_tenant(
+    engine, target, prompts, tmp_path
+):
+    pytest.importorskip("arctic_inference", reason="suffix lookup needs arctic-inference")
+    asked = [
+        AskedRow(row_id=str(n), token_ids=prompt, temperature=0.0, top_p=1.0, max_tokens=40)
+        for n, prompt in enumerate(prompts[:2])
+    ]
+    answers = [np.array(answer, np.int32) for answer in engine.answer(asked)]
+    tenants = ["acme", "umbrella"]
+    history = [
+        Response(answer, "s", tenant) for answer, tenant in zip(answers, tenants, strict=True)
+    ]
+    kind = SuffixLookup()
+    directory = kind.prepare(history, tmp_path / "made", max_gb=1.0, shared=False)
+    assert kind.separates_tenants(directory)
+    lookup = Lookup("suffix", history=kind.history(directory))
+    drafting = Drafting(Speculator("suffix", directory), K)
+    server = Server(target, EngineConfig(kv_cache_gb=0.25), drafting, log_path=tmp_path / "log")
+    steps = {}
+    with server:
+        for row, tenant in itertools.product(range(2), [*tenants, ""]):
+            (completion,) = complete(
+                url=server.url,
+                model=server.model_name,
+                prompts=[prompts[row]],
+                fields=[{"cache_salt": tenant} if tenant else {}],
+                sampling=Sampling(temperature=0),
+                max_tokens=40,
+            )
+            of_tenant = dataclasses.replace(lookup, tenant=tenant)
+            replayed, steps[row, tenant] = replayed_steps(
+                of_tenant, prompts[row], completion.token_ids, K
+            )
+            assert completion.counters.drafts == replayed
+    assert steps[0, "acme"] < steps[0, "umbrella"] <= steps[0, ""]
+    assert steps[1, "umbrella"] < steps[1, "acme"] <= steps[1, ""]
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+def test_near_the_context_limit_a_server_takes_the_steps_that_replay_predicts(
+    engine, target, prompts, tmp_path
+):
+    """One request near the limit takes no drafts from the others, and no tokens from their trees.
+
+    The server can draft 24 tokens, and drafts 4.
+    """
+    pytest.importorskip("arctic_inference", reason="suffix lookup needs arctic-inference")
+    longest = max(map(len, prompts))
+    limit = longest + 40
+    rows = [
+        AskedRow(row_id=str(n), token_ids=ids, temperature=0.0, top_p=1.0, max_tokens=40)
+        for n, ids in enumerate(prompts)
+    ]
+    answers = [np.array(answer, np.int32) for answer in engine.answer(rows)]
+    history = [Response(answer[: len(answer) // 2], "s", "") for answer in answers]
+    kind = SuffixLookup()
+    directory = kind.prepare(history, tmp_path / "made", max_gb=1.0, shared=True)
+    lookup = Lookup("suffix", {FACTOR: 4.0}, kind.history(directory))
+    speculator = Speculator("suffix", directory, {FACTOR: 4.0})
+    file = DraftsFile(tmp_path / "drafts.json")
+    settings = EngineConfig(kv_cache_gb=0.25, max_model_len=limit, max_num_seqs=len(prompts))
+    drafting = Drafting(speculator, 24, k_per_batch_size=((1, len(prompts), 24),))
+    with Server(target, file.followed(settings), drafting, log_path=tmp_path / "log") as server:
+        file.draft(4)
+        completions = complete(
+            url=server.url,
+            model=server.model_name,
+            prompts=prompts,
+            sampling=Sampling(temperature=0),
+            max_tokens=40,
+            concurrency=len(prompts),
+        )
+    for prompt, completion in zip(prompts, completions, strict=True):
+        replayed, _ = replayed_steps(lookup, prompt, completion.token_ids, 4)
+        # The last step before the limit has no room for drafts.
+        assert replayed - 1 <= completion.counters.drafts <= replayed
 
 
 @pytest.mark.engine

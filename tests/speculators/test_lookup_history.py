@@ -4,15 +4,21 @@ import itertools
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from vllm.entrypoints.generate.base.protocol import validate_cache_salt
+from vllm.exceptions import VLLMValidationError
 
 from outrider.common.errors import OutriderError
 from outrider.speculators.lookup_history import (
     History,
     Response,
     read_history,
+    salt_of,
     session_key,
     tenant_key,
 )
+from tests.fuzzing import examples
 
 SETTINGS = {"k": 4, "factor": 4.0, "least": 0.1}
 
@@ -47,6 +53,17 @@ def test_a_request_finds_only_responses_of_its_tenant():
         assert asked(history, tenant_key(other)) == []
     assert asked(history, None) == []
     assert asked(History.of([secret], 1.0, shared=True), None) == [99]
+
+
+@examples(200)
+@given(st.text(max_size=200) | st.text("ab@/\\\0", max_size=8))
+def test_tenants_are_sent_as_salts_that_vllm_accepts(tenant: str) -> None:
+    try:
+        validate_cache_salt(tenant)
+    except VLLMValidationError:
+        assert salt_of(tenant) is None
+    else:
+        assert salt_of(tenant) == tenant
 
 
 def test_a_request_without_salt_is_of_the_only_tenant() -> None:

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from outrider.common.errors import OutriderError
 from outrider.speculators.acceptance import (
     GREEDY_BELOW,
     accept_probability,
@@ -19,6 +20,8 @@ from outrider.training.teacher import Served
 
 K, N, H, V = 2, 7, 4, 9
 KINDS = ["kl", "ce", "lk_alpha"]
+OWN_KL = "tests.training.own_losses:kl"
+OWN_TV = "examples.research.research_loss:total_variation"
 
 MASKED = [2, 3, 4]
 """Targets with a grammar."""
@@ -107,6 +110,8 @@ def literal(
         "kl": kl_KN,
         "ce": -log_q_KND.gather(-1, best_KN1)[..., 0],
         "lk_alpha": -alpha_KN.clamp_min(1e-300).log(),
+        OWN_KL: kl_KN,
+        OWN_TV: (p_ND - q_KND).abs().sum(-1) / 2,
     }[kind]
     acceptance_KN = p_ND.expand_as(q_KND).gather(-1, q_KND.argmax(-1, keepdim=True))[..., 0]
     if served.probabilistic:
@@ -158,7 +163,7 @@ def literal_p(logits_NV: Tensor, served: Served, token_N: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("own", [False, True], ids=["target_head", "own_head"])
 @pytest.mark.parametrize("probabilistic", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, OWN_KL, OWN_TV])
 def test_loss_gradients_and_other_results_equal_the_literal_ones(
     kind: str, probabilistic: bool, own: bool
 ) -> None:
@@ -180,6 +185,20 @@ def test_loss_gradients_and_other_results_equal_the_literal_ones(
     for ours, theirs in zip(found, wanted, strict=True):
         assert theirs.abs().max() > 1e-3
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
+
+
+def test_an_own_loss_returns_one_value_a_row() -> None:
+    u_KNH, teacher_NH, token_N, valid_KN, lm_head_VH, served = problem(False)
+    with pytest.raises(OutriderError, match=r"own_losses:summed': returned shape \[\] .* row"):
+        distillation_loss(
+            u_KNH=u_KNH,
+            teacher_NH=teacher_NH,
+            token_N=token_N,
+            valid_KN=valid_KN,
+            lm_head_VH=lm_head_VH,
+            served=served,
+            kind="tests.training.own_losses:summed",
+        )
 
 
 def test_hard_labels_have_the_gradient_of_kl_in_expectation() -> None:

@@ -100,7 +100,7 @@ def test_responses_that_lose_their_end_are_counted_as_the_samples_are_cut() -> N
     assert counts.cut == sum(sample.length == 100 for sample in samples) == 3
     assert (counts.cut_tokens, counts.dropped) == (200 + 50 + 1, len(left_out))
     assert counts.describe() == (
-        "training.row_tokens = 100: of 5 responses 3 lose their end (251 tokens) and 1 are left"
+        "training.row_tokens = 100: of 5 responses 3 are cut off (251 tokens lost) and 1 are left"
         " out; raise it by 200 to keep all"
     )
     assert cut_at_rows([SequenceLength("a", 100, 20)], row_tokens=100).describe() == ""

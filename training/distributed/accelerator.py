@@ -88,10 +88,12 @@ def start_environment() -> None:
     """Sets the environment variables of accelerate, DeepSpeed and torch's allocator.
 
     A process without a launcher is rank 0 of 1. Raises an `OutriderError` if a CUDA build of torch
-    sees no GPU, unless CUDA_VISIBLE_DEVICES is empty: R1's layer would train for months on a CPU.
+    sees no GPU, unless CUDA_VISIBLE_DEVICES is empty (R1's layer would train for months on a CPU),
+    or if the process does not see the GPU of its rank.
     """
     os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
     if torch.cuda.is_available():
+        _require_gpu()
         # 15 GB of gradients share the memory with activations whose size varies by row, so blocks
         # that cannot grow would leave gaps. torch reads this at the first allocation.
         if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
@@ -110,6 +112,22 @@ def start_environment() -> None:
             port = probe.getsockname()[1]
         os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
+def _require_gpu() -> None:
+    """Raises an `OutriderError` if this process does not see the GPU of its LOCAL_RANK.
+
+    DeepSpeed selects it by that number (comm/torch.py, `init_process_group`). In a process that
+    sees only its own GPU, torch would report an invalid device ordinal.
+    """
+    rank = int(os.environ.get("LOCAL_RANK", "0"))
+    gpus = torch.cuda.device_count()
+    if rank >= gpus:
+        raise OutriderError(
+            f"LOCAL_RANK = {rank}, but the process sees {gpus} of its machine's GPUs; let every"
+            " process see all of them (srun: without --gpus-per-task and --gpu-bind), and start at"
+            " most one process per GPU"
+        )
 
 
 def make_accelerator(config: TrainingConfig, log_dir: Path) -> "Accelerator":

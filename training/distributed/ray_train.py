@@ -34,6 +34,7 @@ from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 from outrider.common.cluster.config import ClusterConfig
+from outrider.common.cluster.environment import OF_RANKS, passed_on
 from outrider.common.cluster.session import open_cluster
 from outrider.common.errors import OutriderError
 from outrider.common.files import write_json
@@ -59,11 +60,6 @@ It can expire because Ray may still count lost nodes as available."""
 
 _RESIZE_S = 60.0
 """Interval between checks for whether more ranks fit, in seconds."""
-
-_PASSED_ON = ("NCCL_", "GLOO_", "WANDB_", "HF_", "OUTRIDER_", "PYTHONWARNINGS", "TORCH_")
-"""Prefixes of environment variables that ranks inherit from the launcher.
-Variables that are set on a rank's node take precedence. The launcher's variables are passed through
-Ray's object store, because Ray logs runtime environments."""
 
 
 def train_on_ray(
@@ -159,9 +155,7 @@ def _trainer(
     settings = {
         "spec": spec.model_dump(mode="json"),
         "worker": WORKER,
-        "environment": {
-            name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)
-        },
+        "environment": passed_on(OF_RANKS),
     }
     os.environ |= {
         "RAY_CHDIR_TO_TRIAL_DIR": "0",

@@ -67,14 +67,6 @@ class EagleHead(StoredHead, ChainDrafter):
     def first_state(self, inputs_NX: Tensor) -> Tensor:
         """The projected auxiliary states."""
         # One norm over all states, or one for each (vLLM 0.32: llama_eagle3.py:405 and 411).
-        # One norm over all states, or one for each (vLLM 0.32: llama_eagle3.py:405 and 411).
-        # One norm over all states, or one for each (vLLM 0.32: llama_eagle3.py:405 and 411).
-        # One norm over all states, or one for each (vLLM 0.32: llama_eagle3.py:405 and 411).
-        # One norm over all states, or one for each (vLLM 0.32: llama_eagle3.py:405 and 411).
-        # One norm over all states, or one for each (vLLM 0.32: llama_eagle3.py:405 and 411).
-        # One norm over all states, or one for each (vLLM 0.32: llama_eagle3.py:405 and 411).
-        # One norm over all states, or one for each (vLLM 0.32: llama_eagle3.py:405 and 411).
-        # One norm over all states, or one for each (vLLM 0.32: llama_eagle3.py:405 and 411).
         if self.shape.norm_before_fc:
             inputs_NX = self.input_norm(inputs_NX)
         if self.shape.fc_norm:

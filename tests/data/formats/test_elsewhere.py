@@ -14,6 +14,8 @@ import pytest
 from outrider.common.errors import OutriderError
 from outrider.data.exchange import Exchange, Reject
 from outrider.data.files.sources import log_files
+from outrider.data.tokenize.tokens import SequenceBuilder
+from tests.conftest import EMBEDDED_TARGET
 from tests.data.logs import pair, read_exchanges, write_log
 
 FOLDER = Path(__file__).parent / "elsewhere"
@@ -54,6 +56,8 @@ def reasons(outcomes) -> list[str]:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["file"])
 def test_a_documented_log_is_read_or_refused_with_the_fix(case, builder):
     path = FOLDER / case["file"]
+    if case.get("ids"):  # those of the embedded target's tokenizer
+        builder = SequenceBuilder(EMBEDDED_TARGET)
     if case["exchanges"] is None:
         try:
             message = "; ".join(outcome.detail for outcome in read(path))
@@ -69,7 +73,9 @@ def test_a_documented_log_is_read_or_refused_with_the_fix(case, builder):
     if not exchanges:
         return
     first = exchanges[0]
-    assert "Question 0: what is 2+2?" in (first.prompt_text or first.messages[0]["content"])
+    assert "Question 0: what is 2+2?" in question_of(first, builder)
+    if "system" in case:
+        assert first.messages[0] == {"role": "system", "content": case["system"]}
     assert text_of(first) == case.get("text", "Two and two make four.\n</think>\n\nIt is 4.")
     assert first.finish_reason == "stop" and not first.stop_strings
     assert [first.temperature, first.top_p] == case.get("sampling", [0.6, 0.95])
@@ -83,6 +89,12 @@ def test_a_documented_log_is_read_or_refused_with_the_fix(case, builder):
         sequence = builder.build(exchange)
         completion = builder.decode(sequence.token_ids[sequence.completion_start :])
         assert completion == f"Two and two make four.\n</think>\n\nIt is 4.{END}"
+
+
+def question_of(exchange: Exchange, builder) -> str:
+    if exchange.messages is not None:
+        return next(one["content"] for one in exchange.messages if one["role"] == "user")
+    return exchange.prompt_text or builder.decode(exchange.prompt_token_ids)
 
 
 def text_of(exchange: Exchange) -> str | None:
@@ -158,6 +170,35 @@ def test_events_are_joined_by_the_id_of_the_request(tmp_path, seed):
         *["read"] * 4,
         "unmatched_response",
     ]
+
+
+@pytest.mark.parametrize("is_json", [False, True])
+def test_events_that_kserve_stores_are_joined_by_id(tmp_path, is_json):
+    names = ("Bytes", "ReqType", "Id") if is_json else ("bytes", "reqType", "id")
+
+    def stored(side, event_id, content):
+        kind = f"org.kubeflow.serving.inference.{side}"
+        text = base64.b64encode(json.dumps(content).encode()).decode()
+        return dict(zip(names, (text, kind, event_id), strict=True))
+
+    rows = [
+        stored("response", "k1", ANSWERED),
+        stored("request", "k2", ASKED),
+        stored("request", "k1", ASKED),
+    ]
+    assert reasons(read_rows(tmp_path, rows)) == ["read", "unmatched_request"]
+
+
+@pytest.mark.parametrize("side", ["input", "output", "both"])
+def test_bodies_that_bedrock_stored_apart_are_named(tmp_path, side):
+    row = {"input": {"inputBodyJson": ASKED}, "output": {"outputBodyJson": ANSWERED}}
+    whole = json.loads(json.dumps(row))
+    if side != "output":
+        row["input"] = {"inputBodyS3Path": "s3://logs/1_input.json.gz"}
+    if side != "input":
+        row["output"] = {"outputBodyS3Path": "s3://logs/1_output.json.gz"}
+    outcomes = read_rows(tmp_path, [whole, row])
+    assert reasons(outcomes) == ["content_not_logged", "read"]
 
 
 def test_only_calls_of_a_har_file_are_read(tmp_path):

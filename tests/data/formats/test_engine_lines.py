@@ -1,5 +1,7 @@
 """Engines' logs inside the records of any collector: the same outcomes as from the plain log."""
 
+import csv
+import io
 import json
 from collections import Counter
 from pathlib import Path
@@ -78,6 +80,60 @@ def test_a_record_that_a_collector_parsed_is_read(tmp_path):
     plain = about(read(tmp_path, "".join(json.dumps(event) + "\n" for event in events).encode()))
     rows = [{"insertId": "i", "jsonPayload": event, "severity": "INFO"} for event in events]
     assert about(read(tmp_path, "".join(json.dumps(row) + "\n" for row in rows).encode())) == plain
+
+
+def nanoseconds(at: int) -> str:
+    return f"{SECOND + at}000000000"
+
+
+def rows_newest_first(lines: list[str]) -> bytes:
+    rows = [{"line": line, "timestamp": nanoseconds(at)} for at, line in enumerate(lines)]
+    return "".join(json.dumps(row) + "\n" for row in reversed(rows)).encode()
+
+
+def list_newest_first(lines: list[str]) -> bytes:
+    rows = [{"line": line, "timestamp": nanoseconds(at)} for at, line in enumerate(lines)]
+    return json.dumps(rows[::-1], indent=1).encode()
+
+
+def table_newest_first(lines: list[str]) -> bytes:
+    table = io.StringIO(newline="")
+    rows = [(nanoseconds(at), line) for at, line in enumerate(lines)]
+    csv.writer(table).writerows([("timestamp", "line"), *reversed(rows)])
+    return table.getvalue().encode()
+
+
+def streams_newest_first(lines: list[str]) -> bytes:
+    """Loki's answer, in which lines of each level are a stream."""
+    values: dict[str, list[list[str]]] = {"info": [], "debug": []}
+    for at, line in enumerate(lines):
+        values["debug" if "DEBUG" in line else "info"].insert(0, [nanoseconds(at), line])
+    result = [{"stream": {"detected_level": level}, "values": values[level]} for level in values]
+    return json.dumps({"status": "success", "data": {"result": result}}).encode()
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [rows_newest_first, list_newest_first, table_newest_first, streams_newest_first],
+)
+def test_a_log_whose_newest_line_is_first_is_the_same_log(tmp_path, stored):
+    lines = [line for line in (GOLDEN / LOGS[0]).read_text().split("\n") if line]
+    rows = rows_newest_first(lines).splitlines()
+    plain = read(tmp_path, b"".join(row + b"\n" for row in reversed(rows)))
+    outcomes = read(tmp_path, stored(lines))
+    assert about(outcomes) == about(plain)
+    times, plain_times = (
+        [outcome.time for outcome in read_outcomes if isinstance(outcome, Exchange)]
+        for read_outcomes in (outcomes, plain)
+    )
+    assert len(times) > 2 and times == plain_times
+
+
+def test_lines_read_from_the_end_keep_their_numbers(tmp_path):
+    (tmp_path / "log.jsonl").write_bytes(rows_newest_first(["a", "b", "c"]))
+    (file,) = log_files(str(tmp_path / "log.jsonl"))
+    texts = [(number, (line or b"")[-1:]) for number, line in engine_lines(file)]
+    assert texts == [(3, b"a"), (2, b"b"), (1, b"c")]
 
 
 def test_every_record_is_counted_once(tmp_path):

@@ -2,6 +2,7 @@
 
 import io
 import json
+import pickle
 import sqlite3
 import zipfile
 
@@ -97,3 +98,34 @@ def test_a_zip_that_is_a_document_is_one_file(tmp_path, members, what):
     reject = described(tmp_path, stored.getvalue())
     assert reject.detail.startswith(what) and reject.rows == 1
     assert reject.detail.endswith(": export it as CSV or JSON lines")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "--\n-- PostgreSQL database dump\n--\n\n",
+        "-- MySQL dump 10.13  Distrib 8.0.36\n--\n",
+        "/*M!999999\\- enable the sandbox mode */ \n-- MariaDB dump 10.19\n",
+    ],
+)
+def test_a_dump_of_a_database_is_named_although_it_holds_objects(tmp_path, head):
+    row = "\t".join(["1", "2026-07-01 10:00:00", json.dumps(PAIR)])
+    reject = described(
+        tmp_path, f"{head}COPY public.logs (id, at, row) FROM stdin;\n{row}\n".encode()
+    )
+    assert reject.detail.startswith("a dump of a database: export it")
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_pickle_files_are_named_and_not_loaded(tmp_path, protocol):
+    reject = described(tmp_path, pickle.dumps({"requests": [SECRET]}, protocol))
+    assert reject.detail.startswith("a pickle file: ") and "--log-requests" in reject.detail
+
+
+@pytest.mark.parametrize("key", ["uri", "path", "url"])
+@pytest.mark.parametrize(
+    ("path", "api"), [("/v1/responses", "Responses API"), ("/api/v1/messages", "Anthropic")]
+)
+def test_a_log_of_another_api_names_it(tmp_path, key, path, api):
+    row = {key: path, "sent": {"input": SECRET}, "received": "data: x"}
+    assert api in described(tmp_path, json.dumps(row).encode()).detail

@@ -28,8 +28,8 @@ class Endpoint:
         self.spoils = lambda prompt: False
         self.asked = []
 
-    def complete(self, *, prompts, grammars, **_):
-        assert grammars == [""] * len(prompts)
+    def complete(self, *, prompts, fields, **_):
+        assert fields == [{}] * len(prompts)
         self.asked = [prompt[-1] for prompt in prompts]
         return [
             Completion([prompt[-1], 9 if self.spoils(prompt) else 7, 8], COUNTED)

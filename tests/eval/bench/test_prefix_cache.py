@@ -1,6 +1,7 @@
 """The replay of production's prefix cache: against vLLM's own cache, and in real servers."""
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -58,12 +59,19 @@ class VllmCache:
             use_eagle=use_eagle,
         )
 
-    def hits(self, prompt: list[int], response: list[int]) -> int:
+    def hits(self, prompt: list[int], response: list[int], salt: str | None = None) -> int:
         """Prompt tokens that the request finds; it leaves its own in the cache."""
         from vllm import SamplingParams
         from vllm.v1.request import Request
 
-        request = Request("name", prompt, SamplingParams(), None, block_hasher=self._hasher)
+        request = Request(
+            request_id="name",
+            prompt_token_ids=prompt,
+            sampling_params=SamplingParams(),
+            pooling_params=None,
+            cache_salt=salt,
+            block_hasher=self._hasher,
+        )
         blocks, cached, _ = self._manager.get_computed_blocks(request)
         assert self._manager.allocate_slots(request, len(prompt) - cached, cached, blocks)
         request.num_computed_tokens = len(prompt)
@@ -93,14 +101,15 @@ def chat_logs(draw: st.DrawFn) -> list[tuple[list[int], list[int]]]:
     return rows
 
 
-def table(rows: list[tuple[list[int], list[int]]]) -> Dataset:
-    """A log of these prompts and responses."""
+def table(rows: list[tuple[list[int], list[int]]], tenants: Sequence[str] = ("",)) -> Dataset:
+    """A log of these prompts and responses; requests are of the `tenants` in turn."""
     return Dataset.from_list(
         [
             {
                 "sequence_id": f"q{number}",
                 "token_ids": prompt + response,
                 "completion_start": len(prompt),
+                "tenant": tenants[number % len(tenants)],
             }
             for number, (prompt, response) in enumerate(rows)
         ]
@@ -158,6 +167,21 @@ def test_a_full_cache_has_dropped_what_vllm_s_has(blocks: int) -> None:
     assert np.mean(np.array(found) == np.array(held(blocks))) > 0.93
 
 
+def test_tenants_share_no_cache_if_their_requests_are_salted() -> None:
+    rows = long_log(np.random.default_rng(7))
+    tenants = ["acme", "umbrella", "", "acme"]
+    production = VllmCache(PLENTY, use_eagle=False)
+    found = [
+        production.hits(prompt, response, tenants[number % len(tenants)] or None)
+        for number, (prompt, response) in enumerate(rows)
+    ]
+    size = KvCache(tokens=PLENTY * BLOCK, block_size=BLOCK, keeps_prefixes=True)
+    names = {f"q{number}" for number in range(len(rows))}
+    log = table(rows, tenants)
+    assert [*held_prefixes(log, names, size, salted=True).values()] == found
+    assert sum(held_prefixes(log, names, size).values()) > sum(found)
+
+
 def test_engines_of_data_parallelism_share_no_cache() -> None:
     rows = [([1] * 4 * BLOCK, [2])] * 200
     names = {f"q{number}" for number in range(len(rows))}
@@ -180,7 +204,9 @@ def test_every_engine_gets_the_longest_prefixes_once(monkeypatch: pytest.MonkeyP
     rows = [(system, [9]), ([*conversation, *prompts[2][-BLOCK - 2 :]], [9])]
     rows += [(prompt, [9]) for prompt in prompts]
     asked = [
-        Prompt(sequence_id=f"q{number + 2}", session="", user="", token_ids=prompt, text="")
+        Prompt(
+            sequence_id=f"q{number + 2}", session="", user="", token_ids=prompt, text=str(number)
+        )
         for number, prompt in enumerate(prompts)
     ]
     sent = []
@@ -191,12 +217,22 @@ def test_every_engine_gets_the_longest_prefixes_once(monkeypatch: pytest.MonkeyP
         kv_cache=KvCache(tokens=PLENTY, block_size=BLOCK, keeps_prefixes=True),
         recomputes_last_block=False,
     )
-    production = ProductionCache(table(rows), asked)
+    production = ProductionCache(table(rows), asked, {})
     # The third prompt was seen whole, so all but the block of its last token is found.
     assert production.restore(server, asked) == BLOCK * (2 + 4 + 5)
     assert [(request["prompts"], request["engine"]) for request in sent] == [
         ([prompts[2][: 5 * BLOCK]], None)
     ]
+    sent.clear()
+    # Of two tenants, each needs a prefix of its own.
+    of_acme = {str(number): {"cache_salt": "acme"} for number in (0, 1)}
+    log = table(rows, ["acme", "", "acme", "acme", "", ""])
+    salted = ProductionCache(log, asked, of_acme)
+    assert salted.restore(server, asked) == BLOCK * (2 + 2 + 5)
+    (request,) = sent
+    assert request["prompts"] == [prompts[0][: 2 * BLOCK], prompts[2][: 5 * BLOCK]]
+    assert request["fields"] == [{"cache_salt": "acme"}, {}]
+    sent.clear()
     server.recomputes_last_block = True
     assert production.restore(server, asked) == BLOCK * (1 + 3 + 4)
     sent.clear()
@@ -218,6 +254,7 @@ def test_the_log_is_the_customer_s_in_its_order(tmp_path: Path) -> None:
                 "token_ids": [1, 2],
                 "completion_start": 1,
                 "time": time,
+                "tenant": "",
                 "grammar": "",
             }
             for name, time in zip(names, times, strict=True)
@@ -247,6 +284,7 @@ def chat_log(tokenizer) -> list[dict]:
         rows.append(
             {
                 "sequence_id": f"q{len(rows)}",
+                "tenant": "",
                 "session": f"s{session}",
                 "user": "",
                 "prompt_text": prompt,
@@ -309,7 +347,7 @@ def test_timed_requests_find_in_real_servers_what_the_log_holds(short_r1, tmp_pa
             sampling=Sampling(0.0, 1.0),
             speeds=speeds,
             say=print,
-            production=ProductionCache(Dataset.from_list(rows), prompts),
+            production=ProductionCache(Dataset.from_list(rows), prompts, {}),
         )
 
     def logged(dropped: int) -> float:

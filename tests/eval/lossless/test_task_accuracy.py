@@ -15,11 +15,9 @@ from outrider.eval.lossless.task_accuracy import (
     answer_check,
     equivalence,
     final_answer,
-    load_task,
     responses_needed,
     same_answer,
     task_accuracy,
-    task_file,
     try_task,
 )
 from outrider.pipeline.recipe.shipped import SHIPPED
@@ -79,51 +77,6 @@ def test_responses_longer_than_the_verification_s_are_counted(checks: None) -> N
     (advice,) = tried("differs", verification_max_tokens=1)
     assert advice.startswith("eval.verification_max_tokens = 1: 3 of 3 logged responses are longer")
     assert try_task(EvalConfig(verification_max_tokens=1), ROWS, NANO_R1, False) == []
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("posixpath", "not a function"),
-        ("no_such_module:f", "No module named 'no_such_module'; name a module:function"),
-        ("posixpath:jion", "no attribute 'jion'; name a module:function"),
-    ],
-)
-def test_a_wrong_name_says_what_is_wrong(name, message):
-    with pytest.raises(OutriderError, match=message):
-        load_task(name)
-
-
-def test_the_current_folder_replaces_no_installed_module(checks: None) -> None:
-    load_task("own_checks:never")
-    assert sys.path[-1] == str(Path.cwd())
-
-
-PACKAGE = "import pathlib\npathlib.Path('ran').touch()\n"
-
-
-@pytest.mark.parametrize("initializers", [(), ("outer",), ("outer", "outer/inner")])
-def test_the_file_of_a_check_is_found_without_running_anything(
-    initializers: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In packages with and without `__init__.py`, and installed, in the folder or Outrider's."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "outer" / "inner").mkdir(parents=True)
-    for path in (*(f"{folder}/__init__.py" for folder in initializers), "outer/inner/checks.py"):
-        (tmp_path / path).write_text(PACKAGE)
-    file = tmp_path / "outer" / "inner" / "checks.py"
-    assert task_file("outer.inner.checks:solved") == str(file)
-    assert not (tmp_path / "ran").exists() and "outer" not in sys.modules
-    assert task_file("outrider.recipes.nano_r1.tasks:resume_correct").endswith("nano_r1/tasks.py")
-    assert task_file("json.decoder:JSONDecoder") == json.decoder.__file__
-
-
-@pytest.mark.parametrize(
-    "name", ["", ":f", "gone:f", "posixpath.join", "json.gone:f", "outrider.gone:f"]
-)
-def test_no_file_of_a_check(name: str) -> None:
-    with pytest.raises(OutriderError, match="No module named"):
-        task_file(name)
 
 
 def test_task_accuracy_is_paired():

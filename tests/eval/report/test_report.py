@@ -180,8 +180,8 @@ def test_what_was_cut_or_raised_is_in_every_form(results, tmp_path):
     lost = (*lost_ends(tmp_path, tmp_path), "1 prompt is not sent")
     update = {"lost_ends": lost, "verification": verification}
     for form in rendered(results.model_copy(update=update), tmp_path):
-        assert "max_model_len = 100: of 2 responses 1 lose their end (21 tokens)" in form
-        assert "row_tokens = 64: of 2 responses 2 lose their end (61 tokens)" in form
+        assert "max_model_len = 100: of 2 responses 1 are cut off (21 tokens lost)" in form
+        assert "row_tokens = 64: of 2 responses 2 are cut off (61 tokens lost)" in form
         assert "1 prompt is not sent" in form
         assert "on 3 responses, first KeyError at checks.py, line 7" in form
 

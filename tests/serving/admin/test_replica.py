@@ -1,6 +1,7 @@
 """What the controller makes of the answers of replicas with another Outrider."""
 
 import contextlib
+import dataclasses
 import json
 import threading
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 
+from outrider.live.fleet import served_by
+from outrider.live.state import State
 from outrider.serving.admin.replica import (
     FinishedRequests,
     Replica,
@@ -71,8 +74,24 @@ def test_fields_of_a_later_outrider_are_ignored(replica, monkeypatch) -> None:
 
 @pytest.mark.parametrize(
     "answer",
-    [[], None, 3, "text", {}, {"k": 3}, STATUS | {"k": "many"}, b"[" * 100_000, b"\xff", b""],
-    ids=range(10),
+    [
+        [],
+        None,
+        3,
+        "text",
+        {},
+        {"k": 3},
+        STATUS | {"k": "many"},
+        b"[" * 100_000,
+        b"\xff",
+        b"",
+        STATUS | {"k": -1},
+        STATUS | {"directory": "\0"},
+        STATUS | {"reverted_because": "\ud800"},
+        STATUS | {"digest": "v1"},
+        {"read_s": float("nan"), "stall_s": 1e300},
+    ],
+    ids=range(15),
 )
 def test_another_answer_is_a_replica_that_cannot_be_reached(replica, monkeypatch, answer) -> None:
     answering(monkeypatch, answer)
@@ -93,4 +112,8 @@ def test_any_answer_is_read_or_is_of_another_outrider(
         (SwapResult, swap),
     ):
         with contextlib.suppress(ReplicaUnreachable):
-            assert isinstance(replica._read(form, answer), form)
+            read = replica._read(form, answer)
+            json.dumps(dataclasses.asdict(read), allow_nan=False)  # a journal can hold it
+            if isinstance(read, ReplicaStatus):
+                json.dumps(dataclasses.asdict(read), ensure_ascii=False).encode()
+                served_by(read, State())

@@ -231,7 +231,11 @@ def runner(
         (runner(stages=2), [2], "capture with pipeline_parallel_size 1"),
         (runner(), [0], "this model has the states of 1 to 6"),
         (runner(), [2, 7], "this model has the states of 1 to 6"),
-        (runner(model=torch.nn.Linear(1, 1)), [2], "Linear returns no states of its layers"),
+        (
+            runner(model=torch.nn.Linear(1, 1)),
+            [2],
+            "vLLM's Linear does not expose hidden states of its layers",
+        ),
         (runner(served=(2, 3)), [2, 4], r"reads layers \[2, 3\]; .* cannot return layers \[4\]"),
         (runner(drafter=object()), [2], "drafter would read the states"),
         (runner(eager=False), [2], "a compiled model cannot change"),

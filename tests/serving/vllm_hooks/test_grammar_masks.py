@@ -227,6 +227,44 @@ def test_the_grammar_starts_after_the_reasoning_unless_it_is_enabled_there(
         ).all()
 
 
+def test_the_grammar_reads_a_token_of_the_answer_that_ends_the_reasoning(
+    draw: Callable[..., Drawn], nano_r1: Path
+) -> None:
+    """As parsers with `reasoning_end_token_ids` find it: at a call, without an end token."""
+    from vllm.config.structured_outputs import StructuredOutputsConfig
+    from vllm.parser.engine.adapters import ParserEngineReasoningAdapter
+    from vllm.parser.engine.parser_engine import ReasoningEnd
+    from vllm.reasoning import ReasoningParser, ReasoningParserManager
+
+    grammar = {"json": typed(total=NUMBER)}
+    (brace, *_), _ = draw(grammar)
+
+    class EndsAtBrace(ParserEngineReasoningAdapter):
+        reasoning_end_token_ids = frozenset((brace,))
+
+        def __init__(self, tokenizer: Any, *args: Any, **kwargs: Any) -> None:
+            ReasoningParser.__init__(self, tokenizer)
+
+        def is_reasoning_end(self, input_ids: Any) -> bool:
+            return False  # of the prompt
+
+        def find_reasoning_end(self, token_ids: Any) -> ReasoningEnd:
+            ids = list(token_ids)
+            found = brace in ids
+            return ReasoningEnd(ids.index(brace) if found else len(ids), found)
+
+    ReasoningParserManager.register_module("ends_at_brace", module=EndsAtBrace)
+    settings = {"reasoning_parser": "ends_at_brace"}
+    begin = (brace + 1, brace + 2, brace)
+    response, expected_NW = draw(
+        grammar, begin, structured_outputs_config=StructuredOutputsConfig(**settings)
+    )
+    own = masks_with(nano_r1, **settings)
+    words_NW = words_of(own.of(json.dumps(grammar), PROMPT + response, len(PROMPT)))
+    assert torch.equal(words_NW, expected_NW)
+    assert not (words_NW == -1).all(-1)[len(begin)]
+
+
 @pytest.mark.parametrize(
     "grammar",
     [

@@ -17,9 +17,11 @@ import pytest
 from outrider.common.errors import OutriderError
 from outrider.serving.admin.replica import LiveRequest, SwapOrder, Watch
 from outrider.serving.admin.swap import SpeculatorBroken
+from outrider.serving.bundle.bundle_digest import bundle_digest
 from outrider.serving.vllm_hooks import live_speculator
 from outrider.serving.vllm_hooks.live_speculator import LiveSpeculator
 from outrider.speculators.kinds import KINDS
+from tests.serving.exported import write_exported
 
 pytestmark = pytest.mark.anyio
 
@@ -45,7 +47,7 @@ def held_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
     for name in ("READ_S", "SWAP_S", "ANSWER_S"):
         monkeypatch.setattr(live_speculator, name, 0.2)
-    started_with = SimpleNamespace(kind=KINDS["mtp"])
+    started_with = SimpleNamespace(kind=KINDS["mtp"], directory=Path("/nowhere"))
     monkeypatch.setattr(live_speculator, "in_service", lambda _: started_with)
     monkeypatch.setattr(live_speculator, "checked", read)
     monkeypatch.setattr(live_speculator, "differing", lambda *_: [])
@@ -178,3 +180,26 @@ async def test_the_expected_digest_is_compared_before_anything_is_read(
             await speculator.swap(order)
     assert set(engine.called) == {"speculator_report"}
     await speculator.swap(NEW.model_copy(update={"expected": "2" * 64}))
+
+
+def test_the_digest_of_a_start_is_of_the_files_and_empty_without_an_intact_bundle(
+    tmp_path: Path,
+) -> None:
+    bundle = write_exported(tmp_path / "bundle")
+    assert live_speculator.intact_digest(bundle) == bundle_digest(bundle)
+    (bundle / "model.safetensors").write_bytes(b"other weights")
+    assert live_speculator.intact_digest(bundle) == ""
+    assert live_speculator.intact_digest(tmp_path) == ""
+
+
+async def test_the_start_is_named_by_its_digest_and_a_swap_expects_it(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = "a" * 64
+    monkeypatch.setattr(live_speculator, "intact_digest", lambda _: start)
+    speculator = LiveSpeculator(engine, [Path("/releases")], Namespace())
+    assert (await speculator.status()).digest == start
+    with pytest.raises(OutriderError, match="another controller swapped it"):
+        await speculator.swap(NEW.model_copy(update={"expected": ""}))
+    await speculator.swap(NEW.model_copy(update={"expected": start}))
+    assert (await speculator.status()).digest == NEW.digest

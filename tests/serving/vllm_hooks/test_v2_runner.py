@@ -53,11 +53,12 @@ def test_v2_captures_swaps_and_drafts_as_v1_does(nano_r1, prompts, tmp_path):
 
 @pytest.mark.engine
 @pytest.mark.slow
+@pytest.mark.parametrize("method", ["greedy", "probabilistic"])
 def test_a_kind_of_v2_alone_drafts_as_its_unroll(
-    short_r1: Path, prompts: list[list[int]], tmp_path: Path
+    short_r1: Path, prompts: list[list[int]], tmp_path: Path, method: str
 ) -> None:
     """Every draft of a walk, also by a head that was swapped in; another head drafts others."""
-    found = on_cpu(DSPARK, short_r1, tmp_path, prompts=prompts[:4], folder=tmp_path)
+    found = on_cpu(DSPARK, short_r1, tmp_path, method, prompts=prompts[:4], folder=tmp_path)
     assert found["first"][0][0] > 30
     for name, wrong in (("first", False), ("second", False), ("crossed", True)):
         assert (complaint(found[name], ParityConfig()) is not None) is wrong, (name, found[name])
@@ -75,11 +76,13 @@ def test_lookup_takes_the_replayed_steps(
     assert found["steps"] != found["replayed"]["v1"]
 
 
-def on_cpu(module: str, *paths: Path, prompts: list[list[int]], folder: Path) -> dict[str, Any]:
+def on_cpu(
+    module: str, *arguments: Path | str, prompts: list[list[int]], folder: Path
+) -> dict[str, Any]:
     """What a module prints about these prompts, with vLLM's model runner V2 on a CPU."""
     file = folder / "prompts.json"
     file.write_text(json.dumps(prompts))
-    words = [sys.executable, "-m", ON_CPU, module, *map(str, paths), str(file)]
+    words = [sys.executable, "-m", ON_CPU, module, *map(str, arguments), str(file)]
     environment = os.environ | {"VLLM_LOGGING_LEVEL": "ERROR"}
     done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, env=environment)
     return dict(json.loads(done.stdout.splitlines()[-1]))

@@ -49,7 +49,7 @@ def shared_bytes(
     options: Mapping[str, Any],
 ) -> int:
     """Bytes of shared memory per block. `widths` are those of a query and of a value."""
-    tiles = _tiles(direction, capability, dtype, widths[0], options)
+    tiles = tiles_of(direction, capability, dtype, widths[0], options)
     launch = {name: tiles.pop(name) for name in ("num_stages", "num_warps")}
     constants = _constants(dtype, widths) | tiles
     kernel = _module(_rendered(direction, constants, widths)).kernel
@@ -66,7 +66,7 @@ def shared_bytes(
     return int(triton.compile(source, target=target, options=launch).metadata.shared)
 
 
-def _tiles(
+def tiles_of(
     direction: Direction,
     capability: tuple[int, int],
     dtype: torch.dtype,

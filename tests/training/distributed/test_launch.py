@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from outrider.common.cluster.config import ClusterConfig
+from outrider.common.errors import OutriderError
 from outrider.training.config import TrainingConfig
+from outrider.training.distributed.accelerator import start_environment
 from outrider.training.distributed.launch import processes_here
 from outrider.training.distributed.spec import TrainingSpec
 from tests.training.corpus import make_corpus
@@ -42,3 +44,14 @@ def test_the_same_run_may_have_more_processes_on_another_machine(
         specs.append(TrainingSpec.model_validate_json(text))
     assert [spec.training.processes for spec in specs] == [1, 2]
     assert specs[0].settings() == specs[1].settings()
+
+
+@pytest.mark.parametrize(("rank", "gpus"), [(1, 1), (7, 4)])
+def test_a_process_must_see_the_gpu_of_its_rank(monkeypatch, rank: int, gpus: int) -> None:
+    """As under srun with --gpus-per-task, where each process sees one."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setenv("LOCAL_RANK", str(rank))
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "")  # restored afterwards
+    with pytest.raises(OutriderError, match=f"^LOCAL_RANK = {rank}, but .* sees {gpus} .*srun"):
+        start_environment()

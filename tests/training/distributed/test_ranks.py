@@ -2,6 +2,7 @@
 
 import os
 import stat
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -150,6 +151,26 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     hostfile = tmp_path / "hostfile"
     hostfile.write_text("# both are this machine\nlocalhost slots=1\n127.0.0.1 slots=1\n")
     return hostfile
+
+
+def test_torchrun_over_ssh_has_the_settings_of_collectives(
+    cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ssh passes no variables."""
+    ssh = tmp_path / "bin" / "ssh"
+    ssh.write_text(SSH.replace("exec sh", 'exec env -i PATH="$PATH" sh'))
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nenv | grep -E "NCCL|GLOO|SECRET" | sort >> {tmp_path}/seen\n')
+    python.chmod(0o755)
+    values = {"NCCL_SOCKET_IFNAME": "=eth0,bond 1", "GLOO_SOCKET_IFNAME": "it's", "SECRET": "x"}
+    for name, value in (values | {"OUTRIDER_PYTHON": str(python)}).items():
+        monkeypatch.setenv(name, value)
+    command = ["sh", LAUNCH / "torchrun.sh", cluster, "spec.json"]
+    subprocess.run(command, check=True, timeout=60)
+    assert (tmp_path / "seen").read_text().splitlines() == 2 * [
+        "GLOO_SOCKET_IFNAME=it's",
+        "NCCL_SOCKET_IFNAME==eth0,bond 1",
+    ]
 
 
 def launchers(hostfile: Path) -> dict[str, str]:

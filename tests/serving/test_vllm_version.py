@@ -2,7 +2,7 @@
 
 import pytest
 
-from outrider.serving.vllm_hooks.version import (
+from outrider.serving.vllm_version import (
     WRITTEN_FOR,
     untried_version,
     vllm_version,

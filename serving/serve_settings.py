@@ -1,0 +1,142 @@
+"""Words of the commands that charts and frameworks make of their settings for vLLM.
+
+    words_of_settings([{"modelURL": "org/model", "vllmConfig": {"tensorParallelSize": 8}}])
+    # [["vllm", "serve", "org/model", "--tensor-parallel-size", "8"]]
+
+- vLLM's production stack: `modelURL` and `vllmConfig` of its chart, or `model` of its CRD
+- Ray Serve LLM: `model_loading_config` and `engine_kwargs`, which are vLLM's own arguments
+- llm-d's modelservice and KServe's LLMInferenceService: a model's `uri`, `parallelism`, and the
+  container's arguments, also in VLLM_ADDITIONAL_ARGS
+- what vLLM logs when it starts: `non-default args: {...}`
+
+Documentation, templates and public values of them were read in November 2026.
+"""
+
+import ast
+import json
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+SERVE = ("vllm", "serve")
+
+PARALLELISM = {
+    "tensor": "tensor_parallel_size",
+    "pipeline": "pipeline_parallel_size",
+    "data": "data_parallel_size",
+    "dataLocal": "data_parallel_size_local",
+}
+"""Arguments for the keys of `parallelism`."""
+
+ADDED = "VLLM_ADDITIONAL_ARGS"
+"""The variable with further flags that KServe's containers read."""
+
+STACKS = frozenset({"extraArgs", "v0", "v1", "env"})
+"""Keys of `vllmConfig` that are not vLLM's arguments."""
+
+LOGGED = frozenset({"model", "model_tag", "subparser", "dispatch_function"})
+"""Keys of the logged arguments that are no flags."""
+
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_SCHEME = re.compile(r"(?:pvc\+)?hf://")
+_ARGUMENTS = re.compile(r"non-default args: (\{.*\})")
+
+
+def words_of_settings(mappings: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
+    """Yields the command that each of a document's mappings stands for."""
+    for settings in mappings:
+        for read in (_of_stack, _of_ray, _of_chart):
+            words = read(settings)
+            if words:
+                yield words
+
+
+def words_of_log(text: str) -> Iterator[list[str]]:
+    """Yields the command of each start of vLLM in its log."""
+    for logged in _ARGUMENTS.findall(text):
+        try:
+            arguments = ast.literal_eval(logged)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            continue
+        model = arguments.get("model_tag") or arguments.get("model")
+        flags = {name: value for name, value in arguments.items() if name not in LOGGED}
+        yield [*SERVE, *([str(model)] if model else []), *_flags(flags)]
+
+
+def _of_stack(settings: Mapping[str, Any]) -> list[str]:
+    section = settings.get("vllmConfig")
+    of_crd = _mapping(settings, "model")
+    model = settings.get("modelURL") or of_crd.get("modelURL")
+    if not isinstance(section, Mapping) or not model:
+        return []
+    sizes = {name: of_crd[name] for name in ("maxModelLen", "maxNumSeqs") if name in of_crd}
+    arguments = {**sizes, **section}
+    flags = {_snake(name): value for name, value in arguments.items() if name not in STACKS}
+    more = map(str, _list(section, "extraArgs"))
+    return [*_variables(settings), *SERVE, str(model), *_flags(flags), *more]
+
+
+def _of_ray(settings: Mapping[str, Any]) -> list[str]:
+    loaded = _mapping(settings, "model_loading_config")
+    model = loaded.get("model_source") or loaded.get("model_id")
+    if not isinstance(model, str):
+        return []
+    return [*SERVE, model, *_flags(_mapping(settings, "engine_kwargs"))]
+
+
+def _of_chart(settings: Mapping[str, Any]) -> list[str]:
+    """Returns the command of llm-d's values or of KServe's `spec`."""
+    uri = _mapping(settings, "modelArtifacts").get("uri") or _mapping(settings, "model").get("uri")
+    pods = [settings, *(_mapping(settings, key) for key in ("decode", "template"))]
+    containers = [container for pod in pods for container in _list(pod, "containers")]
+    if not isinstance(uri, str) or not containers or not isinstance(containers[0], Mapping):
+        return []
+    if containers[0].get("command"):
+        return []
+    sizes: dict[str, Any] = {}
+    for pod in pods:
+        of_pod = _mapping(pod, "parallelism")
+        sizes |= {PARALLELISM[key]: of_pod[key] for key in PARALLELISM if key in of_pod}
+    arguments = [str(argument) for argument in _list(containers[0], "args")]
+    variables = _variables(containers[0])
+    for variable in variables:
+        name, _, value = variable.partition("=")
+        if name == ADDED:
+            arguments += shlex.split(value)
+    return [*variables, *SERVE, _SCHEME.sub("", uri), *_flags(sizes), *arguments]
+
+
+def _flags(arguments: Mapping[str, Any]) -> list[str]:
+    """Returns arguments as words; vLLM reads objects as JSON, and lists as several words."""
+    words: list[str] = []
+    for name, value in arguments.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        elif isinstance(value, list | tuple):
+            words += [f"--{flag}", *map(str, value)]
+        elif value is not None:
+            text = json.dumps(value) if isinstance(value, Mapping) else str(value)
+            words += [f"--{flag}", text]
+    return words
+
+
+def _snake(name: str) -> str:
+    return _HUMP.sub("_", name).lower()
+
+
+def _mapping(holder: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = holder.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _list(holder: Mapping[str, Any], key: str) -> list[Any]:
+    value = holder.get(key)
+    return value if isinstance(value, list) else []
+
+
+def _variables(container: Mapping[str, Any]) -> list[str]:
+    """Returns the variables of a container, as words before its command."""
+    entries = [entry for entry in _list(container, "env") if isinstance(entry, Mapping)]
+    return [f"{entry.get('name')}={entry['value']}" for entry in entries if "value" in entry]
