@@ -26,7 +26,7 @@ def with_ratio(low: float, high: float):
 
 def test_the_title_names_model_traffic_and_date():
     words = title(sample_results())
-    assert words == "nano_r1 on resume_screening, 2025-10-09"
+    assert words == "nano_r1 on resume_screening, 2025-10-10"
 
 
 def test_the_gain_has_its_interval_and_reference():
