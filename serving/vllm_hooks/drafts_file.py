@@ -81,8 +81,8 @@ def fit_by_step() -> None:
         finally:
             self.num_spec_tokens = largest
 
-    GPUModelRunner.sample_tokens = sample_tokens  # type: ignore[method-assign]
-    GPUModelRunner._input_fits_in_drafter = fits_in_drafter  # type: ignore[method-assign]
+    GPUModelRunner.sample_tokens = sample_tokens  # type: ignore[method-assign, assignment]
+    GPUModelRunner._input_fits_in_drafter = fits_in_drafter  # type: ignore[method-assign, assignment]
 
 
 def following_scheduler(vllm_config: Any, **arguments: Any) -> Any:

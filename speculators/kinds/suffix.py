@@ -242,7 +242,7 @@ def _hook_runner() -> None:
         return fits(self, metadata)
 
     GPUModelRunner._update_states = update_with_tenants  # type: ignore[method-assign, assignment]
-    GPUModelRunner._input_fits_in_drafter = fits_in_drafter  # type: ignore[method-assign]
+    GPUModelRunner._input_fits_in_drafter = fits_in_drafter  # type: ignore[method-assign, assignment]
 
 
 @functools.cache
