@@ -45,7 +45,9 @@ def _address(text: str, info: ValidationInfo[Path | None]) -> str:
 
 AnyAddress = Annotated[str, AfterValidator(_address)]
 
-LocalAddress = Annotated[AnyAddress, AfterValidator(lambda text: str(Address.parse_local(text)))]
+SocketAddress = Annotated[
+    AnyAddress, AfterValidator(lambda text: str(Address.parse_socket(text)))
+]
 
 
 class Section(BaseModel):
@@ -65,9 +67,9 @@ class EndpointReplica(Section):
     data: AnyAddress
     """Address that the router sends requests to: `unix:PATH` or `http://HOST:PORT`."""
 
-    admin: LocalAddress = Field(default_factory=lambda data: f"unix:{data.get('name')}.admin.sock")
-    """Address of the route that swaps the speculator (the server's OUTRIDER_ADMIN): a Unix socket
-    or a loopback address. Default: `unix:NAME.admin.sock`."""
+    admin: SocketAddress = Field(default_factory=lambda data: f"unix:{data.get('name')}.admin.sock")
+    """Address of the route that swaps the speculator (the server's OUTRIDER_ADMIN): a Unix
+    socket. Default: `unix:NAME.admin.sock`."""
 
     role: Role = "stable"
     """`canary`: a new speculator is served here first."""

@@ -5,7 +5,6 @@ Address.parse("unix:/run/vllm.sock").connect(timeout_s=5).request("GET", "/healt
 
 import contextlib
 import http.client
-import ipaddress
 import json
 import re
 import socket
@@ -46,16 +45,18 @@ class Address:
         return cls(host=match[1].strip("[]"), port=int(match[2]))
 
     @classmethod
-    def parse_local(cls, text: str) -> "Address":
-        """Like `parse`, but raises a `ValueError` if other machines can reach it."""
+    def parse_socket(cls, text: str) -> "Address":
+        """Like `parse`, but raises a `ValueError` unless it is a Unix socket.
+
+        The admin token is sent there. On a port, even of the loopback interface, any user of the
+        machine can listen before the server does, and receive it.
+        """
         address = cls.parse(text)
-        with contextlib.suppress(ValueError):  # a host name, not an IP address
-            if ipaddress.ip_address(address.host or "").is_loopback:
-                return address
-        if address.path is None and address.host != "localhost":
+        if address.path is None:
             raise ValueError(
-                "other machines can reach this address; swap speculators over a Unix socket or"
-                " 127.0.0.1 (to another machine: ssh -L)"
+                "any user of the machine can listen on a port and receive the admin token; give a"
+                " Unix socket, for example unix:/run/vllm.admin.sock (a replica on another"
+                " machine: ssh -L /run/b.admin.sock:/run/vllm.admin.sock HOST)"
             )
         return address
 

@@ -22,7 +22,7 @@ ROOTS = "OUTRIDER_RELEASE_ROOTS"
 """Variable that lists the folders that may contain releases, separated by os.pathsep."""
 
 ADMIN = "OUTRIDER_ADMIN"
-"""Variable that holds the address of the admin route: `unix:PATH`, or `http://127.0.0.1:PORT`."""
+"""Variable that holds the address of the admin route: `unix:PATH`."""
 
 TOKEN_FILE = "OUTRIDER_ADMIN_TOKEN_FILE"
 """Variable that holds the path of the admin route's token file."""

@@ -1,7 +1,7 @@
 """The admin route of a live server, which swaps its speculator.
 
 The route is not on the address that customers reach: it has its own listener, a Unix socket
-with mode 0600 or a loopback address, and its own token. It runs in the API server's event loop.
+with mode 0600, and its own token. It runs in the API server's event loop.
 
     OUTRIDER_ADMIN=unix:/run/outrider/a.admin.sock OUTRIDER_ADMIN_TOKEN_FILE=/srv/r1/admin.token \\
         OUTRIDER_RELEASE_ROOTS=/srv/r1/releases \\
@@ -53,10 +53,10 @@ class AdminRoute:
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
         """Starts listening; with unsuitable server flags, refuses requests and names the fix.
 
-        Raises an `OutriderError` if the address is public or in use, or the token file is invalid.
+        Raises an `OutriderError` if the address is no Unix socket or in use, or the token file is invalid.
         """
         try:
-            address = Address.parse_local(os.environ[ADMIN])
+            address = Address.parse_socket(os.environ[ADMIN])
         except ValueError as error:
             raise OutriderError(f"{ADMIN}={os.environ[ADMIN]}: {error}") from None
         if TOKEN_FILE not in os.environ:
@@ -127,10 +127,8 @@ class AdminRoute:
 
 
 def bound(address: Address) -> socket.socket:
-    """Listens on a local address; other users cannot reach Unix sockets."""
-    if address.path is None:
-        family = socket.AF_INET6 if ":" in (address.host or "") else socket.AF_INET
-        return socket.create_server((address.host or "", address.port or 0), family=family)
+    """Listens on a Unix socket, which other users cannot reach."""
+    assert address.path is not None
     path = Path(address.path)
     if path.is_socket():  # left by a killed server, unless another server answers
         with contextlib.closing(socket.socket(socket.AF_UNIX)) as probe:

@@ -10,7 +10,7 @@ from outrider.live.endpoint_file import SHIPPED_ENDPOINTS, CanaryPolicy, load_en
 
 REPLICAS = """
 - {name: one, data: "unix:one.sock"}
-- {name: two, data: "http://10.0.0.2:8000", admin: "http://127.0.0.1:9002", role: canary}
+- {name: two, data: "http://10.0.0.2:8000", admin: "unix:/run/b.admin.sock", role: canary}
 """
 
 
@@ -38,7 +38,7 @@ def test_relative_paths_are_relative_to_the_file_and_sockets_to_the_state(tmp_pa
     assert (endpoint.name, endpoint.state_dir) == ("resume", state)
     one, two = endpoint.replicas
     assert (one.data, one.admin) == (f"unix:{state}/one.sock", f"unix:{state}/one.admin.sock")
-    assert (two.data, two.admin) == ("http://10.0.0.2:8000", "http://127.0.0.1:9002")
+    assert (two.data, two.admin) == ("http://10.0.0.2:8000", "unix:/run/b.admin.sock")
     assert (endpoint.stable, endpoint.canary) == ([one], [two])
     assert endpoint.router.listen == f"unix:{state}/front.sock"
     assert endpoint.envoy_admin == f"unix:{state}/envoy.sock"
@@ -73,7 +73,7 @@ def test_a_mistyped_key_is_named_with_its_line_and_the_nearest_key(tmp_path) -> 
         ),
         (
             {"replicas": [{"name": "a", "data": "unix:/a", "admin": "http://10.0.0.2:80"}]},
-            "http://10.0.0.2:80': other machines can reach this address",
+            "http://10.0.0.2:80': any user of the machine can listen on a port",
         ),
         (
             {"replicas": [{"name": "a", "data": "unix:/a", "admin": "unix:/a"}]},

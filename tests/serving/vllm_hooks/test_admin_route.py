@@ -75,8 +75,8 @@ def test_a_server_without_what_it_needs_answers_with_the_fix(
 @pytest.mark.parametrize(
     ("variables", "flags", "message"),
     [
-        ({ADMIN: "http://0.0.0.0:9000"}, {}, "other machines can reach this address"),
-        ({ADMIN: "http://10.0.0.2:9000"}, {}, "other machines can reach this address"),
+        ({ADMIN: "http://0.0.0.0:9000"}, {}, "any user of the machine can listen on a port"),
+        ({ADMIN: "http://127.0.0.1:9000"}, {}, "give a Unix socket"),
         ({ADMIN: "yes"}, {}, "not an address; write unix:"),
         ({TOKEN_FILE: None}, {}, f"without {TOKEN_FILE}"),
         ({}, {"api_server_count": 2}, "--api-server-count 1"),
