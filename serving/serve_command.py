@@ -58,6 +58,10 @@ DTYPES = {"half": "float16", "float": "float32"}
 """vLLM's other names of data types."""
 
 
+CONDITIONAL = re.compile(r"(^|;)[ \t]*(then|do|esac)\b", re.MULTILINE)
+"""Words of a shell's `if`, `for`, `while` and `case`."""
+
+
 class ServeCommand(NamedTuple):
     """A command as recipe values."""
 
@@ -89,6 +93,8 @@ def read_serve_command(text: str) -> ServeCommand:
         engine["environment"] = environment
     harmless_variables = [name for name in variables if name not in environment]
     notes = _notes(given, left_out, harmless_variables, unknown)
+    if CONDITIONAL.search(text):
+        notes.append("conditions and loops of the script are not evaluated: check these values")
     values: dict[str, Any] = {"target": target, "serving": {"engine": engine}}
     release = release_in(text)
     if release is not None and (words := served_with(release)):

@@ -28,6 +28,7 @@ from outrider.serving.serve_units import (
     words_of_lists,
     words_of_units,
 )
+from outrider.serving.vllm_flags import HARMLESS
 
 SERVERS = ("vllm.entrypoints.openai.api_server", "vllm/entrypoints/openai/api_server.py")
 """The module of vLLM's API server, and its file."""
@@ -57,6 +58,11 @@ VARIABLE = re.compile(
     r"\$(?:(?P<plain>\w+)|\{(?P<braces>\w+)(?::?-(?P<default>[^}]*))?\}|\((?P<kube>\w+)\))"
 )
 """$NAME, ${NAME}, ${NAME:-default} and, in Kubernetes, $(NAME)."""
+
+ASSIGNED = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<value>.*)", re.DOTALL)
+
+EXPORTED = re.compile(r"[A-Z_][A-Z0-9_]*")
+"""Names of variables that a program may read. A script's own are often in lower case."""
 
 Command = tuple[dict[str, str], list[str]]
 """Environment variables, and the words after `vllm serve`."""
@@ -133,9 +139,10 @@ def _of_words(words: list[str]) -> Command | None:
         rest = _after_server(words, index)
         if rest is not None:
             return variables, _until_end(rest)
-        name, equals, value = word.removeprefix("--env=").partition("=")
-        if equals and re.fullmatch(r"[A-Z_][A-Z0-9_]*", name):
-            variables[name] = value.removesuffix(END)
+        assigned = ASSIGNED.fullmatch(word.removeprefix("--env="))
+        if assigned is not None:
+            value = assigned["value"].removesuffix(END)
+            variables[assigned["name"]] = _resolved(value, variables)
     return None
 
 
@@ -186,21 +193,47 @@ def _until_end(words: list[str]) -> list[str]:
     return command_words
 
 
-def _checked(source: str, variables: dict[str, str], words: list[str]) -> Command:
-    """Replaces variables that the text sets; refuses others."""
+def _resolved(word: str, variables: Mapping[str, str]) -> str:
+    """Replaces variables that have a value, or a default in the word itself."""
 
     def value(match: re.Match[str]) -> str:
         name = match["plain"] or match["braces"] or match["kube"]
         default = match[0] if match["default"] is None else match["default"]
         return variables.get(name, default)
 
-    words = [VARIABLE.sub(value, word) for word in words if word not in ("$@", "$*")]
+    return VARIABLE.sub(value, word)
+
+
+def _expanded(words: list[str], variables: Mapping[str, str]) -> Iterator[str]:
+    """The words with their variables replaced; a variable that holds flags becomes several."""
     for word in words:
-        if re.search(r"\$[({A-Za-z_@*]", word):
+        if word in ("$@", "$*"):
+            continue
+        resolved = _resolved(word, variables)
+        if VARIABLE.fullmatch(word) and resolved.startswith("-"):
+            yield from shlex.split(resolved)
+        else:
+            yield resolved
+
+
+def _checked(source: str, variables: dict[str, str], words: list[str]) -> Command:
+    """Replaces variables that the text sets; refuses others, but in flags of the HTTP server."""
+    exported = {name: value for name, value in variables.items() if EXPORTED.fullmatch(name)}
+    checked: list[str] = []
+    for word in _expanded(words, variables):
+        if not re.search(r"\$[({A-Za-z_@*]", word):
+            checked.append(word)
+            continue
+        flag, equals, _ = word.partition("=")
+        if not equals and checked:
+            flag = checked[-1]
+        if not flag.startswith("--") or flag[2:].replace("-", "_") not in HARMLESS:
             raise OutriderError(
                 f"{source}: {redacted(word)}: contains a shell variable; replace it with its value"
             )
-    return variables, words
+        if not equals:
+            checked.pop()
+    return exported, checked
 
 
 def _of_manifest(text: str) -> Iterator[list[str]]:

@@ -53,7 +53,8 @@ class AdminRoute:
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
         """Starts listening; with unsuitable server flags, refuses requests and names the fix.
 
-        Raises an `OutriderError` if the address is no Unix socket or in use, or the token file is invalid.
+        Raises an `OutriderError` if the address is no Unix socket or in use, or the token file is
+        invalid.
         """
         try:
             address = Address.parse_socket(os.environ[ADMIN])

@@ -345,6 +345,13 @@ def test_a_served_head_names_its_target(tmp_path: Path) -> None:
     assert found.values["eval"] == {"current_k": 3}
 
 
+def test_a_script_with_conditions_is_read_with_a_note() -> None:
+    script = 'if [ -n "$EAGER" ]; then\n  EXTRA=--enforce-eager\nfi\nvllm serve org/model -tp 2 $EXTRA\n'
+    notes = read_serve_command(script).notes
+    assert "conditions and loops of the script are not evaluated: check these values" in notes
+    assert not any("conditions" in note for note in read_serve_command("vllm serve m").notes)
+
+
 def test_an_unknown_flag_is_refused_until_the_recipe_lists_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -176,6 +176,28 @@ def test_variables_have_the_values_that_the_text_sets() -> None:
     assert find_command("x", 'vllm serve m "$@"')[1] == ["m"]
 
 
+def test_a_script_s_own_variables_have_the_values_of_the_shell() -> None:
+    """Defaults of themselves and of positional parameters, lower case, several flags in one."""
+    script = """
+MODEL=${MODEL:-org/model}
+port=${1:-9000}
+tp=4
+extra="--max-model-len 8192 --seed $tp"
+vllm serve "$MODEL" -tp $tp --port $port $extra
+"""
+    variables, words = find_command("serve.sh", script)
+    assert variables == {"MODEL": "org/model"}
+    flags = ["-tp", "4", "--port", "9000", "--max-model-len", "8192", "--seed", "4"]
+    assert words == ["org/model", *flags]
+
+
+def test_an_unset_variable_in_a_flag_of_the_http_server_is_left_out() -> None:
+    script = "vllm serve org/model --api-key $KEY --port=${PORT} -tp 2"
+    assert find_command("serve.sh", script)[1] == ["org/model", "-tp", "2"]
+    with pytest.raises(OutriderError, match="contains a shell variable"):
+        find_command("serve.sh", "vllm serve org/model --tensor-parallel-size $TP")
+
+
 def test_lines_of_flags_go_on_without_backslashes() -> None:
     text = "vllm serve org/model\n  --port 8000\n  # a comment\n\n  -tp 8\necho done"
     assert find_command("x", text)[1] == ["org/model", "--port", "8000", "-tp", "8"]
