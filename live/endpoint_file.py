@@ -45,9 +45,7 @@ def _address(text: str, info: ValidationInfo[Path | None]) -> str:
 
 AnyAddress = Annotated[str, AfterValidator(_address)]
 
-SocketAddress = Annotated[
-    AnyAddress, AfterValidator(lambda text: str(Address.parse_socket(text)))
-]
+SocketAddress = Annotated[AnyAddress, AfterValidator(lambda text: str(Address.parse_socket(text)))]
 
 
 class Section(BaseModel):

@@ -346,7 +346,9 @@ def test_a_served_head_names_its_target(tmp_path: Path) -> None:
 
 
 def test_a_script_with_conditions_is_read_with_a_note() -> None:
-    script = 'if [ -n "$EAGER" ]; then\n  EXTRA=--enforce-eager\nfi\nvllm serve org/model -tp 2 $EXTRA\n'
+    script = (
+        'if [ -n "$EAGER" ]; then\n  EXTRA=--enforce-eager\nfi\nvllm serve org/model -tp 2 $EXTRA\n'
+    )
     notes = read_serve_command(script).notes
     assert "conditions and loops of the script are not evaluated: check these values" in notes
     assert not any("conditions" in note for note in read_serve_command("vllm serve m").notes)
