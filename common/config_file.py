@@ -51,6 +51,11 @@ _Loader.add_implicit_resolver(
     re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9]*)?[eE][-+]?[0-9]+$"),
     list("-+0123456789"),
 )
+# Its own, because lm-format-enforcer, which vLLM imports, makes timestamps text in
+# `yaml.SafeLoader` itself: what a file means would depend on what was imported before.
+_Loader.add_constructor(
+    "tag:yaml.org,2002:timestamp", yaml.constructor.SafeConstructor.construct_yaml_timestamp
+)
 
 
 def read_yaml(path: Path, noun: str = "a recipe") -> tuple[dict[str, Any], Origins]:

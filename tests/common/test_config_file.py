@@ -1,5 +1,7 @@
 """YAML files that are small but stand for much, and values that are none."""
 
+import datetime
+
 import pytest
 import yaml
 
@@ -33,3 +35,13 @@ def test_files_that_would_not_end_are_refused(tmp_path, text, message):
 def test_arguments_that_are_no_value(text):
     with pytest.raises(yaml.YAMLError):
         read_value(text)
+
+
+def test_a_library_that_changes_yaml_for_everybody_changes_nothing_here(monkeypatch):
+    """lm-format-enforcer does this when it is imported."""
+    constructors = yaml.SafeLoader.yaml_constructors
+    text = constructors["tag:yaml.org,2002:str"]
+    monkeypatch.setitem(constructors, "tag:yaml.org,2002:timestamp", text)
+    assert read_value("2026-12-01") == datetime.date(2026, 12, 1)
+    with pytest.raises(yaml.YAMLError):
+        read_value("2026-13-01")
