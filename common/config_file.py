@@ -15,7 +15,7 @@ import re
 import types
 import typing
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -32,6 +32,13 @@ class _Loader(yaml.SafeLoader):
 
     Nine lines of aliases can stand for a billion values.
     """
+
+    # lm-format-enforcer, which vLLM imports, makes timestamps text in `yaml.SafeLoader` itself:
+    # without constructors of its own, what a file means would depend on earlier imports.
+    yaml_constructors: ClassVar[dict[str, Any]] = {
+        **yaml.SafeLoader.yaml_constructors,
+        "tag:yaml.org,2002:timestamp": yaml.SafeLoader.construct_yaml_timestamp,
+    }
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         """Reads the next value; raises a `ComposerError` for an alias."""
@@ -50,11 +57,6 @@ _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9]*)?[eE][-+]?[0-9]+$"),
     list("-+0123456789"),
-)
-# Its own, because lm-format-enforcer, which vLLM imports, makes timestamps text in
-# `yaml.SafeLoader` itself: what a file means would depend on what was imported before.
-_Loader.add_constructor(
-    "tag:yaml.org,2002:timestamp", yaml.constructor.SafeConstructor.construct_yaml_timestamp
 )
 
 

@@ -94,9 +94,17 @@ class Server:
 
         Raises an `OutriderError` with the log's root error if the server ends or takes too long.
         """
+        self.launch()
+        self.wait_until_healthy()
+
+    def launch(self) -> None:
+        """Starts the processes; `wait_until_healthy` must follow."""
         self._child = Child(
             self.command, self.log_path, "vllm serve", os.environ | self._environment
         )
+
+    def wait_until_healthy(self) -> None:
+        """Waits for a launched server; ends it and raises the errors of `start`."""
         try:
             self._child.wait_until(
                 Address.parse(self.url).healthy, start_limit_s(self._checkpoint), root_error

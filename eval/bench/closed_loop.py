@@ -94,9 +94,11 @@ def measure(
             for size in evaluation.concurrency
         }
         restarted = start == repeat
-        for size, turns in turns_of(
+        ahead = turns_of(
             servers=servers, plan=plan, repeat=repeat, speeds=speeds, restarted=restarted
-        ):
+        )
+        servers.prepare(mode, [turn for _, turns in ahead for turn in turns])
+        for size, turns in ahead:
             names = ", ".join(variant for variant, _ in turns)
             left = _time_left(evaluation, repeat, first, time.monotonic() - began)
             say(f"repeat {repeat + 1}/{evaluation.repeats}, concurrency {size}, {names}{left}")

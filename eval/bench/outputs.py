@@ -189,6 +189,7 @@ class _Sender:
             minutes = statistics.mean(self.seconds) * left / 60
             line += f", about {minutes:.0f} min left"
         self.context.say(line)
+        self.servers.prepare(self.mode, [*self.drafts.items()])
         began = time.monotonic()
         server = self.servers.server(self.mode, one.variant, self.drafts[one.variant])
         seats = self.context.serving.engine.seats

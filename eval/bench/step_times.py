@@ -121,6 +121,7 @@ def time_steps(
     }
     prefill: dict[str, dict[int, float]] = {variant: {} for variant in numbers}
     for group in servers.groups(turns):
+        servers.prepare(mode, group)
         supply = itertools.cycle(zip(prompts.texts, prompts.contexts, strict=True))
         timed: dict[tuple[str, int], dict[int, list[_Timed]]] = {}
         for _, size in itertools.product(range(STEP_ROUNDS), sizes):

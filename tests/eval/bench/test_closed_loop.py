@@ -35,9 +35,9 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, tuple[str, ...
         def __init__(self, target, engine, drafting, **_):
             self.url = (drafting.speculator.directory or Path("n")).name if drafting else "none"
 
-        def start(self) -> None: ...
+        def launch(self) -> None: ...
 
-        wait = stop = start
+        wait_until_healthy = stop = launch
 
         def swap(self, directory: Path) -> None:
             self.url = directory.name

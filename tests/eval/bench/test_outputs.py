@@ -66,6 +66,9 @@ class Asked:
     def groups(self, turns):
         return [turns[:1], turns[1:]] if self.apart else [turns]
 
+    def prepare(self, mode, turns):
+        assert dict(turns) == {"none": None, "base": 2, "custom": 3}
+
     def server(self, mode, variant, drafts):
         self.variants.append(variant)
         return self.endpoint

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from outrider.common.errors import OutriderError
 from outrider.eval.bench import servers as module
 from outrider.eval.bench.servers import OVERHEAD, Servers, covering, weight_bytes
 from outrider.eval.results.parts import CURRENT
@@ -34,8 +35,11 @@ class Recorder:
         self.name = log_path.stem.split("_", 2)[2]
         self.flags[self.name] = drafting and (drafting.k, drafting.k_per_batch_size)
 
-    def start(self):
+    def launch(self):
         self.log.append(f"{self.name} starts")
+
+    def wait_until_healthy(self):
+        self.log.append(f"{self.name} is healthy")
 
     def stop(self):
         self.log.append(f"{self.name} stops")
@@ -84,8 +88,9 @@ def test_base_and_custom_take_turns_in_one_server_that_starts_once(log, tmp_path
         # A turn begins with an empty prefix cache, swapped or not.
         assert Recorder.emptied == names
         assert log == [
-            *("none starts", "none warms up"),
-            *("speculating starts", "speculating warms up", "swap custom", "swap base"),
+            *("none starts", "none is healthy", "none warms up"),
+            *("speculating starts", "speculating is healthy", "speculating warms up"),
+            *("swap custom", "swap base"),
         ]
         schedule = [(1, 1, 1), (2, 2, 2), (3, 8, 3)]
         assert Recorder.flags == {"none": None, "speculating": (3, schedule)}
@@ -103,10 +108,45 @@ def test_one_at_a_time_each_start_comes_after_the_other_s_end(log, tmp_path):
     with opened(tmp_path, side_by_side=False) as servers:
         assert servers.groups(TURNS) == [TURNS[:1], TURNS[1:]]
         ask(servers, TURNS[0], TURNS[2], TURNS[1], TURNS[0])
-    assert [line for line in log if "warms" not in line] == [
+        log.append("prepared")
+        servers.prepare("eager", TURNS)
+    assert [line for line in log if "warms" not in line and "healthy" not in line] == [
         *("none starts", "none stops", "speculating starts", "swap base"),
-        *("speculating stops", "none starts", "none stops"),
+        *("speculating stops", "none starts", "prepared", "none stops"),
     ]
+
+
+@pytest.mark.parametrize("gpu", [None, 80 * 10**9])
+def test_servers_start_together_but_on_gpus(monkeypatch, log, tmp_path, gpu):
+    """On a GPU, a starting engine measures the memory that is free."""
+    monkeypatch.setattr(module, "gpu_memory", lambda gpus: gpu)
+    monkeypatch.setattr(module, "weight_bytes", lambda directory: 0)
+    with opened(tmp_path, kv_cache_gb=1.0, gpu_memory_utilization=0.2) as servers:
+        servers.prepare("eager", TURNS)
+        prepared = [
+            *("none starts", "speculating starts"),
+            *("none is healthy", "none warms up"),
+            *("speculating is healthy", "speculating warms up"),
+        ]
+        assert log == ([] if gpu else prepared)
+        ask(servers, *TURNS)
+        assert sorted(log) == sorted([*prepared, "swap custom"])
+        log.clear()
+        servers.prepare("eager", TURNS)
+        assert not log  # all run
+        servers.stop("none")
+        servers.prepare("eager", TURNS)
+        assert ("none starts" in log) == (gpu is None)
+
+
+def test_a_server_that_fails_ends_those_that_started_with_it(monkeypatch, log, tmp_path):
+    def fails(self):
+        raise OutriderError(self.name)
+
+    monkeypatch.setattr(Recorder, "wait_until_healthy", fails)
+    with pytest.raises(OutriderError, match="none"), opened(tmp_path) as servers:
+        servers.prepare("eager", TURNS)
+    assert sorted(log[-2:]) == ["none stops", "speculating stops"]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +166,7 @@ def test_without_changing_drafts_every_number_and_speculator_has_a_server(log, t
         assert servers.groups([("custom", 1), ("custom", 2)]) == [[("custom", 1)], [("custom", 2)]]
         log.clear()
         ask(servers, ("custom", 1), ("custom", 2))
-        assert [line for line in log if "warms" not in line] == [
+        assert [line for line in log if "warms" not in line and "healthy" not in line] == [
             *("custom starts", "custom stops", "custom starts")
         ]
 

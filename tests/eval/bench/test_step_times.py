@@ -40,6 +40,9 @@ class Simulated:
     def groups(self, turns):
         return [[turn] for turn in turns] if self.apart else [turns]
 
+    def prepare(self, mode, turns):
+        assert turns in self.groups(turns) or self.apart
+
     def server(self, mode, variant, k):
         self.asked.append((variant, k, ()))
         return SimpleNamespace(url=k)

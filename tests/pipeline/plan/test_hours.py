@@ -145,7 +145,7 @@ def counted(
     played: Any = servers_module.Server
 
     class Counting(played):  # type: ignore[misc]
-        def start(self) -> None:
+        def launch(self) -> None:
             counts.starts += 1
 
         def swap(self, directory: Path) -> None:
