@@ -35,7 +35,7 @@ class _Loader(yaml.SafeLoader):
 
     # lm-format-enforcer, which vLLM imports, makes timestamps text in `yaml.SafeLoader` itself:
     # without constructors of its own, what a file means would depend on earlier imports.
-    yaml_constructors: ClassVar[dict[str, Any]] = {
+    yaml_constructors: ClassVar[dict[str | None, Any]] = {
         **yaml.SafeLoader.yaml_constructors,
         "tag:yaml.org,2002:timestamp": yaml.SafeLoader.construct_yaml_timestamp,
     }
