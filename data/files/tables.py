@@ -48,7 +48,7 @@ def table_rows(content: io.BufferedReader, kind: str, name: str) -> Iterator[dic
             # By default a whole row group is read, often the whole file: 635 MB of memory for a
             # 446 MB file, versus 230 MB with these arguments.
             parquet = pyarrow.parquet.ParquetFile(source, pre_buffer=False, buffer_size=CHUNK)
-            batches = _parquet(parquet, name)
+            batches = _parquet(parquet, _size(source), name)
         else:
             batches = _arrow(source)
         for batch in batches:
@@ -64,27 +64,36 @@ def table_rows(content: io.BufferedReader, kind: str, name: str) -> Iterator[dic
         raise OutriderError(f"{name}: damaged {kind_name} ({error}); copy it again") from None
 
 
-def _parquet(parquet: Any, name: str) -> Iterator[Any]:
-    """Yields batches of as many rows as fit in memory, even if all rows have the largest value."""
+def _parquet(parquet: Any, stored: int, name: str) -> Iterator[Any]:
+    """Yields batches of as many rows as fit in memory, even if all rows have the largest value.
+
+    The metadata of single columns is not read: where it is damaged, pyarrow ends the process
+    (26.0.1, _parquet.pxd:117, a C++ exception that is not declared). `stored` is the file's size.
+    """
     for number in range(parquet.num_row_groups):
         group = parquet.metadata.row_group(number)
-        columns = [group.column(index) for index in range(group.num_columns)]
-        largest = max((column.total_uncompressed_size for column in columns), default=0)
-        stored = sum(column.total_compressed_size for column in columns)
-        average = largest // max(group.num_rows, 1)
-        if average > LONGEST_LINE or largest > max(BATCH_BYTES, GROWTH * stored):
+        size = group.total_byte_size
+        average = size // max(group.num_rows, 1)
+        if average > LONGEST_LINE or size > max(BATCH_BYTES, GROWTH * stored):
             raise OutriderError(
-                f"{name}: row group {number + 1}: {group.num_rows:,} rows of {largest >> 20:,} MB"
-                f" in {stored >> 10:,} kB; values of more than {LONGEST_LINE >> 20} MB are not"
-                " read, remove such rows"
+                f"{name}: row group {number + 1}: {group.num_rows:,} rows of {size >> 20:,} MB"
+                f" in a file of {stored >> 10:,} kB; values of more than {LONGEST_LINE >> 20} MB"
+                " are not read, remove such rows"
             )
-        rows = min(max(BATCH_BYTES // max(largest, 1), 1), TABLE_ROWS)
+        rows = min(max(BATCH_BYTES // max(size, 1), 1), TABLE_ROWS)
         yield from parquet.iter_batches(rows, row_groups=[number])
 
 
 BATCH_BYTES, GROWTH = 2**28, 200
 """Maximum memory of a batch in which all rows have the largest value, as a dictionary of 2 kB can
-have it; and how many times its stored size a larger row group may have. Logs have up to 50."""
+have it; and how many times the file's size a larger row group may have. Logs have up to 50."""
+
+
+def _size(stored: IO[bytes]) -> int:
+    place = stored.tell()
+    size = stored.seek(0, io.SEEK_END)
+    stored.seek(place)
+    return size
 
 
 def _seekable(content: io.BufferedReader) -> IO[bytes]:
