@@ -28,14 +28,17 @@ register_profile()
 def pytest_configure(config: pytest.Config) -> None:
     """Pins each of several pytest processes, and all that it starts, to its share of the cores.
 
-    Two engines whose threads wait for each other on the same cores crawl.
+    Two engines whose threads wait for each other on the same cores crawl. A process that replaces
+    one that died is not pinned: its number does not tell whose cores are free.
     """
     worker = getattr(config, "workerinput", None)
     if worker is None or not hasattr(os, "sched_setaffinity"):
         return
+    number = int(worker["workerid"].removeprefix("gw"))
+    if number >= worker["workercount"]:
+        return
     cores = sorted(os.sched_getaffinity(0))
-    own = int(worker["workerid"].removeprefix("gw")) % len(cores)
-    os.sched_setaffinity(0, cores[own :: worker["workercount"]])
+    os.sched_setaffinity(0, cores[number % len(cores) :: worker["workercount"]])
 
 
 @pytest.hookimpl(tryfirst=True)  # before the fixtures

@@ -123,6 +123,7 @@ def _case(target, run, prompt, completion, depth, grammar=""):
             concurrency=[1, 2],
             requests=2,
             repeats=2,
+            starts=1,
             max_tokens=12,
             rates=[4],
             rate_seconds=1.5,

@@ -318,7 +318,12 @@ def test_timed_requests_find_in_real_servers_what_the_log_holds(short_r1, tmp_pa
     ]
     # Each block of concurrency 1 or 2 has one turn of each of the four sessions.
     settings = EvalConfig(
-        engine_modes=["eager"], concurrency=[1, 2], requests=4, repeats=3, max_tokens=6
+        engine_modes=["eager"],
+        concurrency=[1, 2],
+        requests=4,
+        repeats=3,
+        starts=1,
+        max_tokens=6,
     )
     speeds = SpeedRatios(settings, prompts, main=1)
     speculators = {name: Speculator("mtp", short_r1) for name in ("base", "custom")}
