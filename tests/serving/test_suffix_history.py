@@ -27,6 +27,7 @@ from outrider.speculators.lookup_history import Response
 from tests.serving.in_process import swap
 
 K = 8
+TOKENS = 40
 
 
 @dataclasses.dataclass
@@ -53,6 +54,28 @@ class Asking:
         by_name = {metric.name: metric for metric in self.engine.llm.get_metrics()}
         names = ("draft", "accepted")
         return [by_name[f"vllm:spec_decode_num_{name}_tokens"].value for name in names]
+
+
+def greedy_answers(engine, prompts):
+    """The target's most likely response to each prompt [tokens]."""
+    rows = [
+        AskedRow(row_id=str(n), token_ids=ids, temperature=0.0, top_p=1.0, max_tokens=TOKENS)
+        for n, ids in enumerate(prompts)
+    ]
+    return [np.array(answer, np.int32) for answer in engine.answer(rows)]
+
+
+def greedy(server, prompts, fields=None):
+    """The server's greedy completions of prompts that are sent together."""
+    return complete(
+        url=server.url,
+        model=server.model_name,
+        prompts=prompts,
+        fields=fields,
+        sampling=Sampling(temperature=0),
+        max_tokens=TOKENS,
+        concurrency=len(prompts),
+    )
 
 
 def replayed_steps(lookup, prompt, response, k):
@@ -83,8 +106,7 @@ def bundle_of(responses, folder, target, shared, settings=None):
 @pytest.mark.slow
 def test_a_live_server_swaps_its_history_by_the_admin_route(engine, target, prompts, tmp_path):
     pytest.importorskip("arctic_inference", reason="suffix lookup needs arctic-inference")
-    asked = [AskedRow(row_id="0", token_ids=prompts[0], temperature=0.0, top_p=1.0, max_tokens=40)]
-    answer = np.array(engine.answer(asked)[0], np.int32)
+    (answer,) = greedy_answers(engine, prompts[:1])
     root = tmp_path / "releases"
     empty = bundle_of([], root / "empty", target, shared=True)
     full = bundle_of([Response(answer, "s", "acme")], root / "full", target, shared=True)
@@ -98,14 +120,7 @@ def test_a_live_server_swaps_its_history_by_the_admin_route(engine, target, prom
 
     def accepted():
         before = server.counters()
-        complete(
-            url=server.url,
-            model=server.model_name,
-            prompts=[prompts[0]],
-            sampling=Sampling(temperature=0),
-            max_tokens=40,
-            concurrency=1,
-        )
+        greedy(server, prompts[:1])
         return (server.counters() - before).accepted_tokens
 
     def swap_to(bundle):
@@ -132,11 +147,7 @@ def test_a_server_takes_the_steps_that_replay_predicts_for_each_tenant(
     engine, target, prompts, tmp_path
 ):
     pytest.importorskip("arctic_inference", reason="suffix lookup needs arctic-inference")
-    asked = [
-        AskedRow(row_id=str(n), token_ids=prompt, temperature=0.0, top_p=1.0, max_tokens=40)
-        for n, prompt in enumerate(prompts[:2])
-    ]
-    answers = [np.array(answer, np.int32) for answer in engine.answer(asked)]
+    answers = greedy_answers(engine, prompts[:2])
     tenants = ["acme", "umbrella"]
     history = [
         Response(answer, "s", tenant) for answer, tenant in zip(answers, tenants, strict=True)
@@ -150,14 +161,8 @@ def test_a_server_takes_the_steps_that_replay_predicts_for_each_tenant(
     steps = {}
     with server:
         for row, tenant in itertools.product(range(2), [*tenants, ""]):
-            (completion,) = complete(
-                url=server.url,
-                model=server.model_name,
-                prompts=[prompts[row]],
-                fields=[{"cache_salt": tenant} if tenant else {}],
-                sampling=Sampling(temperature=0),
-                max_tokens=40,
-            )
+            fields = {"cache_salt": tenant} if tenant else {}
+            (completion,) = greedy(server, [prompts[row]], [fields])
             of_tenant = dataclasses.replace(lookup, tenant=tenant)
             replayed, steps[row, tenant] = replayed_steps(
                 of_tenant, prompts[row], completion.token_ids, K
@@ -178,12 +183,8 @@ def test_near_the_context_limit_a_server_takes_the_steps_that_replay_predicts(
     """
     pytest.importorskip("arctic_inference", reason="suffix lookup needs arctic-inference")
     longest = max(map(len, prompts))
-    limit = longest + 40
-    rows = [
-        AskedRow(row_id=str(n), token_ids=ids, temperature=0.0, top_p=1.0, max_tokens=40)
-        for n, ids in enumerate(prompts)
-    ]
-    answers = [np.array(answer, np.int32) for answer in engine.answer(rows)]
+    limit = longest + TOKENS
+    answers = greedy_answers(engine, prompts)
     history = [Response(answer[: len(answer) // 2], "s", "") for answer in answers]
     kind = SuffixLookup()
     directory = kind.prepare(history, tmp_path / "made", max_gb=1.0, shared=True)
@@ -194,14 +195,7 @@ def test_near_the_context_limit_a_server_takes_the_steps_that_replay_predicts(
     drafting = Drafting(speculator, 24, k_per_batch_size=((1, len(prompts), 24),))
     with Server(target, file.followed(settings), drafting, log_path=tmp_path / "log") as server:
         file.draft(4)
-        completions = complete(
-            url=server.url,
-            model=server.model_name,
-            prompts=prompts,
-            sampling=Sampling(temperature=0),
-            max_tokens=40,
-            concurrency=len(prompts),
-        )
+        completions = greedy(server, prompts)
     for prompt, completion in zip(prompts, completions, strict=True):
         replayed, _ = replayed_steps(lookup, prompt, completion.token_ids, 4)
         # The last step before the limit has no room for drafts.
@@ -213,11 +207,7 @@ def test_a_history_is_loaded_at_the_start_kept_to_its_tenant_and_swapped(
     engine, target, prompts, tmp_path
 ):
     pytest.importorskip("arctic_inference", reason="suffix lookup needs arctic-inference")
-    asked = [
-        AskedRow(row_id=str(n), token_ids=prompt, temperature=0.0, top_p=1.0, max_tokens=40)
-        for n, prompt in enumerate(prompts[:2])
-    ]
-    acmes, later = [np.array(answer, np.int32) for answer in engine.answer(asked)]
+    acmes, later = greedy_answers(engine, prompts[:2])
     # With a second tenant, a request without salt is of none.
     other = Response(np.array([5, 6, 7], np.int32), "t", "globex")
     own = bundle_of([Response(acmes, "s", "acme"), other], tmp_path / "own", target, shared=False)
