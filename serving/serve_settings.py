@@ -7,6 +7,8 @@
 - Ray Serve LLM: `model_loading_config` and `engine_kwargs`, which are vLLM's own arguments
 - llm-d's modelservice and KServe's LLMInferenceService: a model's `uri`, `parallelism`, and the
   container's arguments, also in VLLM_ADDITIONAL_ARGS
+- KServe's Hugging Face runtime (`modelFormat`), KubeAI's kind Model, VS Code's launch.json
+- the file of `vllm serve --config` itself
 - what vLLM logs when it starts: `non-default args: {...}`
 
 Documentation, templates and public values of them were read in November 2026.
@@ -18,6 +20,9 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+
+from outrider.serving.allowed import ARGUMENTS, KEYS_OF_ARGUMENTS
+from outrider.serving.vllm_flags import KNOWN
 
 SERVE = ("vllm", "serve")
 
@@ -46,10 +51,22 @@ _ARGUMENTS = re.compile(r"non-default args: (\{.*\})")
 def words_of_settings(mappings: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
     """Yields the command that each of a document's mappings stands for."""
     for settings in mappings:
-        for read in (_of_stack, _of_ray, _of_chart):
+        for read in (_of_stack, _of_ray, _of_chart, _of_runtime, _of_kubeai, _of_launch):
             words = read(settings)
             if words:
                 yield words
+
+
+def words_of_config(documents: Iterable[Any]) -> Iterator[list[str]]:
+    """Yields the command of each document that holds flags, as `vllm serve --config` reads it."""
+    flags = KNOWN | ARGUMENTS | KEYS_OF_ARGUMENTS.keys()
+    for document in documents:
+        if not isinstance(document, Mapping) or not isinstance(document.get("model"), str):
+            continue
+        arguments = {str(name).replace("-", "_"): value for name, value in document.items()}
+        if len(arguments) > 1 and arguments.keys() <= flags:
+            model = arguments.pop("model")
+            yield [*SERVE, model, *_flags(arguments)]
 
 
 def words_of_log(text: str) -> Iterator[list[str]]:
@@ -105,6 +122,35 @@ def _of_chart(settings: Mapping[str, Any]) -> list[str]:
         if name == ADDED:
             arguments += shlex.split(value)
     return [*variables, *SERVE, _SCHEME.sub("", uri), *_flags(sizes), *arguments]
+
+
+def _of_runtime(settings: Mapping[str, Any]) -> list[str]:
+    """Returns the command of KServe's `predictor.model`, whose runtime is huggingfaceserver."""
+    if _mapping(settings, "modelFormat").get("name") != "huggingface":
+        return []
+    stored = settings.get("storageUri")
+    model = [f"--model_id={_SCHEME.sub('', stored)}"] if isinstance(stored, str) else []
+    arguments = [str(argument) for argument in _list(settings, "args")]
+    return [*_variables(settings), "-m", "huggingfaceserver", *model, *arguments]
+
+
+def _of_kubeai(settings: Mapping[str, Any]) -> list[str]:
+    url = settings.get("url")
+    if settings.get("engine") != "VLLM" or not isinstance(url, str):
+        return []
+    variables = [f"{name}={value}" for name, value in _mapping(settings, "env").items()]
+    arguments = [str(argument) for argument in _list(settings, "args")]
+    return [*variables, *SERVE, _SCHEME.sub("", url), *arguments]
+
+
+def _of_launch(settings: Mapping[str, Any]) -> list[str]:
+    """Returns the command of a configuration of launch.json: a module and its arguments."""
+    module = settings.get("module")
+    if not isinstance(module, str):
+        return []
+    variables = [f"{name}={value}" for name, value in _mapping(settings, "env").items()]
+    arguments = [str(argument) for argument in _list(settings, "args")]
+    return [*variables, "python", "-m", module, *arguments]
 
 
 def _flags(arguments: Mapping[str, Any]) -> list[str]:

@@ -34,8 +34,12 @@ DEEPEST = 6
 _NUMBERED = re.compile(r"(.+?)\.(\d+)\.(.+)")
 """A flattened key: `llm.input_messages.0.message.role`, `gen_ai.prompt.0.content`."""
 
-ANSWERS = {"output", "response", "completion", "output_text", "response_text", "response.text"}
-"""Names of a text that is the answer; the last is Vercel's `ai.response.text`."""
+ANSWERS = {
+    *("output", "response", "completion", "output_text", "response_text"),
+    "response.text",  # Vercel's `ai.response.text`
+    "generation",  # distilabel
+}
+"""Names of a text that is the answer."""
 
 THOUGHTS = {"reasoning", "reasoning_content", "response.reasoning"}
 """Names of the reasoning next to an answer's text."""

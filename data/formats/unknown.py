@@ -187,6 +187,37 @@ TEXT_LOGS: tuple[tuple[re.Pattern[bytes], str], ...] = (
 )
 """Logs of servers that have no texts of requests."""
 
+EXECUTION_LOG = (
+    "which cuts bodies after 1,024 bytes: log request and response where they are whole, in the"
+    " integration or a gateway"
+)
+FILE_EXPORTER = "replace the debug exporter by the file exporter, and give its file"
+CONVERT_YAML = (
+    "convert it, and give the JSON: `python -c 'import json, sys, yaml;"
+    " print(json.dumps(yaml.safe_load(sys.stdin)))' < FILE > log.json`"
+)
+
+TEXTS: tuple[tuple[re.Pattern[bytes], str, str], ...] = (
+    (
+        re.compile(rb"\((?:[\w-]+)\) (?:Method request|Endpoint response) body ", re.MULTILINE),
+        "API Gateway's execution log",
+        EXECUTION_LOG,
+    ),
+    (
+        re.compile(rb"^.{0,100}\bResource(?:Spans|Logs?) #\d+\s*$", re.MULTILINE),
+        "text of the OpenTelemetry Collector's debug exporter",
+        FILE_EXPORTER,
+    ),
+    (
+        re.compile(
+            rb"\A(?:---[^\n]*\n|#[^\n]*\n)*(?:- )?[\w.-]+:(?: [^\n]*)?\n(?:[ -]+[\w.-]+:|- )"
+        ),
+        "YAML",
+        CONVERT_YAML,
+    ),
+)
+"""Texts with the content of requests that are not read, and the way to files that are."""
+
 _MITMPROXY = re.compile(rb"\d+:\d+:\w+;")
 """First bytes of mitmproxy's flows: tnetstrings."""
 
@@ -247,9 +278,18 @@ def describe(sample: Sample, formats: Mapping[str, Any]) -> Description:
         return Description("empty", "give a log with rows")
     if is_capture(sample):
         return _of_capture(head)
+    text = next((Description(*said) for pattern, *said in TEXTS if pattern.search(head)), None)
+    if text is not None:
+        return text
     if sample.rows:
         row = sample.rows[0]
         return Description(f"rows with the keys {_keys(row)}", _way(row, formats))
+    return _of_bytes(sample)
+
+
+def _of_bytes(sample: Sample) -> Description:
+    """Describes a file without rows by its first bytes."""
+    head = sample.stored
     for magic, what, way in MAGIC:
         if head.startswith(magic):
             return Description(what, way)
