@@ -20,6 +20,9 @@ _RULE = re.compile(r"^[\w./%$()-]+(?:[ \t]+[\w./%-]+)*[ \t]*:(?![=:]).*\n\t", re
 _OF_MAKE = re.compile(r"^(?:export[ \t]+)?(\w+)[ \t]*(?:\?|:{1,3})?=[ \t]*(.*?)[ \t]*$")
 _RECIPE = re.compile(r"\t[ \t]*[@+-]{0,3}(.*)$")
 
+_NAME = re.compile(r"(?:^|/)vllm(?:$|\.entrypoints)|^dynamo\.vllm$")
+"""The server's name as a word."""
+
 _IMAGE = re.compile(r"^[ \t]*image[ \t]*=[ \t]*\"([^\"\n]+)\"", re.MULTILINE)
 _LIST = re.compile(
     r"^[ \t]*(?:command|args|entrypoint|entryPoint)[ \t]*=[ \t]*(\[[^\]]*\]|\"[^\"\n]*\")",
@@ -71,7 +74,7 @@ def words_of_program(text: str) -> Iterator[list[str]]:
     known: dict[str, Any] = {}
     _run(tree.body, known)
     for value in known.values():
-        if isinstance(value, list) and any(str(word).endswith("vllm") for word in value):
+        if isinstance(value, list) and any(map(_NAME.search, map(str, value))):
             yield [str(word) for word in value]
 
 

@@ -175,8 +175,6 @@ def _event(row: dict[str, Any]) -> dict[str, Any] | None:
     content = {"response": data} if _is_stream(data) else object_of(data)
     if content is None:
         return None
-    if str(row.get("datainblob")).lower() == "true":
-        raise Reject("content_not_logged", "the event's data is a path: the body is in a blob")
     event_id = first(*(row.get(key) for key in EVENT_IDS))
     return {**_inherited(row), "request_id": event_id, **unwrapped(content)}
 
@@ -364,8 +362,9 @@ def _without_holders(value: Any) -> Any:
     """Returns the texts of a response's pieces, if each is in an object; else the value."""
     if not isinstance(value, list) or not all(isinstance(piece, dict) for piece in value):
         return value
-    texts = [_piece(piece) for piece in value]
-    if not texts or not all(isinstance(text, str) for text in texts):
+    pieces = [_piece(piece) for piece in value]
+    texts = [piece for piece in pieces if piece is not None]
+    if not texts or len(texts) < len(value):
         return value
     if len(texts) == 1 and texts[0].lstrip().startswith("{"):
         return texts[0]
