@@ -9,12 +9,16 @@
 - NVIDIA Dynamo's worker: the module `dynamo.vllm` (0.7, components/src/dynamo/vllm/args.py)
 - KServe's Hugging Face runtime: the module `huggingfaceserver` (0.15, its __main__.py)
 - SageMaker's vLLM containers: variables SM_VLLM_NAME (sagemaker_entrypoint.sh)
+- RunPod's worker: variables with the names of flags, and MODEL_NAME (2.7)
 - DJL's LMI containers: `option.NAME` in serving.properties, or variables OPTION_NAME (0.33)
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
+
+from outrider.serving.allowed import ARGUMENTS, KEYS_OF_ARGUMENTS
+from outrider.serving.vllm_flags import KNOWN
 
 
 class Launcher(NamedTuple):
@@ -85,6 +89,9 @@ _PREFIXES = (
 )
 """How a container's variables or settings spell vLLM's flags."""
 
+_RUNPOD = re.compile(r"worker(?:-v1)?-vllm")
+_VARIABLE = re.compile(rf"\b([A-Z][A-Z0-9_]+){_VALUE}")
+
 _SWITCHES = {"true": "--", "false": "--no-", "": "--"}
 """What is before the name of a flag without a value."""
 
@@ -116,15 +123,25 @@ def words_of_prefixes(text: str) -> list[str]:
             name = logged.lower() if logged.isupper() else logged
             if name in launcher.own:
                 continue
-            name = launcher.renamed.get(name, name)
-            before = _SWITCHES.get(value.lower())
-            if before is None:
-                words += [_flag(name), value]
-            else:
-                words.append(before + name.replace("_", "-"))
+            words += _words(launcher.renamed.get(name, name), value)
         if "--model" in words:
             return ["vllm", "serve", *words]
-    return []
+    return _of_runpod(text) if _RUNPOD.search(text) else []
+
+
+def _of_runpod(text: str) -> list[str]:
+    """Returns the command that the variables of RunPod's worker stand for."""
+    variables = {name.lower(): value for name, value in _VARIABLE.findall(text)}
+    model = variables.pop("model_name", "")
+    known = KNOWN | ARGUMENTS | KEYS_OF_ARGUMENTS.keys()
+    words = [word for name in variables if name in known for word in _words(name, variables[name])]
+    return ["vllm", "serve", "--model", model, *words] if model else []
+
+
+def _words(name: str, value: str) -> list[str]:
+    """Returns a flag with its value, or a switch that is on or off."""
+    before = _SWITCHES.get(value.lower())
+    return [_flag(name), value] if before is None else [before + name.replace("_", "-")]
 
 
 def _flag(name: str) -> str:

@@ -14,6 +14,9 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
+ENGINES = frozenset({"LLM", "EngineArgs", "AsyncEngineArgs", "LLMConfig"})
+"""Classes whose arguments are an engine's: vLLM's, and Ray Serve LLM's."""
+
 _RULE = re.compile(r"^[\w./%$()-]+(?:[ \t]+[\w./%-]+)*[ \t]*:(?![=:]).*\n\t", re.MULTILINE)
 """A rule of a Makefile: a target, and a line that begins with a tab."""
 
@@ -28,10 +31,21 @@ _LIST = re.compile(
     r"^[ \t]*(?:command|args|entrypoint|entryPoint)[ \t]*=[ \t]*(\[[^\]]*\]|\"[^\"\n]*\")",
     re.MULTILINE,
 )
+_JUST = re.compile(r"^(\w+)[ \t]*:=[ \t]*([\"'])(.*?)\2[ \t]*$", re.MULTILINE)
+_JUST_RECIPE = re.compile(r"^[\w-]+(?:[ \t][^\n]*?)?:(?!=)[^\n]*$", re.MULTILINE)
+"""The line of a recipe's name, parameters and dependencies."""
+
+_PM2_SCRIPT = re.compile(r"\bscript[\"']?\s*:\s*[\"']([^\"'\s]*vllm)[\"']")
+_PM2_ARGUMENTS = re.compile(r"\bargs[\"']?\s*:\s*[\"'](serve [^\"']*)[\"']")
+_PM2_VARIABLE = re.compile(r"[\"']?\b(VLLM_[A-Z0-9_]+)[\"']?\s*:\s*[\"']([^\"']*)[\"']")
+
+_OF_TASK = re.compile(
+    r"\bname[ \t]*=[ \t]*\"([A-Z_][A-Z0-9_]*)\"[\s,]*value[ \t]*=[ \t]*\"([^\"\n]*)\""
+)
 _OF_HCL = re.compile(r"^[ \t]*\"?([A-Z_][A-Z0-9_]*)\"?[ \t]*=[ \t]*\"([^\"\n]*)\"", re.MULTILINE)
 
 
-def words_of_makefile(text: str) -> str:
+def script_of_makefile(text: str) -> str:
     """Returns a Makefile as a script: variables, then the recipes; empty for any other text."""
     if not _RULE.search(text):
         return ""
@@ -46,12 +60,32 @@ def words_of_makefile(text: str) -> str:
     return "\n".join(lines)
 
 
+def script_of_justfile(text: str) -> str:
+    """Returns a justfile as a script, in whose recipes `{{name}}` is a variable."""
+    if not _JUST.search(text):
+        return ""
+    recipes = _JUST_RECIPE.sub("", text)
+    assigned = _JUST.sub(lambda match: f"{match[1]}={shlex.quote(match[3])}", recipes)
+    return re.sub(r"\{\{\s*(\w+)\s*\}\}", r"${\1}", assigned)
+
+
+def words_of_pm2(text: str) -> list[str]:
+    """Returns the command of pm2's ecosystem file: a script, and its arguments as text."""
+    script = _PM2_SCRIPT.search(text)
+    arguments = _PM2_ARGUMENTS.search(text)
+    if script is None or arguments is None:
+        return []
+    variables = [f"{name}={value}" for name, value in _PM2_VARIABLE.findall(text)]
+    return [*variables, script[1], *arguments[1].split()]
+
+
 def words_of_hcl(text: str) -> list[str]:
     """Returns the command of a container in HCL; empty for any other text."""
     image = _IMAGE.search(text)
     if image is None:
         return []
-    words = [f"{name}={value}" for name, value in _OF_HCL.findall(text)]
+    variables = [*_OF_HCL.findall(text), *_OF_TASK.findall(text)]
+    words = [f"{name}={value}" for name, value in variables]
     words += ["docker", "run", image[1]]
     for listed in _LIST.findall(text[image.end() :]):
         without_comments = re.sub(r"(?m)^\s*(?:#|//).*$", "", listed)
@@ -63,13 +97,40 @@ def words_of_hcl(text: str) -> list[str]:
     return words
 
 
+def _parsed(text: str) -> ast.Module | None:
+    """Returns a Python program; None for other text."""
+    is_program = re.search(r"^\s*(?:import|from|def|\w+ *\+?=) ?", text, re.MULTILINE)
+    if not is_program or not re.search("vllm|LLMConfig", text):
+        return None
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def calls_in_program(text: str) -> list[dict[str, Any]]:
+    """Returns the arguments of each engine that a Python program makes, under their names."""
+    tree = _parsed(text)
+    if tree is None:
+        return []
+    known: dict[str, Any] = {}
+    _run(tree.body, known)
+    calls = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in ENGINES:
+            positional = {"model": _value(node.args[0], known)} if node.args else {}
+            calls.append(positional | _named(node, known))
+    return calls
+
+
+def _named(call: ast.Call, known: dict[str, Any]) -> dict[str, Any]:
+    return {word.arg: _value(word.value, known) for word in call.keywords if word.arg}
+
+
 def words_of_program(text: str) -> Iterator[list[str]]:
     """Yields the lists of words with a vLLM command that a Python program builds."""
-    if "vllm" not in text or not re.search(r"^\s*(?:import|from|def|\w+ *\+?=) ?", text, re.M):
-        return
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    tree = _parsed(text)
+    if tree is None:
         return
     known: dict[str, Any] = {}
     _run(tree.body, known)
@@ -136,6 +197,11 @@ def _value(node: ast.expr | None, known: dict[str, Any]) -> Any:
 
 def _of_call(node: ast.expr | None, known: dict[str, Any]) -> Any:
     """Returns the value of `str(...)` or of a variable's default; else a reference."""
+    if isinstance(node, ast.Dict):
+        keys = [_value(key, known) for key in node.keys]
+        return dict(zip(keys, (_value(value, known) for value in node.values), strict=True))
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "dict":
+        return _named(node, known)
     if isinstance(node, ast.Call) and len(node.args) in (1, 2):
         name = ast.unparse(node.func)
         if name in ("str", "int"):

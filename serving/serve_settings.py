@@ -18,7 +18,7 @@ import ast
 import json
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from outrider.serving.allowed import ARGUMENTS, KEYS_OF_ARGUMENTS
@@ -43,6 +43,9 @@ STACKS = frozenset({"extraArgs", "v0", "v1", "env"})
 LOGGED = frozenset({"model", "model_tag", "subparser", "dispatch_function"})
 """Keys of the logged arguments that are no flags."""
 
+RUNTIMES = ("ServingRuntime", "ClusterServingRuntime")
+"""KServe's kinds whose containers serve the models of an InferenceService."""
+
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _SCHEME = re.compile(r"(?:pvc\+)?hf://")
 _ARGUMENTS = re.compile(r"non-default args: (\{.*\})")
@@ -51,10 +54,35 @@ _ARGUMENTS = re.compile(r"non-default args: (\{.*\})")
 def words_of_settings(mappings: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
     """Yields the command that each of a document's mappings stands for."""
     for settings in mappings:
-        for read in (_of_stack, _of_ray, _of_chart, _of_runtime, _of_kubeai, _of_launch):
+        for read in (_of_stack, _of_ray, _of_chart, _of_kubeai, _of_launch):
             words = read(settings)
             if words:
                 yield words
+
+
+def words_of_kserve(mappings: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
+    """Yields the command of each `predictor.model` of KServe, after the arguments of its runtime.
+
+    The runtime of the format `huggingface` is KServe's own, and that of `vLLM` in the documents.
+    """
+    of_runtime: list[str] = []
+    for settings in mappings:
+        if str(settings.get("kind")) in RUNTIMES:
+            containers = _list(_mapping(settings, "spec"), "containers")
+            first = containers[0] if containers and isinstance(containers[0], Mapping) else {}
+            arguments = [str(argument) for argument in _list(first, "args")]
+            # The model is at the place that KServe copies storageUri to.
+            of_runtime = [word for word in arguments if not word.startswith("--model=")]
+    for settings in mappings:
+        model_format = _mapping(settings, "modelFormat").get("name")
+        stored = settings.get("storageUri")
+        model = _SCHEME.sub("", stored) if isinstance(stored, str) else None
+        arguments = [str(argument) for argument in _list(settings, "args")]
+        if model_format == "huggingface":
+            named = [f"--model_id={model}"] if model else []
+            yield [*_variables(settings), "-m", "huggingfaceserver", *named, *arguments]
+        elif str(model_format).lower() == "vllm" and model:
+            yield [*_variables(settings), *SERVE, model, *of_runtime, *arguments]
 
 
 def words_of_config(documents: Iterable[Any]) -> Iterator[list[str]]:
@@ -122,16 +150,6 @@ def _of_chart(settings: Mapping[str, Any]) -> list[str]:
         if name == ADDED:
             arguments += shlex.split(value)
     return [*variables, *SERVE, _SCHEME.sub("", uri), *_flags(sizes), *arguments]
-
-
-def _of_runtime(settings: Mapping[str, Any]) -> list[str]:
-    """Returns the command of KServe's `predictor.model`, whose runtime is huggingfaceserver."""
-    if _mapping(settings, "modelFormat").get("name") != "huggingface":
-        return []
-    stored = settings.get("storageUri")
-    model = [f"--model_id={_SCHEME.sub('', stored)}"] if isinstance(stored, str) else []
-    arguments = [str(argument) for argument in _list(settings, "args")]
-    return [*_variables(settings), "-m", "huggingfaceserver", *model, *arguments]
 
 
 def _of_kubeai(settings: Mapping[str, Any]) -> list[str]:

@@ -22,8 +22,20 @@ import yaml
 from outrider.common.errors import OutriderError
 from outrider.common.redaction import redacted
 from outrider.serving.serve_launchers import LAUNCHERS, of_launcher, words_of_prefixes
-from outrider.serving.serve_programs import words_of_hcl, words_of_makefile, words_of_program
-from outrider.serving.serve_settings import words_of_config, words_of_log, words_of_settings
+from outrider.serving.serve_programs import (
+    calls_in_program,
+    script_of_justfile,
+    script_of_makefile,
+    words_of_hcl,
+    words_of_pm2,
+    words_of_program,
+)
+from outrider.serving.serve_settings import (
+    words_of_config,
+    words_of_kserve,
+    words_of_log,
+    words_of_settings,
+)
 from outrider.serving.serve_units import (
     as_shell,
     has_torn_object,
@@ -78,8 +90,11 @@ def find_command(source: str, text: str) -> Command:
     """
     blocks = [_words_of_script(block) for block in BLOCK.findall(text)]
     candidates = [words_of_prefixes(text), *blocks, *words_of_units(text), *_of_manifest(text)]
-    candidates += [*words_of_program(text), *words_of_lists(text), *words_of_log(text)]
-    candidates += [_words_of_script(words_of_makefile(text)), words_of_hcl(text)]
+    calls = calls_in_program(text)
+    candidates += [*words_of_settings(calls), *words_of_config(calls), *words_of_program(text)]
+    candidates += [*words_of_lists(text), *words_of_log(text), words_of_hcl(text)]
+    scripts = (script_of_makefile(text), script_of_justfile(text))
+    candidates += [*map(_words_of_script, scripts), words_of_pm2(text)]
     for candidate in candidates:
         if command := _of_words(candidate):
             return _checked(source, *command)
@@ -228,7 +243,7 @@ def _checked(source: str, variables: dict[str, str], words: list[str]) -> Comman
     exported = {name: value for name, value in variables.items() if EXPORTED.fullmatch(name)}
     checked: list[str] = []
     for word in _expanded(words, variables):
-        if not re.search(r"\$[({A-Za-z_@*]", word):
+        if not re.search(r"\$[({A-Za-z_@*]|\{\{", word):
             checked.append(word)
             continue
         flag, equals, _ = word.partition("=")
@@ -250,6 +265,7 @@ def _of_manifest(text: str) -> Iterator[list[str]]:
     except (yaml.YAMLError, RecursionError, ValueError):
         return
     yield from _scripts(documents)
+    yield from words_of_kserve(list(_mappings(documents)))
     yield from words_of_settings(_mappings(documents))
     yield from words_of_config(documents)
     for container in _containers(documents):

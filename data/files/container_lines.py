@@ -53,6 +53,7 @@ _SOURCE = re.compile(
 
 _BEFORE_OBJECT = re.compile(
     rb"(?=<\d{1,3}>|\[|\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:"
+    rb"|(?:CreateTime|LogAppendTime):\d"  # Kafka's console consumer
     rb"|(?:DEBUG|INFO|NOTICE|WARN|WARNING|ERROR)\b)"
     rb"(?:\[[^\]{]{0,300}\]|[^{\[\"'\\]){1,300}(?=\{\s*\"[^\n]*\}\s*$)"
 )

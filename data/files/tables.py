@@ -37,6 +37,13 @@ _UNESCAPED = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "b": "\b", "N": ""}
 """Escapes of `mysql --batch`, PostgreSQL's COPY and ClickHouse's TabSeparatedWithNames."""
 
 
+_TYPE = re.compile(
+    r"(?:(?:Nullable|LowCardinality|Array|Map|Tuple|DateTime64|FixedString|Decimal|Enum\d+)\(.*\)"
+    r"|String|JSON|UUID|Bool|Date|DateTime|U?Int\d+|Float\d+)"
+)
+"""A column's type in the second line of ClickHouse's formats with names and types."""
+
+
 def table_kind(head: bytes) -> str | None:
     """Returns `parquet` or `arrow` if a file that begins with `head` is such a table."""
     if head.startswith(b"PAR1"):
@@ -189,6 +196,8 @@ def csv_rows(content: io.BufferedReader, name: str) -> Iterator[dict[str, Any] |
         for _, cells in without_blanks(enumerate(lines, start=1), any, name):
             if dialect and dialect.get("quoting") == csv.QUOTE_NONE:
                 cells = [_ESCAPE.sub(_unescaped, cell) for cell in cells]
+            if lines.line_num == 2 and all(map(_TYPE.fullmatch, cells)):
+                continue
             if len(cells) > len(header):
                 yield ",".join(cells).encode("utf-8", "surrogateescape")
             else:

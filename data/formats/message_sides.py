@@ -47,6 +47,9 @@ THOUGHTS = {"reasoning", "reasoning_content", "response.reasoning"}
 SWITCHES = frozenset({"on", "off", "auto", "low", "medium", "high", "enabled", "disabled"})
 """Values of the same names that switch reasoning on."""
 
+WRAPPED = frozenset({"message", "content"})
+"""Keys of an object that is a message's content: AWS's exporter of Strands' events."""
+
 END_THINK = "</think>"
 
 MODELS = ("response.model", "response_model", "model", "model_name", "request.model")
@@ -188,6 +191,10 @@ def _message(item: Any) -> Logged | None:
         item = inner
     if any(key.startswith("message.") for key in item):
         item = {key.removeprefix("message."): value for key, value in item.items()}
+    inner = item.get("content")
+    if isinstance(inner, dict) and not WRAPPED.isdisjoint(inner):
+        end = inner.get("finish_reason")
+        item = {**item, "content": _decoded(inner.get("message", inner.get("content")))}
     role = item.get("role")
     # Anthropic's and Ollama's responses have the role, too.
     if not isinstance(role, str) or item.get("type") == "message" or "choices" in item:

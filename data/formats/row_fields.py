@@ -64,7 +64,8 @@ FIELDS = {
         *("observed_time_unix_nano", "asctime", "datetime_utc"),
         *("received_at", "requested_at", "request_at", "arrival_time", "request_start_time"),
         *("log_time", "occurred_at", "inserted_at"),
-        *("request.logged_date", "times.start"),  # WireMock, Charles
+        # WireMock; Charles; AIPerf
+        *("request.logged_date", "times.start", "metadata.request_start_ns"),
     ),
     "log_id": ("databricks_request_id", "request_id", "rid", "id"),
 }
