@@ -87,6 +87,13 @@ def _check_quantization(target: Path, recipe: Recipe) -> None:
     section = read_target_config(target).get("quantization_config") or {}
     method = section.get("quant_method")
     added = recipe.serving.engine.extra_arguments.get("quantization")
+    # MLX writes bits and group size alone. Model-Optimizer's files may lack the method, too.
+    if section.keys() >= {"bits", "group_size"} and not (method or added or "producer" in section):
+        raise OutriderError(
+            f"{target / 'config.json'}: quantization_config has no quant_method, as MLX writes it,"
+            " and vLLM 0.32 does not load MLX's weights; point target.model at a checkpoint of the"
+            " same model in bf16, FP8, AWQ, GPTQ or compressed-tensors"
+        )
     if method in (None, "", added) or method in QUANTIZATIONS:
         return
     raise OutriderError(

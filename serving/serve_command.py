@@ -280,7 +280,11 @@ def _flags(words: Sequence[str]) -> list[str]:
 
 
 def _json_or(convert: Any) -> Callable[[str], Any]:
-    return lambda text: json.loads(text) if text.startswith("{") else convert(text)
+    def convert_or_load(text: str) -> Any:
+        is_object = text.startswith("{") and not text.startswith("{{")
+        return json.loads(text) if is_object else convert(text)
+
+    return convert_or_load
 
 
 def _engine_value(source: str, key: str, value: Any) -> dict[str, Any]:

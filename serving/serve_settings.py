@@ -7,6 +7,8 @@
 - Ray Serve LLM: `model_loading_config` and `engine_kwargs`, which are vLLM's own arguments
 - llm-d's modelservice and KServe's LLMInferenceService: a model's `uri`, `parallelism`, and the
   container's arguments, also in VLLM_ADDITIONAL_ARGS
+- KServe's Hugging Face runtime (`modelFormat`), KubeAI's kind Model, VS Code's launch.json
+- the file of `vllm serve --config` itself
 - what vLLM logs when it starts: `non-default args: {...}`
 
 Documentation, templates and public values of them were read in November 2026.
@@ -16,8 +18,11 @@ import ast
 import json
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+from outrider.serving.allowed import ARGUMENTS, KEYS_OF_ARGUMENTS
+from outrider.serving.vllm_flags import KNOWN
 
 SERVE = ("vllm", "serve")
 
@@ -38,6 +43,9 @@ STACKS = frozenset({"extraArgs", "v0", "v1", "env"})
 LOGGED = frozenset({"model", "model_tag", "subparser", "dispatch_function"})
 """Keys of the logged arguments that are no flags."""
 
+RUNTIMES = ("ServingRuntime", "ClusterServingRuntime")
+"""KServe's kinds whose containers serve the models of an InferenceService."""
+
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _SCHEME = re.compile(r"(?:pvc\+)?hf://")
 _ARGUMENTS = re.compile(r"non-default args: (\{.*\})")
@@ -46,10 +54,47 @@ _ARGUMENTS = re.compile(r"non-default args: (\{.*\})")
 def words_of_settings(mappings: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
     """Yields the command that each of a document's mappings stands for."""
     for settings in mappings:
-        for read in (_of_stack, _of_ray, _of_chart):
+        for read in (_of_stack, _of_ray, _of_chart, _of_kubeai, _of_launch):
             words = read(settings)
             if words:
                 yield words
+
+
+def words_of_kserve(mappings: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
+    """Yields the command of each `predictor.model` of KServe, after the arguments of its runtime.
+
+    The runtime of the format `huggingface` is KServe's own, and that of `vLLM` in the documents.
+    """
+    of_runtime: list[str] = []
+    for settings in mappings:
+        if str(settings.get("kind")) in RUNTIMES:
+            containers = _list(_mapping(settings, "spec"), "containers")
+            first = containers[0] if containers and isinstance(containers[0], Mapping) else {}
+            arguments = [str(argument) for argument in _list(first, "args")]
+            # The model is at the place that KServe copies storageUri to.
+            of_runtime = [word for word in arguments if not word.startswith("--model=")]
+    for settings in mappings:
+        model_format = _mapping(settings, "modelFormat").get("name")
+        stored = settings.get("storageUri")
+        model = _SCHEME.sub("", stored) if isinstance(stored, str) else None
+        arguments = [str(argument) for argument in _list(settings, "args")]
+        if model_format == "huggingface":
+            named = [f"--model_id={model}"] if model else []
+            yield [*_variables(settings), "-m", "huggingfaceserver", *named, *arguments]
+        elif str(model_format).lower() == "vllm" and model:
+            yield [*_variables(settings), *SERVE, model, *of_runtime, *arguments]
+
+
+def words_of_config(documents: Iterable[Any]) -> Iterator[list[str]]:
+    """Yields the command of each document that holds flags, as `vllm serve --config` reads it."""
+    flags = KNOWN | ARGUMENTS | KEYS_OF_ARGUMENTS.keys()
+    for document in documents:
+        if not isinstance(document, Mapping) or not isinstance(document.get("model"), str):
+            continue
+        arguments = {str(name).replace("-", "_"): value for name, value in document.items()}
+        if len(arguments) > 1 and arguments.keys() <= flags:
+            model = arguments.pop("model")
+            yield [*SERVE, model, *_flags(arguments)]
 
 
 def words_of_log(text: str) -> Iterator[list[str]]:
@@ -105,6 +150,25 @@ def _of_chart(settings: Mapping[str, Any]) -> list[str]:
         if name == ADDED:
             arguments += shlex.split(value)
     return [*variables, *SERVE, _SCHEME.sub("", uri), *_flags(sizes), *arguments]
+
+
+def _of_kubeai(settings: Mapping[str, Any]) -> list[str]:
+    url = settings.get("url")
+    if settings.get("engine") != "VLLM" or not isinstance(url, str):
+        return []
+    variables = [f"{name}={value}" for name, value in _mapping(settings, "env").items()]
+    arguments = [str(argument) for argument in _list(settings, "args")]
+    return [*variables, *SERVE, _SCHEME.sub("", url), *arguments]
+
+
+def _of_launch(settings: Mapping[str, Any]) -> list[str]:
+    """Returns the command of a configuration of launch.json: a module and its arguments."""
+    module = settings.get("module")
+    if not isinstance(module, str):
+        return []
+    variables = [f"{name}={value}" for name, value in _mapping(settings, "env").items()]
+    arguments = [str(argument) for argument in _list(settings, "args")]
+    return [*variables, "python", "-m", module, *arguments]
 
 
 def _flags(arguments: Mapping[str, Any]) -> list[str]:

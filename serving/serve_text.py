@@ -6,8 +6,9 @@
 
 Read are `vllm serve`, the module of vLLM's API server, `docker run` of an image whose entry point
 is either, the containers of Kubernetes, Docker Compose and `docker inspect`, SkyPilot's `run`, unit
-files and what `kubectl describe` shows (serve_units.py), and settings of charts and frameworks
-(serve_settings.py).
+files and what `kubectl describe` shows (serve_units.py), settings of charts and frameworks
+(serve_settings.py), other programs that start vLLM (serve_launchers.py), and commands that Python,
+Make, Nomad and Terraform build (serve_programs.py).
 """
 
 import re
@@ -20,7 +21,21 @@ import yaml
 
 from outrider.common.errors import OutriderError
 from outrider.common.redaction import redacted
-from outrider.serving.serve_settings import words_of_log, words_of_settings
+from outrider.serving.serve_launchers import LAUNCHERS, of_launcher, words_of_prefixes
+from outrider.serving.serve_programs import (
+    calls_in_program,
+    script_of_justfile,
+    script_of_makefile,
+    words_of_hcl,
+    words_of_pm2,
+    words_of_program,
+)
+from outrider.serving.serve_settings import (
+    words_of_config,
+    words_of_kserve,
+    words_of_log,
+    words_of_settings,
+)
 from outrider.serving.serve_units import (
     as_shell,
     has_torn_object,
@@ -74,8 +89,12 @@ def find_command(source: str, text: str) -> Command:
     Raises an `OutriderError` if there is none, or if a shell variable has no value in `text`.
     """
     blocks = [_words_of_script(block) for block in BLOCK.findall(text)]
-    candidates = [*blocks, *words_of_units(text), *_of_manifest(text), *words_of_lists(text)]
-    candidates += words_of_log(text)
+    candidates = [words_of_prefixes(text), *blocks, *words_of_units(text), *_of_manifest(text)]
+    calls = calls_in_program(text)
+    candidates += [*words_of_settings(calls), *words_of_config(calls), *words_of_program(text)]
+    candidates += [*words_of_lists(text), *words_of_log(text), words_of_hcl(text)]
+    scripts = (script_of_makefile(text), script_of_justfile(text))
+    candidates += [*map(_words_of_script, scripts), words_of_pm2(text)]
     for candidate in candidates:
         if command := _of_words(candidate):
             return _checked(source, *command)
@@ -138,7 +157,8 @@ def _of_words(words: list[str]) -> Command | None:
                 return variables | nested[0], nested[1]
         rest = _after_server(words, index)
         if rest is not None:
-            return variables, _until_end(rest)
+            command = _until_end(rest)
+            return variables, of_launcher(word, command) if word in LAUNCHERS else command
         assigned = ASSIGNED.fullmatch(word.removeprefix("--env="))
         if assigned is not None:
             value = assigned["value"].removesuffix(END)
@@ -148,6 +168,8 @@ def _of_words(words: list[str]) -> Command | None:
 
 def _after_server(words: list[str], index: int) -> list[str] | None:
     """The words after the server's name, if it is at `index`."""
+    if words[index] in LAUNCHERS and words[index - 1] == "-m":
+        return words[index + 1 :]
     if _names_server(words, index):
         return words[index + 1 + (not words[index].endswith(SERVERS)) :]
     return words[index + 1 :] if _is_image_of_server(words, index) else None
@@ -221,7 +243,7 @@ def _checked(source: str, variables: dict[str, str], words: list[str]) -> Comman
     exported = {name: value for name, value in variables.items() if EXPORTED.fullmatch(name)}
     checked: list[str] = []
     for word in _expanded(words, variables):
-        if not re.search(r"\$[({A-Za-z_@*]", word):
+        if not re.search(r"\$[({A-Za-z_@*]|\{\{", word):
             checked.append(word)
             continue
         flag, equals, _ = word.partition("=")
@@ -243,7 +265,9 @@ def _of_manifest(text: str) -> Iterator[list[str]]:
     except (yaml.YAMLError, RecursionError, ValueError):
         return
     yield from _scripts(documents)
+    yield from words_of_kserve(list(_mappings(documents)))
     yield from words_of_settings(_mappings(documents))
+    yield from words_of_config(documents)
     for container in _containers(documents):
         words = [f"{name}={value}" for name, value in _environment(container)]
         # Kubernetes' `command` and the `entrypoint` of Compose and Ansible, whose `env` is a

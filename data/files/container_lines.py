@@ -9,6 +9,7 @@ containerd: `max_container_log_line_size`; CRI-O: 8 KiB), and R1's lines are lon
 - CRI (containerd, CRI-O): `TIME stderr P piece`, and `F` for the last piece.
 - `docker logs -t`, `kubectl logs --timestamps`: `TIME ` before every piece, and no newline between.
 - Fluentd's `out_file`, syslog, journald and loggers of programs: a short text before one object.
+- syslog's and journald's time, host and program before any line.
 
     for number, line in unwrapped(lines, 1 << 30): ...  # TIME and the line, or the line if JSON
 """
@@ -52,10 +53,19 @@ _SOURCE = re.compile(
 
 _BEFORE_OBJECT = re.compile(
     rb"(?=<\d{1,3}>|\[|\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:"
+    rb"|(?:CreateTime|LogAppendTime):\d"  # Kafka's console consumer
     rb"|(?:DEBUG|INFO|NOTICE|WARN|WARNING|ERROR)\b)"
     rb"(?:\[[^\]{]{0,300}\]|[^{\[\"'\\]){1,300}(?=\{\s*\"[^\n]*\}\s*$)"
 )
 """A time, priority (RFC 3164, RFC 5424) or level, and what is before an object up to the end."""
+
+_SYSLOG = re.compile(
+    rb"(?P<rfc5424><\d{1,3}>1 )?(?:<\d{1,3}>)?"
+    rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?)(Z|[+-]\d\d):?(\d\d)? (?(rfc5424)"
+    rb"\S{1,255} \S{1,48} \S{1,128} \S{1,32} (?:-|\[[^\]]{0,500}\]) (?:\xef\xbb\xbf)?"
+    rb"|(?:[\w.:-]{1,255} )?[\w./@-]{1,128}\[[\w.-]{1,64}\]: )"
+)
+"""Time, host and program before a line: journald's short-iso, rsyslog's files, RFC 5424, Heroku."""
 
 _BODY = b" JSON body: "
 """What vLLM writes before a request's body, in a line that its own format reads."""
@@ -165,6 +175,10 @@ def _joined(line: bytes) -> bytes:
     source = _SOURCE.match(line)
     if source:
         line = line[source.end() :]
+    syslog = _SYSLOG.match(line)
+    if syslog:
+        zone = syslog[3] + (b":" + syslog[4] if syslog[4] else b"")
+        return _record(syslog[2] + zone + b" ", line[syslog.end() :])
     stamp = STAMPED.match(line)
     if stamp is None:
         return line if line[:1] == b"{" else _record(b"", line)

@@ -247,11 +247,16 @@ def _held(content: io.BufferedReader, name: str) -> bytes:
     return held
 
 
+_ARRAY_OF_OBJECTS = re.compile(rb"\s*\[\s*\{")
+"""A line with a batch of rows: what Zipkin's and Datadog's clients send."""
+
+
 def _json_lines(content: io.BufferedReader, name: str) -> Iterator[tuple[int, bytes | None]]:
     """Yields the rows of lines; a line has several if a writer left out a newline."""
     shift = 0
     for number, line in lines_of(content, name):
-        if line is None or not _SEVERAL.search(line):
+        is_array = line is not None and _ARRAY_OF_OBJECTS.match(line)
+        if line is None or not (is_array or _SEVERAL.search(line)):
             yield number + shift, line
             continue
         for index, row in enumerate(_values(line)):
@@ -283,6 +288,7 @@ def is_lines(head: bytes) -> bool:
     return not (opened and (lines[0].strip() == b"{" or lines[1][:1].isspace()))
 
 
+_OBJECT = re.compile(rb"\s*\{")
 _SEVERAL = re.compile(rb"\}[ \t\r]*\{")
 """What is between objects without a newline, unless it is in a string."""
 
@@ -307,20 +313,22 @@ def _continues(line: bytes) -> bool | None:
 def _values(content: bytes) -> Iterator[bytes | None]:
     """Yields the values of a file or top-level array, and any text between them."""
     depth = begin = 0
-    top = 0  # depth at which values begin: 1 inside a top-level array
+    top = 0  # depth at which values begin: that of the arrays around them
     for token in _TOKEN.finditer(content):
         mark = token[0][:1]
         if mark in (b"{", b"["):
             if depth == top:
                 yield from _row(content[begin : token.start()], between=True)
                 begin = token.start()
-                if depth == 0 and mark == b"[":
-                    top = 1
+                # Zipkin's API has a list of traces, which are lists of spans.
+                if mark == b"[" and (depth == 0 or _OBJECT.match(content, token.end())):
+                    top += 1
                     begin = token.end()
             depth += 1
         elif mark in (b"}", b"]") and depth == top:  # the end of the array, or an extra bracket
             yield from _row(content[begin : token.start()], between=True)
-            depth = top = 0
+            top = max(top - 1, 0)
+            depth = top
             begin = token.end()
         elif mark in (b"}", b"]"):
             depth -= 1

@@ -28,6 +28,22 @@ _ESCAPED = re.compile(rb'(?:^|[,;\t\n])"[\[{]\s*\\"')
 """Quotes escaped as MySQL and Spark write them, instead of doubled."""
 
 
+_UNQUOTED = re.compile(rb"(?<=[\t\n])[\[{][^\t\n]+")
+_SINGLE = re.compile(rb"(?<!\\)(?:\\\\)*\\(?![\\tn0])")
+"""Cells with JSON outside quotes, and a backslash before anything but what databases escape."""
+
+_ESCAPE = re.compile(r"\\(.)")
+_UNESCAPED = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "b": "\b", "N": ""}
+"""Escapes of `mysql --batch`, PostgreSQL's COPY and ClickHouse's TabSeparatedWithNames."""
+
+
+_TYPE = re.compile(
+    r"(?:(?:Nullable|LowCardinality|Array|Map|Tuple|DateTime64|FixedString|Decimal|Enum\d+)\(.*\)"
+    r"|String|JSON|UUID|Bool|Date|DateTime|U?Int\d+|Float\d+)"
+)
+"""A column's type in the second line of ClickHouse's formats with names and types."""
+
+
 def table_kind(head: bytes) -> str | None:
     """Returns `parquet` or `arrow` if a file that begins with `head` is such a table."""
     if head.startswith(b"PAR1"):
@@ -129,11 +145,22 @@ def csv_dialect(head: bytes) -> dict[str, Any] | None:
     text = head.decode("utf-8", "surrogateescape").removeprefix("\ufeff")
     for delimiter in ",\t;|":
         dialect: dict[str, Any] = {"delimiter": delimiter}
-        if _ESCAPED.search(head):
+        if delimiter == "\t" and _is_escaped(head):
+            dialect |= {"quoting": csv.QUOTE_NONE}
+        elif _ESCAPED.search(head):
             dialect |= {"escapechar": "\\", "doublequote": False}
         if delimiter in first.decode("utf-8", "replace") and _is_table(text, dialect):
             return dialect
     return None
+
+
+def _is_escaped(head: bytes) -> bool:
+    """Whether backslashes stand before tabs, newlines and backslashes, as databases write them.
+
+    Then a backslash of JSON is doubled, and no cell with JSON is in quotes.
+    """
+    cells = _UNQUOTED.findall(head)
+    return b"\\\\" in b"".join(cells) and not any(map(_SINGLE.search, cells))
 
 
 LONGEST_HEADER = 10_000
@@ -167,6 +194,10 @@ def csv_rows(content: io.BufferedReader, name: str) -> Iterator[dict[str, Any] |
         lines = csv.reader(text, **dialect or {})
         header = [column.strip() for column in next(lines)]
         for _, cells in without_blanks(enumerate(lines, start=1), any, name):
+            if dialect and dialect.get("quoting") == csv.QUOTE_NONE:
+                cells = [_ESCAPE.sub(_unescaped, cell) for cell in cells]
+            if lines.line_num == 2 and all(map(_TYPE.fullmatch, cells)):
+                continue
             if len(cells) > len(header):
                 yield ",".join(cells).encode("utf-8", "surrogateescape")
             else:
@@ -179,6 +210,10 @@ def csv_rows(content: io.BufferedReader, name: str) -> Iterator[dict[str, Any] |
         ) from None
     finally:
         text.detach()
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    return _UNESCAPED.get(match[1], match[1])
 
 
 def _value(cell: str) -> Any:

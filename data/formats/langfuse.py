@@ -58,7 +58,8 @@ MESSAGE = {
 
 
 def recognizes(sample: Sample) -> bool:
-    return any(is_observation(row) or _is_trace(row) for row in sample.rows)
+    tests = (is_observation, _is_trace, _is_trace_alone)
+    return any(test(row) for row in sample.rows for test in tests)
 
 
 def _is_trace(row: dict[str, Any]) -> bool:
@@ -66,8 +67,22 @@ def _is_trace(row: dict[str, Any]) -> bool:
     return isinstance(observations, list) and any(map(is_observation, observations))
 
 
+def _is_trace_alone(row: dict[str, Any]) -> bool:
+    """Whether a row is a trace whose observations are ids, as the list of traces has it."""
+    observations = row.get("observations")
+    if not isinstance(observations, list) or "htmlPath" not in row:
+        return False
+    return all(isinstance(observation, str) for observation in observations)
+
+
 def parse(record: Record) -> list[Exchange | Reject]:
     row = open_row(record.payload)
+    if _is_trace_alone(row):
+        raise Reject(
+            "content_not_logged",
+            "a trace without its observations, whose input and output are not the call's: export"
+            " the observations (GET /api/public/observations)",
+        )
     if not _is_trace(row):
         return _outcomes(row, record.place)
     # The API's observations lack the session and user of their trace.

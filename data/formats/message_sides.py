@@ -34,14 +34,21 @@ DEEPEST = 6
 _NUMBERED = re.compile(r"(.+?)\.(\d+)\.(.+)")
 """A flattened key: `llm.input_messages.0.message.role`, `gen_ai.prompt.0.content`."""
 
-ANSWERS = {"output", "response", "completion", "output_text", "response_text", "response.text"}
-"""Names of a text that is the answer; the last is Vercel's `ai.response.text`."""
+ANSWERS = {
+    *("output", "response", "completion", "output_text", "response_text"),
+    "response.text",  # Vercel's `ai.response.text`
+    "generation",  # distilabel
+}
+"""Names of a text that is the answer."""
 
 THOUGHTS = {"reasoning", "reasoning_content", "response.reasoning"}
 """Names of the reasoning next to an answer's text."""
 
 SWITCHES = frozenset({"on", "off", "auto", "low", "medium", "high", "enabled", "disabled"})
 """Values of the same names that switch reasoning on."""
+
+WRAPPED = frozenset({"message", "content"})
+"""Keys of an object that is a message's content: AWS's exporter of Strands' events."""
 
 END_THINK = "</think>"
 
@@ -184,6 +191,10 @@ def _message(item: Any) -> Logged | None:
         item = inner
     if any(key.startswith("message.") for key in item):
         item = {key.removeprefix("message."): value for key, value in item.items()}
+    inner = item.get("content")
+    if isinstance(inner, dict) and not WRAPPED.isdisjoint(inner):
+        end = inner.get("finish_reason")
+        item = {**item, "content": _decoded(inner.get("message", inner.get("content")))}
     role = item.get("role")
     # Anthropic's and Ollama's responses have the role, too.
     if not isinstance(role, str) or item.get("type") == "message" or "choices" in item:

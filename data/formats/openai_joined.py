@@ -71,6 +71,8 @@ def _side(row: dict[str, Any]) -> str | None:
 def _member_of(row: Row | None) -> tuple[str, str]:
     parsed = open_row(row)
     side = _side(parsed) or _side_of_other_row(parsed)
+    if str(parsed.get("datainblob")).lower() == "true":  # Azure Machine Learning, above 4 MB
+        raise Reject("content_not_logged", "the event's data is a path: its body is in a blob")
     if side is None:
         raise Reject("no_id" if _id_of(parsed) is None else "incomplete_pair")
     key = _id_of(parsed)

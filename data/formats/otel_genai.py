@@ -57,6 +57,18 @@ _EVENT = re.compile(r"gen_ai\.(choice|(system|user|assistant|tool)\.message)")
 
 ADK_REQUEST = "gcp.vertex.agent.llm_request"
 
+OF_ENGINE = "gen_ai.latency."
+"""How attributes begin that vLLM itself writes (vllm/tracing/utils.py)."""
+
+NO_TEXTS = (
+    "vLLM's own spans never have texts; log requests and responses with --enable-log-requests,"
+    " --enable-log-outputs and VLLM_LOGGING_LEVEL=DEBUG, or at a gateway"
+)
+NO_MESSAGES = (
+    "the span has no messages; use instrumentation that follows conventions 1.37 or newer"
+    " (OTEL_SEMCONV_STABILITY_OPT_IN=gen_ai_latest_experimental)"
+)
+
 NAMES = {
     "session": (
         *("gen_ai.conversation.id", "session.id", "langfuse.session.id", "thread.id"),
@@ -123,11 +135,8 @@ def _outcomes(span: dict[str, Any], place: Place) -> list[Exchange | Reject]:
         unpacked(logged, f"gen_ai.{side}.messages", "attributes") for side in ("input", "output")
     )
     if asked is None or answered is None:
-        raise Reject(
-            "content_not_logged",
-            "the span has no messages; use instrumentation that follows conventions 1.37 or newer"
-            " (OTEL_SEMCONV_STABILITY_OPT_IN=gen_ai_latest_experimental)",
-        )
+        is_engines = any(key.startswith(OF_ENGINE) for key in logged)
+        raise Reject("content_not_logged", NO_TEXTS if is_engines else NO_MESSAGES)
     logged = {**logged, "gen_ai.input.messages": asked, "gen_ai.output.messages": answered}
     instructions = unpacked(logged, "gen_ai.system_instructions", "attributes")
     messages = openai_messages(
@@ -173,7 +182,10 @@ def _of_events(span: dict[str, Any]) -> dict[str, Any]:
         logged = attributes_of(event)
         logged = {**logged, **mapping(logged, "gen_ai.event.content", "event")}  # Azure's SDK
         if kind[1] == "choice":
-            message = {"role": "assistant", **mapping(logged, "message", "event")}
+            answer = unpacked_or_text(logged, "message", "event")
+            # Strands Agents writes the content's parts alone.
+            answer = answer if isinstance(answer, dict) else {"content": answer}
+            message = {"role": "assistant", **answer}
             choice = {"message": message, "finish_reason": logged.get("finish_reason")}
             messages["gen_ai.completion"].append(choice)
         else:

@@ -38,6 +38,7 @@ FIELDS = {
         *("attributes.user.id", "info.trace_metadata.mlflow.trace.user", "distinct_id"),
         *("extra.metadata.user_id", "traceloop.association.properties.user_id"),
         *("metadata.user", "customer_identifier", "user", "tags.user_id"),
+        "user_properties.user_id",  # HoneyHive
         "trace_metadata.mlflow.trace.user",
     ),
     "tenant": ("tenant", "tenant_id", "metadata.tenant", "workspace_id"),
@@ -63,6 +64,8 @@ FIELDS = {
         *("observed_time_unix_nano", "asctime", "datetime_utc"),
         *("received_at", "requested_at", "request_at", "arrival_time", "request_start_time"),
         *("log_time", "occurred_at", "inserted_at"),
+        # WireMock; Charles; AIPerf
+        *("request.logged_date", "times.start", "metadata.request_start_ns"),
     ),
     "log_id": ("databricks_request_id", "request_id", "rid", "id"),
 }

@@ -13,6 +13,7 @@
 """
 
 import itertools
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,6 +28,13 @@ TYPED = ("attributes_string", "attributes_number", "attributes_bool")
 """SigNoz's names."""
 
 GENAI = "gen_ai."
+
+_UNDERSCORED = re.compile(
+    r"gen_ai_(prompt|completion)_(\d+)_(\w+)"
+    r"|gen_ai_(request|response|usage|input|output|operation|conversation|tool)_(\w+)"
+    r"|gen_ai_(system(?:_instructions)?)"
+)
+"""Attributes in stores whose columns and labels have no dots: OpenObserve, Loki."""
 
 SPAN_LEVELS = (
     ("resource_spans", "scope_spans", "spans"),
@@ -80,12 +88,24 @@ def attributes_of(holder: dict[str, Any]) -> dict[str, Any]:
     if has_genai(holder):
         found.append(holder)
     with_messages = (attributes for attributes in found if has_genai(attributes))
-    return next(with_messages, next(filter(None, found), {}))
+    return _with_dots(next(with_messages, next(filter(None, found), {})))
+
+
+def _with_dots(attributes: dict[str, Any]) -> dict[str, Any]:
+    """Returns attributes under the conventions' names."""
+    if not any(map(_UNDERSCORED.fullmatch, attributes)):
+        return attributes
+    dotted: dict[str, Any] = {}
+    for key, value in attributes.items():
+        match = _UNDERSCORED.fullmatch(key)
+        parts = [part for part in match.groups() if part] if match else []
+        dotted[".".join(["gen_ai", *parts]) if parts else key] = value
+    return dotted
 
 
 def has_genai(attributes: dict[str, Any]) -> bool:
     """Whether a name is one of the GenAI conventions."""
-    return any(name.startswith(GENAI) for name in attributes)
+    return any(name.startswith(GENAI) or _UNDERSCORED.fullmatch(name) for name in attributes)
 
 
 def has_genai_attributes(row: dict[str, Any]) -> bool:

@@ -97,7 +97,7 @@ def _converse_thoughts(inner: Any, where: str) -> list[str]:
 
 def _thoughts(part: dict[str, Any], where: str) -> list[str]:
     """Returns the texts of a part of reasoning, which may be parts themselves."""
-    for key in ("thinking", "text", "content", "summary"):
+    for key in ("thinking", "reasoning", "text", "content", "summary"):
         inner = part.get(key)
         if isinstance(inner, list):
             return [text for one in inner for text in _thoughts(one, where)]

@@ -5,28 +5,38 @@
 
 The ids are used unchanged. Rows of vLLM's speculators (`input_ids`, `loss_mask`,
 `metadata.finish_reason`, scripts/response_regeneration at commit 00003398) are read, too: the last
-run of ones in the mask is the completion.
+run of ones in the mask is the completion. So are rows of Ray Data LLM (`generated_tokens`, with the
+sampling as vLLM prints it, 2.60).
 """
 
+import re
 from typing import Any
 
 from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.files.rows import Sample
 from outrider.data.formats.fields import first, mapping, take, take_ids, take_text
-from outrider.data.formats.finish_reasons import finish_reason
+from outrider.data.formats.finish_reasons import end_by_limit, finish_reason
 from outrider.data.formats.openai import reasoning_and_content
 from outrider.data.formats.row_fields import fields
-from outrider.data.formats.sampling import sampling_of
+from outrider.data.formats.sampling import NUMBERS, sampling_of
 from outrider.data.formats.wrappers import open_row
+
+GENERATED = frozenset({"prompt_token_ids", "generated_tokens"})
+"""Keys of a row of Ray Data LLM (llm/_internal/batch/stages/vllm_engine_stage.py)."""
 
 MASKED = frozenset({"input_ids", "loss_mask"})
 """Keys of a tokenized sequence with a mask of what is trained on."""
 
+PAIR_OF_IDS = frozenset({"prompt_token_ids", "completion_token_ids"})
+
+_NUMBER = re.compile(rf"\b({'|'.join(NUMBERS)}|max_tokens)=(-?\d[\d.e-]*)")
+_FORCES = re.compile(r"\bstructured_outputs=(?!None)|\bguided_decoding=(?!None)")
+"""Parameters as vLLM prints `SamplingParams`."""
+
 
 def recognizes(sample: Sample) -> bool:
     return any(
-        ("prompt_token_ids" in row and "completion_token_ids" in row) or row.keys() >= MASKED
-        for row in sample.rows
+        any(row.keys() >= keys for keys in (PAIR_OF_IDS, GENERATED, MASKED)) for row in sample.rows
     )
 
 
@@ -34,6 +44,8 @@ def parse(record: Record) -> list[Exchange | Reject]:
     row = open_row(record.payload)
     if row.keys() >= MASKED:
         row = _split_by_mask(row)
+    elif row.keys() >= GENERATED:
+        row = _of_ray(row)
     prompt_ids, completion_ids = (
         take_ids(row, f"{part}_token_ids", "row") for part in ("prompt", "completion")
     )
@@ -58,6 +70,25 @@ def parse(record: Record) -> list[Exchange | Reject]:
             **fields(row),
         )
     ]
+
+
+def _of_ray(row: dict[str, Any]) -> dict[str, Any]:
+    """Returns a row of Ray Data LLM under this format's names; it has no finish reason."""
+    printed = take_text(row, "params", "row") or ""
+    sampling = dict(_NUMBER.findall(printed))
+    ids = take_ids(row, "generated_tokens", "row") or []
+    limit = float(sampling.pop("max_tokens", "inf"))
+    if _FORCES.search(printed):
+        # Which tokens were allowed is not in the row.
+        sampling["structured_outputs"] = "as printed in params"
+    return {
+        **sampling,
+        "prompt_token_ids": row["prompt_token_ids"],
+        "completion_token_ids": ids,
+        "content": row.get("generated_text"),
+        "finish_reason": end_by_limit(limit, len(ids)),
+        "id": row.get("request_id"),
+    }
 
 
 def _split_by_mask(row: dict[str, Any]) -> dict[str, Any]:

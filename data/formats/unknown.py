@@ -26,6 +26,10 @@ GATEWAY = "put a gateway that logs request and response in front of the endpoint
 EXPORT = "export it as JSON lines or Parquet"
 EXPORT_CELLS = "export it as CSV or JSON lines"
 
+WITH_HEADER = (
+    "export it with the names of its columns, for example with COPY ... WITH (FORMAT csv, HEADER),"
+    " or as JSON lines"
+)
 TO_JSON = "export the table with `psql -At -c 'SELECT to_json(t) FROM TABLE t'`"
 NO_PICKLE = (
     "loading it could run any code, so it is not read: for SGLang's dumps, start SGLang with"
@@ -98,6 +102,13 @@ SHAPES: tuple[tuple[frozenset[str], str], ...] = (
     ),
     (frozenset({"prompt", "llm_response"}), WRITE_MESSAGES),
     (frozenset({"instruction", "output"}), f"Alpaca's fields: {WRITE_MESSAGES}"),
+    *(
+        (
+            frozenset({asked, "generation"}),
+            f"generations without the messages that were sent: {WRITE_MESSAGES}",
+        )
+        for asked in ("problem", "question", "instruction", "prompt")  # NeMo-Skills, distilabel
+    ),
     (frozenset({"question", "answer"}), WRITE_MESSAGES),
     (frozenset({"prompt", "completion"}), WRITE_MESSAGES),
     (frozenset({"prompt", "response"}), WRITE_MESSAGES),
@@ -187,11 +198,45 @@ TEXT_LOGS: tuple[tuple[re.Pattern[bytes], str], ...] = (
 )
 """Logs of servers that have no texts of requests."""
 
+EXECUTION_LOG = (
+    "which cuts bodies after 1,024 bytes: log request and response where they are whole, in the"
+    " integration or a gateway"
+)
+FILE_EXPORTER = "replace the debug exporter by the file exporter, and give its file"
+CONVERT_YAML = (
+    "convert it, and give the JSON: `python -c 'import json, sys, yaml;"
+    " print(json.dumps(yaml.safe_load(sys.stdin)))' < FILE > log.json`"
+)
+
+TEXTS: tuple[tuple[re.Pattern[bytes], str, str], ...] = (
+    (
+        re.compile(rb"\((?:[\w-]+)\) (?:Method request|Endpoint response) body ", re.MULTILINE),
+        "API Gateway's execution log",
+        EXECUTION_LOG,
+    ),
+    (
+        re.compile(rb"^.{0,100}\bResource(?:Spans|Logs?) #\d+\s*$", re.MULTILINE),
+        "text of the OpenTelemetry Collector's debug exporter",
+        FILE_EXPORTER,
+    ),
+    (
+        re.compile(
+            rb"\A(?:---[^\n]*\n|#[^\n]*\n)*(?:- )?[\w.-]+:(?: [^\n]*)?\n(?:[ -]+[\w.-]+:|- )"
+        ),
+        "YAML",
+        CONVERT_YAML,
+    ),
+)
+"""Texts with the content of requests that are not read, and the way to files that are."""
+
 _MITMPROXY = re.compile(rb"\d+:\d+:\w+;")
 """First bytes of mitmproxy's flows: tnetstrings."""
 
 _GOREPLAY = re.compile(rb"[123] [0-9a-f]+ \d{19}[ \n]")
 """The first payload's type, id and time."""
+
+_NO_HEADER = re.compile(rb"[^{\[\"\n][^{\n]{0,500}(?:\t\{\"[^\t\n]*\}\t\{\"|,\"\{\"\"[^\n]*\}\")")
+"""A table's first line, if it has objects in its cells and so no names of columns."""
 
 _DUMP = re.compile(rb"(?:/\*.*\*/\s+|--\s+)?-- (?:PostgreSQL database|MySQL|MariaDB) dump")
 """How pg_dump, mysqldump and mariadb-dump begin, as text."""
@@ -247,9 +292,18 @@ def describe(sample: Sample, formats: Mapping[str, Any]) -> Description:
         return Description("empty", "give a log with rows")
     if is_capture(sample):
         return _of_capture(head)
+    text = next((Description(*said) for pattern, *said in TEXTS if pattern.search(head)), None)
+    if text is not None:
+        return text
     if sample.rows:
         row = sample.rows[0]
         return Description(f"rows with the keys {_keys(row)}", _way(row, formats))
+    return _of_bytes(sample)
+
+
+def _of_bytes(sample: Sample) -> Description:
+    """Describes a file without rows by its first bytes."""
+    head = sample.stored
     for magic, what, way in MAGIC:
         if head.startswith(magic):
             return Description(what, way)
@@ -271,12 +325,14 @@ def describe(sample: Sample, formats: Mapping[str, Any]) -> Description:
 def _of_capture(head: bytes) -> Description:
     if _GOREPLAY.match(head):
         return Description("GoReplay's capture", GATEWAY)
+    if _NO_HEADER.match(head):
+        return Description("a table without a header", WITH_HEADER)
     return Description("a dump of a database", f"{EXPORT}; for PostgreSQL, {TO_JSON}")
 
 
 def is_capture(sample: Sample) -> bool:
-    """Whether a file's objects are inside HTTP messages (GoReplay), or in a database's dump."""
-    return (_GOREPLAY.match(sample.stored) or _DUMP.match(sample.stored)) is not None
+    """Whether objects are in HTTP messages (GoReplay), a database's dump or unnamed columns."""
+    return any(begin.match(sample.stored) for begin in (_GOREPLAY, _DUMP, _NO_HEADER))
 
 
 def _of_text(head: bytes) -> Description:

@@ -23,6 +23,7 @@ from outrider.data.formats.embedded import json_of, object_of, plain_text
 from outrider.data.formats.fields import first
 from outrider.data.formats.message_sides import message_sides
 from outrider.data.formats.native_apis import native_request, native_response
+from outrider.data.formats.other_rows import ERROR_KEYS
 from outrider.data.formats.result_tables import rows_of
 from outrider.data.formats.row_fields import fields, find, normal_name
 from outrider.data.formats.span_attributes import has_genai_attributes, is_otlp
@@ -40,12 +41,22 @@ PRODUCERS = tuple(
         "request_created_at request_body",  # Helicone
         "observations",  # Langfuse's traces
         "prompt_token_ids completion_token_ids",
+        "prompt_token_ids generated_tokens",  # Ray Data LLM
     )
 )
 """Keys of rows that a format other than pairs reads."""
 
 LISTS = ("data.spans",)
 """Paths of calls next to which a row repeats one of them: MLflow's traces."""
+
+SAMPLE = frozenset({"epoch", "events"})
+"""Keys of a sample in Inspect's log, which repeats the last of the calls in its events."""
+
+RAW = "call"
+"""Key of the API's bodies in Inspect's events, which have them in its own form, too."""
+
+PIECES = ("response", "text")
+"""Keys of a piece of a response, where a list has an object for each: GenAI-Perf, AIPerf."""
 
 BODIES = ("messages", "choices", "tools", "conversations")
 """Keys whose lists are a customer's."""
@@ -59,6 +70,10 @@ EVENTS = {
 }
 """Names of an event's attributes, and keys of its content: CloudEvents 1.0, which KServe's and
 Seldon's loggers send, and KServe's in a bucket (pkg/logger/marshaller_record.go)."""
+
+EVENT_IDS = ("requestid", "xrequestid", "correlationid", "id", "Id")
+"""Attributes with the request's id, which both halves have, in order of preference: Seldon, Azure
+Machine Learning's data collector, KServe."""
 
 CHAT_EXPORTS = {
     "chat": "title",  # Open WebUI
@@ -146,6 +161,7 @@ def unwrapped(row: dict[str, Any]) -> dict[str, Any]:
     if inner is None:
         return row
     outer = _inherited(row)
+    outer |= {key: row[key] for key in ERROR_KEYS & row.keys() if row[key]}
     if "request_id" in row:
         outer["request_id"] = row["request_id"]  # joins the halves of an exchange
     return {**outer, **inner}
@@ -159,8 +175,7 @@ def _event(row: dict[str, Any]) -> dict[str, Any] | None:
     content = {"response": data} if _is_stream(data) else object_of(data)
     if content is None:
         return None
-    # Both halves have the request's id, which Seldon's logger writes as `requestid`.
-    event_id = first(*(row.get(key) for key in ("requestid", "id", "Id")))
+    event_id = first(*(row.get(key) for key in EVENT_IDS))
     return {**_inherited(row), "request_id": event_id, **unwrapped(content)}
 
 
@@ -201,6 +216,8 @@ def _listed_calls(row: dict[str, Any]) -> list[dict[str, Any]] | None:
         where = find(row, path)
         if where and _are_calls(where.holder.get(where.key)):
             return list(where.holder[where.key])
+    if row.keys() >= SAMPLE and _are_calls(row["events"]):
+        return [_with_raw_bodies(call) for call in row["events"] if _is_call(unwrapped(call))]
     if is_otlp(row):
         return _calls_in_lines(row) or None
     rows = rows_of(row)
@@ -212,6 +229,12 @@ def _listed_calls(row: dict[str, Any]) -> list[dict[str, Any]] | None:
     if lines:
         return lines
     return next((value for value in _values(row) if _are_calls(value)), None)
+
+
+def _with_raw_bodies(call: dict[str, Any]) -> dict[str, Any]:
+    """Returns a call with the API's bodies alone, if it has them apart from others."""
+    raw = call.get(RAW)
+    return {**_inherited(call), **raw} if isinstance(raw, dict) and raw.keys() >= PAIR else call
 
 
 def _calls_in_lines(row: dict[str, Any]) -> list[dict[str, Any]]:
@@ -295,6 +318,8 @@ def sides(row: dict[str, Any]) -> Sides:
             responses.append(response)
         elif holder is not None and _is_request(holder):
             requests.append(holder if PROMPTS & holder.keys() else native_request(holder) or holder)
+        elif _whole_in_list(value):
+            responses.append(value[0])
         elif _is_stream(value):
             responses.append(value)
     requests.sort(key=lambda request: "messages" not in request)
@@ -321,6 +346,39 @@ def _is_request(holder: dict[str, Any]) -> bool:
     # Metadata may name a prompt; a request has parameters, too.
     is_prompt = isinstance(holder.get("prompt"), str | list)
     return is_prompt and not PARAMETERS.isdisjoint(holder)
+
+
+def _whole_in_list(value: Any) -> bool:
+    """Whether a value is a list of one response that was not streamed: RunPod's output."""
+    if not isinstance(value, list) or len(value) != 1 or not isinstance(value[0], dict):
+        return False
+    choices = value[0].get("choices")
+    return isinstance(choices, list) and any(
+        isinstance(choice, dict) and "message" in choice for choice in choices
+    )
+
+
+def _without_holders(value: Any) -> Any:
+    """Returns the texts of a response's pieces, if each is in an object; else the value."""
+    if not isinstance(value, list) or not all(isinstance(piece, dict) for piece in value):
+        return value
+    pieces = [_piece(piece) for piece in value]
+    texts = [piece for piece in pieces if piece is not None]
+    if not texts or len(texts) < len(value):
+        return value
+    if len(texts) == 1 and texts[0].lstrip().startswith("{"):
+        return texts[0]
+    return texts if _is_stream(texts) else value
+
+
+def _piece(piece: dict[str, Any]) -> str | None:
+    """Returns the text of a piece of a response; an event's fields may be apart (AIPerf)."""
+    packets = piece.get("packets")
+    if isinstance(packets, list):
+        fields_of_event = [packet for packet in packets if isinstance(packet, dict)]
+        return "".join(f"{one.get('name')}: {one.get('value')}\n" for one in fields_of_event) + "\n"
+    text = first(*(piece.get(key) for key in PIECES))
+    return text if isinstance(text, str) else None
 
 
 def _is_stream(value: Any) -> bool:
@@ -352,7 +410,7 @@ def _values(row: dict[str, Any]) -> Iterator[Any]:
         for key, value in holder.items():
             if value is None or key in BODIES:
                 continue
-            value = plain_text(value)
+            value = _without_holders(plain_text(value))
             yield value
             inner = object_of(value)
             if inner is None or depth == DEEPEST:

@@ -146,6 +146,8 @@ def _other_drafter(config: Mapping[str, Any]) -> str | None:
     """
     architecture = str(next(iter(config.get("architectures") or []), ""))
     model_type = config.get("model_type")
+    if architecture.endswith("NextN"):
+        return "an MTP layer exported for SGLang (use the target's own, without speculator.base)"
     if model_type == "medusa" or "Medusa" in architecture or "medusa_num_heads" in config:
         return "a Medusa drafter"
     if model_type == "mlp_speculator" or "MLPSpeculator" in architecture:

@@ -77,7 +77,11 @@ def test_a_head_is_refused_by_name(case: dict[str, Any], tmp_path: Path, nano_r1
 
 
 @cases_with("command")
-def test_a_command_is_read(case: dict[str, Any]) -> None:
+def test_a_command_is_read_or_refused(case: dict[str, Any]) -> None:
+    if "refused" in case:
+        with pytest.raises(OutriderError, match=case["refused"]):
+            read_serve_command(case["command"])
+        return
     command = read_serve_command(case["command"])
     for path, expected in case["values"].items():
         value: Any = command.values

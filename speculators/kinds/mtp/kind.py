@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 CACHE_SCALES = (".q_scale", ".k_scale", ".v_scale", ".prob_scale")
 """KV cache scales that vLLM allocates for FP8; checkpoints lack them."""
 
+NEXTN = "NextN"
+"""How the architecture ends of a layer that was exported for SGLang, with other tensor names."""
+
 
 class MTP(TrainableKind):
     """One decoder layer over the next token's embedding and the final state."""
@@ -47,7 +50,9 @@ class MTP(TrainableKind):
 
     def recognizes(self, config: Mapping[str, Any]) -> bool:
         """True for the config.json of a target that has an MTP layer."""
-        return bool(config.get("num_nextn_predict_layers"))
+        architecture = str(next(iter(config.get("architectures") or []), ""))
+        is_export = architecture.endswith(NEXTN)
+        return bool(config.get("num_nextn_predict_layers")) and not is_export
 
     def config(
         self,

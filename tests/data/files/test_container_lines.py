@@ -120,3 +120,29 @@ def test_a_short_text_before_an_object_is_removed(before, row):
 )
 def test_lines_of_other_formats_and_other_text_are_unchanged(line):
     assert read(line) == [(1, line)]
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        b"<30>1 2026-07-01T10:00:00.25+00:00 gpu-1 vllm 41 - - ",
+        b'<14>1 2026-07-01T10:00:00.25+00:00 gpu-1 r1 - ID7 [x@1 a="b"] ',
+        b"2026-07-01T10:00:00.25+0000 gpu-1 vllm[41]: ",
+        b"2026-07-01T10:00:00.25+00:00 app[web.1]: ",
+        b"<30>2026-07-01T10:00:00.25+00:00 gpu-1 docker/r1[41]: ",
+    ],
+)
+def test_syslog_s_time_stays_and_its_host_and_program_go(before):
+    line = b"INFO 07-01 10:00:00 [x.py:1] Received request a: params"
+    (unwrapped_line,) = unwrapped(iter([(1, before + line)]), 1 << 30)
+    assert unwrapped_line == (1, b"2026-07-01T10:00:00.25+00:00 " + line)
+    (object_line,) = unwrapped(iter([(1, before + b'{"a": 1}')]), 1 << 30)
+    assert object_line == (1, b'{"a": 1}')
+
+
+@pytest.mark.parametrize(
+    "text", [b"INFO:     10.0.0.7:5150 - x", b"Request a: prompt: 'x'", b"host vllm: b"]
+)
+def test_what_is_no_program_s_name_stays(text):
+    line = b"2026-07-01T10:00:00.25Z " + text
+    assert list(unwrapped(iter([(1, line)]), 1 << 30)) == [(1, line)]

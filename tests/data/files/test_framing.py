@@ -57,6 +57,15 @@ def test_every_way_to_write_rows(tmp_path, name, mark):
     assert file.rows == 3
 
 
+@pytest.mark.parametrize("separator", ["\n", ""])
+def test_lists_of_lists_are_rows(tmp_path, separator):
+    """Zipkin's API has a list of traces, and its clients write a batch a line."""
+    batches = [json.dumps(VALUES[:2]), json.dumps(VALUES[2:])]
+    text = separator.join(batches) if separator else f"[{', '.join(batches)}]"
+    rows_of_file = [row for _, row in rows(file_of(tmp_path, text.encode()))]
+    assert list(map(parse_row, rows_of_file)) == VALUES
+
+
 def test_a_broken_line_damages_nothing_but_itself(tmp_path):
     lines = [b'{"a": {"b": [1, ', b'{"a": 1}', b'{"a": ', b'{"b": 2}']
     assert [row for _, row in rows(file_of(tmp_path, b"\n".join(lines)))] == lines

@@ -131,3 +131,29 @@ def test_blank_rows_without_end_are_refused(tmp_path, monkeypatch):
     assert read(tmp_path, few) == [{"id": "1", "input": "2"}, {"id": "3", "input": "4"}]
     with pytest.raises(OutriderError, match=r"x: 111 of the first 112 lines are blank"):
         read(tmp_path, "id,input\n1,2\n" + "\n" * 200)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"text": 'a "quoted"\nline\\nabla', "rows": [1]},
+        {"text": "only a line\n"},
+    ],
+)
+def test_backslashes_that_a_database_doubled_are_single_again(tmp_path, content):
+    """`mysql --batch`, PostgreSQL's COPY and ClickHouse escape backslashes, tabs and newlines."""
+    path = tmp_path / "a.tsv"
+    cell = json.dumps(content).replace("\\", "\\\\")
+    path.write_text(f"id\trequest\tnote\n1\t{cell}\ttwo\\nlines\\tand \\\\ more\n2\t{cell}\t\\N\n")
+    (file,) = log_files(str(path))
+    first, second = [row for _, row in rows(file)]
+    assert first == {"id": "1", "request": content, "note": "two\nlines\tand \\ more"}
+    assert second == {"id": "2", "request": content}
+
+
+def test_json_in_tabs_that_was_not_escaped_stays_as_it_is(tmp_path):
+    path = tmp_path / "a.tsv"
+    content = {"text": 'a "quoted"\nline\\nabla'}
+    path.write_text(f"id\trequest\n1\t{json.dumps(content)}\n")
+    (file,) = log_files(str(path))
+    assert [row for _, row in rows(file)] == [{"id": "1", "request": content}]

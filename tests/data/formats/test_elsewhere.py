@@ -284,3 +284,61 @@ def test_a_chat_interfaces_export_has_no_requests(tmp_path, row):
     (reject,) = read_rows(tmp_path, [row])
     assert reject.reason == "unknown_format"
     assert "as a chat interface shows them" in reject.detail and "title" in reject.detail
+
+
+def azure(side, number, **changes):
+    """An event of Azure Machine Learning's data collector: `id` is the event's."""
+    event_id = f"{side}-{number}"
+    kind = f"azureml.inference.{side}"
+    content = {"request": ASKED, "response": ANSWERED | {"id": f"chatcmpl-{number}"}}[side]
+    row = {"specversion": "1.0", "id": event_id, "source": "/x", "type": kind, "data": content}
+    return row | {"correlationid": "c", "xrequestid": f"x{number}"} | changes
+
+
+def test_azure_s_events_are_joined_by_the_request_s_id(tmp_path):
+    path = "https://blobs.example/3"
+    rows = [
+        azure("response", 1),
+        azure("request", 2),
+        azure("request", 1),
+        azure("response", 2),
+        azure("request", 3, data=path, datainblob="true"),
+    ]
+    assert reasons(read_rows(tmp_path, rows)) == ["content_not_logged", "read", "read"]
+
+
+def pieces_of(stream):
+    return [f"{event}\n\n" for event in stream.split("\n\n") if event]
+
+
+@pytest.mark.parametrize(
+    "responses",
+    [
+        [{"perf_ns": 1, "content_type": "application/json", "text": json.dumps(ANSWERED)}],
+        [{"response": piece} for piece in pieces_of(STREAM)],
+        [
+            {"perf_ns": 1, "packets": [{"name": "data", "value": piece.strip()[len("data: ") :]}]}
+            for piece in pieces_of(STREAM)
+        ],
+        [ANSWERED],
+    ],
+)
+def test_a_response_in_pieces_is_joined(tmp_path, responses):
+    """AIPerf's raw records, GenAI-Perf's outputs, RunPod's list of one response."""
+    row = {"payload": ASKED, "status": 200, "responses": responses}
+    assert reasons(read_rows(tmp_path, [row])) == ["read"]
+
+
+def test_inspect_s_own_messages_are_read_without_the_api_s_bodies(tmp_path):
+    parts = [{"type": "reasoning", "reasoning": "r\n"}, {"type": "text", "text": "a"}]
+    choice = {"message": {"role": "assistant", "content": parts}, "stop_reason": "stop"}
+    call = {"event": "model", "input": QUESTION, "output": {"choices": [choice]}, "call": None}
+    others = [{"event": "sample_init", "sample": {}}, {"event": "score", "score": {"value": 1}}]
+    row = {"id": 1, "epoch": 1, "messages": QUESTION, "events": [others[0], call, others[1]]}
+    assert reasons(read_rows(tmp_path, [row])) == ["read"]
+
+
+def test_an_error_next_to_the_request_is_no_damage(tmp_path):
+    row = {"recordId": "1", "modelInput": ASKED, "error": {"errorCode": 400, "errorMessage": "x"}}
+    answered = {"recordId": "2", "modelInput": ASKED, "modelOutput": ANSWERED}
+    assert reasons(read_rows(tmp_path, [row, answered])) == ["error_response", "read"]

@@ -1,0 +1,67 @@
+"""Commands that programs and other tools' files build."""
+
+import pytest
+
+from outrider.common.errors import OutriderError
+from outrider.serving.serve_text import find_command
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (
+            'MODEL = "org/model"\ncmd = ["vllm", "serve", MODEL]\ncmd += ["-tp", str(8)]\n',
+            ["org/model", "-tp", "8"],
+        ),
+        (
+            'import os\nargs = ["--seed", os.environ.get("SEED", "3")]\n'
+            'cmd = ["/opt/bin/vllm", "serve", f"org/{\'model\'}", *args]\n',
+            ["org/model", "--seed", "3"],
+        ),
+        (
+            "FAST = True\n\ndef serve():\n"
+            '    cmd = ["vllm", "serve", "org/model"]\n'
+            '    cmd.append("--enforce-eager" if FAST else "--no-enforce-eager")\n'
+            '    if not_known():\n        cmd.extend(["--seed", "1"])\n'
+            "    if FAST:\n        pass\n"
+            '    else:\n        cmd += ["--seed", "2"]\n',
+            ["org/model", "--enforce-eager", "--seed", "1"],
+        ),
+        (
+            'import sys\ncmd: list[str] = [sys.executable, "-m",'
+            ' "vllm.entrypoints.openai.api_server", "--model", "org/model"]\n',
+            ["--model", "org/model"],
+        ),
+    ],
+)
+def test_a_python_program_s_list_is_followed(lines: str, words: list[str]) -> None:
+    assert find_command("serve.py", lines)[1] == words
+
+
+def test_what_python_does_not_say_is_named() -> None:
+    program = 'import modal\ncmd = ["vllm", "serve", config.model]\n'
+    with pytest.raises(OutriderError, match=r"serve.py: \$\{config_model\}: .*replace it"):
+        find_command("serve.py", program)
+
+
+def test_a_makefile_s_variables_have_their_values() -> None:
+    makefile = (
+        "MODEL ?= org/model\nTP := 8\nFLAGS = --seed 3 --max-model-len 65536\n"
+        "export VLLM_USE_DEEP_GEMM = 1\n\n.PHONY: serve\n\n"
+        "serve: setup  ## starts it\n\t@echo $$HOME\n"
+        "\t@vllm serve $(MODEL) -tp ${TP} \\\n\t\t$(FLAGS)\n"
+    )
+    variables, words = find_command("Makefile", makefile)
+    assert words == ["org/model", "-tp", "8", "--seed", "3", "--max-model-len", "65536"]
+    assert variables["VLLM_USE_DEEP_GEMM"] == "1"
+
+
+@pytest.mark.parametrize("quoted_name", ["VLLM_USE_DEEP_GEMM", '"VLLM_USE_DEEP_GEMM"'])
+def test_a_container_in_hcl_has_image_arguments_and_variables(quoted_name: str) -> None:
+    job = (
+        f'env {{\n  {quoted_name} = "1"\n}}\nconfig {{\n  image = "vllm/vllm-openai:v0.32.0"\n'
+        '  args = [\n    # the model\n    "--model", "org/model",\n    "-tp", "8",\n  ]\n}\n'
+    )
+    variables, words = find_command("r1.nomad.hcl", job)
+    assert words == ["--model", "org/model", "-tp", "8"]
+    assert variables == {"VLLM_USE_DEEP_GEMM": "1"}
