@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from outrider.eval.results.parts import DRAFTERS, LOOKUP, VARIANTS
 from outrider.eval.results.report import Report
 from outrider.eval.results.sections import RateRow
-from outrider.speculators.kinds import lookup_names
+from outrider.speculators.kinds import kind_named, lookup_names
 
 INK = "var(--soft)"
 FORM = {
@@ -126,10 +126,14 @@ def lengths_figure(results: Report, depth: int) -> Figure | None:
     if results.replay is None:
         return None
     colours = {"base": "base", "custom": "custom", "ceiling": "ceiling"}
-    # Two lookups at most are installed with Outrider; further ones share the last colour.
-    for number, name in enumerate(results.choice.lookups):
-        colours[name] = LOOKUP if number == 0 else "soft"
-    by_k = {name: results.replay.by_k[name] for name in colours if name in results.replay.by_k}
+    by_k = {name: results.replay.by_k[name] for name in colours}
+    # Outrider has two lookups; further ones would share the second's colour.
+    for number, lookup in enumerate(results.choice.lookups):
+        if lookup not in results.replay.by_k:
+            continue
+        in_words = kind_named(lookup).in_words
+        colours[in_words] = LOOKUP if number == 0 else "soft"
+        by_k[in_words] = results.replay.by_k[lookup]
     rows = [
         {"k": str(k), "variant": name, "value": length}
         for name, lengths in by_k.items()

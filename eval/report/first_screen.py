@@ -131,7 +131,6 @@ def _reason(report: Report) -> str:
     first = next(check for check in checks if check.outcome != "passed")
     if number["failed"]:
         first = next(check for check in checks if check.outcome == "failed")
-    return (
-        f"of {counted(len(checks), 'check')}, {' and '.join(counts)}; first: {first.name}"
-        f" ({first.seen})."
-    )
+    # Ratios of tokens/s are in the next sentence and in the chart.
+    seen = "" if first.name.startswith("tokens/s") else f" ({first.seen})"
+    return f"of {counted(len(checks), 'check')}, {' and '.join(counts)}; first: {first.name}{seen}."
