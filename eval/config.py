@@ -157,12 +157,15 @@ class SloConfig(BaseModel):
 
 
 class CostConfig(BaseModel):
-    """Prices for the report's cost section, in any currency."""
+    """Prices for the report's cost section."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     gpu_hour_price: PositiveFloat
     """Price of one GPU for one hour."""
+
+    currency: str = Field(default="", max_length=12)
+    """Currency of the price, such as EUR; the report names it next to prices."""
 
     tokens_per_s: PositiveFloat | None = None
     """Total output tokens/s of the customer's endpoints, from which GPU-hours per month follow."""

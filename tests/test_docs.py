@@ -95,6 +95,12 @@ def test_commands_have_their_options(
         assert set(re.findall(r"(?<=\s)--[a-z-]+", words)) <= options[verb], f"{verb}{words}"
 
 
+def test_pictures_are_small() -> None:
+    sizes = {path.name: path.stat().st_size for path in (DOCS / "images").iterdir()}
+    assert [name for name, size in sizes.items() if size > 150_000] == []
+    assert sum(sizes.values()) < 1_000_000
+
+
 @pytest.mark.parametrize("script", sorted(ROOT.glob("benchmarks/*.py")), ids=page_id)
 def test_benchmarks_import_what_exists(script: Path) -> None:
     importlib.import_module(f"benchmarks.{script.stem}")

@@ -1,6 +1,6 @@
 """The report's charts as SVG.
 
-    speed_figure("eager", results.served["eager"].speed).svg      # "<svg ...>"
+    acceptance_figure(results).svg      # "<svg ...>"
 
 Vega-Lite draws them when the report is written, so the page needs no script or network. Colors
 are CSS variables of the page, so one drawing works in light mode, dark mode and print.
@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from outrider.eval.results.parts import DRAFTERS, LOOKUP, VARIANTS
 from outrider.eval.results.report import Report
-from outrider.eval.results.sections import RateRow, SpeedRow
-from outrider.speculators.kinds import lookup_names
+from outrider.eval.results.sections import RateRow
+from outrider.speculators.kinds import kind_named, lookup_names
 
 INK = "var(--soft)"
 FORM = {
@@ -58,6 +58,8 @@ class Figure(NamedTuple):
     names: Sequence[str]
     svg: str
     note: str
+    colours: Mapping[str, str] = {}
+    """Name in the legend -> the CSS variable of its colour, if that is another name"""
 
 
 def acceptance_figure(results: Report) -> Figure:
@@ -119,18 +121,36 @@ def _role(kind: str) -> str:
     return kind if kind in VARIANTS else "ceiling"
 
 
-def speed_figure(mode: str, speed: Mapping[str, SpeedRow]) -> Figure:
-    """Charts tokens/s of all requests by concurrency."""
+def lengths_figure(results: Report, depth: int) -> Figure | None:
+    """Charts acceptance length by K with ceiling and lookups; None without exact replay."""
+    if results.replay is None:
+        return None
+    colours = {"base": "base", "custom": "custom", "ceiling": "ceiling"}
+    by_k = {name: results.replay.by_k[name] for name in colours}
+    # Outrider has two lookups; further ones would share the second's colour.
+    for number, lookup in enumerate(results.choice.lookups):
+        if lookup not in results.replay.by_k:
+            continue
+        in_words = kind_named(lookup).in_words
+        colours[in_words] = LOOKUP if number == 0 else "soft"
+        by_k[in_words] = results.replay.by_k[lookup]
     rows = [
-        {"concurrency": size, "variant": variant, "value": row.of(variant).tokens_per_s}
-        for size, row in speed.items()
-        for variant in VARIANTS
+        {"k": str(k), "variant": name, "value": length}
+        for name, lengths in by_k.items()
+        for k, length in enumerate(lengths[:depth], start=1)
     ]
-    x = _x("concurrency", "concurrent requests", list(speed))
-    encoding = {"x": x, "xOffset": OFFSET, "y": VALUE, "color": _colour(VARIANTS)}
-    svg = _svg(rows, {"mark": BAR, "encoding": encoding})
-    note = f"Output tokens of all requests, divided by the block's duration; vLLM in {mode} mode."
-    return Figure(f"Tokens/s, {mode}", VARIANTS, svg, note)
+    names = list(by_k)
+    scale = {"domain": names, "range": [f"var(--{colours[name]})" for name in names]}
+    colour = {"field": "variant", "type": "nominal", "legend": None, "scale": scale}
+    value = VALUE | {"scale": {"zero": False}}
+    encoding = {
+        "x": _x("k", "drafted tokens per step, K", [str(k) for k in range(1, 1 + depth)]),
+        "y": value,
+        "color": colour,
+    }
+    svg = _svg(rows, {"mark": LINE | {"point": {"size": 45}}, "encoding": encoding})
+    note = "Exact replay of held-out responses."
+    return Figure("Tokens per step by K", names, svg, note, colours)
 
 
 def rate_figure(title: str, rates: Mapping[str, RateRow]) -> Figure:

@@ -1,6 +1,6 @@
-"""The report's first screen: its title, and the verdict in sentences.
+"""The top of the report in words: its title, and the verdict in two sentences.
 
-    verdict_sentences(report)[1]     # "At 1 request, custom writes 1.57 times as many tokens/s ..."
+    verdict_sentences(report)[1]     # "At 1 request, custom writes 1.57 [1.51, 1.63] times ..."
 
 The same words are in report.html, report.md and the terminal.
 """
@@ -15,7 +15,7 @@ from outrider.eval.results.report import Report
 from outrider.eval.results.sections import SpeedRow
 from outrider.speculators.kinds import kind_named, lookup_names
 
-OPENING = {SHIP: "Ships.", DO_NOT_SHIP: "Does not ship.", UNDECIDED: "Undecided."}
+OPENING = {SHIP: "Ships", DO_NOT_SHIP: "Does not ship", UNDECIDED: "Undecided"}
 """Verdict -> the first word or words of the report."""
 
 
@@ -54,33 +54,25 @@ def main_row(report: Report) -> tuple[str, SpeedRow]:
 
 
 def verdict_sentences(report: Report) -> list[str]:
-    """The verdict, and the gain with its interval, in plain sentences."""
-    return [f"{OPENING[report.verdict.verdict]} {_reason(report)}", _gain(report)]
+    """The verdict in one plain sentence, and the gain with its intervals in another."""
+    return [f"{OPENING[report.verdict.verdict]}: {_reason(report)}", _gain(report)]
 
 
-def lookup_verdict(report: Report) -> str:
-    """Says which of custom and the free lookup is faster; empty if lookup was not served."""
+def advice(report: Report) -> str:
+    """What to serve instead of custom; or empty. It does not repeat the sentences' figures."""
     _, row = main_row(report)
-    if row.lookup is None:
-        return ""
-    ratio = row.lookup.custom_over
-    lookup = report.lookup_in_words
-    if ratio.low > 1:
-        return (
-            f"Custom writes {ratio.value:.2f} times as many tokens/s as {lookup}, which is free"
-            f" ({_range(ratio)})."
-        )
-    name = lookup.capitalize()
-    if ratio.high < 1:
-        inverse = inverted(ratio)
-        return (
-            f"{name}, which is free (no training, no weights), wins: it writes"
-            f" {inverse.value:.2f} times as many tokens/s as custom ({_range(inverse)})."
-        )
+    if report.better_lookup is None or row.lookup is None or row.lookup.custom_over.low > 1:
+        return report.lookup_line
     return (
-        f"{name}, which is free (no training, no weights), is not shown to be slower than custom:"
-        f" custom has {ratio.value:.2f} times its tokens/s ({_range(ratio)})."
+        f"Ship {report.lookup_in_words} instead: `outrider eval RECIPE --speculator"
+        f" {report.better_lookup}` evaluates it."
     )
+
+
+def load_in_words(concurrency: int | str) -> str:
+    """`1 request`, or `8 requests at a time`."""
+    load = counted(int(concurrency), "request")
+    return load if int(concurrency) == 1 else f"{load} at a time"
 
 
 def inverted(ratio: Estimate) -> Estimate:
@@ -89,25 +81,37 @@ def inverted(ratio: Estimate) -> Estimate:
 
 
 def _gain(report: Report) -> str:
-    """Custom's tokens/s over base and over no speculation at the main concurrency."""
+    """Custom's tokens/s over base, no speculation and lookup at the main concurrency."""
     mode, row = main_row(report)
-    load = counted(report.choice.main_concurrency, "request")
-    if report.choice.main_concurrency > 1:
-        load += " at a time"
+    load = load_in_words(report.choice.main_concurrency)
     custom = "custom"
     if report.speculator.kind in lookup_names():
         custom = kind_named(report.speculator.kind).in_words
     engine = f", {mode}," if len(report.served) > 1 else ","
-    return (
-        f"At {load}{engine} {custom} writes {row.custom_over_base.value:.2f} times as many tokens/s"
-        f" as base, the speculator in use ({_range(row.custom_over_base)}), and"
-        f" {row.custom_over_none.value:.2f} times as many as without speculation"
-        f" ({_range(row.custom_over_none)})."
+    gains = (
+        f"At {load}{engine} {custom} writes {_times(row.custom_over_base)} as many tokens/s as"
+        f" base, the speculator in use, and {_times(row.custom_over_none)} as many as without"
+        " speculation"
     )
+    return f"{gains}{_against_lookup(report, row)} (in brackets: 95 % intervals)."
 
 
-def _range(ratio: Estimate) -> str:
-    return f"95 % interval {ratio.low:.2f} to {ratio.high:.2f}"
+def _against_lookup(report: Report, row: SpeedRow) -> str:
+    """The clause on which of custom and the free lookup is faster; empty without a lookup."""
+    if row.lookup is None:
+        return ""
+    ratio = row.lookup.custom_over
+    lookup = report.lookup_in_words
+    if ratio.low > 1:
+        return f"; it writes {_times(ratio)} as many as {lookup}, which is free"
+    free = f"{lookup}, which is free (no training, no weights),"
+    if ratio.high < 1:
+        return f"; but {free} wins: it writes {_times(inverted(ratio))} as many as custom"
+    return f"; {free} is not shown to be slower: custom writes {_times(ratio)} as many"
+
+
+def _times(ratio: Estimate) -> str:
+    return f"{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}] times"
 
 
 def _reason(report: Report) -> str:
@@ -118,7 +122,7 @@ def _reason(report: Report) -> str:
         for outcome in ("failed", "undecided", "passed")
     }
     if report.verdict.verdict == SHIP:
-        words = f"All {counted(len(checks), 'check')} passed"
+        words = f"all {counted(len(checks), 'check')} passed"
         if report.not_measured:
             words += f"; not checked: {', '.join(report.not_measured)}"
         return f"{words}."
@@ -127,7 +131,6 @@ def _reason(report: Report) -> str:
     first = next(check for check in checks if check.outcome != "passed")
     if number["failed"]:
         first = next(check for check in checks if check.outcome == "failed")
-    return (
-        f"Of {counted(len(checks), 'check')}, {' and '.join(counts)}; first: {first.name}"
-        f" ({first.seen})."
-    )
+    # Ratios of tokens/s are in the next sentence and in the chart.
+    seen = "" if first.name.startswith("tokens/s") else f" ({first.seen})"
+    return f"of {counted(len(checks), 'check')}, {' and '.join(counts)}; first: {first.name}{seen}."

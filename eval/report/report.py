@@ -3,6 +3,7 @@
 write_report(report, Path("runs/resume_screening"), Path("runs/resume_screening"))
 """
 
+import functools
 import itertools
 import json
 from pathlib import Path
@@ -17,14 +18,12 @@ from outrider.data.ingest.traffic_facts import facts
 from outrider.data.on_policy.check import FILE as ON_POLICY
 from outrider.data.on_policy.check import Report as OnPolicyReport
 from outrider.data.on_policy.check import groups_of, two_lines
-from outrider.eval.report import charts, first_screen
+from outrider.eval.report import charts, first_screen, speeds
 from outrider.eval.report.formatting import print_markdown, render
 from outrider.eval.results.parts import (
     DRAFTERS,
     LOOKUP,
     VARIANTS,
-    ClusteredEstimate,
-    Estimate,
     k_list,
 )
 from outrider.eval.results.report import Report
@@ -32,6 +31,9 @@ from outrider.eval.results.sections import Block, CacheUse, Choice
 
 MOST_SHOWN = 8
 """Largest K of the table of acceptance lengths; a lookup has 24."""
+
+MOST_LOADS = 3
+"""Loads of the terminal's summary; the page has all."""
 
 
 def write_report(report: Report, report_dir: Path, trained_dir: Path) -> Path:
@@ -45,9 +47,16 @@ def write_report(report: Report, report_dir: Path, trained_dir: Path) -> Path:
         with publish(path) as temporary:
             temporary.touch(mode=0o666 if report.samples is None else 0o600)  # customer text
             temporary.write_text(text, encoding="utf-8")
-    print_markdown(render("summary.j2", "markdown", **values), Console(stderr=True))
+    print_summary(values, Console(stderr=True))
     report.write(report_dir / "report.json")  # last: its presence marks the stage as complete
     return page
+
+
+def print_summary(values: dict[str, Any], console: Console) -> None:
+    """Prints the first screen, which fits a terminal of 25 lines, with the first loads."""
+    loads = values["loads"]
+    shown = values | {"loads": loads[:MOST_LOADS], "more_loads": len(loads[MOST_LOADS:])}
+    print_markdown(render("summary.j2", "markdown", **shown), console)
 
 
 def sections_of(run_dir: Path) -> dict[str, Any]:
@@ -65,7 +74,13 @@ def contents(report: Report, metrics: charts.Rows) -> dict[str, Any]:
     replay = report.replay
     depths = [len(replay.by_k[name]) for name in DRAFTERS] if replay else [0]
     depth = min(*depths, MOST_SHOWN)
-    acceptance = charts.acceptance_figure(report), charts.training_figure(metrics)
+    acceptance = [
+        charts.lengths_figure(report, depth),
+        charts.acceptance_figure(report),
+        charts.training_figure(metrics),
+    ]
+    charted = speeds.loads(report)
+    main_mode, _ = first_screen.main_row(report)
     rates = [
         (f"{scenario.replace('_', ' ')}, {mode}", rows)
         for mode, scenarios in report.rates.items()
@@ -77,16 +92,18 @@ def contents(report: Report, metrics: charts.Rows) -> dict[str, Any]:
         "r": report,
         "page_title": first_screen.title(report),
         "subtitle": first_screen.subtitle(report),
-        "sentences": [
-            *first_screen.verdict_sentences(report),
-            first_screen.lookup_verdict(report),
-        ],
+        "sentences": first_screen.verdict_sentences(report),
+        "advice": first_screen.advice(report),
+        "loads": charted,
+        "one": speeds.one_over_scale(charted),
+        "tiles": speeds.tiles(report),
+        "main_mode": main_mode,
+        "main_load": speeds.load_label(report, main_mode, report.choice.main_concurrency),
+        "currency": speeds.currency(report),
+        "blocks_of": functools.partial(speeds.main_blocks, report),
+        "more_loads": 0,
         "k_list": k_list(report.choice.k),
-        "tiles": headline(report),
-        "speed_figures": [
-            *([charts.kinds_figure(report)] if report.kinds else []),
-            *(charts.speed_figure(mode, served.speed) for mode, served in report.served.items()),
-        ],
+        "kinds_figures": [charts.kinds_figure(report)] if report.kinds else [],
         "cached_rows": cached_rows(report),
         "rate_figures": [charts.rate_figure(*scenario) for scenario in rates],
         "arrivals": "those of the log, scaled to the rate" if from_log else arrivals,
@@ -176,22 +193,6 @@ def k_table(choice: Choice) -> dict[str, Any]:
             round(known[k], 3) if k in known else "" for k in numbers
         ]
     return {"head": [f"k = {k}" for k in numbers], "rows": rows}
-
-
-def headline(results: Report) -> dict[str, ClusteredEstimate | Estimate]:
-    """The figures at the top of the page, by label."""
-    k = results.choice.k
-    main = str(results.choice.main_concurrency)
-    own_k = "" if k.base == k.custom else ", each at its own K"
-    tiles: dict[str, ClusteredEstimate | Estimate] = {
-        f"acceptance, custom / base, {results.at_k}": results.acceptance_ratio
-    }
-    for mode, measured in results.served.items():
-        label = f"{mode}, concurrency {main}{own_k}"
-        row = measured.speed[main]
-        tiles[f"tokens/s, custom / base, {label}"] = row.custom_over_base
-        tiles[f"tokens/s, custom / none, {label}"] = row.custom_over_none
-    return tiles
 
 
 def lost_ends(run_dir: Path, trained_dir: Path) -> list[str]:

@@ -85,7 +85,7 @@ def sample_on_policy() -> dict[str, Any]:
 def write_sample_run(run: Path, text: str = "word") -> Path:
     """Writes the inputs of a whole report, and the report; `text` begins the example response."""
     results = sample_results()
-    cost = CostConfig(gpu_hour_price=2.5, tokens_per_s=20000)
+    cost = CostConfig(gpu_hour_price=2.5, currency="EUR", tokens_per_s=20000)
     replays = {"base": sample_replay(0.6), "custom": sample_replay(0.59), **sample_references()}
     general = replay_figures(replays, AT_BOTH_K)
     results = results.model_copy(

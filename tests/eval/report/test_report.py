@@ -11,7 +11,7 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import write_json
 from outrider.common.lost_ends import lost_ends as cut
 from outrider.eval.config import CostConfig
-from outrider.eval.report.report import headline, lost_ends, write_report
+from outrider.eval.report.report import lost_ends, write_report
 from outrider.eval.results.parts import VARIANTS, interval
 from outrider.eval.results.report import Report
 from outrider.eval.results.sections import Block, Served, SpeedRow
@@ -59,8 +59,8 @@ def test_the_page_is_whole_and_needs_nothing_else(forms):
         "http://www.w3.org/2000/svg",
         "http://www.w3.org/1999/xlink",
     }
-    # Two engine modes, two scenarios, by position, training.
-    assert page.count("<svg") == 7 and "<svg" not in markdown
+    # Tokens per step by K, by position, training, two scenarios, kinds.
+    assert page.count("<svg") == 6 and "<svg" not in markdown
     for form in forms:
         assert not re.search(r"\b(nan|None|Undefined)\b", form)
 
@@ -92,7 +92,8 @@ def test_both_forms_have_every_figure_that_people_act_on(forms, report):
     ratio = report.served["compiled"].speed["8"].custom_over_base
     assert rate.none.saturated and small.ratio.low is None
     wanted = [
-        report.verdict.verdict,
+        "Ships: all ",
+        "31.3 EUR",
         *(check.name for check in report.verdict.checks),
         *(check.seen for check in report.verdict.checks),
         interval(speed.custom_over_base),
@@ -166,7 +167,8 @@ def test_sections_without_figures_are_left_out(results, tmp_path):
 def test_a_mode_slower_than_none_is_named(tmp_path):
     for form in rendered(sample_results(custom_speed=0.5), tmp_path):
         assert "Slower than no speculation: eager at concurrency 1" in form
-        assert "do not ship" in form
+        assert "Does not ship: of " in form
+        assert '<b class="failed">Failed</b>' in form or "- **Failed**: " in form
 
 
 def test_what_was_cut_or_raised_is_in_every_form(results, tmp_path):
@@ -186,7 +188,7 @@ def test_what_was_cut_or_raised_is_in_every_form(results, tmp_path):
         assert "on 3 responses, first KeyError at checks.py, line 7" in form
 
 
-def test_the_headline_s_acceptance_is_at_equal_k_and_its_speed_at_each_one_s_own(results):
+def test_acceptance_is_at_equal_k_and_speed_at_each_one_s_own(results, tmp_path):
     """Base's own K is 2: at 3 it delivers more tokens per step, and slower."""
     base = sample_replay(0.6).acceptance_length()[2]
     line = summary(results)
@@ -197,13 +199,27 @@ def test_the_headline_s_acceptance_is_at_equal_k_and_its_speed_at_each_one_s_own
     assert acceptance["ratio"] == pytest.approx(acceptance["custom"] / base)
     own = line["tokens_per_s"]["eager"]["1"]
     assert own["base"] == speed.base.tokens_per_s and own["estimator"] == "measured"
-    labels = [*headline(results)]
-    assert labels[0] == "acceptance, custom / base, both at K = 3"
-    assert labels[1].endswith("concurrency 1, each at its own K")
-    # Where base drafts another number only, the headline names both.
-    found = results.model_copy(update={"replay": None})
-    assert "acceptance, custom / base, at K = 2 / 3" in headline(found)
+    # Where base drafts another number only, the table names both.
+    found = results.model_copy(update={"replay": None, "slices": {}})
+    for form in rendered(found, tmp_path):
+        assert "engine, at K = 2 / 3" in form
     assert summary(found)["acceptance_length"]["ratio"] == results.counted.ratio.value
+
+
+@pytest.mark.parametrize("custom_speed", [1.4, 0.5])
+def test_the_terminal_s_summary_has_25_lines(custom_speed, tmp_path, capsys):
+    missing = {"missing_lookups": {"suffix": "arctic-inference is not installed"}}
+    write_report(sample_results(custom_speed).model_copy(update=missing), tmp_path, tmp_path)
+    lines = capsys.readouterr().err.rstrip().splitlines()
+    assert len(lines) <= 25, "\n".join(lines)
+    assert "3 more loads are in report.md and report.html" in " ".join(lines)
+
+
+def test_nothing_of_the_first_screen_is_said_twice(forms):
+    """The verdict's sentences and the figures of the tiles occur once."""
+    for form in forms:
+        assert form.count("as many tokens/s as") == 1
+        assert form.count("to the first token, median") == 1
 
 
 def test_a_report_is_as_its_schema_says_and_has_every_key(run):
