@@ -2,7 +2,9 @@
 
 import ast
 import json
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -33,7 +35,7 @@ def test_it():
     assert was_seen
 """
 HANGS = """
-import time, pytest
+import pathlib, time, pytest
 
 @pytest.mark.slow
 def test_first():
@@ -41,6 +43,7 @@ def test_first():
 
 @pytest.mark.slow
 def test_second():
+    pathlib.Path(__file__).with_name("hangs").touch()
     time.sleep(600)
 """
 
@@ -86,7 +89,18 @@ def test_only_parts_that_have_not_passed_run_again(checks, tmp_path, monkeypatch
 
 def test_a_part_that_is_out_of_time_keeps_the_tests_before(checks, tmp_path, monkeypatch):
     (checks / "test_servers.py").write_text(HANGS)
-    monkeypatch.setattr(gpu_check, "LIMIT_S", 10)
+    wait = subprocess.Popen.wait
+
+    def until_it_hangs(process, timeout=None):
+        """The limit is reached in the second test, however long pytest takes to start."""
+        if timeout != gpu_check.LIMIT_S:
+            return wait(process, timeout)
+        while not (checks / "hangs").exists():
+            assert process.poll() is None
+            time.sleep(0.1)
+        raise subprocess.TimeoutExpired("servers", timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", until_it_hangs)
     status, merged = check(tmp_path, monkeypatch)
     record = merged["parts"]["servers"]
     assert status == 1 and record["outcome"] == "out of time"
