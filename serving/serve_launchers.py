@@ -116,7 +116,7 @@ def of_launcher(module: str, words: Sequence[str]) -> list[str]:
 
 
 def words_of_prefixes(text: str) -> list[str]:
-    """Returns the command that variables or settings with a prefix stand for; empty if none do."""
+    """Returns the command in variables or settings with a prefix; empty if there is none."""
     for pattern, launcher in _PREFIXES:
         words: list[str] = []
         for logged, value in pattern.findall(text):
@@ -130,7 +130,7 @@ def words_of_prefixes(text: str) -> list[str]:
 
 
 def _of_runpod(text: str) -> list[str]:
-    """Returns the command that the variables of RunPod's worker stand for."""
+    """Returns the command in the variables of RunPod's worker."""
     variables = {name.lower(): value for name, value in _VARIABLE.findall(text)}
     model = variables.pop("model_name", "")
     known = KNOWN | ARGUMENTS | KEYS_OF_ARGUMENTS.keys()

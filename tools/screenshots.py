@@ -7,30 +7,26 @@ is rendered if `make docs` built it. Look at each picture before a commit.
 """
 
 import io
-import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
 from markdown_it import MarkdownIt
 from PIL import Image
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser
 from rich.console import Console
 
 from outrider.eval.report.report import contents, print_summary, training_metrics
 from outrider.eval.results.report import Report
+from tests.eval.chromium import MISSING, chromium_path, opened
 from tests.eval.sample_run import write_sample_run
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"
 START_PAGE = ROOT / "build" / "site" / "index.html"
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run")
 COLOURS = 128
 """Of a picture's palette; text and flat areas need no more, and files are a third as large."""
 
@@ -70,28 +66,18 @@ class Picture(NamedTuple):
 
 def main() -> int:
     """Writes all pictures and prints their sizes; fails if one is too large."""
+    path = chromium_path()
+    if path is None:
+        sys.exit(MISSING)
     too_large = False
-    with tempfile.TemporaryDirectory() as folder, chromium() as browser:
+    with tempfile.TemporaryDirectory() as folder, opened(path) as browser:
         for picture in pictures(Path(folder)):
-            path = IMAGES / f"{picture.name}.png"
-            path.write_bytes(rendered(browser, picture))
-            size = path.stat().st_size
-            print(f"{path.relative_to(ROOT)}: {size / 1000:.0f} kB")
+            file = IMAGES / f"{picture.name}.png"
+            file.write_bytes(rendered(browser, picture))
+            size = file.stat().st_size
+            print(f"{file.relative_to(ROOT)}: {size / 1000:.0f} kB")
             too_large |= size > LARGEST_FILE
     return int(too_large)
-
-
-@contextmanager
-def chromium() -> Iterator[Browser]:
-    """A headless browser; OUTRIDER_BROWSER names another one."""
-    installed = (shutil.which(name) for name in NAMES)
-    path = os.environ.get("OUTRIDER_BROWSER") or next(filter(None, installed), None)
-    if path is None:
-        sys.exit("no Chromium: apt-get install chromium, or set OUTRIDER_BROWSER")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
-        yield browser
-        browser.close()
 
 
 def pictures(folder: Path) -> Iterator[Picture]:

@@ -155,7 +155,7 @@ def csv_dialect(head: bytes) -> dict[str, Any] | None:
 
 
 def _is_escaped(head: bytes) -> bool:
-    """Whether backslashes stand before tabs, newlines and backslashes, as databases write them.
+    """Whether tabs, newlines and backslashes are escaped, as databases write them.
 
     Then a backslash of JSON is doubled, and no cell with JSON is in quotes.
     """

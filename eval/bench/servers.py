@@ -123,7 +123,7 @@ class Servers(AbstractContextManager["Servers"]):
         """Starts the missing servers of the next `turns` at the same time.
 
         Three engines that start together take less time than in turn: on two cores 113 instead of
-        210 s (eager, next to other work), 130 instead of about 160 s (compiled). With GPUs they
+        210 s (eager, a busy machine), 130 instead of about 160 s (compiled). With GPUs they
         start in turn, on first use: a starting engine measures the memory that is free, and another
         start would change it.
         """

@@ -4,30 +4,17 @@ Screenshots go to build/report/. Skipped without Chromium: `apt-get install chro
 OUTRIDER_BROWSER to the path of one.
 """
 
-import os
-import shutil
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import sync_playwright
 
+from tests.eval.chromium import MISSING, chromium_path, opened
 from tests.eval.sample_run import write_sample_run
 
 HERE = Path(__file__).parent
 CHECKS = (HERE / "page_checks.js").read_text()
 SHOTS = HERE.parent.parent / "build" / "report"
 OFFLINE = ("file://", "data:")
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
 VIEWPORTS = {"phone": {"width": 390, "height": 844}, "desktop": {"width": 1280, "height": 800}}
 """In CSS pixels."""
 
@@ -37,13 +24,11 @@ LONGEST_PAGE = {"phone": 9000, "desktop": 6000}
 
 @pytest.fixture(scope="module")
 def browser():
-    path = os.environ.get("OUTRIDER_BROWSER") or next(filter(None, map(shutil.which, NAMES)), None)
+    path = chromium_path()
     if path is None:
-        pytest.skip("no Chromium: apt-get install chromium, or set OUTRIDER_BROWSER")
-    with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
+        pytest.skip(MISSING)
+    with opened(path) as running:
         yield running
-        running.close()
 
 
 @pytest.fixture(scope="module")
