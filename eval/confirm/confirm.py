@@ -17,82 +17,48 @@ from independent parts:
                             / 1.28
                  seen       START_NOISE^2 / servers, and r^2 / m
 
-The reading is `lower` or `higher` if the interval excludes 1 and the ratio differs from it by more
-than MARGIN; `undecided` if the interval is wider than the figure's entry in WIDEST; else `as
-reported`. The report's acceptance at the drafts that were seen gives the share of K, its TPOT at
-the load that was seen the share of the load. What remains of acceptance is the traffic's (or that
-of other sampling settings or weights); what remains of TPOT is not in the counters.
+figures.py turns ratio and error into a reading. The report's acceptance at the drafts that were
+seen gives the share of K, its TPOT at the load that was seen the share of the load. What remains of
+acceptance is the traffic's (or that of other sampling settings or weights); what remains of TPOT is
+not in the counters.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
-
 from outrider.common.errors import OutriderError
 from outrider.eval.confirm.expectation import Expected, Z, expected, log_error
+from outrider.eval.confirm.figures import (
+    LENGTH,
+    LENGTH_CHANGE,
+    MARGIN,
+    TPOT,
+    TPOT_CHANGE,
+    TTFT,
+    WIDEST,
+    WORSE,
+    Cause,
+    Figure,
+    LogError,
+    beyond_noise,
+    causes_of,
+    figure_of,
+    reading_of,
+    sentence,
+)
 from outrider.eval.confirm.scrape import DRAFTS, Scrape, Window
-from outrider.eval.results.parts import Estimate, Part, Variant, interval
+from outrider.eval.results.parts import Estimate, Part, Variant
 from outrider.eval.results.report import Report
 from outrider.speculators.kinds import KINDS
-
-MARGIN = 0.03
-"""Relative difference that is `as reported` however certain: the gate lets replay and the engine
-differ by 2 %, and 1 % more where repeated responses do (max_replay_difference, replay_margin)."""
 
 START_NOISE = 0.05
 """Standard deviation (log) of speed between starts of an engine; 3 to 10 % is typical."""
 
 LEAST_REQUESTS = 20
 """Minimum number of finished requests; below it, sums say nothing of how requests vary."""
-
-LENGTH = "acceptance length"
-TPOT = "TPOT, ms"
-TTFT = "TTFT (p50), ms"
-LENGTH_CHANGE = "acceptance length, after / before"
-TPOT_CHANGE = "TPOT, after / before"
-WIDEST = {LENGTH: 0.1, LENGTH_CHANGE: 0.1, TPOT: 0.25, TPOT_CHANGE: 0.25, TTFT: math.inf}
-"""Half-width of the log interval above which a figure is `undecided`. That of the time to first
-token is as wide as vLLM's buckets."""
-
-WORSE = {LENGTH: "lower", LENGTH_CHANGE: "lower", TPOT: "higher", TPOT_CHANGE: "higher"}
-"""Figure -> the reading that makes production slower than reported."""
-
-Reading = Literal["as reported", "lower", "higher", "undecided"]
-
-
-class Cause(Part):
-    """Why a figure differs."""
-
-    name: Literal["K", "load", "traffic", "acceptance", "prefix hits", "not in the counters"]
-    """What differs"""
-    words: str
-    """The difference, with its numbers"""
-    effect: float | None
-    """Factor by which it changes the figure; null if the report does not predict it"""
-
-
-class Figure(Part):
-    """One figure, reported and seen."""
-
-    reported: float
-    """The report's value, or the value that follows from it"""
-    at: str
-    """The conditions of the reported value"""
-    seen: float
-    """The counters' value"""
-    ratio: Estimate
-    """Seen / reported"""
-    reading: Reading
-    """What the ratio shows"""
-    because: list[Cause] = Field(default_factory=list)
-    """The causes in the direction of the difference, the largest known effect first; without a
-    difference, another K or load"""
-    requests_needed: int | None = None
-    """Finished requests that would decide an undecided figure; null if more requests cannot"""
 
 
 class Conditions(Part):
@@ -154,7 +120,7 @@ def confirm(report: Report, seen: Window, before: Window | None = None) -> Confi
     elif "undecided" in readings:
         reading = "undecided"
     return Confirmation(
-        answer="\n".join(_sentence(name, figure) for name, figure in figures.items()),
+        answer="\n".join(sentence(name, figure) for name, figure in figures.items()),
         reading=reading,
         worse=any(
             figures[name].reading == worse for name, worse in WORSE.items() if name in figures
@@ -162,29 +128,6 @@ def confirm(report: Report, seen: Window, before: Window | None = None) -> Confi
         figures=figures,
         conditions=conditions,
     )
-
-
-@dataclass(frozen=True)
-class _Error:
-    """Standard error of a log ratio, in two independent parts."""
-
-    fixed: float
-    """The report's part, and differences between engine starts"""
-    sampled: float
-    """The part that shrinks with the square root of the number of seen requests"""
-
-    def __add__(self, more: "_Error") -> "_Error":
-        return _Error(math.hypot(self.fixed, more.fixed), math.hypot(self.sampled, more.sampled))
-
-    @property
-    def margin(self) -> float:
-        """Half-width of the 95 % interval of the log ratio."""
-        return Z * math.hypot(self.fixed, self.sampled)
-
-    def requests_for(self, width: float, requests: int) -> int | None:
-        """Number of requests at which the interval's half-width is `width`; None if none is."""
-        left = (width / Z) ** 2 - self.fixed**2
-        return math.ceil(requests * self.sampled**2 / left) if left > 0 else None
 
 
 class _Comparison:
@@ -224,8 +167,11 @@ class _Comparison:
             words=f"the traffic differs at equal K: {self._lengths()}",
             effect=remaining,
         )
-        causes = [self._of_k(seen / reported / remaining), *_beyond(self.length_error, traffic)]
-        return _figure(
+        causes = [
+            self._of_k(seen / reported / remaining),
+            *beyond_noise(self.length_error, traffic),
+        ]
+        return figure_of(
             name=LENGTH,
             reported=reported,
             at=f"K = {self.reported_k}",
@@ -255,10 +201,10 @@ class _Comparison:
         causes = [
             self._of_k(of_k),
             self._of_load(at_load),
-            *_beyond(self.length_error, acceptance),
-            *_beyond(self.tpot_error, uncounted),
+            *beyond_noise(self.length_error, acceptance),
+            *beyond_noise(self.tpot_error, uncounted),
         ]
-        return _figure(
+        return figure_of(
             name=TPOT,
             reported=reported,
             at=f"{self.custom.main} at once",
@@ -280,7 +226,7 @@ class _Comparison:
         reported = self.custom.first_token_ms(self.custom.main)
         seen = math.sqrt(middle[0] * middle[1])
         ratio = Estimate(value=seen / reported, low=low[0] / reported, high=high[1] / reported)
-        reading = _reading(ratio, WIDEST[TTFT])
+        reading = reading_of(ratio, WIDEST[TTFT])
         causes = [self._of_load(self.custom.first_token_ms(self.load) / reported)]
         prompt_ratio = _ratio(self.conditions.prompt_tokens, self.logged.prompt_tokens)
         if prompt_ratio is not None and (prompt_ratio > 1) == (ratio.value > 1):
@@ -296,7 +242,7 @@ class _Comparison:
             seen=seen,
             ratio=ratio,
             reading=reading,
-            because=_named(causes, ratio, reading),
+            because=causes_of(causes, ratio, reading),
         )
 
     def _of_k(self, effect: float) -> Cause:
@@ -333,12 +279,12 @@ def _changes(report: Report, after: _Comparison, before: Window) -> dict[str, Fi
         drafts_always = before.total(DRAFTS) > 0.9 * before.steps
         k = before.k if drafts_always else float(before.most_drafts)
         # The report's lengths are of the same responses, the seen ones of different ones.
-        paired = _Error(log_error(report.acceptance_ratio), 0.0)
+        paired = LogError(log_error(report.acceptance_ratio), 0.0)
         sampled = [
             replace(_length_error(old, before, after.logged), fixed=0.0),
             replace(after.length_error, fixed=0.0),
         ]
-        figures[LENGTH_CHANGE] = _figure(
+        figures[LENGTH_CHANGE] = figure_of(
             name=LENGTH_CHANGE,
             reported=after.custom.length(after.k) / old.length(k),
             at=f"K = {k:.3g}, then {after.k:.3g}",
@@ -347,7 +293,7 @@ def _changes(report: Report, after: _Comparison, before: Window) -> dict[str, Fi
             requests=requests,
             causes=[traffic],
         )
-    figures[TPOT_CHANGE] = _figure(
+    figures[TPOT_CHANGE] = figure_of(
         name=TPOT_CHANGE,
         reported=after.custom.tpot_ms(after.load, after.k) / old.tpot_ms(load, k),
         at=f"{load:.3g} at once, then {after.load:.3g}",
@@ -384,7 +330,7 @@ def _sources(window: Window) -> str:
     return " ".join(server.source for server in window.servers)
 
 
-def _length_error(variant: Expected, window: Window, logged: Conditions) -> _Error:
+def _length_error(variant: Expected, window: Window, logged: Conditions) -> LogError:
     """Error of seen over reported acceptance length."""
     requests = float(window.requests)
     if logged.response_tokens is not None:
@@ -392,80 +338,14 @@ def _length_error(variant: Expected, window: Window, logged: Conditions) -> _Err
         requests = min(requests, max(window.later_tokens / logged.response_tokens, 1.0))
     of_requests = variant.length_error * math.sqrt(variant.responses / requests)
     of_drafts = math.sqrt(window.length_variance / window.steps) / window.acceptance_length
-    return _Error(variant.length_error, math.hypot(of_requests, of_drafts))
+    return LogError(variant.length_error, math.hypot(of_requests, of_drafts))
 
 
-def _tpot_error(variant: Expected, window: Window) -> _Error:
+def _tpot_error(variant: Expected, window: Window) -> LogError:
     """Error of seen over reported TPOT."""
     starts = START_NOISE * math.sqrt(1 + 1 / len(window.servers))
     timed = variant.request_noise / math.sqrt(variant.timed_requests)
-    return _Error(math.hypot(starts, timed), variant.request_noise / math.sqrt(window.requests))
-
-
-def _figure(
-    *,
-    name: str,
-    reported: float,
-    at: str,
-    seen: float,
-    error: _Error,
-    requests: int,
-    causes: list[Cause],
-) -> Figure:
-    """A figure with its interval, reading and causes."""
-    value = seen / reported
-    factor = math.exp(error.margin)
-    ratio = Estimate(value=value, low=value / factor, high=value * factor, observations=requests)
-    reading = _reading(ratio, WIDEST[name])
-    because = _named(causes, ratio, reading)
-    needed = error.requests_for(WIDEST[name], requests) if reading == "undecided" else None
-    return Figure(
-        reported=reported,
-        at=at,
-        seen=seen,
-        ratio=ratio,
-        reading=reading,
-        because=because,
-        requests_needed=needed,
-    )
-
-
-def _reading(ratio: Estimate, widest: float) -> Reading:
-    """What an interval of seen / reported shows."""
-    if ratio.high < 1 and ratio.value < 1 - MARGIN:
-        return "lower"
-    if ratio.low > 1 and ratio.value > 1 + MARGIN:
-        return "higher"
-    if math.log(ratio.high / ratio.low) / 2 > widest:
-        return "undecided"
-    return "as reported"
-
-
-def _beyond(error: _Error, cause: Cause) -> list[Cause]:
-    """The cause if its effect, which was measured, is more than noise."""
-    is_shown = cause.effect is not None and abs(math.log(cause.effect)) > error.margin
-    return [cause] if is_shown else []
-
-
-def _named(causes: list[Cause], ratio: Estimate, reading: Reading) -> list[Cause]:
-    """The causes whose effect has the direction of the difference and exceeds MARGIN.
-
-    Without a difference, those that the servers were set to or had: another K, another load.
-    """
-    if reading not in ("lower", "higher"):
-        return [
-            cause
-            for cause in causes
-            if cause.name in ("K", "load") and abs(math.log(cause.effect or 1.0)) > MARGIN
-        ]
-    sign = 1 if ratio.value > 1 else -1
-    known = [
-        cause
-        for cause in causes
-        if cause.effect is not None and sign * math.log(cause.effect) > math.log1p(MARGIN)
-    ]
-    known.sort(key=lambda cause: -sign * math.log(cause.effect or 1.0))
-    return known + [cause for cause in causes if cause.effect is None]
+    return LogError(math.hypot(starts, timed), variant.request_noise / math.sqrt(window.requests))
 
 
 def _logged(report: Report, custom: Expected) -> Conditions:
@@ -519,27 +399,3 @@ def _tokens(seen: float | None, reference: float | None) -> str:
 def _ratio(seen: float | None, logged: float | None) -> float | None:
     """Seen over logged, if both are known."""
     return seen / logged if seen is not None and logged else None
-
-
-def _sentence(name: str, figure: Figure) -> str:
-    """A figure's reading in words."""
-    words = (
-        f"{name}: {figure.reading}, {figure.seen:.2f} against {figure.reported:.2f} at {figure.at}"
-        f" (x {interval(figure.ratio)})"
-    )
-    causes = [
-        cause.words + ("" if cause.effect is None else f" (x {cause.effect:.2f})")
-        for cause in figure.because
-    ]
-    if causes:
-        # Without a difference, the causes have been outweighed, or are within the interval.
-        link = "because" if figure.reading in ("lower", "higher") else "although"
-        words += f", {link} {'; '.join(causes)}"
-    return f"{words}; {_decided_by(figure)}" if figure.reading == "undecided" else words
-
-
-def _decided_by(figure: Figure) -> str:
-    """What would narrow an undecided figure's interval."""
-    if figure.requests_needed is None:
-        return "the report's own interval is too wide: evaluate with more held-out sessions"
-    return f"about {figure.requests_needed:,} finished requests would decide"

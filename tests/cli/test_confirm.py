@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from outrider.eval.confirm.confirm import LENGTH
 from outrider.eval.confirm.expectation import expected
+from outrider.eval.confirm.figures import LENGTH
 from tests.cli.commands import assert_one_message, json_line, run
 from tests.eval.confirm.served import recorded, sample_report, served_text
 

@@ -9,19 +9,9 @@ import numpy as np
 import pytest
 
 from outrider.common.errors import OutriderError
-from outrider.eval.confirm.confirm import (
-    LENGTH,
-    LENGTH_CHANGE,
-    START_NOISE,
-    TPOT,
-    TPOT_CHANGE,
-    TTFT,
-    Cause,
-    Confirmation,
-    check_model,
-    confirm,
-)
+from outrider.eval.confirm.confirm import START_NOISE, Confirmation, check_model, confirm
 from outrider.eval.confirm.expectation import Expected, expected
+from outrider.eval.confirm.figures import LENGTH, LENGTH_CHANGE, TPOT, TPOT_CHANGE, TTFT, Cause
 from outrider.eval.confirm.scrape import Window, read_scrape
 from outrider.eval.results.parts import Drafters
 from outrider.eval.results.report import Report

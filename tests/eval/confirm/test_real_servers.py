@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from outrider.eval.confirm.confirm import LENGTH, TPOT, Confirmation, confirm
+from outrider.eval.confirm.confirm import Confirmation, confirm
+from outrider.eval.confirm.figures import LENGTH, TPOT
 from outrider.eval.confirm.scrape import Scrape, Window, read_scrape
 from outrider.eval.results.report import Report
 from outrider.eval.stats.clusters import clustered
