@@ -72,28 +72,37 @@ def local_endpoint(
             )
     clients = replicas_of(endpoint)  # creates the private state_dir
     release = started_release(endpoint, bundle)
-    cores = sorted(os.sched_getaffinity(0))
     with contextlib.ExitStack() as stack:
         started: list[tuple[Child, EndpointReplica]] = []
         say(f"starting {len(endpoint.replicas)} replicas with release {release.name}")
-        for index, replica in enumerate(endpoint.replicas):
-            command, environment = replica_command(endpoint, replica, release)
-            replica_cores = cores[index :: len(endpoint.replicas)] or cores
-            # Without it, every vLLM on a CPU binds its threads to the same cores. Unused on GPUs.
-            environment["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, replica_cores))
-            log = endpoint.state_dir / f"{replica.name}.log"
-            child = Child(command, log, replica.name, environment)
+        for replica in endpoint.replicas:
+            child = start_replica(endpoint, replica, release)
             stack.callback(child.stop, _STOP_S)
             started.append((child, replica))
         # All of them are started first, because loading takes most of the time.
         for child, replica in started:
-            child.wait_until(Address.parse(replica.data).healthy, START_S, root_error)
+            wait_for_replica(child, replica)
             clients[replica.name].status()  # raises if it cannot swap its speculator
         stack.enter_context(running_router(endpoint))
         say(f"router: requests to {endpoint.router.listen}")
         with controlled(endpoint, say) as controller:
             controller.recover()
         yield endpoint
+
+
+def start_replica(endpoint: Endpoint, replica: EndpointReplica, release: Release) -> Child:
+    """Starts a replica's server with the release's flags, on the replica's share of the cores."""
+    command, environment = replica_command(endpoint, replica, release)
+    cores = sorted(os.sched_getaffinity(0))
+    replica_cores = cores[endpoint.replicas.index(replica) :: len(endpoint.replicas)] or cores
+    # Without it, every vLLM on a CPU binds its threads to the same cores. Unused on GPUs.
+    environment["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, replica_cores))
+    return Child(command, endpoint.state_dir / f"{replica.name}.log", replica.name, environment)
+
+
+def wait_for_replica(child: Child, replica: EndpointReplica) -> None:
+    """Waits until the server answers; raises an `OutriderError` if it ends or takes too long."""
+    child.wait_until(Address.parse(replica.data).healthy, START_S, root_error)
 
 
 @contextlib.contextmanager

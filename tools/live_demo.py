@@ -5,7 +5,9 @@
 Trains a small speculator on the shipped traffic (without an evaluation), starts two replicas of the
 embedded target and Envoy, sends the newest requests, and deploys three bundles: the trained one,
 which is promoted; a copy with a changed byte, which is refused; and one with noise in its weights,
-which the canary detects and rolls back. The last line of stdout is one JSON object.
+which the canary detects and rolls back. Then come faults: the controller is killed between its
+verdict and the journal, and a replica starts again with other weights, while 20 clients send a byte
+a second. The last line of stdout is one JSON object.
 """
 
 import json
@@ -20,13 +22,25 @@ from typing import Any
 
 import outrider
 from outrider.common.errors import OutriderError
-from outrider.live.controller import deploy_bundle
+from outrider.common.process_tree import wait_until
+from outrider.live.controller import controlled, deploy_bundle
 from outrider.live.endpoint_file import Endpoint, load_endpoint
 from outrider.live.local import load, local_endpoint, read_prompts
+from outrider.live.releases import Releases
+from outrider.live.state import State
 from outrider.live.status import endpoint_status, status_lines
+from tools.live_faults import killed_with_its_verdict, restarted_replica, slow_clients
 
 K = 4
 """Drafts per step of all replicas."""
+
+USERS = 4
+"""Users who stream chats one after another."""
+
+SLOW_CLIENTS = 20
+
+REQUEST_S = 120.0
+"""Seconds within which each user gets another answer after the last fault."""
 
 RECIPE = (
     "name=live",
@@ -61,28 +75,64 @@ def main() -> int:
 
 
 def demonstrate(endpoint: Endpoint, say: Callable[[str], None]) -> dict[str, Any]:
-    """Trains, serves and deploys; returns the JSON object."""
+    """Trains, serves, deploys and causes faults; returns the JSON object."""
     good_bundle, changed, bad_bundle = demo_bundles()
     prompts = read_prompts("nano_r1/resume_screening")
     refused = False
-    with local_endpoint(endpoint, good_bundle, say):
-        with load(endpoint, prompts) as sent:
-            good = deploy_bundle(good_bundle, endpoint, say=say)
-            try:
-                deploy_bundle(changed, endpoint, say=say)
-            except OutriderError as error:
-                refused = True
-                say(f"refused: {error}")
-            bad = deploy_bundle(bad_bundle, endpoint, say=say)
-        failures = [outcome for outcome in sent if outcome]
-        say("\n".join(status_lines(endpoint_status(endpoint)) + failures[:5]))
-    outcomes = (good.outcome, bad.outcome, refused, len(failures))
+    with (
+        local_endpoint(endpoint, good_bundle, say),
+        load(endpoint, prompts, USERS) as sent,
+        slow_clients(endpoint, SLOW_CLIENTS) as seconds_borne,
+    ):
+        good = deploy_bundle(good_bundle, endpoint, say=say)
+        try:
+            deploy_bundle(changed, endpoint, say=say)
+        except OutriderError as error:
+            refused = True
+            say(f"refused: {error}")
+        bad = deploy_bundle(bad_bundle, endpoint, say=say)
+        killed = killed_with_its_verdict(bad_bundle, endpoint)
+        say("the controller was killed before its verdict was in the journal")
+        interrupted = recover(endpoint, say).last
+        lost = sum(map(bool, sent))
+        # Streams of this replica break off: what it had in flight cannot be repeated.
+        say(f"killing {endpoint.stable[0].name}, and starting it with the weights of {bad.new}")
+        other = Releases(endpoint.releases).get(bad.new)
+        with restarted_replica(endpoint, endpoint.stable[0], other):
+            broken_off = sum(map(bool, sent)) - lost
+            recover(endpoint, say)
+            status = endpoint_status(endpoint)
+            answered = len(sent)
+            wait_until(lambda: len(sent) >= answered + USERS, REQUEST_S)
+            failures = [outcome for outcome in sent if outcome]
+            lost = len(failures) - broken_off
+    say("\n".join(status_lines(status) + failures[:5]))
+    expected = {
+        "good release promoted": good.outcome == "promoted",
+        "changed bundle refused": refused,
+        "bad release rolled back": bad.outcome == "rolled_back",
+        "killed deployment rolled back": killed
+        and interrupted is not None
+        and interrupted.outcome == "rolled_back",
+        "good release everywhere": status["everywhere"] and status["serving"] == good.new,
+        "slow clients ended": len(seconds_borne) == SLOW_CLIENTS,
+        "no request lost": lost == 0 and broken_off <= USERS,
+    }
     return {
         "requests": len(sent),
-        "failed_requests": len(failures),
-        "as_expected": outcomes == ("promoted", "rolled_back", True, 0),
+        "failed_requests": lost,
+        "broken_off_at_the_kill": broken_off,
+        "slow_clients_ended_after_s": round(max(seconds_borne, default=0.0), 1),
+        "expected": expected,
+        "as_expected": all(expected.values()),
         "deployments": {"good": asdict(good), "bad": asdict(bad)},
     }
+
+
+def recover(endpoint: Endpoint, say: Callable[[str], None]) -> State:
+    """What `outrider deploy --recover` does; returns the state that it reaches."""
+    with controlled(endpoint, say) as controller:
+        return controller.recover()
 
 
 def demo_bundles() -> tuple[Path, Path, Path]:
