@@ -42,8 +42,11 @@ def test_speed(on_gpu, tmp_path, record_property):
 def test_each_kind_trains(on_gpu, kind, tmp_path, record_property):
     """New heads, where there is one with a closed-form fit, and validation before and after."""
     row_tokens, steps = (2048, 8) if on_gpu else (128, 3)
-    layers = () if kind == "mtp" else (2, 8, 13)
-    head = HeadConfig(draft_vocabulary=512, **({"layers": layers} if layers else {}))
+    layers: tuple[int, ...] = ()
+    head = HeadConfig()  # an MTP layer has the target's layout and vocabulary
+    if kind != "mtp":
+        layers = (2, 8, 13)
+        head = HeadConfig(draft_vocabulary=512, layers=layers)
     speculator = SpeculatorConfig(kind=kind, depth=K, head=head)
     lines = trained(
         tmp_path,
