@@ -20,6 +20,7 @@ from outrider.eval.results.parts import Estimate, interval
 from outrider.eval.results.report import Check, Findings, Outcome
 from outrider.eval.results.sections import SpeedRow
 from outrider.eval.stats.intervals import given_passed, units_needed
+from outrider.eval.stats.speed_ratio import lengths_agree
 
 MOST_REPEATS = 1000
 """Maximum number of repeats that a message suggests."""
@@ -78,6 +79,13 @@ class Demand:
                 f" {LEAST_STARTS} are needed: raise eval.starts and eval.repeats to {LEAST_STARTS}"
             )
         if not ratio.agrees:
+            if not lengths_agree(ratio.lengths):
+                assert ratio.lengths is not None
+                return (
+                    "model and server disagree: the ratio of tokens per step as served is"
+                    f" {interval(ratio.lengths, 3)} of what exact replay of the logged responses to"
+                    " the same prompts predicts (99 % interval)"
+                )
             assert ratio.measured is not None and ratio.expected is not None
             return (
                 f"model and server disagree: for the timed responses, exact replay predicts"

@@ -39,7 +39,9 @@ from outrider.eval.stats.speed_ratio import (
     measured_ratio,
     pooled_noise,
     remainders,
+    served_over_replayed,
     speed_of,
+    speeds_agree,
 )
 
 COMPARED = {**RATIOS, "current": ("custom", CURRENT), "lookup": ("custom", LOOKUP)}
@@ -144,8 +146,8 @@ class _Compared:
     """Confidence level of the look"""
     lengths: ReplayedLengths | None
     """None without exact replay"""
-    agrees: bool
-    """Whether served responses have the replayed lengths"""
+    served: Interval | None
+    """Acceptance length as served over the replayed one; None without exact replay"""
 
     def noise(self, concurrency: int) -> Noise | None:
         """Noise of blocks or starts, pooled over the concurrencies with the same units.
@@ -225,15 +227,13 @@ class SpeedRatios:
         # look's level.
         lengths = self.replayed.lengths(over, under, LEVEL) if self.replayed else None
         units = {size: units_of(of_size) for size, of_size in pairs.items()}
-        agrees = True
+        served = None
         # A lookup that is replayed may not be served.
         if pairs and self.replayed is not None and lengths is not None:
-            expected = [
-                self.replayed.by_row(over, under, self._prompts(of_size))
-                for of_size in pairs.values()
-            ]
-            agrees = lengths_agree([*units.values()], expected)
-        return _Compared(pairs=pairs, units=units, level=level, lengths=lengths, agrees=agrees)
+            prompts = [self._prompts(of_size) for of_size in pairs.values()]
+            expected = [self.replayed.by_row(over, under, names) for names in prompts]
+            served = served_over_replayed([*units.values()], expected, prompts)
+        return _Compared(pairs=pairs, units=units, level=level, lengths=lengths, served=served)
 
     def _ratio(self, compared: "_Compared", concurrency: int) -> Estimate:
         units = compared.units[concurrency]
@@ -243,13 +243,15 @@ class SpeedRatios:
             controlled = controlled_ratio(units, compared.lengths, compared.level, noise)
         if controlled is None:
             return self._measured(units, compared.pairs[concurrency], compared.level)
-        measured = measured_ratio(units, AGREEMENT)
         assert controlled.expected is not None
-        agrees = compared.agrees and measured.low <= controlled.expected <= measured.high
+        agrees = lengths_agree(compared.served) and speeds_agree(
+            measured_ratio(units, AGREEMENT), controlled.expected, compared.served
+        )
         served = measured_ratio(units)
         return controlled.model_copy(
             update={
                 "measured": Interval(value=served.value, low=served.low, high=served.high),
+                "lengths": compared.served,
                 "agrees": agrees,
             }
         )

@@ -66,6 +66,10 @@ class Estimate(Part):
     if that is the figure itself"""
     expected: float | None = None
     """What replay predicts for the same cut responses; null without replay"""
+    lengths: Interval | None = None
+    """Ratio of tokens per step after the first token as served, over that of replay on the logged
+    responses to the same prompts, at all loads, with its 99 % interval over prompts; null without
+    replay"""
     agrees: bool = True
     """Whether the served responses agree with what replay predicts for them"""
     heldout: float | None = None

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from outrider.eval.results.parts import ClusteredEstimate
+from outrider.eval.results.parts import ClusteredEstimate, Estimate, Interval
 from outrider.eval.stats.clusters import Trend, clustered
 from outrider.eval.stats.speed_ratio import (
     DRIFT,
@@ -16,6 +16,8 @@ from outrider.eval.stats.speed_ratio import (
     lengths_agree,
     measured_ratio,
     pooled_noise,
+    served_over_replayed,
+    speeds_agree,
     trimmed_mean,
 )
 from tests.eval.stats.machine_noise import machine_noise, replayed_steps, simulated_units
@@ -163,17 +165,84 @@ def test_pooled_noise_replaces_the_units_own():
     assert math.log(found.high / found.value) == pytest.approx(math.hypot(*parts))
 
 
+def own_prompts(units: list[Units]) -> list[list[list[str]]]:
+    """A prompt of its own for each row."""
+    return [
+        [[f"{size}-{row}"] for row in range(len(of_size.over_N6))]
+        for size, of_size in enumerate(units)
+    ]
+
+
+def agree(units: list[Units], replayed: list[np.ndarray]) -> bool:
+    return lengths_agree(served_over_replayed(units, replayed, own_prompts(units)))
+
+
 def test_replay_agrees_if_the_served_lengths_are_replayed_ones():
     lengths_N = np.log([4.0, 4.0])
     # Both differences are the same, so their margin is 0 and NEGLIGIBLE decides.
     for difference, agrees in [(0.0, True), (0.0049, True), (-0.0049, True), (0.0051, False)]:
-        assert lengths_agree([PAIRS], [lengths_N + difference]) == agrees
+        assert agree([PAIRS], [lengths_N + difference]) == agrees
     # t(0.995, 1) = 63.66: two differences that scatter decide nothing.
-    assert lengths_agree([PAIRS], [lengths_N + np.array([0.2, -0.1])])
+    assert agree([PAIRS], [lengths_N + np.array([0.2, -0.1])])
     # Over several concurrencies they do.
     many = [PAIRS] * 20
-    assert not lengths_agree(many, [lengths_N + np.array([0.03, 0.02])] * 20)
-    assert lengths_agree(many, [lengths_N + np.array([0.03, -0.03])] * 20)
+    assert not agree(many, [lengths_N + np.array([0.03, 0.02])] * 20)
+    assert agree(many, [lengths_N + np.array([0.03, -0.03])] * 20)
+
+
+def rows_of(log_lengths: np.ndarray) -> Units:
+    """Pairs of requests with these log ratios of acceptance length."""
+    over = np.array([[101.0, 2.0, 100.0, 50.0, 1.0, 1.0]] * len(log_lengths))
+    under = over.copy()
+    under[:, 3] = 50.0 * np.exp(log_lengths)
+    return Units(over, under, len(over))
+
+
+def test_rows_of_the_same_prompts_are_no_independent_rows():
+    """Prompts differ by 10 % from their one logged response, requests by 5 % more."""
+    random = np.random.default_rng(0)
+    wrong = {"by prompt": 0, "independent": 0}
+    missed = 0
+    trials = 400
+    for _ in range(trials):
+        of_prompts = 0.1 * random.standard_normal(20)
+        units = rows_of(np.tile(of_prompts, 13) + 0.05 * random.standard_normal(260))
+        prompts = [[f"q{row % 20}"] for row in range(260)]
+        ratio = served_over_replayed([units], [np.zeros(260)], [prompts])
+        wrong["by prompt"] += not lengths_agree(ratio)
+        wrong["independent"] += not agree([units], [np.zeros(260)])
+        missed += lengths_agree(served_over_replayed([units], [np.full(260, 0.1)], [prompts]))
+    assert wrong["by prompt"] / trials < 0.03  # at 99 %
+    assert wrong["independent"] / trials > 0.25
+    assert missed / trials < 0.1
+
+
+def test_the_variance_of_rows_whose_prompts_overlap():
+    """The sum over pairs of rows of both influences and the cosine of their prompts, by hand."""
+    logs = np.array([0.1, -0.2, 0.3])
+    prompts = [["a", "b"], ["b", "c"], ["d", "d"]]
+    ratio = served_over_replayed([rows_of(logs)], [np.zeros(3)], [prompts])
+    influence = (logs - logs.mean()) / 3
+    cosines = np.array([[1.0, 0.5, 0.0], [0.5, 1.0, 0.0], [0.0, 0.0, 1.0]])
+    variance = 3 / 2 * influence @ cosines @ influence
+    margin = 9.924843 * math.sqrt(variance)  # t(0.995, 2)
+    assert math.log(ratio.value) == pytest.approx(logs.mean())
+    assert math.log(ratio.high / ratio.value) == pytest.approx(margin)
+    assert math.log(ratio.value / ratio.low) == pytest.approx(margin)
+    # One prompt says nothing of how prompts differ.
+    assert served_over_replayed([rows_of(logs)], [np.zeros(3)], [[["a"]] * 3]) is None
+    assert lengths_agree(None)
+
+
+def test_a_prediction_agrees_within_both_intervals():
+    measured = Estimate(value=2.0, low=2.0 / 1.03, high=2.0 * 1.03)
+    lengths = Interval(value=0.98, low=0.98 / 1.04, high=0.98 * 1.04)
+    margin = math.hypot(math.log(1.03), math.log(1.04))
+    for sign in (1, -1):
+        assert speeds_agree(measured, 2.0 * math.exp(sign * 0.99 * margin), lengths)
+        assert not speeds_agree(measured, 2.0 * math.exp(sign * 1.01 * margin), lengths)
+        assert not speeds_agree(measured, 2.0 * math.exp(sign * 0.99 * margin), None)
+    assert speeds_agree(measured, 2.05, None)
 
 
 @pytest.mark.parametrize("units", [2, 4, 8, 10, 40])
@@ -240,7 +309,7 @@ def test_replay_s_acceptance_covers_and_narrows_the_interval(sessions, truth, le
         plain = measured_ratio(units)
         covered += found.low <= truth <= found.high
         narrower += found.high / found.low < plain.high / plain.low
-        agreed += lengths_agree([units], [np.full(20, np.log(length))])
+        agreed += agree([units], [np.full(20, np.log(length))])
     assert covered / trials > 0.925 and narrower / trials > 0.9
     assert agreed / trials > 0.975  # at 99 %
     assert found.estimator == "replay" and plain.estimator == "measured"
@@ -250,7 +319,7 @@ def test_replay_that_predicts_what_is_not_served_disagrees():
     random = np.random.default_rng(2)
     steps = replayed_steps(random, 1.2, 100, 0.03)
     units = simulated_units(random, 1.0, 40, length=1.0)
-    assert not lengths_agree([units], [np.full(40, np.log(1.2))])
+    assert not agree([units], [np.full(40, np.log(1.2))])
     few = replayed_ratio(steps[:12])
     assert few.whole.high is None and controlled_ratio(units, few) is None
     # Responses of one token have no steps.
