@@ -10,6 +10,7 @@ containerd: `max_container_log_line_size`; CRI-O: 8 KiB), and R1's lines are lon
 - `docker logs -t`, `kubectl logs --timestamps`: `TIME ` before every piece, and no newline between.
 - Fluentd's `out_file`, syslog, journald and loggers of programs: a short text before one object.
 - syslog's and journald's time, host and program before any line.
+- logcli's labels between a time and a line, and Fluent Bit's `TAG: [TIME, {"log": ...}]`.
 
     for number, line in unwrapped(lines, 1 << 30): ...  # TIME and the line, or the line if JSON
 """
@@ -67,6 +68,12 @@ _SYSLOG = re.compile(
 )
 """Time, host and program before a line: journald's short-iso, rsyslog's files, RFC 5424, Heroku."""
 
+_LABELS = re.compile(rb'\{(?:[A-Za-z_]\w*="(?:[^"\\]|\\.)*"(?:, ?|(?=\})))*\} ?')
+"""Labels of a stream between a time and a line: logcli's default output."""
+
+_FLUENT_BIT = re.compile(rb"[^\s\[{\"':]{1,200}: \[(\d{9,10}\.\d{1,9}), \{(\s*\".*\})\]\s*")
+"""A tag, a time and a record: Fluent Bit's `file` output without a `Format`."""
+
 _BODY = b" JSON body: "
 """What vLLM writes before a request's body, in a line that its own format reads."""
 
@@ -117,6 +124,9 @@ def _whole(time: bytes, text: bytearray, longest: int) -> bytes | None:
 
 def _record(time: bytes, text: bytes) -> bytes:
     """Returns the JSON in a line's text; other text with its time."""
+    labels = _LABELS.match(text)
+    if labels and time and labels.end() < len(text):
+        text = text[labels.end() :]
     first = text.lstrip()[:1]
     if first == b"{":
         return text
@@ -179,6 +189,9 @@ def _joined(line: bytes) -> bytes:
     if syslog:
         zone = syslog[3] + (b":" + syslog[4] if syslog[4] else b"")
         return _record(syslog[2] + zone + b" ", line[syslog.end() :])
+    record = _FLUENT_BIT.fullmatch(line)
+    if record:  # as its JSON formats write it
+        return b'{"date": ' + record[1] + b", " + record[2]
     stamp = STAMPED.match(line)
     if stamp is None:
         return line if line[:1] == b"{" else _record(b"", line)

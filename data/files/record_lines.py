@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 NAMES = (
     *("message", "MESSAGE", "Message", "log", "line", "Line", "textPayload", "_raw"),
     *("LogMessage", "LogEntry", "msg", "_msg", "body", "Body", "event", "content", "_line"),
+    "@message",  # CloudWatch Logs Insights
 )
 """Names of a record's line, in order of preference."""
 

@@ -1,6 +1,7 @@
 """Marks of texts that producers cut, and of bodies that they stored elsewhere.
 
     check_whole(text, "row.response")       # a `Reject` with the option that keeps the text whole
+    check_complete(row)                     # a `Reject` if a body lacks its end
     check_stored(row)                       # a `Reject` if a body is an object in a bucket
 
 LiteLLM cuts long strings in its database and in what it prints, and whole fields for loggers with
@@ -66,6 +67,23 @@ def check_whole(value: Any, where: str) -> None:
     elif isinstance(value, list):
         for inner in value:
             check_whole(inner, where)
+
+
+def check_complete(row: dict[str, Any]) -> None:
+    """Rejects a row with a text that begins as an object and lacks its end."""
+    key = next((key for key, value in row.items() if is_cut(value)), None)
+    if key is not None:
+        raise Reject(
+            "truncated",
+            f"row.{key} is incomplete JSON, probably cut by a limit on the length of values",
+        )
+
+
+def is_cut(value: Any) -> bool:
+    """Whether a value is a text that begins as an object and lacks its end."""
+    if not isinstance(value, str) or not value.lstrip().startswith('{"'):
+        return False
+    return not value.rstrip().endswith("}")
 
 
 def check_stored(row: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ import re
 from typing import Any
 
 from outrider.data.exchange import Reject
+from outrider.data.files.python_text import OBJECT
 from outrider.data.files.rows import decode
 
 BASE64 = ("eyJ", "eyA", "ewo", "ew0", "ZGF0YT", "UE9TVC", "SFRUUC")
@@ -75,7 +76,7 @@ def object_of(value: Any) -> dict[str, Any] | None:
     value = plain_text(value)
     if isinstance(value, bytes):  # a table's binary column
         value = value.decode("utf-8", "replace")
-    if not isinstance(value, str) or not value.lstrip().startswith("{"):
+    if not isinstance(value, str) or not OBJECT.match(value):
         return None
     decoded = json_of(value)
     return decoded if isinstance(decoded, dict) else None

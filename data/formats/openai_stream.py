@@ -22,6 +22,12 @@ STOPS = ("stop_reason", "matched_stop")
 """What ended a choice: vLLM, SGLang. Null is the EOS token in vLLM."""
 
 
+RUNPOD = (
+    "RunPod's own API, whose choices have tokens and no finish_reason: send the requests to the"
+    " worker's OpenAI route, /openai/v1, and log these"
+)
+
+
 def chunks_of_sse(text: str) -> list[dict[str, Any]]:
     """Parses an event stream; rejects an incomplete last event as `stream_cut`."""
     # Not splitlines: JSON may contain U+2028 (line separator). Lines without data are comments
@@ -126,6 +132,8 @@ def _drop_incomplete_ids(response: dict[str, Any]) -> None:
 
 def _add(choice: dict[str, Any], delta: dict[str, Any]) -> None:
     """Adds a chunk's delta to a choice."""
+    if "tokens" in delta and delta.keys().isdisjoint(("delta", "text")):
+        raise Reject("not_finished", RUNPOD)
     added = take(delta, "delta", dict, "choice") or {}
     if delta.get("text") is not None:  # a text completion
         added = {"text": delta["text"]}

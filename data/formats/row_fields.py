@@ -102,7 +102,10 @@ HEADERS = {
 }
 """Names of a request's headers that have a field which the row lacks."""
 
-HEADER_HOLDERS = ("headers", "request_headers", "request.headers", "http.request.headers")
+HEADER_HOLDERS = (
+    *("headers", "request_headers", "request.headers", "http.request.headers"),
+    "provider_request.meta",  # Helicone's logger for other clients
+)
 
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 TYPED = frozenset({"S", "N", "$oid", "$numberLong", "$numberInt"})

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from outrider.data.exchange import Reject
 from outrider.data.files.record_lines import lines_in
 from outrider.data.files.rows import Row, parse_row
-from outrider.data.formats.cut_texts import is_stored
+from outrider.data.formats.cut_texts import is_cut, is_stored
 from outrider.data.formats.embedded import json_of, object_of, plain_text
 from outrider.data.formats.fields import first
 from outrider.data.formats.message_sides import message_sides
@@ -162,6 +162,7 @@ def unwrapped(row: dict[str, Any]) -> dict[str, Any]:
         return row
     outer = _inherited(row)
     outer |= {key: row[key] for key in ERROR_KEYS & row.keys() if row[key]}
+    outer |= {key: value for key, value in row.items() if is_cut(value)}
     if "request_id" in row:
         outer["request_id"] = row["request_id"]  # joins the halves of an exchange
     return {**outer, **inner}
