@@ -6,6 +6,7 @@ containerd: `max_container_log_line_size`; CRI-O: 8 KiB), and R1's lines are lon
 - Docker's `json-file`, and Fluentd and Fluent Bit: `{"log": "piece", "stream": ..., "time": ...}`;
   `log` ends with a newline if the line does.
 - Docker's fluentd and journald drivers: records with the id of their line and whether it ends.
+- Google Cloud Logging: entries with the id of the entry that was split, and their number in it.
 - CRI (containerd, CRI-O): `TIME stderr P piece`, and `F` for the last piece.
 - `docker logs -t`, `kubectl logs --timestamps`: `TIME ` before every piece, and no newline between.
 - Fluentd's `out_file`, syslog, journald and loggers of programs: a short text before one object.
@@ -139,7 +140,7 @@ def _record(time: bytes, text: bytes) -> bytes:
 def _piece(line: bytes) -> _Piece | None:
     """Parses a line of `json-file` or CRI; None for any other."""
     if line[:1] == b"{":
-        is_driver = b'"log"' in line or b"_PARTIAL_ID" in line
+        is_driver = any(mark in line for mark in (b'"log"', b"_PARTIAL_ID", b'"totalSplits"'))
         return _of_json(line) if is_driver else None
     cri = _CRI.match(line)
     if cri is None:
@@ -158,6 +159,14 @@ def _of_json(line: bytes) -> _Piece | None:
             last = row.get(f"{prefix}LAST", row.get(f"{prefix}last"))
             text = row[text_key].removesuffix("\n").encode("utf-8", "surrogatepass")
             return _Piece(part, _stamp_of(row.get("time")), text, str(last).lower() == "true")
+    split = row.get("split")
+    if isinstance(split, dict) and isinstance(row.get("textPayload"), str):
+        return _Piece(
+            stream=str(split.get("uid")),
+            time=_stamp_of(row.get("timestamp")),
+            text=row["textPayload"].removesuffix("\n").encode("utf-8", "surrogatepass"),
+            is_last=split.get("index", 0) == split.get("totalSplits", 1) - 1,
+        )
     if not isinstance(row.get("log"), str) or not row.keys() <= SHIPPED or len(row) < 2:
         return None
     text = row["log"].encode("utf-8", "surrogatepass")

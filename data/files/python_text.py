@@ -54,7 +54,8 @@ def _value(node: ast.expr) -> Any:
         return dict(zip(keys, map(_value, node.values), strict=True))
     if isinstance(node, ast.List | ast.Tuple):
         return [_value(item) for item in node.elts]
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.args:
+    is_model = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    if is_model and node.func.id[:1].isupper() and not node.args:
         return {str(field.arg): _value(field.value) for field in node.keywords if field.arg}
     if isinstance(node, ast.Name) and node.id in CONSTANTS:
         return CONSTANTS[node.id]

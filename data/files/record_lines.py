@@ -17,6 +17,7 @@ NAMES = (
     *("message", "MESSAGE", "Message", "log", "line", "Line", "textPayload", "_raw"),
     *("LogMessage", "LogEntry", "msg", "_msg", "body", "Body", "event", "content", "_line"),
     "@message",  # CloudWatch Logs Insights
+    *("Log", "Log_s"),  # Azure Container Apps
 )
 """Names of a record's line, in order of preference."""
 

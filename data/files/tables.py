@@ -1,6 +1,6 @@
 """Rows of tables: Parquet, Arrow, and CSV with a header.
 
-for row in table_rows(content, "parquet", "log.parquet"): ...       # dicts
+for row in table_rows(content, "parquet", "log.parquet"): ...       # dicts, also for maps
 for row in csv_rows(content, "log.csv"): ...                        # dicts; bytes if damaged
 """
 

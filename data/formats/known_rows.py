@@ -108,6 +108,16 @@ SHAPES: tuple[tuple[frozenset[str], str], ...] = (
     ),
     (frozenset({"request_length", "response_length", "api_name"}), AZURE_OPENAI),
     (frozenset({"category", "correlation_id", "properties"}), AZURE),
+    (
+        frozenset({"text_payload", "split"}),
+        "entries that Cloud Logging has split: write one entry a line, the oldest first, for"
+        " example with `jq -c '.[]'`",
+    ),
+    (
+        frozenset({"request_parameters", "e2e_latency"}),
+        "SGLang's metrics of requests, without texts: start SGLang with --log-requests"
+        " --log-requests-level 3 --log-requests-format json",
+    ),
     (frozenset({"request_messages", "response_messages", "sequence_number"}), AZURE),
     (
         frozenset({"inputs", "generated_text"}),

@@ -154,7 +154,7 @@ def _exchanges(
         "response_id": _id_of(response),
         "log_id": log_id,
         "session": _text_of(metadata, "session_id") or session,
-        "user": _text_of(request, "user") or user,
+        "user": _text_of(request, "user") or _text_of(request, "safety_identifier") or user,
         "tenant": _text_of(metadata, "tenant") or tenant,
         "route": _text_of(metadata, "route") or route,
         "time": first(time, take_time(response, "created")),

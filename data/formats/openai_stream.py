@@ -15,6 +15,7 @@ from outrider.data.exchange import Reject
 from outrider.data.files.rows import parse_row
 from outrider.data.formats.fields import first, take, take_count, take_ids
 from outrider.data.formats.finish_reasons import ENDS, normal_name
+from outrider.data.formats.other_rows import LOG_CHATS
 
 DATA = "data:"
 
@@ -114,9 +115,11 @@ def _check_one_stream(chunks: list[dict[str, Any]], has_choices: bool) -> None:
         raise Reject("ambiguous_id", "chunks of several streams, as of a retried request")
     if has_choices:
         return
-    # The Responses API and Anthropic name the type of each event.
-    if any("choices" not in chunk and isinstance(chunk.get("type"), str) for chunk in chunks):
-        raise Reject("not_a_generation", "events of another API")
+    # The Responses API and Anthropic name the type of each event; TGI's `/generate_stream` has a
+    # token in each.
+    others = (chunk for chunk in chunks if "choices" not in chunk)
+    if any(isinstance(chunk.get("type"), str) or "token" in chunk for chunk in others):
+        raise Reject("not_a_generation", f"events of another API; {LOG_CHATS}")
     raise Reject("stream_cut", "no chunk has a choice")
 
 

@@ -59,10 +59,16 @@ ADK_REQUEST = "gcp.vertex.agent.llm_request"
 
 OF_CALL = tuple(
     f"gen_ai.{part}"
-    for part in ("request.", "response.", "usage.", "input.", "output.", "latency.", "operation.")
+    for part in (
+        *("request.", "response.", "usage.", "input.", "output.", "operation."),
+        *("latency.", "prompt", "completion"),
+    )
 )
 """How attributes begin that only a call's span has; others name a provider or an agent, as those
 of OpenRouter's attempts."""
+
+COLUMNS = frozenset({"input", "output"})
+"""Columns of a table of spans that have the messages."""
 
 OF_ENGINE = "gen_ai.latency."
 """How attributes begin that vLLM itself writes (vllm/tracing/utils.py)."""
@@ -121,11 +127,11 @@ def _outcomes(span: dict[str, Any], place: Place) -> list[Exchange | Reject]:
             "a text_completion span does not show whether a chat template was applied",
         )
     is_call = operation in ("chat", "generate_content", None)  # some instrumentations omit it
-    found = _other_messages(span, logged) if is_call else None
+    row, found = _other_messages(span, logged) if is_call else (span, None)
     if found is not None:
-        check_call(logged)
+        check_call(row)
         return message_pairs.outcomes(
-            row={**logged, **_of_events(span)},
+            row=row,
             sides=found,
             place=place,
             **_times(span),
@@ -183,11 +189,21 @@ def _is_message_alone(record: dict[str, Any]) -> bool:
     return _EVENT.fullmatch(str(name)) is not None
 
 
-def _other_messages(span: dict[str, Any], logged: dict[str, Any]) -> MessageSides | None:
-    """Returns messages under names of conventions before 1.37, or of other conventions."""
+def _other_messages(
+    span: dict[str, Any], logged: dict[str, Any]
+) -> tuple[dict[str, Any], MessageSides | None]:
+    """Returns messages under names of conventions before 1.37, or of other conventions.
+
+    Laminar's table has the messages next to the attributes. The first value is what holds them.
+    """
     if any(logged.get(f"gen_ai.{side}.messages") is not None for side in ("input", "output")):
-        return None
-    return message_sides({**logged, **_of_events(span)})
+        return span, None
+    row = {**logged, **_of_events(span)}
+    found = message_sides(row)
+    if found is None and not span.keys().isdisjoint(COLUMNS):
+        row = {**span, **row}
+        found = message_sides(row)
+    return row, found
 
 
 def _of_events(span: dict[str, Any]) -> dict[str, Any]:

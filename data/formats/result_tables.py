@@ -39,9 +39,23 @@ def rows_of(document: dict[str, Any]) -> list[dict[str, Any]] | None:
         if len(names) == len(columns) and len(cells) == len(rows):
             # Athena's first page begins with the names.
             return [dict(zip(names, row, strict=True)) for row in cells if row != names]
+    by_column = _of_columns(document)
+    if by_column:
+        return by_column
     pairs = [_of_pairs(row) for row in _list_at(document, PAIRS) or []]
-    rows = [row for row in pairs if row]
-    return rows if rows and len(rows) == len(pairs) else None
+    filled = [row for row in pairs if row]
+    return filled if filled and len(filled) == len(pairs) else None
+
+
+def _of_columns(document: dict[str, Any]) -> list[dict[str, Any]] | None:
+    """Returns the rows of columns that are objects with numbers as keys: pandas' `to_json`."""
+    columns = list(document.values())
+    if len(columns) < 2 or not all(isinstance(column, dict) and column for column in columns):
+        return None
+    index = [str(number) for number in range(len(columns[0]))]
+    if any(list(column) != index for column in columns):
+        return None
+    return [{name: column[at] for name, column in document.items()} for at in index]
 
 
 def _name_of(column: dict[str, Any]) -> Any:

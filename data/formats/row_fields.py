@@ -63,7 +63,8 @@ FIELDS = {
         *("realtime_timestamp", "source_realtime_timestamp", "time_unix_nano"),
         *("observed_time_unix_nano", "asctime", "datetime_utc"),
         *("received_at", "requested_at", "request_at", "arrival_time", "request_start_time"),
-        *("log_time", "occurred_at", "inserted_at"),
+        *("log_time", "occurred_at", "inserted_at", "time_stamp"),
+        "approximate_arrival_timestamp",  # Kinesis
         # WireMock; Charles; AIPerf
         *("request.logged_date", "times.start", "metadata.request_start_ns"),
     ),

@@ -103,6 +103,11 @@ SEARCHED = 2**16
 TEXTS: tuple[tuple[re.Pattern[bytes], str, str], ...] = (
     (re.compile(rb"\] response_body=\{", re.MULTILINE), "vLLM's API log", REQUEST_LOG),
     (
+        re.compile(rb"^\[\d+\] \S+: \[\[?\d+\.\d+, .*\"=>", re.MULTILINE),
+        "records as Fluent Bit prints them",
+        "set the output's format to json_lines",
+    ),
+    (
         re.compile(rb"\((?:[\w-]+)\) (?:Method request|Endpoint response) body ", re.MULTILINE),
         "API Gateway's execution log",
         EXECUTION_LOG,

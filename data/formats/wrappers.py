@@ -92,17 +92,20 @@ SPAN_KINDS = (
     *("attributes.mlflow.spanType", "attributes.openinference.span.kind", "span_kind"),
     "attributes.span_kind",
     *("openinference.span.kind", "traceloop.span.kind", "attributes.traceloop.span.kind"),
-    *("run_type", "span_attributes.type", "meta.kind", "meta.span.kind", "type", "object"),
+    *("run_type", "span_type", "span_attributes.type", "meta.kind", "meta.span.kind"),
+    *("type", "object"),
 )
 OTHER_KINDS = frozenset(
     {
         *("CHAIN", "AGENT", "TOOL", "RETRIEVER", "RERANKER", "EMBEDDING", "GUARDRAIL"),
         *("EVALUATOR", "PROMPT", "PARSER", "MEMORY", "WORKFLOW", "TASK", "RETRIEVAL", "RAG"),
         *("FUNCTION", "SCORE", "EVAL", "GENERAL", "SPAN", "COMPONENT", "MODULE", "THREAD", "TRACE"),
+        "DEFAULT",
     }
 )
 """Kinds of spans around calls, whose inputs and outputs they may repeat: OpenInference, MLflow,
-OpenLLMetry, LangSmith, Braintrust, Datadog, Opik, LangWatch, Lunary, OpenAI's Agents SDK."""
+OpenLLMetry, LangSmith, Braintrust, Datadog, Opik, LangWatch, Lunary, OpenAI's Agents SDK, Laminar
+(`DEFAULT`)."""
 
 OBSERVATIONS = frozenset(
     {
