@@ -59,7 +59,7 @@ _MARK = re.compile(
 
 
 def check_whole(value: Any, where: str) -> None:
-    """Rejects a text, or the texts in a list or object, with one of LiteLLM's marks."""
+    """Rejects a text, or the texts in a list or object, with a mark of truncation."""
     if isinstance(value, str):
         mark = _MARK.search(value) if any(part in value for part in MARKED) else None
         if mark:

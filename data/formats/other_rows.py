@@ -118,8 +118,8 @@ def _check_failure(row: dict[str, Any], answer: dict[str, Any]) -> None:
 
 def _check_api(row: dict[str, Any], request: dict[str, Any], answer: dict[str, Any]) -> None:
     """Raises a `Reject` if a row without choices belongs to another API."""
-    for path, remedy in STATISTICS.items():
-        where = find(row, path)
+    for counted, remedy in STATISTICS.items():
+        where = find(row, counted)
         if where and "payload" not in where.holder:
             raise Reject("content_not_logged", remedy)
     for path in (side.get(key) for side in (row, request) for key in PATHS):

@@ -129,7 +129,9 @@ BEFORE_OBJECTS = [
 
 
 @pytest.mark.parametrize("before", BEFORE_OBJECTS)
-@pytest.mark.parametrize("row", [b'{"a": "} {", "b": [{}]}', b'{ "a": {"b": "INFO {"} } '])
+@pytest.mark.parametrize(
+    "row", [b'{"a": "} {", "b": [{}]}', b'{ "a": {"b": "INFO {"} } ', b"{'a': '} {', 'b': 1}"]
+)
 def test_a_short_text_before_an_object_is_removed(before, row):
     assert read(before.encode() + row) == [(1, row)]
 

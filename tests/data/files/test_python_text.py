@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.data.exchange import Exchange
-from outrider.data.files.python_text import LONGEST, python_value
+from outrider.data.files.python_text import LONGEST, MOST_COMMAS, python_value
 from outrider.data.files.sources import log_files
 from tests.data.logs import pair, read_exchanges
 from tests.fuzzing import examples
@@ -41,6 +41,7 @@ def test_a_model_is_an_object_of_its_fields():
         *("{'a': [x for x in y]}", "{**{'a': 1}}", "{'a': b'x'}", "Model(a=1).b", "Model('a')"),
         "{'a': " * 3000,
         "{'a': '" + "x" * LONGEST + "'}",
+        "{'a': [" + "1, " * MOST_COMMAS + "1, 1]}",
     ],
 )
 def test_other_text_is_neither_read_nor_run(text):
