@@ -12,6 +12,7 @@ COMMANDS = (ROOT / "docs" / "reference" / "commands.md").read_text(encoding="utf
 """Generated from the commands (tests/tools/test_reference.py)."""
 
 OF_OTHERS = {
+    "--log-requests": "SGLang",
     "--log-requests-level": "SGLang",
     "--log-requests-format": "SGLang",
     "--include-body": "Helicone",

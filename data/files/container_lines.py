@@ -6,10 +6,12 @@ containerd: `max_container_log_line_size`; CRI-O: 8 KiB), and R1's lines are lon
 - Docker's `json-file`, and Fluentd and Fluent Bit: `{"log": "piece", "stream": ..., "time": ...}`;
   `log` ends with a newline if the line does.
 - Docker's fluentd and journald drivers: records with the id of their line and whether it ends.
+- Google Cloud Logging: entries with the id of the entry that was split, and their number in it.
 - CRI (containerd, CRI-O): `TIME stderr P piece`, and `F` for the last piece.
 - `docker logs -t`, `kubectl logs --timestamps`: `TIME ` before every piece, and no newline between.
 - Fluentd's `out_file`, syslog, journald and loggers of programs: a short text before one object.
 - syslog's and journald's time, host and program before any line.
+- logcli's labels between a time and a line, and Fluent Bit's `TAG: [TIME, {"log": ...}]`.
 
     for number, line in unwrapped(lines, 1 << 30): ...  # TIME and the line, or the line if JSON
 """
@@ -55,9 +57,10 @@ _BEFORE_OBJECT = re.compile(
     rb"(?=<\d{1,3}>|\[|\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:"
     rb"|(?:CreateTime|LogAppendTime):\d"  # Kafka's console consumer
     rb"|(?:DEBUG|INFO|NOTICE|WARN|WARNING|ERROR)\b)"
-    rb"(?:\[[^\]{]{0,300}\]|[^{\[\"'\\]){1,300}(?=\{\s*\"[^\n]*\}\s*$)"
+    rb"(?:\[[^\]{]{0,300}\]|[^{\[\"'\\]){1,300}(?=\{\s*[\"'][^\n]*\}\s*$)"
 )
-"""A time, priority (RFC 3164, RFC 5424) or level, and what is before an object up to the end."""
+"""A time, priority (RFC 3164, RFC 5424) or level, and what is before an object up to the end, which
+Python's logging writes with single quotes."""
 
 _SYSLOG = re.compile(
     rb"(?P<rfc5424><\d{1,3}>1 )?(?:<\d{1,3}>)?"
@@ -66,6 +69,12 @@ _SYSLOG = re.compile(
     rb"|(?:[\w.:-]{1,255} )?[\w./@-]{1,128}\[[\w.-]{1,64}\]: )"
 )
 """Time, host and program before a line: journald's short-iso, rsyslog's files, RFC 5424, Heroku."""
+
+_LABELS = re.compile(rb'\{(?:[A-Za-z_]\w*="(?:[^"\\]|\\.)*"(?:, ?|(?=\})))*\} ?')
+"""Labels of a stream between a time and a line: logcli's default output."""
+
+_FLUENT_BIT = re.compile(rb"[^\s\[{\"':]{1,200}: \[(\d{9,10}\.\d{1,9}), \{(\s*\".*\})\]\s*")
+"""A tag, a time and a record: Fluent Bit's `file` output without a `Format`."""
 
 _BODY = b" JSON body: "
 """What vLLM writes before a request's body, in a line that its own format reads."""
@@ -117,6 +126,9 @@ def _whole(time: bytes, text: bytearray, longest: int) -> bytes | None:
 
 def _record(time: bytes, text: bytes) -> bytes:
     """Returns the JSON in a line's text; other text with its time."""
+    labels = _LABELS.match(text)
+    if labels and time and labels.end() < len(text):
+        text = text[labels.end() :]
     first = text.lstrip()[:1]
     if first == b"{":
         return text
@@ -129,7 +141,7 @@ def _record(time: bytes, text: bytes) -> bytes:
 def _piece(line: bytes) -> _Piece | None:
     """Parses a line of `json-file` or CRI; None for any other."""
     if line[:1] == b"{":
-        is_driver = b'"log"' in line or b"_PARTIAL_ID" in line
+        is_driver = any(mark in line for mark in (b'"log"', b"_PARTIAL_ID", b'"totalSplits"'))
         return _of_json(line) if is_driver else None
     cri = _CRI.match(line)
     if cri is None:
@@ -148,6 +160,14 @@ def _of_json(line: bytes) -> _Piece | None:
             last = row.get(f"{prefix}LAST", row.get(f"{prefix}last"))
             text = row[text_key].removesuffix("\n").encode("utf-8", "surrogatepass")
             return _Piece(part, _stamp_of(row.get("time")), text, str(last).lower() == "true")
+    split = row.get("split")
+    if isinstance(split, dict) and isinstance(row.get("textPayload"), str):
+        return _Piece(
+            stream=str(split.get("uid")),
+            time=_stamp_of(row.get("timestamp")),
+            text=row["textPayload"].removesuffix("\n").encode("utf-8", "surrogatepass"),
+            is_last=split.get("index", 0) == split.get("totalSplits", 1) - 1,
+        )
     if not isinstance(row.get("log"), str) or not row.keys() <= SHIPPED or len(row) < 2:
         return None
     text = row["log"].encode("utf-8", "surrogatepass")
@@ -179,6 +199,9 @@ def _joined(line: bytes) -> bytes:
     if syslog:
         zone = syslog[3] + (b":" + syslog[4] if syslog[4] else b"")
         return _record(syslog[2] + zone + b" ", line[syslog.end() :])
+    record = _FLUENT_BIT.fullmatch(line)
+    if record:  # as its JSON formats write it
+        return b'{"date": ' + record[1] + b", " + record[2]
     stamp = STAMPED.match(line)
     if stamp is None:
         return line if line[:1] == b"{" else _record(b"", line)

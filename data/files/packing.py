@@ -1,6 +1,6 @@
 """Compression, archives and encodings, recognized by a file's first bytes.
 
-    with unpacked(stored, "log.jsonl") as content:      # any of gzip, zstd, bzip2, xz; UTF-16, -32
+    with unpacked(stored, "log.jsonl") as content:      # any of `CODECS`; UTF-16, -32
         head = content.peek(HEAD)
     members = unpack_archive(content, "tar", "log.tar.gz")
 
@@ -53,10 +53,29 @@ CODECS: tuple[tuple[re.Pattern[bytes], str, Callable[[Any], Any]], ...] = (
     (re.compile(rb"[\x50-\x5f]\x2a\x4d\x18|\x28\xb5\x2f\xfd"), "zstd", zstd.ZstdFile),
     (re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)"), "bzip2", bz2.BZ2File),
     (re.compile(rb"\xfd7zXZ\x00"), "xz", lzma.LZMAFile),
+    (re.compile(rb"\x78[\x01\x9c\xda]"), "zlib", lambda stream: _Zlib(stream)),  # pigz -z, deflate
 )
 """First bytes, name and reader of each compression."""
 
 DAMAGE = (gzip.BadGzipFile, zlib.error, zstd.ZstdError, lzma.LZMAError, EOFError)
+
+
+class _Zlib:
+    """A reader of a zlib stream (RFC 1950), for which Python has none."""
+
+    def __init__(self, stored: IO[bytes]):
+        self._stored = stored
+        self._decompressor = zlib.decompressobj()
+
+    def read(self, size: int) -> bytes:
+        while not self._decompressor.eof:
+            compressed = self._decompressor.unconsumed_tail or self._stored.read(HEAD)
+            if not compressed:
+                raise EOFError("the stream has no end")
+            content = self._decompressor.decompress(compressed, size)
+            if content:
+                return content
+        return b""
 
 
 class _Stored(io.RawIOBase):

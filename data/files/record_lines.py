@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 NAMES = (
     *("message", "MESSAGE", "Message", "log", "line", "Line", "textPayload", "_raw"),
     *("LogMessage", "LogEntry", "msg", "_msg", "body", "Body", "event", "content", "_line"),
+    "@message",  # CloudWatch Logs Insights
+    *("Log", "Log_s"),  # Azure Container Apps
 )
 """Names of a record's line, in order of preference."""
 
@@ -72,11 +74,25 @@ def _lines(value: Any, holders: tuple[dict[str, Any], ...], levels: int) -> Iter
 
 
 def _in_list(items: list[Any], holders: tuple[dict[str, Any], ...], levels: int) -> Iterator[Line]:
+    record = _record_of_fields(items)
+    if record:
+        yield from _lines(record, holders, levels)
+        return
     for item in items:
         if _is_pair(item):
             yield Line(item[1], (*holders, {"time": item[0]}))
         elif isinstance(item, dict | list):
             yield from _lines(item, holders, levels - 1)
+
+
+def _record_of_fields(items: list[Any]) -> dict[str, Any] | None:
+    """Returns a record that is a list of fields and values: CloudWatch's query results."""
+    if not all(isinstance(item, dict) and "value" in item for item in items):
+        return None
+    names = [item.get("field") for item in items]
+    if not names or not all(isinstance(name, str) for name in names):
+        return None
+    return {str(name): item["value"] for name, item in zip(names, items, strict=True)}
 
 
 def _is_pair(item: Any) -> bool:

@@ -22,6 +22,7 @@ from outrider.common.errors import OutriderError
 from outrider.data.exchange import Place, Record, Reject
 from outrider.data.files.container_lines import STAMPED
 from outrider.data.files.packing import HEAD, archive_of
+from outrider.data.files.python_text import python_value
 from outrider.data.files.record_lines import lines_in
 from outrider.data.files.sources import BLANK, LONGEST_LINE, LogFile, lines_of, read_ahead
 from outrider.data.files.tables import csv_dialect, csv_rows, table_kind, table_rows
@@ -39,6 +40,9 @@ _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[{}\[\]]', re.DOTALL)
 """A bracket, or a string up to its end or the end of the file."""
 
 _SINGLE_BACKSLASH = re.compile(rb"(?<!\\)(?:\\\\)*\\(?!\\)")
+
+_PYTHON_TEXT = re.compile(rb": \"(?:\[?\{'|[A-Z]\w*\([a-z_]+=)")
+"""Python's text of an object, in which JSON doubles each backslash."""
 
 Row = bytes | dict[str, Any]
 
@@ -134,7 +138,7 @@ def _decoded_row(row: bytes) -> Any:
 
     JSON of texts has single backslashes (`\\n`, or `\\"` in JSON text), unless it was doubled.
     """
-    if b"\\\\" not in row or _SINGLE_BACKSLASH.search(row):
+    if b"\\\\" not in row or _SINGLE_BACKSLASH.search(row) or _PYTHON_TEXT.search(row):
         return decode(row)
     undoubled = row.replace(b"\\\\", b"\\")
     if row.count(b"\\\\n") > 1:
@@ -152,7 +156,7 @@ def kind_of(value: Any) -> str:
 
 
 def decode(text: bytes) -> Any:
-    """Parses a JSON value.
+    """Parses a JSON value, or an object as Python writes it.
 
     Raises:
         Reject: If the value is invalid, nested too deeply, or has a duplicate key.
@@ -164,7 +168,10 @@ def decode(text: bytes) -> Any:
     except json.JSONDecodeError as error:
         if STAMPED.match(text):
             raise Reject("not_a_generation", "another line of a container's output") from None
-        raise Reject("not_json", f"{error.msg} at character {error.pos}") from None
+        try:
+            value = python_value(text.decode("utf-8"))
+        except ValueError:
+            raise Reject("not_json", f"{error.msg} at character {error.pos}") from None
     except RecursionError:
         raise Reject("nested_too_deeply") from None
     except ValueError:  # an integer with thousands of digits

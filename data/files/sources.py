@@ -247,6 +247,10 @@ MOST_BLANK, BLANK_PER_ROW = 2**20, 10
 """Blank lines of a file, and for each row. 100 kB of gzip can hold 100 million, which take three
 minutes to skip."""
 
+BEFORE_LINES = b"\0\x1e"
+"""Zeros of `copytruncate`, and the separator of records in JSON text sequences (RFC 7464), which
+journald writes with `-o json-seq`."""
+
 BLANK = b" \t\r\n\v\f\0"
 """White space, and the zeros that logrotate's `copytruncate` leaves before the next line."""
 
@@ -264,7 +268,7 @@ def _lines(file: BinaryIO) -> Iterator[bytes | None]:
         else:
             # A mark is also at the joint of files that were concatenated.
             line = line.removesuffix(b"\n").removeprefix(b"\xef\xbb\xbf")
-            yield line.lstrip(b"\0") if line[:1] == b"\0" else line
+            yield line.lstrip(BEFORE_LINES) if line[:1] in BEFORE_LINES else line
 
 
 def log_files(path: str | list[str], not_read: list[str] | None = None) -> list[LogFile]:

@@ -1,6 +1,6 @@
 """Rows of tables: Parquet, Arrow, and CSV with a header.
 
-for row in table_rows(content, "parquet", "log.parquet"): ...       # dicts
+for row in table_rows(content, "parquet", "log.parquet"): ...       # dicts, also for maps
 for row in csv_rows(content, "log.csv"): ...                        # dicts; bytes if damaged
 """
 
@@ -73,7 +73,7 @@ def table_rows(content: io.BufferedReader, kind: str, name: str) -> Iterator[dic
             # An Arrow dictionary's value can be in every row.
             rows = TABLE_ROWS if TABLE_ROWS * batch.nbytes <= BATCH_BYTES else 1
             for start in range(0, len(batch), rows):
-                yield from batch.slice(start, rows).to_pylist()
+                yield from batch.slice(start, rows).to_pylist(maps_as_pydicts="lossy")
     # Damaged column names or lengths raise the last two exceptions.
     except (pa.ArrowException, OSError, UnicodeDecodeError, MemoryError) as error:
         kind_name = kind.capitalize()

@@ -15,14 +15,14 @@ from outrider.data.formats.embedded import object_of
 FLAGS = frozenset(
     {
         *("cache_hit", "cachehit", "cached", "is_cached", "from_cache"),
-        *("cache_status", "cachestatus", "helicone_cache"),
+        *("cache_status", "cachestatus", "helicone_cache", "gptcache"),
         *("x_portkey_cache_status", "cf_aig_cache_status", "x_litellm_cache_hit"),
         *("x_cache_status", "x_kong_ai_cache_status"),
     }
 )
 """Fields of a cache hit, in lower case with `_`: LiteLLM (`cache_hit`, also in what it sends to
 Langfuse), Portkey (`cache_status`), Kong (`ai.cache.cache_status`), Cloudflare (`cached`), Bifrost
-(`cache_debug.cache_hit`), and response headers of these and of Helicone."""
+(`cache_debug.cache_hit`), GPTCache, and response headers of these and of Helicone."""
 
 HIT = re.compile(r"(true|(\w+ )?hit)", re.IGNORECASE)
 """Values of a hit; Portkey has `HIT` and `SEMANTIC HIT`, LiteLLM `True` as text."""

@@ -1,12 +1,14 @@
 """Marks of texts that producers cut, and of bodies that they stored elsewhere.
 
     check_whole(text, "row.response")       # a `Reject` with the option that keeps the text whole
+    check_complete(row)                     # a `Reject` if a body lacks its end
     check_stored(row)                       # a `Reject` if a body is an object in a bucket
 
 LiteLLM cuts long strings in its database and in what it prints, and whole fields for loggers with
 small limits (in LiteLLM: constants.py, spend_tracking_utils.py, _logging.py, custom_logger.py,
-azure_sentinel.py). The marks are these files' literals with a number, so that a customer who only
-writes about truncation is not rejected.
+azure_sentinel.py). Datadog's SDKs drop the texts of large spans (dd-trace-py,
+llmobs/_constants.py). The marks are these files' literals with a number, so that a customer who
+only writes about truncation is not rejected.
 """
 
 import re
@@ -35,8 +37,13 @@ REMEDIES = {
     f" wrote this row (Datadog's, Splunk's) does not keep large fields: {CALLBACK}",
     "[truncated by litellm]...": "LiteLLM's Azure Sentinel logger cut it to the column's limit: set"
     f" AZURE_SENTINEL_TRUNCATE_BYTES, or {CALLBACK}",
+    "[This value has been dropped because this span's size exceeds": "Datadog's SDK dropped the"
+    " texts of a span above its limit: log requests and responses at a gateway",
 }
 """What to do about each mark; the first one in a text counts."""
+
+MARKED = ("litellm", "this span's size")
+"""What every mark has a part of."""
 
 STORED = ("input.input_body_s3_path", "output.output_body_s3_path")
 """Paths of the names of such objects: Bedrock's bodies above 100 KB."""
@@ -47,13 +54,14 @@ _MARK = re.compile(
     r"\(litellm_truncated (?:skipped )?\d+ chars"
     r"|\.\.\.truncated by litellm, this logger does not support large content\Z"
     r"|\A\[truncated by litellm\]\.\.\."
+    r"|\A\[This value has been dropped because this span's size exceeds the \d+MB size limit\.\]\Z"
 )
 
 
 def check_whole(value: Any, where: str) -> None:
-    """Rejects a text, or the texts in a list or object, with one of LiteLLM's marks."""
+    """Rejects a text, or the texts in a list or object, with a mark of truncation."""
     if isinstance(value, str):
-        mark = _MARK.search(value) if "litellm" in value else None
+        mark = _MARK.search(value) if any(part in value for part in MARKED) else None
         if mark:
             _refuse(value[mark.start() : mark.end() + 200], where)
     elif isinstance(value, dict):
@@ -66,6 +74,23 @@ def check_whole(value: Any, where: str) -> None:
     elif isinstance(value, list):
         for inner in value:
             check_whole(inner, where)
+
+
+def check_complete(row: dict[str, Any]) -> None:
+    """Rejects a row with a text that begins as an object and lacks its end."""
+    key = next((key for key, value in row.items() if is_cut(value)), None)
+    if key is not None:
+        raise Reject(
+            "truncated",
+            f"row.{key} is incomplete JSON, probably cut by a limit on the length of values",
+        )
+
+
+def is_cut(value: Any) -> bool:
+    """Whether a value is a text that begins as an object and lacks its end."""
+    if not isinstance(value, str) or not value.lstrip().startswith('{"'):
+        return False
+    return not value.rstrip().endswith("}")
 
 
 def check_stored(row: dict[str, Any]) -> None:

@@ -8,14 +8,21 @@ import base64
 import binascii
 import functools
 import re
+import zlib
 from typing import Any
 
 from outrider.data.exchange import Reject
+from outrider.data.files.python_text import OBJECT
 from outrider.data.files.rows import decode
+from outrider.data.files.sources import LONGEST_LINE
 
-BASE64 = ("eyJ", "eyA", "ewo", "ew0", "ZGF0YT", "UE9TVC", "SFRUUC")
-"""How base64 of an object (`{"`, `{ `, `{` and a newline), an event stream (`data`) or an HTTP
-message (`POST`, `HTTP`) begins."""
+BASE64 = ("eyJ", "eyA", "ewo", "ew0", "ZGF0YT", "UE9TVC", "SFRUUC", "H4sI")
+"""How base64 of an object (`{"`, `{ `, `{` and a newline), an event stream (`data`), an HTTP
+message (`POST`, `HTTP`) or gzip begins, which CloudWatch writes for Lambda and Kinesis."""
+
+GZIP = b"\x1f\x8b\x08"
+WITH_HEADER = 31
+"""zlib's number for a gzip stream."""
 
 _HTTP = re.compile(r"(?:POST \S+ HTTP/[\d.]+|HTTP/[\d.]+ \d{3}[^\r\n]*)\r?\n")
 _CHUNKED = re.compile(r"^transfer-encoding:\s*chunked\s*$", re.IGNORECASE | re.MULTILINE)
@@ -37,10 +44,15 @@ def plain_text(value: Any) -> Any:
         return value
     if value.startswith(BASE64):
         try:
-            value = base64.b64decode(value.strip(), validate=True).decode()
-        except (binascii.Error, UnicodeDecodeError):
+            decoded = base64.b64decode(value.strip(), validate=True)
+            value = _unpacked(decoded).decode() if decoded.startswith(GZIP) else decoded.decode()
+        except (binascii.Error, zlib.error, UnicodeDecodeError):
             return value
     return _body_of(value) if value.startswith(("POST ", "HTTP/")) else value
+
+
+def _unpacked(packed: bytes) -> bytes:
+    return zlib.decompressobj(WITH_HEADER).decompress(packed, LONGEST_LINE)
 
 
 def _body_of(text: str) -> str:
@@ -75,7 +87,7 @@ def object_of(value: Any) -> dict[str, Any] | None:
     value = plain_text(value)
     if isinstance(value, bytes):  # a table's binary column
         value = value.decode("utf-8", "replace")
-    if not isinstance(value, str) or not value.lstrip().startswith("{"):
+    if not isinstance(value, str) or not OBJECT.match(value):
         return None
     decoded = json_of(value)
     return decoded if isinstance(decoded, dict) else None

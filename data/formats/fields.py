@@ -5,7 +5,7 @@ take(request, "messages", list, "request")      # None if it is missing or null
 Trace stores and tables write JSON into text fields, where an empty string means unset:
 
 unpacked({"input": '[{"role": "user"}]'}, "input", "row")           # [{"role": "user"}]
-mapping({"metadata": [("tenant", "acme")]}, "metadata", "row")      # {"tenant": "acme"} (Parquet)
+mapping({"metadata": '{"tenant": "acme"}'}, "metadata", "row")      # {"tenant": "acme"}
 """
 
 import functools
@@ -186,12 +186,8 @@ def unpacked_or_text(holder: dict[str, Any], key: str, where: str) -> Any:
 
 
 def mapping(holder: dict[str, Any], key: str, where: str) -> dict[str, Any]:
-    """Returns `holder[key]` (object, JSON or pairs) as a dict; empty if unset."""
+    """Returns `holder[key]` (object or JSON) as a dict; empty if unset."""
     value = unpacked(holder, key, where)
-    if isinstance(value, list) and all(
-        isinstance(pair, tuple) and isinstance(pair[0], str) for pair in value
-    ):
-        value = dict(value)
     if value is not None and not isinstance(value, dict):
         raise Reject("wrong_type", f"{where}.{key} is {kind_of(value)}")
     return value or {}

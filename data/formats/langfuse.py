@@ -24,6 +24,7 @@ from outrider.data.formats.fields import (
     mapping,
     number,
     take,
+    take_count,
     take_names,
     take_text,
     take_time,
@@ -42,6 +43,7 @@ CAMEL = {
     "trace_id": "traceId",
     "model_parameters": "modelParameters",
     "usage_details": "usageDetails",
+    "completion_tokens": "completionTokens",  # Langfuse 2
     "tool_definitions": "toolDefinitions",
     "start_time": "startTime",
     "session_id": "sessionId",
@@ -116,7 +118,9 @@ def _outcomes(logged: dict[str, Any], place: Place) -> list[Exchange | Reject]:
     # (`output_reasoning_tokens`).
     counts = [number(usage, key) for key in usage if "output" in key]
     logged_counts = [count for count in counts if count is not None]
-    used = int(sum(logged_counts)) if logged_counts else None
+    # Langfuse 2 writes 0 for an unknown count.
+    counted = take_count(row, "completion_tokens") or None
+    used = int(sum(logged_counts)) if logged_counts else counted
     model = take_text(row, "provided_model_name", "row") or None
     request = {
         **{key: unpacked_or_text(parameters, key, "model_parameters") for key in CONSTRAINTS},

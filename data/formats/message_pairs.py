@@ -17,6 +17,7 @@ from typing import Any
 from outrider.data.exchange import Exchange, Place, Record, Reject
 from outrider.data.files.rows import Sample
 from outrider.data.formats.cache_hits import check_generated
+from outrider.data.formats.cut_texts import check_whole
 from outrider.data.formats.finish_reasons import end_by_limit
 from outrider.data.formats.message_parts import openai_messages
 from outrider.data.formats.message_sides import (
@@ -46,6 +47,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
     if sides is None:
         if _has_failed(row):
             raise Reject("error_response", "the call failed")
+        check_whole(row, "row")
         raise Reject("incomplete_pair", "no messages, or no answer with the assistant's role")
     return outcomes(row, sides, record.place)
 

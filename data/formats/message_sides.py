@@ -34,6 +34,9 @@ DEEPEST = 6
 _NUMBERED = re.compile(r"(.+?)\.(\d+)\.(.+)")
 """A flattened key: `llm.input_messages.0.message.role`, `gen_ai.prompt.0.content`."""
 
+_ROLE = re.compile(r"""["']role["']""")
+"""The key of a message in JSON, or as Python writes it."""
+
 ANSWERS = {
     *("output", "response", "completion", "output_text", "response_text"),
     "response.text",  # Vercel's `ai.response.text`
@@ -43,6 +46,9 @@ ANSWERS = {
 
 THOUGHTS = {"reasoning", "reasoning_content", "response.reasoning"}
 """Names of the reasoning next to an answer's text."""
+
+WRAPPED_ANSWERS = frozenset({"completion", "reasoning", "tool_calls"})
+"""Keys of an object that is written as an answer's text: OpenRouter's `gen_ai.completion`."""
 
 SWITCHES = frozenset({"on", "off", "auto", "low", "medium", "high", "enabled", "disabled"})
 """Values of the same names that switch reasoning on."""
@@ -170,7 +176,7 @@ Logged = tuple[dict[str, Any], Any]
 
 def _messages(value: Any) -> list[Logged] | None:
     """Returns the messages in a list, or the assistant's message that a value is."""
-    if isinstance(value, str) and value[:200].lstrip()[:1] in ("[", "{") and '"role"' in value:
+    if isinstance(value, str) and value[:200].lstrip()[:1] in ("[", "{") and _ROLE.search(value):
         value = _decoded(value)
     if isinstance(value, dict):
         message = _message(value)
@@ -249,8 +255,14 @@ def _choice(message: dict[str, Any], end: Any) -> dict[str, Any]:
 
 def _is_answers_name(ends: set[str], holder: dict[str, Any]) -> bool:
     """Whether a text's path is that of an answer; `answer` alone may be a data set's solution."""
-    is_counted = "answer" in ends and not set(map(normal_name, holder)).isdisjoint(COUNTS)
-    return bool(ends & ANSWERS) or is_counted
+    is_models = not set(map(normal_name, holder)).isdisjoint({*COUNTS, *THOUGHTS})
+    return bool(ends & ANSWERS) or ("answer" in ends and is_models)
+
+
+def _has_answer_inside(text: str) -> bool:
+    """Whether a text is an object that has the answer, which is among the row's values, too."""
+    inner = object_of(text) if text.startswith('{"') else None
+    return inner is not None and "completion" in inner and inner.keys() <= WRAPPED_ANSWERS
 
 
 def _answer_text(row: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -260,7 +272,7 @@ def _answer_text(row: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[s
     for path, value, holders in _values(row):
         if isinstance(value, list) and len(value) == 1:  # agentgateway's `gen_ai.completion`
             (value,) = value
-        if not isinstance(value, str) or not value:
+        if not isinstance(value, str) or not value or _has_answer_inside(value):
             continue
         ends = {path.rpartition(".")[2], ".".join(path.split(".")[-2:])}
         if _is_answers_name(ends, holders[-1]) and "content" not in answer:

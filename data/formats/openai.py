@@ -33,6 +33,7 @@ one request (`prompt_not_messages`) are rejected.
 from typing import Any
 
 from outrider.data.exchange import Exchange, Place, Reject
+from outrider.data.files.python_text import OBJECT
 from outrider.data.files.rows import decode, kind_of, parse_row
 from outrider.data.formats.cut_texts import check_whole
 from outrider.data.formats.fields import (
@@ -80,7 +81,7 @@ def body(row: dict[str, Any], key: str) -> dict[str, Any] | None:
         return value
     if value in ("", []):
         return None
-    if isinstance(value, str) and value.lstrip().startswith("{"):
+    if isinstance(value, str) and OBJECT.match(value):
         return parse_row(value.encode("utf-8", "surrogatepass"))
     if isinstance(value, str) and value.lstrip().startswith("["):
         value = decode(value.encode("utf-8", "surrogatepass"))
@@ -153,7 +154,7 @@ def _exchanges(
         "response_id": _id_of(response),
         "log_id": log_id,
         "session": _text_of(metadata, "session_id") or session,
-        "user": _text_of(request, "user") or user,
+        "user": _text_of(request, "user") or _text_of(request, "safety_identifier") or user,
         "tenant": _text_of(metadata, "tenant") or tenant,
         "route": _text_of(metadata, "route") or route,
         "time": first(time, take_time(response, "created")),

@@ -22,7 +22,7 @@ from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.files.rows import Sample
 from outrider.data.formats import message_pairs
 from outrider.data.formats.cache_hits import check_generated
-from outrider.data.formats.cut_texts import check_stored, check_whole
+from outrider.data.formats.cut_texts import check_complete, check_stored, check_whole
 from outrider.data.formats.embedded import object_of
 from outrider.data.formats.fields import first, unpacked
 from outrider.data.formats.message_sides import message_sides, sent_parameters
@@ -67,6 +67,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
         request = body({"request": unpacked({"request": asked}, "request", "row")}, "request")
     if request is None or response is None:
         check_stored(row)
+        check_complete(row)
         if request is None and response is None and row.keys().isdisjoint(SIDES):
             raise Reject("not_a_generation", "a row with neither request nor response")
         raise Reject("incomplete_pair", f"no {'request' if request is None else 'response'}")

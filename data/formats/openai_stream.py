@@ -15,11 +15,18 @@ from outrider.data.exchange import Reject
 from outrider.data.files.rows import parse_row
 from outrider.data.formats.fields import first, take, take_count, take_ids
 from outrider.data.formats.finish_reasons import ENDS, normal_name
+from outrider.data.formats.other_rows import LOG_CHATS
 
 DATA = "data:"
 
 STOPS = ("stop_reason", "matched_stop")
 """What ended a choice: vLLM, SGLang. Null is the EOS token in vLLM."""
+
+
+RUNPOD = (
+    "RunPod's own API, whose choices have tokens and no finish_reason: send the requests to the"
+    " worker's OpenAI route, /openai/v1, and log these"
+)
 
 
 def chunks_of_sse(text: str) -> list[dict[str, Any]]:
@@ -108,9 +115,11 @@ def _check_one_stream(chunks: list[dict[str, Any]], has_choices: bool) -> None:
         raise Reject("ambiguous_id", "chunks of several streams, as of a retried request")
     if has_choices:
         return
-    # The Responses API and Anthropic name the type of each event.
-    if any("choices" not in chunk and isinstance(chunk.get("type"), str) for chunk in chunks):
-        raise Reject("not_a_generation", "events of another API")
+    # The Responses API and Anthropic name the type of each event; TGI's `/generate_stream` has a
+    # token in each.
+    others = (chunk for chunk in chunks if "choices" not in chunk)
+    if any(isinstance(chunk.get("type"), str) or "token" in chunk for chunk in others):
+        raise Reject("not_a_generation", f"events of another API; {LOG_CHATS}")
     raise Reject("stream_cut", "no chunk has a choice")
 
 
@@ -126,6 +135,8 @@ def _drop_incomplete_ids(response: dict[str, Any]) -> None:
 
 def _add(choice: dict[str, Any], delta: dict[str, Any]) -> None:
     """Adds a chunk's delta to a choice."""
+    if "tokens" in delta and delta.keys().isdisjoint(("delta", "text")):
+        raise Reject("not_finished", RUNPOD)
     added = take(delta, "delta", dict, "choice") or {}
     if delta.get("text") is not None:  # a text completion
         added = {"text": delta["text"]}

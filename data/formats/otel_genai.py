@@ -57,6 +57,19 @@ _EVENT = re.compile(r"gen_ai\.(choice|(system|user|assistant|tool)\.message)")
 
 ADK_REQUEST = "gcp.vertex.agent.llm_request"
 
+OF_CALL = tuple(
+    f"gen_ai.{part}"
+    for part in (
+        *("request.", "response.", "usage.", "input.", "output.", "operation."),
+        *("latency.", "prompt", "completion"),
+    )
+)
+"""How attributes begin that only a call's span has; others name a provider or an agent, as those
+of OpenRouter's attempts."""
+
+COLUMNS = frozenset({"input", "output"})
+"""Columns of a table of spans that have the messages."""
+
 OF_ENGINE = "gen_ai.latency."
 """How attributes begin that vLLM itself writes (vllm/tracing/utils.py)."""
 
@@ -67,6 +80,10 @@ NO_TEXTS = (
 NO_MESSAGES = (
     "the span has no messages; use instrumentation that follows conventions 1.37 or newer"
     " (OTEL_SEMCONV_STABILITY_OPT_IN=gen_ai_latest_experimental)"
+)
+APART = (
+    "each message is a record of its own, without the request's sampling; use instrumentation that"
+    " writes them together (OTEL_SEMCONV_STABILITY_OPT_IN=gen_ai_latest_experimental)"
 )
 
 NAMES = {
@@ -110,11 +127,11 @@ def _outcomes(span: dict[str, Any], place: Place) -> list[Exchange | Reject]:
             "a text_completion span does not show whether a chat template was applied",
         )
     is_call = operation in ("chat", "generate_content", None)  # some instrumentations omit it
-    found = _other_messages(span, logged) if is_call else None
+    row, found = _other_messages(span, logged) if is_call else (span, None)
     if found is not None:
-        check_call(logged)
+        check_call(row)
         return message_pairs.outcomes(
-            row={**logged, **_of_events(span)},
+            row=row,
             sides=found,
             place=place,
             **_times(span),
@@ -126,7 +143,7 @@ def _outcomes(span: dict[str, Any], place: Place) -> list[Exchange | Reject]:
             "content_not_logged",
             "Google ADK's spans have Gemini's messages; log the endpoint's /v1/chat/completions",
         )
-    if not is_call or not any(key.startswith("gen_ai.") for key in logged):
+    if not is_call or not any(key.startswith(OF_CALL) for key in logged):
         return _of_body(span, place)
     check_generated(logged)
     if logged.get("error.type"):
@@ -165,11 +182,28 @@ def _outcomes(span: dict[str, Any], place: Place) -> list[Exchange | Reject]:
     return exchanges(request, response, place, log_id=_span_id(span), **_times(span), **names)
 
 
-def _other_messages(span: dict[str, Any], logged: dict[str, Any]) -> MessageSides | None:
-    """Returns messages under names of conventions before 1.37, or of other conventions."""
+def _is_message_alone(record: dict[str, Any]) -> bool:
+    """Whether a log record is the event of one message (conventions 1.28 to 1.36)."""
+    where = find(record, "event_name")
+    name = where.holder[where.key] if where else attributes_of(record).get("event.name")
+    return _EVENT.fullmatch(str(name)) is not None
+
+
+def _other_messages(
+    span: dict[str, Any], logged: dict[str, Any]
+) -> tuple[dict[str, Any], MessageSides | None]:
+    """Returns messages under names of conventions before 1.37, or of other conventions.
+
+    Laminar's table has the messages next to the attributes. The first value is what holds them.
+    """
     if any(logged.get(f"gen_ai.{side}.messages") is not None for side in ("input", "output")):
-        return None
-    return message_sides({**logged, **_of_events(span)})
+        return span, None
+    row = {**logged, **_of_events(span)}
+    found = message_sides(row)
+    if found is None and not span.keys().isdisjoint(COLUMNS):
+        row = {**span, **row}
+        found = message_sides(row)
+    return row, found
 
 
 def _of_events(span: dict[str, Any]) -> dict[str, Any]:
@@ -197,6 +231,8 @@ def _of_events(span: dict[str, Any]) -> dict[str, Any]:
 
 def _of_body(record: dict[str, Any], place: Place) -> list[Exchange | Reject]:
     """Returns the exchange that an application logged as the body of a log record."""
+    if _is_message_alone(record):
+        raise Reject("content_not_logged", APART)
     row = object_of(plain_value(record.get("body")))
     if row is None or None in sides(unwrapped(row)):
         raise Reject("not_a_generation")

@@ -13,6 +13,7 @@ import re
 from typing import Any
 
 from outrider.data.exchange import Reject
+from outrider.data.formats.row_fields import find
 
 STATUSES = (
     *("status_code", "response_status_code", "response_status", "response_code"),
@@ -51,6 +52,18 @@ PATHS = ("path", "url", "uri", "endpoint", "request_path", "request_url", "route
 
 GENERATING = re.compile(r"(completions?|invocations|generate|chat|predict)/?$")
 """Ends of the paths of endpoints that may generate text."""
+
+LOG_PAYLOADS = (
+    "Kong's statistics, without texts: set logging.log_payloads: true in the plugin ai-proxy or"
+    " ai-proxy-advanced"
+)
+
+STATISTICS = {
+    path: LOG_PAYLOADS
+    for path in ("ai.proxy.usage", "ai.ai-proxy.usage", "ai.ai-proxy-advanced.usage")
+}
+"""Paths of what a gateway logs about a call, next to which the bodies are missing, and the option
+that logs them."""
 
 _PROXY_TEXT = re.compile(
     r"\s*<|\s*(upstream |no healthy upstream|stream timeout|downstream duration timeout|"
@@ -105,6 +118,10 @@ def _check_failure(row: dict[str, Any], answer: dict[str, Any]) -> None:
 
 def _check_api(row: dict[str, Any], request: dict[str, Any], answer: dict[str, Any]) -> None:
     """Raises a `Reject` if a row without choices belongs to another API."""
+    for counted, remedy in STATISTICS.items():
+        where = find(row, counted)
+        if where and "payload" not in where.holder:
+            raise Reject("content_not_logged", remedy)
     for path in (side.get(key) for side in (row, request) for key in PATHS):
         if not isinstance(path, str) or "/" not in path:
             continue

@@ -12,12 +12,18 @@ LAYOUTS = (
     ("manifest.schema.columns", "result.data_array"),
     ("result_set_meta_data.row_type", "data"),
     ("schema.fields", "rows"),
+    ("result_set.result_set_metadata.column_info", "result_set.rows"),
+    ("column_metadata", "records"),
     ("meta", "data"),
     ("columns", "rows"),
     ("columns", "data"),
 )
 """Paths of the columns and of the rows: Databricks' statements, Snowflake's SQL API, BigQuery's
-jobs, ClickHouse's JSONCompact, Azure Monitor and Elasticsearch's SQL, Trino and pandas' `split`."""
+jobs, Athena, Redshift's and RDS' Data API, ClickHouse's JSONCompact, Azure Monitor and
+Elasticsearch's SQL, Trino and pandas' `split`."""
+
+PAIRS = "results"
+"""Path of rows that are lists of a field and a value: CloudWatch Logs Insights."""
 
 
 def rows_of(document: dict[str, Any]) -> list[dict[str, Any]] | None:
@@ -27,12 +33,42 @@ def rows_of(document: dict[str, Any]) -> list[dict[str, Any]] | None:
         columns = _list_at(document, columns_path) if rows else None
         if not rows or not columns:
             continue
-        logged = [column.get("name") if isinstance(column, dict) else column for column in columns]
+        logged = [_name_of(column) if isinstance(column, dict) else column for column in columns]
         names = [name for name in logged if isinstance(name, str)]
         cells = [row for row in map(_cells, rows) if row is not None and len(row) == len(names)]
         if len(names) == len(columns) and len(cells) == len(rows):
-            return [dict(zip(names, row, strict=True)) for row in cells]
-    return None
+            # Athena's first page begins with the names.
+            return [dict(zip(names, row, strict=True)) for row in cells if row != names]
+    by_column = _of_columns(document)
+    if by_column:
+        return by_column
+    pairs = [_of_pairs(row) for row in _list_at(document, PAIRS) or []]
+    filled = [row for row in pairs if row]
+    return filled if filled and len(filled) == len(pairs) else None
+
+
+def _of_columns(document: dict[str, Any]) -> list[dict[str, Any]] | None:
+    """Returns the rows of columns that are objects with numbers as keys: pandas' `to_json`."""
+    columns = list(document.values())
+    if len(columns) < 2 or not all(isinstance(column, dict) and column for column in columns):
+        return None
+    index = [str(number) for number in range(len(columns[0]))]
+    if any(list(column) != index for column in columns):
+        return None
+    return [{name: column[at] for name, column in document.items()} for at in index]
+
+
+def _name_of(column: dict[str, Any]) -> Any:
+    return column.get("name", column.get("Name"))
+
+
+def _of_pairs(row: Any) -> dict[str, Any] | None:
+    """Returns `[{"field": "@message", "value": "..."}]` as an object."""
+    if not isinstance(row, list) or not all(isinstance(pair, dict) for pair in row):
+        return None
+    if not all(isinstance(pair.get("field"), str) and "value" in pair for pair in row):
+        return None
+    return {pair["field"]: pair["value"] for pair in row}
 
 
 def _list_at(document: dict[str, Any], path: str) -> list[Any] | None:
@@ -45,7 +81,21 @@ def _list_at(document: dict[str, Any], path: str) -> list[Any] | None:
 
 
 def _cells(row: Any) -> list[Any] | None:
-    """Returns a row's values; BigQuery has `{"f": [{"v": value}, ...]}`."""
-    if isinstance(row, dict) and row.keys() == {"f"} and isinstance(row["f"], list):
-        return [cell.get("v") if isinstance(cell, dict) else cell for cell in row["f"]]
-    return row if isinstance(row, list) else None
+    """Returns a row's values.
+
+    BigQuery has `{"f": [{"v": value}]}`, Athena `{"Data": [{"VarCharValue": value}]}`, and the Data
+    API `[{"stringValue": value}]`.
+    """
+    if isinstance(row, dict) and len(row) == 1:
+        (row,) = row.values()
+    return [_plain(cell) for cell in row] if isinstance(row, list) else None
+
+
+def _plain(cell: Any) -> Any:
+    """Returns a cell's value without its type; an empty object is null."""
+    if not isinstance(cell, dict) or len(cell) > 1:
+        return cell
+    key, value = next(iter(cell.items()), ("isNull", True))
+    if normal_name(key) == "is_null":
+        return None
+    return value if key == "v" or normal_name(key).endswith("_value") else cell

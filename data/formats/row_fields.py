@@ -63,7 +63,8 @@ FIELDS = {
         *("realtime_timestamp", "source_realtime_timestamp", "time_unix_nano"),
         *("observed_time_unix_nano", "asctime", "datetime_utc"),
         *("received_at", "requested_at", "request_at", "arrival_time", "request_start_time"),
-        *("log_time", "occurred_at", "inserted_at"),
+        *("log_time", "occurred_at", "inserted_at", "time_stamp"),
+        "approximate_arrival_timestamp",  # Kinesis
         # WireMock; Charles; AIPerf
         *("request.logged_date", "times.start", "metadata.request_start_ns"),
     ),
@@ -102,7 +103,10 @@ HEADERS = {
 }
 """Names of a request's headers that have a field which the row lacks."""
 
-HEADER_HOLDERS = ("headers", "request_headers", "request.headers", "http.request.headers")
+HEADER_HOLDERS = (
+    *("headers", "request_headers", "request.headers", "http.request.headers"),
+    "provider_request.meta",  # Helicone's logger for other clients
+)
 
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 TYPED = frozenset({"S", "N", "$oid", "$numberLong", "$numberInt"})

@@ -124,7 +124,7 @@ def _named(holder: dict[str, Any], name: str) -> Any:
 
 def _plain_attributes(holder: dict[str, Any], key: str) -> dict[str, Any]:
     value = holder[key]
-    is_pairs = isinstance(value, list) and not all(isinstance(item, tuple) for item in value)
+    is_pairs = isinstance(value, list)
     if normal_name(key) == "tags" and (is_pairs or not isinstance(value, dict)):
         return _of_pairs(value) if isinstance(value, list) and _are_pairs(value) else {}
     return _of_pairs(value) if is_pairs else mapping(holder, key, "span")

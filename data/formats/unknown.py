@@ -16,13 +16,19 @@ from outrider.data.exchange import Reject
 from outrider.data.files.packing import DOCUMENTS
 from outrider.data.files.rows import Sample, decode
 from outrider.data.formats.embedded import object_of
+from outrider.data.formats.known_rows import (
+    CHAT_EXPORT,
+    GATEWAY,
+    RENAME,
+    SHAPES,
+    WRITE_MESSAGES,
+)
 from outrider.data.formats.row_fields import normal_name
 from outrider.data.formats.wrappers import is_chat_export
 
 SHOWN_KEYS = 8
 """Maximum number of keys in a description."""
 
-GATEWAY = "put a gateway that logs request and response in front of the endpoint"
 EXPORT = "export it as JSON lines or Parquet"
 EXPORT_CELLS = "export it as CSV or JSON lines"
 
@@ -63,132 +69,6 @@ MAGIC: tuple[tuple[bytes, str, str], ...] = (
 )
 """First bytes of other files, and what to do with them."""
 
-RENAME = (
-    "ShareGPT's conversations/from/value: rename them to messages/role/content, human to user, and"
-    " gpt to assistant, and make system the first message"
-)
-WRITE_MESSAGES = (
-    'write each row as {"messages": [{"role": "user", "content": "..."}, {"role": "assistant",'
-    ' "content": "..."}]}'
-)
-
-SIDES_OR_MESSAGES = (
-    "if they are the API's request and response, rename them to request and response; if they are"
-    f" texts, {WRITE_MESSAGES}"
-)
-
-CHAT_EXPORT = (
-    "conversations as a chat interface shows them, without the requests (system prompt, sampling):"
-    " log the endpoint's /v1/chat/completions"
-)
-AZURE = (
-    "Azure's LLM log, which cuts messages into rows and has no sampling parameters: log whole"
-    " request and response bodies, for instance with log-to-eventhub"
-)
-
-SHAPES: tuple[tuple[frozenset[str], str], ...] = (
-    (frozenset({"chosen", "rejected"}), "preference data, which the target has not generated"),
-    (
-        frozenset({"doc", "resps"}),
-        "samples of an evaluation, whose prompts are not traffic: log the endpoint's requests",
-    ),
-    (
-        frozenset({"input_lens", "output_lens"}),
-        "a benchmark's result, whose prompts are not traffic: log the endpoint's requests",
-    ),
-    (
-        frozenset({"benchmarks", "args"}),
-        "a benchmark's result, whose prompts are not traffic: log the endpoint's requests",
-    ),
-    (frozenset({"prompt", "llm_response"}), WRITE_MESSAGES),
-    (frozenset({"instruction", "output"}), f"Alpaca's fields: {WRITE_MESSAGES}"),
-    *(
-        (
-            frozenset({asked, "generation"}),
-            f"generations without the messages that were sent: {WRITE_MESSAGES}",
-        )
-        for asked in ("problem", "question", "instruction", "prompt")  # NeMo-Skills, distilabel
-    ),
-    (frozenset({"question", "answer"}), WRITE_MESSAGES),
-    (frozenset({"prompt", "completion"}), WRITE_MESSAGES),
-    (frozenset({"prompt", "response"}), WRITE_MESSAGES),
-    (
-        frozenset({"contents", "candidates"}),
-        "Gemini's API: log the endpoint's /v1/chat/completions",
-    ),
-    (
-        frozenset({"id", "timestamp", "type", "body"}),
-        "Langfuse's raw events, which hold an observation in pieces: export the observations",
-    ),
-    (
-        frozenset({"completion_id", "sequence", "role"}),
-        "New Relic's messages, each in an event of its own, without sampling parameters: log the"
-        " endpoint's /v1/chat/completions",
-    ),
-    (
-        frozenset({"type", "model_identifier", "input"}),
-        "LM Studio's stream of prompts and outputs, without sampling parameters: log the"
-        " endpoint's /v1/chat/completions",
-    ),
-    (
-        frozenset({"http_streamed_trace_segment"}),
-        "Envoy's streamed taps, which cut bodies into pieces: set streaming: false in the tap",
-    ),
-    (
-        frozenset({"schema_type", "model_id", "input", "output"}),
-        "Bedrock's invocation log: write openai_pairs, {request, response}, from inputBodyJson and"
-        " outputBodyJson",
-    ),
-    (
-        frozenset({"run_type", "inputs", "outputs"}),
-        "LangSmith runs: write openai_pairs, {request, response}, from inputs and outputs",
-    ),
-    (
-        frozenset({"span_kind", "attributes"}),
-        "OpenInference spans whose input.value and output.value are not the request and response:"
-        " instrument the OpenAI client",
-    ),
-    (frozenset({"trace_id", "value"}), "Langfuse scores: export the observations"),
-    (
-        frozenset({"request_body", "response_body", "gateway"}),
-        "Cloudflare's encrypted bodies: decrypt them as its Logpush guide describes, and write the"
-        " objects under the same keys",
-    ),
-    (
-        frozenset({"tokens_in", "tokens_out"}),
-        "Cloudflare's list of logs, which has no bodies: get the request and response of each id,"
-        " or use Logpush",
-    ),
-    (frozenset({"category", "correlation_id", "properties"}), AZURE),
-    (frozenset({"request_messages", "response_messages", "sequence_number"}), AZURE),
-    (
-        frozenset({"inputs", "generated_text"}),
-        "TGI's /generate: log the endpoint's /v1/chat/completions",
-    ),
-    (
-        frozenset({"model", "message", "done"}),
-        "Ollama's responses without their requests: log the endpoint's /v1/chat/completions",
-    ),
-    (
-        frozenset({"message_tree_id", "role", "text"}),
-        "OASST's trees (message_tree_id), which people wrote: they are not the target's traffic",
-    ),
-    (
-        frozenset({"query", "answer", "conversation_id"}),
-        "Dify's query and answer, without the prompt that its app builds: log the endpoint's"
-        " /v1/chat/completions",
-    ),
-    (frozenset({"message_id", "is_created_by_user"}), CHAT_EXPORT),  # LibreChat
-    (
-        frozenset({"workflow_data", "finished"}),
-        "n8n's executions: log the endpoint's /v1/chat/completions",
-    ),
-    (frozenset({"input", "output"}), SIDES_OR_MESSAGES),
-    (frozenset({"inputs", "outputs"}), SIDES_OR_MESSAGES),
-)
-"""Names (row_fields.py) of known rows that are not read, and the way to a format that is; the first
-match counts."""
-
 TEXT_LOGS: tuple[tuple[re.Pattern[bytes], str], ...] = (
     (re.compile(rb"^(srv|slot|main|que) +\w+:|llama_", re.MULTILINE), "llama.cpp's log"),
     (re.compile(rb"^\[GIN\] ", re.MULTILINE), "Ollama's log"),
@@ -198,6 +78,14 @@ TEXT_LOGS: tuple[tuple[re.Pattern[bytes], str], ...] = (
 )
 """Logs of servers that have no texts of requests."""
 
+REQUEST_LOG = (
+    "responses without their requests: start vLLM with its request log, --enable-log-requests,"
+    " --enable-log-outputs and VLLM_LOGGING_LEVEL=DEBUG"
+)
+WITH_CALLBACK = (
+    "which has requests and responses in pieces, in Python's and curl's syntax: use a callback of"
+    " LiteLLM to files, S3, GCS or Azure"
+)
 EXECUTION_LOG = (
     "which cuts bodies after 1,024 bytes: log request and response where they are whole, in the"
     " integration or a gateway"
@@ -208,7 +96,17 @@ CONVERT_YAML = (
     " print(json.dumps(yaml.safe_load(sys.stdin)))' < FILE > log.json`"
 )
 
+LITELLM_DEBUG = re.compile(rb"^[^{\n]{0,60}\bLiteLLM(?: \w+)?:DEBUG\b", re.MULTILINE)
+SEARCHED = 2**16
+"""Bytes of a file's beginning in which a line of such a log is looked for."""
+
 TEXTS: tuple[tuple[re.Pattern[bytes], str, str], ...] = (
+    (re.compile(rb"\] response_body=\{", re.MULTILINE), "vLLM's API log", REQUEST_LOG),
+    (
+        re.compile(rb"^\[\d+\] \S+: \[\[?\d+\.\d+, .*\"=>", re.MULTILINE),
+        "records as Fluent Bit prints them",
+        "set the output's format to json_lines",
+    ),
     (
         re.compile(rb"\((?:[\w-]+)\) (?:Method request|Endpoint response) body ", re.MULTILINE),
         "API Gateway's execution log",
@@ -228,6 +126,11 @@ TEXTS: tuple[tuple[re.Pattern[bytes], str, str], ...] = (
     ),
 )
 """Texts with the content of requests that are not read, and the way to files that are."""
+
+_DOCKER_LOCAL = re.compile(rb"\0[\0-\xff]{3}\x0a\x06std(?:out|err)\x10")
+"""A record's size, its stream and its time (moby, api/types/plugins/logdriver/entry.proto)."""
+
+DOCKER_LOGS = "give the output of `docker logs CONTAINER > log.txt`"
 
 _MITMPROXY = re.compile(rb"\d+:\d+:\w+;")
 """First bytes of mitmproxy's flows: tnetstrings."""
@@ -312,6 +215,8 @@ def _of_bytes(sample: Sample) -> Description:
     if sample.archive:
         what = f"a {sample.archive} archive without files, or in an archive"
         return Description(what, "unpack it and give the folder")
+    if _DOCKER_LOCAL.match(head):
+        return Description("a file of Docker's local log driver", DOCKER_LOGS)
     if _MITMPROXY.match(head):
         return Description(
             "flows of mitmproxy", "save them as HAR, with mitmproxy's option hardump"
@@ -323,6 +228,8 @@ def _of_bytes(sample: Sample) -> Description:
 
 
 def _of_capture(head: bytes) -> Description:
+    if LITELLM_DEBUG.search(head, 0, SEARCHED):
+        return Description("LiteLLM's debug log", WITH_CALLBACK)
     if _GOREPLAY.match(head):
         return Description("GoReplay's capture", GATEWAY)
     if _NO_HEADER.match(head):
@@ -331,8 +238,12 @@ def _of_capture(head: bytes) -> Description:
 
 
 def is_capture(sample: Sample) -> bool:
-    """Whether objects are in HTTP messages (GoReplay), a database's dump or unnamed columns."""
-    return any(begin.match(sample.stored) for begin in (_GOREPLAY, _DUMP, _NO_HEADER))
+    """Whether objects are in HTTP messages (GoReplay), a database's dump or unnamed columns.
+
+    LiteLLM's debug log has whole responses in their own lines, and other rows around them.
+    """
+    is_dump = any(begin.match(sample.stored) for begin in (_GOREPLAY, _DUMP, _NO_HEADER))
+    return is_dump or LITELLM_DEBUG.search(sample.stored, 0, SEARCHED) is not None
 
 
 def _of_text(head: bytes) -> Description:
@@ -375,13 +286,9 @@ def _way(row: dict[str, Any], formats: Mapping[str, Any]) -> str:
     members = [row, *_members(row)]
     # The two sides of a call may be apart.
     together = {key: value for member in reversed(members) for key, value in member.items()}
-    ways = (_way_of_shape(member) for member in [*members, together])
-    return next((way for way in ways if way), None) or _nearest(row)
-
-
-def _way_of_shape(row: dict[str, Any]) -> str | None:
-    names = set(map(normal_name, row))
-    return next((way for keys, way in SHAPES if names >= keys), None)
+    names = [set(map(normal_name, member)) for member in [*members, together]]
+    ways = (way for keys, way in SHAPES if any(named >= keys for named in names))
+    return next(ways, None) or _nearest(row)
 
 
 def _members(row: dict[str, Any]) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from outrider.data.exchange import Reject
 from outrider.data.files.record_lines import lines_in
 from outrider.data.files.rows import Row, parse_row
-from outrider.data.formats.cut_texts import is_stored
+from outrider.data.formats.cut_texts import is_cut, is_stored
 from outrider.data.formats.embedded import json_of, object_of, plain_text
 from outrider.data.formats.fields import first
 from outrider.data.formats.message_sides import message_sides
@@ -92,17 +92,20 @@ SPAN_KINDS = (
     *("attributes.mlflow.spanType", "attributes.openinference.span.kind", "span_kind"),
     "attributes.span_kind",
     *("openinference.span.kind", "traceloop.span.kind", "attributes.traceloop.span.kind"),
-    *("run_type", "span_attributes.type", "meta.kind", "meta.span.kind", "type", "object"),
+    *("run_type", "span_type", "span_attributes.type", "meta.kind", "meta.span.kind"),
+    *("type", "object"),
 )
 OTHER_KINDS = frozenset(
     {
         *("CHAIN", "AGENT", "TOOL", "RETRIEVER", "RERANKER", "EMBEDDING", "GUARDRAIL"),
         *("EVALUATOR", "PROMPT", "PARSER", "MEMORY", "WORKFLOW", "TASK", "RETRIEVAL", "RAG"),
         *("FUNCTION", "SCORE", "EVAL", "GENERAL", "SPAN", "COMPONENT", "MODULE", "THREAD", "TRACE"),
+        "DEFAULT",
     }
 )
 """Kinds of spans around calls, whose inputs and outputs they may repeat: OpenInference, MLflow,
-OpenLLMetry, LangSmith, Braintrust, Datadog, Opik, LangWatch, Lunary, OpenAI's Agents SDK."""
+OpenLLMetry, LangSmith, Braintrust, Datadog, Opik, LangWatch, Lunary, OpenAI's Agents SDK, Laminar
+(`DEFAULT`)."""
 
 OBSERVATIONS = frozenset(
     {
@@ -162,6 +165,7 @@ def unwrapped(row: dict[str, Any]) -> dict[str, Any]:
         return row
     outer = _inherited(row)
     outer |= {key: row[key] for key in ERROR_KEYS & row.keys() if row[key]}
+    outer |= {key: value for key, value in row.items() if is_cut(value)}
     if "request_id" in row:
         outer["request_id"] = row["request_id"]  # joins the halves of an exchange
     return {**outer, **inner}

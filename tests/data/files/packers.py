@@ -9,6 +9,7 @@ import lzma
 import sys
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Callable
 
 if sys.version_info >= (3, 14):
@@ -144,6 +145,7 @@ CODECS = {
     "bzip2": bz2.compress,
     "bzip2 streams": in_halves(bz2.compress),
     "xz": lzma.compress,
+    "zlib": zlib.compress,
     "xz streams": in_halves(lzma.compress),
     "gzip twice": lambda content: gzip.compress(gzip.compress(content)),
 }

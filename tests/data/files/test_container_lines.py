@@ -81,6 +81,35 @@ def test_compose_writes_the_service_first():
     ]
 
 
+@pytest.mark.parametrize("labels", ["{}", '{app="gateway"}', '{app="a}b", pod="g\\"w-0"}'])
+@pytest.mark.parametrize("line", [b'{"a": 1}', b"INFO 07-01 10:00:00 [x.py:1] Received request a"])
+def test_logcli_writes_labels_after_the_time(labels, line):
+    before = STAMP + labels.encode() + b" "
+    after = b"" if line.startswith(b"{") else STAMP
+    assert read(before + line) == [(1, after + line)]
+    assert read(STAMP + b"{}") == [(1, b"{}")]
+
+
+def test_fluent_bit_writes_tag_and_time_before_a_record():
+    line = b'kube.var.log: [1782900000.250000000, {"log":"a ]", "stream":"stdout"}]'
+    ((_, record),) = read(line)
+    assert json.loads(record) == {"date": 1782900000.25, "log": "a ]", "stream": "stdout"}
+
+
+def test_entries_that_cloud_logging_has_split_are_joined():
+    def entry(uid, index, text):
+        split = {"uid": uid, "index": index, "totalSplits": 2}
+        return json.dumps({"textPayload": text, "timestamp": TIME, "split": split}).encode()
+
+    pieces = [
+        entry("a", 0, '{"a": '),
+        entry("b", 0, "INFO "),
+        entry("a", 1, "1}"),
+        entry("b", 1, "x"),
+    ]
+    assert read(b"\n".join(pieces)) == [(1, b'{"a": 1}'), (2, STAMP + b"INFO x")]
+
+
 BEFORE_OBJECTS = [
     "2026-07-01T10:00:00+00:00\tgateway.r1\t",  # Fluentd's out_file
     "2026-07-01 10:00:00.000000000 +0000 gateway.r1: ",  # Fluentd's stdout
@@ -100,7 +129,9 @@ BEFORE_OBJECTS = [
 
 
 @pytest.mark.parametrize("before", BEFORE_OBJECTS)
-@pytest.mark.parametrize("row", [b'{"a": "} {", "b": [{}]}', b'{ "a": {"b": "INFO {"} } '])
+@pytest.mark.parametrize(
+    "row", [b'{"a": "} {", "b": [{}]}', b'{ "a": {"b": "INFO {"} } ', b"{'a': '} {', 'b': 1}"]
+)
 def test_a_short_text_before_an_object_is_removed(before, row):
     assert read(before.encode() + row) == [(1, row)]
 

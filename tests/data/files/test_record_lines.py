@@ -32,3 +32,11 @@ def test_values_that_are_nested_too_deeply_have_no_lines(levels: int) -> None:
     inner = json.dumps({"log": nested(levels)})
     (line,) = lines_in({"log": inner})
     assert line.text == inner
+
+
+def test_fields_and_values_of_cloudwatch_s_results_are_a_record() -> None:
+    record = {"@timestamp": "2026-07-01 10:00:00.250", "@message": LINE}
+    row = [{"field": name, "value": value} for name, value in record.items()]
+    document = {"results": [row, row], "status": "Complete"}
+    lines = [*lines_in(document)]
+    assert [(line.text, line.holders[-1]) for line in lines] == [(LINE, record)] * 2

@@ -33,6 +33,29 @@ DOCUMENTS = {
     "Elasticsearch": {"columns": COLUMNS, "rows": ROWS},
     "Trino": {"id": "q", "columns": COLUMNS, "data": ROWS, "stats": {}},
     "pandas": {"columns": NAMES, "index": [0, 1, 2], "data": ROWS},
+    "pandas by column": {
+        name: {str(number): row[at] for number, row in enumerate(ROWS)}
+        for at, name in enumerate(NAMES)
+    },
+    "Athena": {
+        "ResultSet": {
+            "Rows": [{"Data": [{"VarCharValue": cell} for cell in row]} for row in [NAMES, *ROWS]],
+            "ResultSetMetadata": {"ColumnInfo": [{"Name": name} for name in NAMES]},
+        }
+    },
+    "Redshift": {
+        "ColumnMetadata": COLUMNS,
+        "Records": [
+            [{"isNull": True} if cell is None else {"stringValue": cell} for cell in row]
+            for row in ROWS
+        ],
+    },
+    "CloudWatch": {
+        "results": [
+            [{"field": name, "value": cell} for name, cell in zip(NAMES, row, strict=True)]
+            for row in ROWS
+        ]
+    },
 }
 
 
@@ -56,6 +79,10 @@ def test_the_rows_of_any_result_are_read(tmp_path, name, indent):
         {"columns": NAMES, "rows": [dict(zip(NAMES, ROWS[0], strict=True))]},
         {"columns": [1, 2], "rows": [[1, 2]]},
         {"columns": "a", "rows": [["a"]]},
+        {"request": {"body": 1, "headers": 2}, "response": {"body": 3, "headers": 4}},
+        {"request": {"0": 1}, "response": {"0": 1, "1": 2}},
+        {"results": [[{"field": "a"}]]},
+        {"results": [{"field": "a", "value": 1}]},
     ],
 )
 def test_other_documents_are_no_results(document):

@@ -1,0 +1,148 @@
+"""Rows of known producers that are not read, and the shortest way to rows that are.
+
+A row is recognized by names of its keys (row_fields.py), in itself or in an object inside it.
+"""
+
+GATEWAY = "put a gateway that logs request and response in front of the endpoint"
+
+RENAME = (
+    "ShareGPT's conversations/from/value: rename them to messages/role/content, human to user, and"
+    " gpt to assistant, and make system the first message"
+)
+WRITE_MESSAGES = (
+    'write each row as {"messages": [{"role": "user", "content": "..."}, {"role": "assistant",'
+    ' "content": "..."}]}'
+)
+
+SIDES_OR_MESSAGES = (
+    "if they are the API's request and response, rename them to request and response; if they are"
+    f" texts, {WRITE_MESSAGES}"
+)
+
+CHAT_EXPORT = (
+    "conversations as a chat interface shows them, without the requests (system prompt, sampling):"
+    " log the endpoint's /v1/chat/completions"
+)
+AZURE = (
+    "Azure's LLM log, which cuts messages into rows and has no sampling parameters: log whole"
+    " request and response bodies, for instance with log-to-eventhub"
+)
+
+AZURE_OPENAI = (
+    "Azure OpenAI's diagnostic log, without texts: put a gateway in front that logs request and"
+    " response bodies, for instance API Management with log-to-eventhub"
+)
+
+SHAPES: tuple[tuple[frozenset[str], str], ...] = (
+    (frozenset({"chosen", "rejected"}), "preference data, which the target has not generated"),
+    (
+        frozenset({"doc", "resps"}),
+        "samples of an evaluation, whose prompts are not traffic: log the endpoint's requests",
+    ),
+    (
+        frozenset({"input_lens", "output_lens"}),
+        "a benchmark's result, whose prompts are not traffic: log the endpoint's requests",
+    ),
+    (
+        frozenset({"benchmarks", "args"}),
+        "a benchmark's result, whose prompts are not traffic: log the endpoint's requests",
+    ),
+    (frozenset({"prompt", "llm_response"}), WRITE_MESSAGES),
+    (frozenset({"instruction", "output"}), f"Alpaca's fields: {WRITE_MESSAGES}"),
+    *(
+        (
+            frozenset({asked, "generation"}),
+            f"generations without the messages that were sent: {WRITE_MESSAGES}",
+        )
+        for asked in ("problem", "question", "instruction", "prompt")  # NeMo-Skills, distilabel
+    ),
+    (frozenset({"question", "answer"}), WRITE_MESSAGES),
+    (frozenset({"prompt", "completion"}), WRITE_MESSAGES),
+    (frozenset({"prompt", "response"}), WRITE_MESSAGES),
+    (
+        frozenset({"contents", "candidates"}),
+        "Gemini's API: log the endpoint's /v1/chat/completions",
+    ),
+    (
+        frozenset({"id", "timestamp", "type", "body"}),
+        "Langfuse's raw events, which hold an observation in pieces: export the observations",
+    ),
+    (
+        frozenset({"completion_id", "sequence", "role"}),
+        "New Relic's messages, each in an event of its own, without sampling parameters: log the"
+        " endpoint's /v1/chat/completions",
+    ),
+    (
+        frozenset({"type", "model_identifier", "input"}),
+        "LM Studio's stream of prompts and outputs, without sampling parameters: log the"
+        " endpoint's /v1/chat/completions",
+    ),
+    (
+        frozenset({"http_streamed_trace_segment"}),
+        "Envoy's streamed taps, which cut bodies into pieces: set streaming: false in the tap",
+    ),
+    (
+        frozenset({"schema_type", "model_id", "input", "output"}),
+        "Bedrock's invocation log: write openai_pairs, {request, response}, from inputBodyJson and"
+        " outputBodyJson",
+    ),
+    (
+        frozenset({"run_type", "inputs", "outputs"}),
+        "LangSmith runs: write openai_pairs, {request, response}, from inputs and outputs",
+    ),
+    (
+        frozenset({"span_kind", "attributes"}),
+        "OpenInference spans whose input.value and output.value are not the request and response:"
+        " instrument the OpenAI client",
+    ),
+    (frozenset({"trace_id", "value"}), "Langfuse scores: export the observations"),
+    (
+        frozenset({"request_body", "response_body", "gateway"}),
+        "Cloudflare's encrypted bodies: decrypt them as its Logpush guide describes, and write the"
+        " objects under the same keys",
+    ),
+    (
+        frozenset({"tokens_in", "tokens_out"}),
+        "Cloudflare's list of logs, which has no bodies: get the request and response of each id,"
+        " or use Logpush",
+    ),
+    (frozenset({"request_length", "response_length", "api_name"}), AZURE_OPENAI),
+    (frozenset({"category", "correlation_id", "properties"}), AZURE),
+    (
+        frozenset({"text_payload", "split"}),
+        "entries that Cloud Logging has split: write one entry a line, the oldest first, for"
+        " example with `jq -c '.[]'`",
+    ),
+    (
+        frozenset({"request_parameters", "e2e_latency"}),
+        "SGLang's metrics of requests, without texts: start SGLang with --log-requests"
+        " --log-requests-level 3 --log-requests-format json",
+    ),
+    (frozenset({"request_messages", "response_messages", "sequence_number"}), AZURE),
+    (
+        frozenset({"inputs", "generated_text"}),
+        "TGI's /generate: log the endpoint's /v1/chat/completions",
+    ),
+    (
+        frozenset({"model", "message", "done"}),
+        "Ollama's responses without their requests: log the endpoint's /v1/chat/completions",
+    ),
+    (
+        frozenset({"message_tree_id", "role", "text"}),
+        "OASST's trees (message_tree_id), which people wrote: they are not the target's traffic",
+    ),
+    (
+        frozenset({"query", "answer", "conversation_id"}),
+        "Dify's query and answer, without the prompt that its app builds: log the endpoint's"
+        " /v1/chat/completions",
+    ),
+    (frozenset({"message_id", "is_created_by_user"}), CHAT_EXPORT),  # LibreChat
+    (
+        frozenset({"workflow_data", "finished"}),
+        "n8n's executions: log the endpoint's /v1/chat/completions",
+    ),
+    (frozenset({"input", "output"}), SIDES_OR_MESSAGES),
+    (frozenset({"inputs", "outputs"}), SIDES_OR_MESSAGES),
+)
+"""Names (row_fields.py) of known rows that are not read, and the way to a format that is; the first
+match counts."""
