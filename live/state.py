@@ -6,7 +6,7 @@
 | event | written before | facts |
 |---|---|---|
 | `adopt` | anything else | release, and the directory that the replicas were started with |
-| `erased` | replicas are swapped | replaced: releases and those without the sessions; sessions: digests |
+| `erased` | replicas are swapped | replaced: releases, those without the sessions; sessions |
 | `begin` | the first swap | new, old, mode: canary, in_place or rollback |
 | `share` | the router is set | percent |
 | `swap` | a replica's speculator is swapped | replica, release |

@@ -22,6 +22,8 @@ from tests.fuzzing import examples
         ("a%40b.c &commat; 1&nbsp;2", "a@b.c @ 1 2"),
         ("a (at) b [dot] c, d at e dot f", "a@b.c, d@e.f"),
         ("lo\u00advelace\u200b1\ufeff", "lovelace 1"),
+        ("ada\u200b@\u200bacme.\u200bcom two\u200bwords", "ada@acme.com two words"),
+        ("a%2540b%2Ec d&#x2e;e", "a@b.c d.e"),
         (r"\ud83d", " "),
         ("meet me at noon", "meet me at noon"),
     ],
