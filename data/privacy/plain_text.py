@@ -27,7 +27,7 @@ _ENCODED = re.compile(
     r"|(?P<invisible>[\u00ad\u0300-\u036f\u061c\u200c-\u200f\u202a-\u202e\u2060-\u2064"
     r"\u2066-\u2069\ufe00-\ufe0f\ufeff]+"
     # Pages let a long address break here. Elsewhere it separates words.
-    r"|\u200b+(?=[@.])|(?<=[@.])\u200b+)"
+    r"|(?<!\u200b)\u200b+(?=[@.])|(?<=[@.])\u200b+)"
 )
 _MEANINGS = {"tab": "\t", "line": "\n", "space": " ", "at": "@", "dot": ".", "invisible": ""}
 

@@ -32,6 +32,13 @@ def test_plain_forms(original, plain):
     assert PlainText(original).text == plain
 
 
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("repeated", ["\u200b", "\u200b.", " at ", " (", "%25", "&", "\\u"])
+def test_long_texts_take_linear_time(repeated: str) -> None:
+    """A search that starts again at every place would take an hour."""
+    PlainText(repeated * 300_000)
+
+
 ALPHABET = "ab1 @.\\u0031nt%40&nbsp;(at)dot\u00a0\u00ad\u2011\uff11\u200b电"
 
 
