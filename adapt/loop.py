@@ -37,7 +37,7 @@ from outrider.live.controller import controlled
 from outrider.live.endpoint_file import Endpoint
 from outrider.live.fleet import replicas_of
 from outrider.live.journal import Journal
-from outrider.live.releases import Releases, digest_of
+from outrider.live.releases import Releases
 from outrider.live.state import PROMOTED, read_state
 from outrider.pipeline.recipe.load import LoadedRecipe
 from outrider.pipeline.recipe.recipe import Recipe
@@ -307,7 +307,7 @@ class Adapter:
         with controlled(self.endpoint, self._say) as controller:
             serving = controller.recover().serving
             # A process killed between promotion and entry finds its bundle in use already.
-            if serving and controller.releases.get(serving).digest == digest_of(bundle):
+            if serving and controller.added(bundle).name == serving:
                 return PROMOTED
             return controller.deploy(bundle).outcome
 

@@ -72,6 +72,8 @@ def read_yaml(path: Path, noun: str = "a recipe") -> tuple[dict[str, Any], Origi
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         raise OutriderError(f"{path}{line}: not valid YAML: {error.problem}") from None
+    except yaml.YAMLError as error:  # a character that YAML does not have, such as NUL
+        raise OutriderError(f"{path}: not valid YAML: {error}") from None
     except RecursionError:
         raise OutriderError(f"{path}: not {noun}: nested too deeply") from None
     origins: Origins = {}

@@ -6,8 +6,9 @@ inert_markdown("<script> ![x](http://y)")  # "&lt;script> !\\\\[x](http://y)"
 
 import re
 
-# Escape sequences can move the cursor and rename windows; direction marks reorder text.
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+# Escape sequences can move the cursor and rename windows; direction marks reorder text. Some
+# viewers break a line at U+2028 and U+2029.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f]")
 
 # Tags, also in a span of code: a lone backtick of a value would otherwise hide them.
 _TAG = re.compile(r"<(?=[A-Za-z/!?])")

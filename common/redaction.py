@@ -36,8 +36,10 @@ _FORMS = re.compile(
 )
 _USER = re.compile(r"((?<!abfs)(?<!abfss)(?<!wasb)(?<!wasbs)://)[^/@\s\"']+@")
 """The user part of a URL, except in URLs of Azure's stores, where it is a container's name."""
-_QUERY = re.compile(r"(://[^?\s\"']+)\?[\w.%~-]+=[^\s\"']*")
-_SIGNED = re.compile(r"://[^/@\s]*:[^/@\s]+@|https?://[^/@\s]+@")
+# A URL ends at the next `://`, and a user's name at its colon: other forms are searched again from
+# every place, hours for a megabyte of `://`.
+_QUERY = re.compile(r"(://(?:(?!://)[^?\s\"'])+)\?[\w.%~-]+=[^\s\"']*")
+_SIGNED = re.compile(r"://[^/@\s:]*:[^/@\s]+@|https?://[^/@\s]+@")
 _FLAG = re.compile(r"(?<![\w-])(--?[A-Za-z][\w.-]*)([ \t]+|=)((?!-)\S+(?:[ \t]+(?!-)\S+)*)")
 _NAMED = re.compile(
     r"(?<![\w.-])([\"']?)([A-Za-z_][\w.-]*)\1(\s*[=:]\s*)(\"[^\"]*\"|'[^']*'|[^\s,;}\"']+)"

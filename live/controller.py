@@ -16,8 +16,6 @@ States and deployments are immutable. A method that appends to the journal uses 
 import contextlib
 import dataclasses
 import os
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
@@ -40,7 +38,8 @@ from outrider.serving.admin.replica import (
     SwapRefused,
 )
 from outrider.serving.bundle.bundle_places import local_bundle, pinned
-from outrider.serving.bundle.erase import erase_sessions, holds_sessions
+from outrider.serving.bundle.erase import holds_keys, holds_sessions
+from outrider.speculators.lookup_history import session_key
 
 KEPT_RELEASES = 5
 """Number of newest releases that are kept for rollbacks."""
@@ -97,8 +96,8 @@ class Controller:
     def erase(self, sessions: Sequence[str]) -> Erasure:
         """Erases sessions from all releases and from the replicas that serve them.
 
-        The releases that had them are deleted, so a rollback restores one without them. Rerun it if
-        it is interrupted.
+        The releases that had them are deleted, so a rollback restores one without them. Later
+        deployments leave the sessions out, too (`added`). Rerun it if it is interrupted.
         """
         holding = [
             release
@@ -107,19 +106,22 @@ class Controller:
         ]
         replaced: dict[str, str] = {}
         responses = 0
+        keys = {session_key(name) for name in sessions}
         for release in holding:
-            with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
-                bundle = Path(folder) / "bundle"
-                shutil.copytree(release.directory, bundle)
-                count = erase_sessions(bundle, sessions)
-                replaced[release.name] = self.releases.add(bundle, "without erased sessions").name
+            without, count = self.releases.add_without(
+                release.directory, keys, "without erased sessions"
+            )
+            replaced[release.name] = without.name
             responses += count
             self.say(f"release {release.name}: {count} responses erased")
-        state = self.journal.append("erased", replaced=replaced)
+        # The digests are in the journal so that no later bundle brings the sessions back.
+        digests = sorted(key.hex() for key in keys)
+        state = self.journal.append("erased", replaced=replaced, sessions=digests)
         # Unwatched: the drafts of what is erased must not come back.
         behind = self._bring_all_to(state.serving)
         for release in holding:
             self.releases.delete(release.name)
+        self.releases.clear()
         return Erasure(responses=responses, replaced=replaced, behind=tuple(behind))
 
     def _bring_all_to(self, serving: str | None) -> list[str]:
@@ -142,7 +144,7 @@ class Controller:
         """
         serving = self.adopted()
         self.releases.verified(serving)  # a rollback needs it
-        new = self.releases.add(bundle, source)
+        new = self.added(bundle, source)
         if new.name == serving:
             raise OutriderError(f"{bundle}: release {new.name} is in use already")
         # Before the first swap, so that a bundle that does not fit changes nothing.
@@ -152,6 +154,18 @@ class Controller:
             verdict = Verdict("promote", "in place, no canary")
             return self._run(new.name, serving, "in_place", verdict)
         return self._run(new.name, serving, "canary", None)
+
+    def added(self, bundle: Path, source: str | None = None) -> Release:
+        """Adds a bundle as a release, without the sessions that were erased from the endpoint.
+
+        A round of `outrider adapt` may have extended a history that still had them.
+        """
+        erased = self.journal.read().erased
+        if not holds_keys(bundle, erased):
+            return self.releases.add(bundle, source)
+        release, count = self.releases.add_without(bundle, erased, source)
+        self.say(f"{bundle}: {count} responses left out, because their sessions were erased")
+        return release
 
     def _check_fits(self, new: Release, name: str, bundle: Path) -> None:
         """Raises an `OutriderError` unless a replica can be swapped to this release."""

@@ -19,8 +19,6 @@ import http.client
 import itertools
 import json
 import os
-import shutil
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -39,7 +37,6 @@ from outrider.serving.admin.address import Address
 from outrider.serving.admin.live_flags import LIVE_FLAGS, live_environment
 from outrider.serving.bundle.bundle_digest import MANIFEST
 from outrider.serving.bundle.bundle_places import local_bundle
-from outrider.serving.bundle.erase import erase_sessions
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.serve_flags import bundle_command, read_serve_flags
 from outrider.serving.server import root_error
@@ -135,7 +132,8 @@ def started_release(endpoint: Endpoint, bundle: str | Path | None) -> Release:
             read_serve_flags(directory, str(directory))  # checks what is read below
             manifest = read_json(directory / MANIFEST)
             if HISTORY_FILE in manifest["files"]:
-                return _without_history(releases, directory)
+                # Until it is deployed, a lookup drafts from the request alone.
+                return releases.add_without(directory, keys=None)[0]
         target = TargetConfig.model_validate(manifest["target"])
         k = manifest["num_speculative_tokens"]
         method = manifest["draft_sample_method"]
@@ -151,15 +149,6 @@ def started_release(endpoint: Endpoint, bundle: str | Path | None) -> Release:
         engine=engine,
         sample_method=method,
     )
-
-
-def _without_history(releases: Releases, bundle: Path) -> Release:
-    """Adds a lookup's bundle with an empty history, which drafts from the request alone."""
-    with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
-        copy = Path(folder) / "bundle"
-        shutil.copytree(bundle, copy)
-        erase_sessions(copy, None)
-        return releases.add(copy)
 
 
 def replica_command(

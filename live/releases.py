@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NotRequired, TypedDict
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import publish, read_json, write_json
+from outrider.common.files import SCRATCH, publish, read_json, write_json
 from outrider.common.redaction import without_credentials
 from outrider.live.endpoint_file import CanaryPolicy
 from outrider.live.known_digests import known_file_digest
@@ -33,6 +33,7 @@ from outrider.serving.bundle.bundle_digest import (
     read_manifest,
     serve_digest,
 )
+from outrider.serving.bundle.erase import erase_keys
 from outrider.serving.config import EngineConfig, TargetConfig
 
 _FACTS = "release.json"
@@ -155,6 +156,21 @@ class Releases:
                 _make_read_only(temporary / _FACTS)
         return self.get(name)
 
+    def add_without(
+        self, bundle: Path, keys: Collection[bytes] | None, source: str | None = None
+    ) -> tuple[Release, int]:
+        """Adds a copy of a bundle without these sessions; None: without any.
+
+        Returns its release, and the number of responses that it lacks. `keys` are `session_key`s.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # Here, not in TMPDIR: what a killed process leaves is customer text, and is cleared.
+        with tempfile.TemporaryDirectory(dir=self.folder, prefix=SCRATCH) as scratch:
+            copy = Path(scratch) / "bundle"
+            shutil.copytree(bundle, copy)
+            erased = erase_keys(copy, keys)
+            return self.add(copy, source), erased
+
     def get(self, name: str) -> Release:
         """Returns a release by name; raises an `OutriderError` if it is gone."""
         folder = self.folder / name
@@ -204,19 +220,20 @@ class Releases:
         for release in self.all()[:-keep]:
             if release.name not in in_use:
                 self._hide(release.name)
-        self._clear()
+        self.clear()
 
     def delete(self, name: str) -> None:
         """Deletes a release; the caller must hold the endpoint's lock."""
         self._hide(name)
-        self._clear()
+        self.clear()
 
     def _hide(self, name: str) -> None:
         """Renames a release, so that none is seen half deleted."""
         (self.folder / name).rename(self.folder / f".{name}.old")
 
-    def _clear(self) -> None:
-        for left in self.folder.glob(".*"):  # including leftovers of killed processes
+    def clear(self) -> None:
+        """Removes what killed processes left; the caller must hold the endpoint's lock."""
+        for left in self.folder.glob(".*"):
             shutil.rmtree(left, ignore_errors=True)
 
 

@@ -6,7 +6,7 @@
 | event | written before | facts |
 |---|---|---|
 | `adopt` | anything else | release, and the directory that the replicas were started with |
-| `erased` | replicas are swapped | replaced: releases with erased sessions, those without them |
+| `erased` | replicas are swapped | replaced: releases, those without the sessions; sessions |
 | `begin` | the first swap | new, old, mode: canary, in_place or rollback |
 | `share` | the router is set | percent |
 | `swap` | a replica's speculator is swapped | replica, release |
@@ -24,7 +24,7 @@ change when it appends.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypedDict, cast
+from typing import Literal, NotRequired, TypedDict, cast
 
 from outrider.live.endpoint_file import Endpoint
 from outrider.live.journal import Entry, read_journal, state_after
@@ -124,6 +124,8 @@ class State:
     """Number of deployments by outcome."""
     served: Mapping[str, str] = field(default_factory=dict)
     """The release that each replica received last."""
+    erased: frozenset[bytes] = frozenset()
+    """`session_key`s of the sessions that no release may have."""
 
     def add(self, entry: Entry) -> "State":
         """Returns the state after `entry`; events of adaptation change nothing."""
@@ -171,15 +173,20 @@ def _adopted(state: State, entry: Entry) -> State:
 
 
 class _Erased(TypedDict):
+    """`sessions` is missing in entries of older versions."""
+
     replaced: dict[str, str]
+    sessions: NotRequired[list[str]]
 
 
 def _erased(state: State, entry: Entry) -> State:
     """Names the releases without the erased sessions instead of those that had them."""
-    replaced = cast(_Erased, entry.facts)["replaced"]
+    facts = cast(_Erased, entry.facts)
+    replaced = facts["replaced"]
     before = {replaced.get(new, new): replaced.get(old, old) for new, old in state.before.items()}
     serving = state.serving and replaced.get(state.serving, state.serving)
-    return replace(state, serving=serving, before=before)
+    erased = state.erased | set(map(bytes.fromhex, facts.get("sessions", [])))
+    return replace(state, serving=serving, before=before, erased=erased)
 
 
 class _Begin(TypedDict):

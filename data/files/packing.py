@@ -265,7 +265,8 @@ def unpack_archive(content: BinaryIO, kind: str, name: str) -> list[Member]:
     spool = tempfile.TemporaryFile()  # noqa: SIM115 (the members are read from it)
     members: list[Member] = []
     try:
-        for member_name, size, unpack in (_tar if kind == "tar" else _zip)(content):
+        entries = _tar(content) if kind == "tar" else _zip(content, name)
+        for member_name, size, unpack in entries:
             _check_limits(name, member_name, size, len(members))
             start = spool.tell()
             with unpack() as source:
@@ -279,6 +280,24 @@ def unpack_archive(content: BinaryIO, kind: str, name: str) -> list[Member]:
     return members
 
 
+def spooled(content: BinaryIO, name: str) -> IO[bytes]:
+    """Copies a decompressed file to a temporary one, which can be read at any place.
+
+    Raises an `OutriderError` above `LARGEST_MEMBER` bytes: 4 MB of gzip can hold 4 GB.
+    """
+    spool = tempfile.TemporaryFile()  # noqa: SIM115 (the caller reads it)
+    while block := content.read(HEAD):
+        if spool.tell() + len(block) > LARGEST_MEMBER:
+            spool.close()
+            raise OutriderError(
+                f"{name}: a table or archive that is compressed again and has more than"
+                f" {LARGEST_MEMBER / 1e9:g} GB; unpack it and give the file as traffic.path"
+            )
+        spool.write(block)
+    spool.seek(0)
+    return spool
+
+
 _Entry = tuple[str, int, Callable[[], Any]]
 
 
@@ -289,11 +308,9 @@ def _tar(content: BinaryIO) -> Iterator[_Entry]:
                 yield entry.name, entry.size, functools.partial(archive.extractfile, entry)
 
 
-def _zip(content: BinaryIO) -> Iterator[_Entry]:
-    source: IO[bytes] = content
-    if not content.seekable():  # its table of contents is at the end
-        source = tempfile.TemporaryFile()  # noqa: SIM115 (read below)
-        shutil.copyfileobj(content, source, HEAD)
+def _zip(content: BinaryIO, name: str) -> Iterator[_Entry]:
+    # Its table of contents is at the end.
+    source: IO[bytes] = content if content.seekable() else spooled(content, name)
     with zipfile.ZipFile(source) as archive:
         for entry in archive.infolist():
             if entry.flag_bits & 1:

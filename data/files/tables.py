@@ -9,13 +9,11 @@ import io
 import itertools
 import json
 import re
-import shutil
-import tempfile
 from collections.abc import Iterator
 from typing import IO, Any
 
 from outrider.common.errors import OutriderError
-from outrider.data.files.packing import HEAD
+from outrider.data.files.packing import HEAD, spooled
 from outrider.data.files.sources import CHUNK, LONGEST_LINE, without_blanks
 
 TABLE_ROWS = 64
@@ -59,7 +57,7 @@ def table_rows(content: io.BufferedReader, kind: str, name: str) -> Iterator[dic
     import pyarrow.parquet
 
     try:
-        source = _seekable(content)
+        source = _seekable(content, name)
         if kind == "parquet":
             # By default a whole row group is read, often the whole file: 635 MB of memory for a
             # 446 MB file, versus 230 MB with these arguments.
@@ -112,14 +110,11 @@ def _size(stored: IO[bytes]) -> int:
     return size
 
 
-def _seekable(content: io.BufferedReader) -> IO[bytes]:
+def _seekable(content: io.BufferedReader, name: str) -> IO[bytes]:
     """Returns the content, unpacked to a temporary file if it is compressed."""
     if content.seekable():
         return content
-    spool = tempfile.TemporaryFile()  # noqa: SIM115 (the caller reads it)
-    shutil.copyfileobj(content, spool, HEAD)
-    spool.seek(0)
-    return spool
+    return spooled(content, name)
 
 
 def _arrow(stored: IO[bytes]) -> Iterator[Any]:
@@ -190,10 +185,12 @@ def csv_rows(content: io.BufferedReader, name: str) -> Iterator[dict[str, Any] |
     dialect = csv_dialect(content.peek(HEAD))
     csv.field_size_limit(LONGEST_LINE)
     text = io.TextIOWrapper(content, "utf-8-sig", "surrogateescape", newline="")
+    bounded = _BoundedRows(text)
     try:
-        lines = csv.reader(text, **dialect or {})
+        lines = csv.reader(bounded, **dialect or {})
         header = [column.strip() for column in next(lines)]
-        for _, cells in without_blanks(enumerate(lines, start=1), any, name):
+        rows = bounded.rows(lines)
+        for _, cells in without_blanks(enumerate(rows, start=1), any, name):
             if dialect and dialect.get("quoting") == csv.QUOTE_NONE:
                 cells = [_ESCAPE.sub(_unescaped, cell) for cell in cells]
             if lines.line_num == 2 and all(map(_TYPE.fullmatch, cells)):
@@ -205,11 +202,45 @@ def csv_rows(content: io.BufferedReader, name: str) -> Iterator[dict[str, Any] |
                 yield {column: _value(cell) for column, cell in filled if cell}
     except csv.Error as error:
         raise OutriderError(
-            f"{name}: damaged CSV at line {lines.line_num} ({error}); export it again, or as JSON"
+            f"{name}: damaged CSV at line {bounded.line} ({error}); export it again, or as JSON"
             " lines"
         ) from None
     finally:
         text.detach()
+
+
+class _BoundedRows:
+    """The lines of a CSV; ends in a `csv.Error` in a row longer than `LONGEST_LINE` characters.
+
+    The `csv` module limits a cell, but not a line, and not the number of cells: 2 MB of gzip can
+    hold a line that takes 850 MB.
+    """
+
+    def __init__(self, text: io.TextIOWrapper) -> None:
+        self._text = text
+        self._left = LONGEST_LINE
+        self.line = 0
+        """Number of the line that was read last."""
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        line = self._text.readline(self._left + 1)
+        if not line:
+            raise StopIteration
+        self.line += 1
+        self._left -= len(line)
+        if self._left < 0:
+            raise csv.Error(f"a row of more than {LONGEST_LINE >> 20} MB")
+        return line
+
+    def rows(self, lines: Iterator[list[str]]) -> Iterator[list[str]]:
+        """Yields the rows of a reader of these lines, each of which has the whole limit."""
+        self._left = LONGEST_LINE
+        for cells in lines:
+            yield cells
+            self._left = LONGEST_LINE
 
 
 def _unescaped(match: re.Match[str]) -> str:

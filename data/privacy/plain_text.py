@@ -16,14 +16,18 @@ from array import array
 _ENCODED = re.compile(
     r"\\u(?P<code>[0-9a-fA-F]{4})|\\(?P<tab>t)|\\(?P<line>[bfnr])"
     r"|(?P<space>&(?:nbsp|\#160|\#xa0);)"
-    r"|(?P<at>%40|&(?:commat|\#64|\#x40);"
+    # A URL inside a URL is encoded twice.
+    r"|(?P<at>%(?:25)*40|&(?:commat|\#64|\#x40);"
     r"| ?[(\[{] ?(?i:at|ät|arroba|arobase|chiocciola|собака) ?[)\]}] ?"
     r"| (?i:at) (?=[\w.-]{1,64} (?i:dot) [A-Za-z]))"
-    r"|(?P<dot>&(?:period|\#46);| ?[(\[{] ?(?i:\.|dot|punkt|point|punto|ponto|точка) ?[)\]}] ?"
+    r"|(?P<dot>%(?:25)*2[eE]|&(?:period|\#46|\#x2[eE]);"
+    r"| ?[(\[{] ?(?i:\.|dot|punkt|point|punto|ponto|точка) ?[)\]}] ?"
     r"| (?i:dot) (?=[A-Za-z]))"
     # Soft hyphens, accents as separate characters, joiners, directions, variants and order marks.
     r"|(?P<invisible>[\u00ad\u0300-\u036f\u061c\u200c-\u200f\u202a-\u202e\u2060-\u2064"
-    r"\u2066-\u2069\ufe00-\ufe0f\ufeff]+)"
+    r"\u2066-\u2069\ufe00-\ufe0f\ufeff]+"
+    # Pages let a long address break here. Elsewhere it separates words.
+    r"|(?<!\u200b)\u200b+(?=[@.])|(?<=[@.])\u200b+)"
 )
 _MEANINGS = {"tab": "\t", "line": "\n", "space": " ", "at": "@", "dot": ".", "invisible": ""}
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import publish, read_json, write_json
+from outrider.common.files import SCRATCH, publish, read_json, write_json
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stage import Options, Result, Settings, Stage
@@ -119,7 +119,7 @@ def _lookup_round(run: RunDirectory, recipe: Recipe) -> Result:
     in_use = Path(str(recipe.speculator.base))
     drafting = Drafting.of_manifest(read_manifest(in_use), in_use)
     history = read_history(in_use / HISTORY_FILE)
-    with tempfile.TemporaryDirectory(prefix="outrider-") as made:
+    with tempfile.TemporaryDirectory(dir=run.root, prefix=SCRATCH) as made:
         extended = history.extended(responses_of(table), recipe.lookup.max_gb)
         extended.write(Path(made) / HISTORY_FILE)
         speculator = dataclasses.replace(drafting.speculator, directory=Path(made))

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import write_json
+from outrider.common.files import SCRATCH, write_json
 from outrider.serving.bundle.bundle_digest import MANIFEST, bundle_digest, listing, read_manifest
-from outrider.serving.bundle.bundle_places import local_bundle, put_bundle
+from outrider.serving.bundle.bundle_places import local_bundle, put_bundle, staging_folder
 from outrider.serving.client import Sampling, complete
 from outrider.serving.config import EMBEDDED_TARGETS, EngineConfig, TargetConfig
 from outrider.serving.hooked import HOOKED
@@ -64,7 +64,7 @@ def export_bundle(
     """
     directory = drafting.speculator.directory
     files = _served_files(drafting.speculator)
-    with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
+    with tempfile.TemporaryDirectory(dir=staging_folder(out_dir), prefix=SCRATCH) as folder:
         stage = Path(folder) / "bundle"
         stage.mkdir()
         for file in files:

@@ -47,6 +47,18 @@ def check_destination(to: str | Path) -> None:
         )
 
 
+def staging_folder(to: str | Path) -> Path | None:
+    """The folder in which a bundle for `to` is put together; None: TMPDIR.
+
+    Next to a local bundle, where the next command on the run removes what a killed one left.
+    """
+    if "://" in str(to):
+        return None
+    folder = Path(to).parent
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 def put_bundle(stage: Path, to: str | Path) -> None:
     """Copies a finished bundle to a directory or address, replacing existing content.
 

@@ -92,13 +92,7 @@ class SuffixLookup(WeightlessKind):
 
     def check(self, directory: Path, target: CheckpointLayout) -> None:
         """Raises an `OutriderError` if the history is damaged or of another vocabulary."""
-        path = directory / HISTORY_FILE
-        largest = int(read_history(path).tokens_N.max())
-        if largest >= target.config["vocab_size"]:
-            raise OutriderError(
-                f"{path}: token {largest}, but the target's vocabulary has"
-                f" {target.config['vocab_size']}: a history of another target; export again"
-            )
+        _check_vocabulary(directory / HISTORY_FILE, target.config["vocab_size"])
 
     def vllm_settings(
         self,
@@ -126,7 +120,11 @@ class SuffixLookup(WeightlessKind):
             start(self, config)
             self.suffix_cache = lookup_cache()
             model = config.speculative_config.model
-            self.suffix_cache.load(None if model == "suffix" else Path(model) / HISTORY_FILE)
+            path = None if model == "suffix" else Path(model) / HISTORY_FILE
+            if path is not None:
+                # Nobody may have checked the bundle for this target, for instance in a cluster.
+                _check_vocabulary(path, config.model_config.get_vocab_size())
+            self.suffix_cache.load(path)
             _hook_runner()
 
         def propose_up_to(self: Any, k: int, *args: Any, **kwargs: Any) -> list[list[int]]:
@@ -204,6 +202,19 @@ class SuffixLookup(WeightlessKind):
                 min_token_prob=settings[PROBABILITY],
             )
         cache.stop_request(self.name)
+
+
+def _check_vocabulary(path: Path, size: int) -> None:
+    """Raises an `OutriderError` if a token of the history is not one of the target's.
+
+    An engine that embeds such a draft ends, for all its requests.
+    """
+    largest = int(read_history(path).tokens_N.max())
+    if largest >= size:
+        raise OutriderError(
+            f"{path}: token {largest}, but the target's vocabulary has {size}: a history of"
+            " another target; export again"
+        )
 
 
 def _accepted(drafts_K: NDArray[np.int32], next_T: NDArray[np.int32]) -> int:

@@ -20,6 +20,7 @@ BOMB = "a: &a [1, 1]\n" + "\n".join(
         (BOMB, r"x.yaml:2: not valid YAML: `\*a` repeats another value"),
         ("base: &b {a: 1}\nrun:\n  <<: *b\n", r"x.yaml:3: not valid YAML: `\*b` repeats"),
         ("a: &a [*a]", r"x.yaml:1: not valid YAML: `\*a`"),
+        ("a: \0", r"x.yaml: not valid YAML: unacceptable character #x0000"),
         ("a: " + "[" * 5000 + "]" * 5000, "x.yaml: not a recipe: nested too deeply"),
         ("a: " + "9" * 5000, "x.yaml:1: .* is not a YAML value"),
     ],

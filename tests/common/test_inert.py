@@ -34,6 +34,9 @@ HOSTILE = st.lists(
 
 def test_control_characters_are_shown():
     assert printable("\x1b[2J\x07é\u202ea\tb\n\x9b") == "␛[2J␇é�a\tb\n�"
+    # Unicode's bidirectional algorithm (UAX 9) has twelve marks; two more characters end a line.
+    marks = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+    assert printable(marks + "\u2028\u2029") == "\ufffd" * 14
 
 
 @examples(300)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from outrider.common.redaction import looks_secret, redacted, redacted_words
+from outrider.common.redaction import has_credentials, looks_secret, redacted, redacted_words
 
 SECRET = [
     "HF_TOKEN", "VLLM_API_KEY", "--api-key", "hf_token", "AWS_SECRET_ACCESS_KEY",
@@ -66,3 +66,21 @@ def test_a_command_line_hides_the_words_after_a_secret_flag(
     words: list[str], kept: list[str]
 ) -> None:
     assert redacted_words(words) == kept
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "repeated", ["://", "://a?", "a:", "--a b ", 'a="', "sk-", "eyJ", "a_", " "]
+)
+def test_long_texts_take_linear_time(repeated: str) -> None:
+    """A bundle's variables are redacted, and bundle.json may have 16 MB: hours if quadratic."""
+    text = f"a://{repeated * 200_000}"
+    redacted(text)
+    has_credentials(text)
+
+
+def test_a_url_inside_a_url_hides_its_query_and_user() -> None:
+    assert redacted("a://b/http://c/d?sig=x") == "a://b/http://c/d?***"
+    assert has_credentials("a://b/http://c/d?sig=x")
+    assert has_credentials("see x://user:a:b@host")
+    assert not has_credentials("x://host:80/a@b")

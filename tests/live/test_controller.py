@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import Locked, read_json, write_json
+from outrider.common.files import SCRATCH, Locked, read_json, write_json
 from outrider.live import controller as live_controller
 from outrider.live.controller import end_deployment
 from outrider.live.fleet import PATIENCE_S
@@ -464,6 +464,39 @@ def test_erased_sessions_leave_all_releases_and_all_replicas(world) -> None:
         controller.roll_back()
         for replica in world.replicas.values():
             assert replica.status().digest.startswith(state.previous)
+
+
+def test_erased_sessions_do_not_come_back_with_a_later_bundle(world) -> None:
+    """For instance of a round of adaptation that began before they were erased."""
+    for name in ("first", "better"):
+        add_history(world.bundles[name], "kept", "gone")
+    world.restart()
+    with world.controller() as controller:
+        controller.recover()
+        assert controller.adopted()
+        controller.erase(["gone"])
+    before = bundle_digest(world.bundles["better"])
+    with world.controller() as controller:  # another process
+        controller.recover()
+        assert controller.deploy(world.bundles["better"]).outcome == "promoted"
+        state = controller.journal.read()
+        for release in controller.releases.all():
+            assert not holds_sessions(release.directory, ["gone"])
+            assert holds_sessions(release.directory, ["kept"])
+        assert controller.added(world.bundles["better"]).name == state.serving
+    assert bundle_digest(world.bundles["better"]) == before
+
+
+def test_what_a_killed_erasure_leaves_is_removed_by_the_next_one(world) -> None:
+    add_history(world.bundles["first"], "gone")
+    world.restart()
+    with world.controller() as controller:
+        controller.adopted()
+        left = controller.releases.folder / f"{SCRATCH}killed"
+        left.mkdir()
+        (left / HISTORY_FILE).write_text("text")
+        controller.erase(["gone"])
+        assert not left.exists()
 
 
 def test_a_replica_that_keeps_what_is_erased_is_named_and_brought_later(world) -> None:

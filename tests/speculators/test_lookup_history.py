@@ -1,6 +1,8 @@
 """Histories: what fits, whose it is, what is erased, and files that must not be searched."""
 
+import contextlib
 import itertools
+import zipfile
 
 import numpy as np
 import pytest
@@ -192,6 +194,95 @@ def test_a_malformed_file_is_refused(tmp_path, fault):
     np.savez(path, **{**arrays, name: FAULTS[fault](arrays[name])})
     with pytest.raises(OutriderError, match=r"history\.npz"):
         read_history(path)
+
+
+FAR = 2**63 - 1
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        # Differences of such numbers wrap around, so that they seem to be in order.
+        {"firsts_G": [0, FAR, -(2**62), 5]},
+        {"ends_R": [2, FAR, -(2**62), 9]},
+    ],
+)
+def test_indices_whose_differences_overflow_are_refused(tmp_path, changed):
+    """The search would read 2**63 rows behind its array."""
+    path = tmp_path / "history.npz"
+    tenants = ["", "acme", "umbrella"]
+    responses = [response([1], tenant=tenant) for tenant in tenants]
+    responses.append(response([2, 3], tenant="umbrella"))
+    History.of(responses, 1.0, shared=False).write(path)
+    read_history(path)
+    with np.load(path) as stored:
+        arrays = dict(stored)
+    for name, values in changed.items():
+        assert len(values) == len(arrays[name]) and values[-1] == arrays[name][-1]
+        arrays[name] = np.array(values, np.int64)
+    np.savez(path, **arrays)
+    with pytest.raises(OutriderError, match="outside of"):
+        read_history(path)
+
+
+def npy(header: bytes, version: bytes = b"\x01\x00") -> bytes:
+    """The beginning of a numpy file."""
+    return b"\x93NUMPY" + version + len(header).to_bytes(2, "little") + header
+
+
+ARRAY = b"{'descr': '<i4', 'fortran_order': False, 'shape': (%d,), }\n"
+HOSTILE = {
+    "another format": b"no array",
+    "a shape of 40 TB": npy(ARRAY % 10**13),
+    "a shape of no machine word": npy(ARRAY % 10**30),
+    "a negative shape": npy(ARRAY % -1),
+    "Python that does not end": npy(b"{'descr': (((\n"),
+    "nested Python": npy(b"(" * 9000 + b"\n"),
+    "objects": npy(ARRAY.replace(b"<i4", b"|O") % 5),
+    "an unknown version": npy(ARRAY % 5, b"\x09\x00"),
+}
+
+
+def write_archive(path, replaced, compression=zipfile.ZIP_STORED):
+    """A history as `write` writes it, with other contents of some arrays."""
+    History.of(random_responses(0), 1.0, shared=False).write(path)
+    with zipfile.ZipFile(path) as whole:
+        contents = {name: whole.read(name) for name in whole.namelist()}
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for name, content in (contents | replaced).items():
+            archive.writestr(name, content)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_arrays_are_refused_with_a_message(tmp_path, name):
+    path = tmp_path / "history.npz"
+    write_archive(path, {"tokens_N.npy": HOSTILE[name]})
+    with pytest.raises(OutriderError, match="not a history"):
+        read_history(path)
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2])
+def test_compressed_arrays_are_refused_before_they_are_unpacked(tmp_path, compression):
+    """They may hold a thousand times the file's size."""
+    path = tmp_path / "history.npz"
+    write_archive(path, {}, compression)
+    with pytest.raises(OutriderError, match="is compressed"):
+        read_history(path)
+
+
+@examples(100)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 8))
+def test_changed_bytes_are_refused_or_searched_in_bounds(tmp_path, seed, count):
+    path = tmp_path / "history.npz"
+    History.of(random_responses(0), 1.0, shared=False).write(path)
+    content = bytearray(path.read_bytes())
+    random = np.random.default_rng(seed)
+    for place in random.integers(0, len(content), count):
+        content[place] = random.integers(256)
+    path.write_bytes(content)
+    with contextlib.suppress(OutriderError):
+        history = read_history(path)
+        assert history.firsts_G.min() >= 0 and history.firsts_G.max() <= len(history.rows_N)
 
 
 def test_a_damaged_or_missing_file_is_refused(tmp_path):

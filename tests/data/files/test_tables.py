@@ -1,6 +1,7 @@
 """CSV and TSV tables, as trace stores and databases export them."""
 
 import csv
+import gzip
 import json
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from outrider.common.errors import OutriderError
-from outrider.data.files import sources, tables
+from outrider.data.files import packing, sources, tables
 from outrider.data.files.rows import framing, rows
 from outrider.data.files.sources import log_files
 from tests.data.files.packers import as_csv
@@ -49,9 +50,9 @@ def test_a_row_with_too_many_cells_is_no_object(tmp_path):
     assert read(tmp_path, "\n".join(lines))[-1] == b"6,x, and y"
 
 
-def test_a_cell_above_the_limit_names_the_file(tmp_path, monkeypatch):
+def test_a_row_above_the_limit_names_the_file(tmp_path, monkeypatch):
     monkeypatch.setattr("outrider.data.files.tables.LONGEST_LINE", 10)
-    with pytest.raises(OutriderError, match=r"x: damaged CSV at line 3 \(field larger"):
+    with pytest.raises(OutriderError, match=r"x: damaged CSV at line 3 \(a row of more"):
         read(tmp_path, "id,input\n1,2\n3," + "y" * 20 + "\n")
 
 
@@ -157,3 +158,44 @@ def test_json_in_tabs_that_was_not_escaped_stays_as_it_is(tmp_path):
     path.write_text(f"id\trequest\n1\t{json.dumps(content)}\n")
     (file,) = log_files(str(path))
     assert [row for _, row in rows(file)] == [{"id": "1", "request": content}]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "1," + "x" * 5000,  # in one line
+        "1," + '"\n",' * 1500,  # in many lines, of short cells
+        '1,"' + "x" * 3000 + "\n" * 3000,  # in a cell that does not end
+    ],
+)
+def test_a_row_of_a_csv_takes_no_more_memory_than_a_row_of_json(
+    tmp_path, monkeypatch, row: str
+) -> None:
+    """Its lines are read up to the limit: a few MB of gzip can hold a line of many GB."""
+    monkeypatch.setattr(tables, "LONGEST_LINE", 4000)
+    read_at_once: list[int] = []
+
+    class Watched(tables._BoundedRows):
+        def __next__(self) -> str:
+            line = super().__next__()
+            read_at_once.append(len(line))
+            return line
+
+    monkeypatch.setattr(tables, "_BoundedRows", Watched)
+    whole = "request,response\n" + "1,b\n" * 2000
+    assert len(read(tmp_path, whole)) == 2000  # the limit is that of a row
+    with pytest.raises(OutriderError, match="damaged CSV"):
+        read(tmp_path, whole + row)
+    assert max(read_at_once) <= 4000
+
+
+@pytest.mark.parametrize("content", [b"PAR1", b"ARROW1"])
+def test_a_compressed_table_takes_a_limited_part_of_the_disk(
+    tmp_path, monkeypatch, content: bytes
+) -> None:
+    monkeypatch.setattr(packing, "LARGEST_MEMBER", 3 * 2**20)
+    path = tmp_path / "log.gz"
+    path.write_bytes(gzip.compress(content + bytes(2**22)))
+    (file,) = log_files(str(path))
+    with pytest.raises(OutriderError, match="compressed again and has more than"):
+        list(rows(file))

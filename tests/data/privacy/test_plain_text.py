@@ -22,12 +22,21 @@ from tests.fuzzing import examples
         ("a%40b.c &commat; 1&nbsp;2", "a@b.c @ 1 2"),
         ("a (at) b [dot] c, d at e dot f", "a@b.c, d@e.f"),
         ("lo\u00advelace\u200b1\ufeff", "lovelace 1"),
+        ("ada\u200b@\u200bacme.\u200bcom two\u200bwords", "ada@acme.com two words"),
+        ("a%2540b%2Ec d&#x2e;e", "a@b.c d.e"),
         (r"\ud83d", " "),
         ("meet me at noon", "meet me at noon"),
     ],
 )
 def test_plain_forms(original, plain):
     assert PlainText(original).text == plain
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("repeated", ["\u200b", "\u200b.", " at ", " (", "%25", "&", "\\u"])
+def test_long_texts_take_linear_time(repeated: str) -> None:
+    """A search that starts again at every place would take an hour."""
+    PlainText(repeated * 300_000)
 
 
 ALPHABET = "ab1 @.\\u0031nt%40&nbsp;(at)dot\u00a0\u00ad\u2011\uff11\u200b电"

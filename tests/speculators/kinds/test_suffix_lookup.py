@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -93,6 +94,28 @@ def test_vllms_proposer_is_changed_once(monkeypatch):
     changed = (SuffixDecodingProposer.__init__, NewRequestData.from_request)
     SuffixLookup().hook_engine()
     assert (SuffixDecodingProposer.__init__, NewRequestData.from_request) == changed
+
+
+def test_no_engine_starts_with_tokens_that_its_target_does_not_have(monkeypatch, tmp_path) -> None:
+    """It would end at the first such draft, for all its requests."""
+    pytest.importorskip("arctic_inference", reason="suffix lookup needs arctic-inference")
+    from vllm.v1.core.sched.output import NewRequestData
+    from vllm.v1.spec_decode.suffix_decoding import SuffixDecodingProposer
+
+    monkeypatch.setattr(SuffixDecodingProposer, "__init__", lambda proposer, config: None)
+    for holder, name in ((SuffixDecodingProposer, "propose"), (NewRequestData, "from_request")):
+        monkeypatch.setattr(holder, name, getattr(holder, name))  # restored at the end
+    monkeypatch.setattr("outrider.speculators.kinds.suffix._hook_runner", lambda: None)
+    SuffixLookup().hook_engine()
+    directory = prepared([[7, 8, 4095]], tmp_path)
+    config = SimpleNamespace(
+        speculative_config=SimpleNamespace(model=str(directory)),
+        model_config=SimpleNamespace(get_vocab_size=lambda: 4096),
+    )
+    SuffixDecodingProposer(config)
+    prepared([[7, 8, 4096]], tmp_path)
+    with pytest.raises(OutriderError, match=r"token 4096, but the target's vocabulary has 4096"):
+        SuffixDecodingProposer(config)
 
 
 def test_without_its_package_suffix_lookup_names_the_command(monkeypatch, tmp_path):
