@@ -14,8 +14,18 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
+from outrider.serving.serve_shell import END, words_of_script
+
 ENGINES = frozenset({"LLM", "EngineArgs", "AsyncEngineArgs", "LLMConfig"})
 """Classes whose arguments are an engine's: vLLM's, and Ray Serve LLM's."""
+
+STARTS = frozenset({
+    "run", "Popen", "call", "check_call", "check_output", "system", "execvp", "execv",
+    "create_subprocess_exec", "create_subprocess_shell",
+})  # fmt: skip
+"""Functions that start a program."""
+
+_SERVER = re.compile(r"\bvllm serve\b|vllm\.entrypoints")
 
 _RULE = re.compile(r"^[\w./%$()-]+(?:[ \t]+[\w./%-]+)*[ \t]*:(?![=:]).*\n\t", re.MULTILINE)
 """A rule of a Makefile: a target, and a line that begins with a tab."""
@@ -134,9 +144,31 @@ def words_of_program(text: str) -> Iterator[list[str]]:
         return
     known: dict[str, Any] = {}
     _run(tree.body, known)
-    for value in known.values():
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    started = [_value(call.args[0], known) for call in calls if call.args and _starts(call)]
+    for value in (*started, *known.values()):
+        if isinstance(value, str) and _SERVER.search(value):
+            value = words_of_script(value)
         if isinstance(value, list) and any(map(_NAME.search, map(str, value))):
-            yield [str(word) for word in value]
+            yield [*_variables(tree, known), *map(str, value)]
+
+
+def _starts(call: ast.Call) -> bool:
+    return ast.unparse(call.func).rpartition(".")[2] in STARTS
+
+
+def _variables(tree: ast.Module, known: dict[str, Any]) -> list[str]:
+    """Returns the variables that a program exports: os.environ["NAME"] = ..., or `env=`."""
+    words: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
+            target = node.targets[0]
+            if ast.unparse(target.value) in ("os.environ", "env"):
+                words.append(f"{_value(target.slice, known)}={_value(node.value, known)}")
+        elif isinstance(node, ast.Call) and _starts(node):
+            passed = _named(node, known).get("env")
+            words += [f"{k}={v}" for k, v in passed.items()] if isinstance(passed, dict) else []
+    return words
 
 
 def _run(statements: list[ast.stmt], known: dict[str, Any]) -> None:
@@ -196,16 +228,23 @@ def _value(node: ast.expr | None, known: dict[str, Any]) -> Any:
 
 
 def _of_call(node: ast.expr | None, known: dict[str, Any]) -> Any:
-    """Returns the value of `str(...)` or of a variable's default; else a reference."""
+    """Returns the value of a dictionary or of a well-known call; else a reference."""
     if isinstance(node, ast.Dict):
-        keys = [_value(key, known) for key in node.keys]
-        return dict(zip(keys, (_value(value, known) for value in node.values), strict=True))
+        pairs = [(key, value) for key, value in zip(node.keys, node.values, strict=True) if key]
+        return {_value(key, known): _value(value, known) for key, value in pairs}
     if isinstance(node, ast.Call) and ast.unparse(node.func) == "dict":
         return _named(node, known)
     if isinstance(node, ast.Call) and len(node.args) in (1, 2):
         name = ast.unparse(node.func)
+        value = _value(node.args[0], known)
         if name in ("str", "int"):
-            return _value(node.args[0], known)
+            return value
+        if name == "json.dumps" and isinstance(value, dict | list):
+            return json.dumps(value)
+        if name in ("shlex.split", "split") and isinstance(value, str):
+            return [word for word in words_of_script(value) if word != END]
+        if name.endswith(".join") and isinstance(value, list):
+            return " ".join(map(str, value))
         if name in ("os.environ.get", "os.getenv") and len(node.args) == 2:
             return _value(node.args[1], known)
     return "${" + re.sub(r"\W+", "_", ast.unparse(node) if node else "") + "}"
