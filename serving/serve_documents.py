@@ -35,8 +35,17 @@ LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """The loader in C, which is ten times as fast, where PyYAML has it."""
 
 
+DEEPEST = 500
+"""Brackets in brackets that are read; libyaml's time grows with their product."""
+
+
 def documents_in(text: str) -> list[Any]:
     """Returns the documents of a YAML or JSON text; none for a script."""
+    depth = 0
+    for bracket in re.findall(r"[\[\]{}]", text):
+        depth = depth + 1 if bracket in "[{" else max(depth - 1, 0)
+        if depth > DEEPEST:
+            return []
     try:
         return list(yaml.load_all(text, LOADER))
     except (yaml.YAMLError, RecursionError, ValueError):

@@ -135,7 +135,7 @@ _SETTING = re.compile(
 
 _SINGLE_QUOTED = re.compile(r"'([^'\n]*)'")
 _DOUBLE_QUOTED = re.compile(r"\"(?:[^\"\\\n]|\\.)*\"")
-_BARE = re.compile(r"[^\"'\s,}#]*")
+_BARE = re.compile(r"[^\"'\s,}#]{0,2000}")
 
 _SERVE = ("vllm", "serve")
 

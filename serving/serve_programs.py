@@ -109,7 +109,7 @@ def words_of_hcl(text: str) -> list[str]:
 
 def _parsed(text: str) -> ast.Module | None:
     """Returns a Python program; None for other text."""
-    is_program = re.search(r"^\s*(?:import|from|def|\w+ *\+?=) ?", text, re.MULTILINE)
+    is_program = re.search(r"^[ \t]*(?:import|from|def|\w+ *\+?=)", text, re.MULTILINE)
     if not is_program or not re.search("vllm|LLMConfig", text):
         return None
     try:

@@ -56,7 +56,7 @@ RUNTIMES = ("ServingRuntime", "ClusterServingRuntime")
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 """Where a new word of a name begins; LoRA is one."""
 _SCHEME = re.compile(r"(?:pvc\+)?hf://")
-_ARGUMENTS = re.compile(r"non-default args: (\{.*\})")
+_ARGUMENTS = re.compile(r"non-default args: (\{.*)")
 
 
 def words_of_settings(mappings: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
@@ -119,7 +119,7 @@ def words_of_log(text: str) -> Iterator[list[str]]:
     """Yields the command of each start of vLLM in its log."""
     for logged in _ARGUMENTS.findall(text):
         try:
-            arguments = ast.literal_eval(logged)
+            arguments = ast.literal_eval(logged[: logged.rfind("}") + 1])
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             continue
         model = arguments.get("model_tag") or arguments.get("model")

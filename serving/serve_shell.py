@@ -41,6 +41,9 @@ _TOKEN = re.compile(
 LONGEST_SCRIPT = 1_000_000
 """Characters of a script with its arrays replaced."""
 
+MOST_FAILURES = 100
+"""Attempts to read an object that may fail, each of which may read to the end of the text."""
+
 _ASSIGNED = re.compile(r"^[ \t]*(?:export[ \t]+)?(\w+)=([^\s;]*)", re.MULTILINE)
 
 
@@ -179,11 +182,14 @@ def _with_quoted_objects(text: str) -> str:
     pieces: list[str] = []
     at = 0
     quote = ""
+    failures = 0
     while at < len(text):
         mark = text[at]
         begins_word = not pieces or pieces[-1][-1:] in " \t\n="
-        if not quote and begins_word and re.match(r"\{\s*\"", text[at : at + 9]):
+        may_begin = not quote and begins_word and failures < MOST_FAILURES
+        if may_begin and re.match(r"\{\s*\"", text[at : at + 9]):
             end = _end_of_object(text, at)
+            failures += end == at
             if end > at:
                 pieces.append(shlex.quote(text[at:end]))
                 at = end

@@ -180,7 +180,7 @@ class _Servers(NamedTuple):
         for index, word in enumerate(words):
             if _names_server(words, index) or "vllm serve" in word:
                 last = index
-            has_program = has_program or PurePosixPath(word).name in CONTAINERS
+            has_program = has_program or word.rpartition("/")[2] in CONTAINERS
             has_run = has_run or word == "run"
             if has_program and has_run:
                 container = min(container, index + 1)
