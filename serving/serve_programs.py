@@ -30,7 +30,7 @@ _SERVER = re.compile(r"\bvllm serve\b|vllm\.entrypoints")
 _RULE = re.compile(r"^[\w./%$()-]+(?:[ \t]+[\w./%-]+)*[ \t]*:(?![=:]).*\n\t", re.MULTILINE)
 """A rule of a Makefile: a target, and a line that begins with a tab."""
 
-_OF_MAKE = re.compile(r"^(?:export[ \t]+)?(\w+)[ \t]*(?:\?|:{1,3})?=[ \t]*(.*?)[ \t]*$")
+_OF_MAKE = re.compile(r"^(?:export[ \t]+)?(\w+)[ \t]*(\?|\+|:{1,3})?=[ \t]*(.*?)[ \t]*$")
 _RECIPE = re.compile(r"\t[ \t]*[@+-]{0,3}(.*)$")
 
 _NAME = re.compile(r"(?:^|/)vllm(?:$|\.entrypoints)|^dynamo\.vllm$")
@@ -41,9 +41,15 @@ _LIST = re.compile(
     r"^[ \t]*(?:command|args|entrypoint|entryPoint)[ \t]*=[ \t]*(\[[^\]]*\]|\"[^\"\n]*\")",
     re.MULTILINE,
 )
+_ELEMENT_OF_HCL = re.compile(r"\"(?:[^\"\\]|\\.)*\"|[^\s,\[\]\"]+", re.DOTALL)
+"""An element of a list: a string, a number, or an expression such as var.model."""
+
 _JUST = re.compile(r"^(\w+)[ \t]*:=[ \t]*([\"'])(.*?)\2[ \t]*$", re.MULTILINE)
 _JUST_RECIPE = re.compile(r"^[\w-]+(?:[ \t][^\n]*?)?:(?!=)[^\n]*$", re.MULTILINE)
 """The line of a recipe's name, parameters and dependencies."""
+
+_JUST_PARAMETER = re.compile(r"(?:(\w+)=([\"'])(.*?)\2|\*(\w+))")
+"""A parameter with a default, or *NAME, which may be empty."""
 
 _PM2_SCRIPT = re.compile(r"\bscript[\"']?\s*:\s*[\"']([^\"'\s]*vllm)[\"']")
 _PM2_ARGUMENTS = re.compile(r"\bargs[\"']?\s*:\s*[\"'](serve [^\"']*)[\"']")
@@ -65,8 +71,10 @@ def script_of_makefile(text: str) -> str:
         recipe = _RECIPE.match(line)
         if recipe:
             lines.append(recipe[1].replace("$$", "$"))
+        elif assigned and assigned[2] == "+":
+            lines.append(f"{assigned[1]}+={shlex.quote(' ' + assigned[3])}")
         elif assigned:
-            lines.append(f"{assigned[1]}={shlex.quote(assigned[2])}")
+            lines.append(f"{assigned[1]}={shlex.quote(assigned[3])}")
     return "\n".join(lines)
 
 
@@ -74,9 +82,15 @@ def script_of_justfile(text: str) -> str:
     """Returns a justfile as a script, in whose recipes `{{name}}` is a variable."""
     if not _JUST.search(text):
         return ""
-    recipes = _JUST_RECIPE.sub("", text)
+    recipes = _JUST_RECIPE.sub(_defaults_of_recipe, text)
     assigned = _JUST.sub(lambda match: f"{match[1]}={shlex.quote(match[3])}", recipes)
     return re.sub(r"\{\{\s*(\w+)\s*\}\}", r"${\1}", assigned)
+
+
+def _defaults_of_recipe(recipe: re.Match[str]) -> str:
+    """Returns a recipe's parameters that have a default, as assignments."""
+    found = _JUST_PARAMETER.findall(recipe[0])
+    return "\n".join(f"{name or rest}={shlex.quote(value)}" for name, _, value, rest in found)
 
 
 def words_of_pm2(text: str) -> list[str]:
@@ -99,12 +113,19 @@ def words_of_hcl(text: str) -> list[str]:
     words += ["docker", "run", image[1]]
     for listed in _LIST.findall(text[image.end() :]):
         without_comments = re.sub(r"(?m)^\s*(?:#|//).*$", "", listed)
+        of_strings = _ELEMENT_OF_HCL.sub(_as_string, without_comments)
         try:
-            value = json.loads(re.sub(r",(\s*\])", r"\1", without_comments))
+            value = json.loads(re.sub(r",(\s*\])", r"\1", of_strings))
         except ValueError:
             continue
         words += shlex.split(value) if isinstance(value, str) else map(str, value)
     return words
+
+
+def _as_string(element: re.Match[str]) -> str:
+    """Returns an element of a list as it is or, for an expression, as a reference to it."""
+    is_literal = re.fullmatch(r"\".*|-?[\d.]+|true|false|null", element[0], re.DOTALL)
+    return element[0] if is_literal else json.dumps("${" + element[0] + "}")
 
 
 def _parsed(text: str) -> ast.Module | None:

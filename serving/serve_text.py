@@ -298,8 +298,10 @@ def _expanded(words: list[str], variables: Mapping[str, str]) -> Iterator[str]:
         if word in ("$@", "$*"):
             continue
         resolved = _resolved(word, variables)
-        if VARIABLE.fullmatch(word) and resolved.startswith("-"):
+        if VARIABLE.fullmatch(word) and resolved.startswith(("-", " -")):
             yield from _flags_of(resolved)
+        elif not resolved and word:  # as in a shell, without quotation marks
+            continue
         else:
             yield resolved
 

@@ -24,7 +24,7 @@ _DESCRIBED = re.compile(
 _COLON = re.compile(r":\s+")
 
 _FROM = re.compile(r"^FROM[ \t]+(?:--\S+[ \t]+)*(\S+)", re.MULTILINE)
-_INSTRUCTION = re.compile(r"^(ENV|ENTRYPOINT|CMD)[ \t]+(.*)$", re.MULTILINE)
+_INSTRUCTION = re.compile(r"^(ARG|ENV|ENTRYPOINT|CMD)[ \t]+(.*)$", re.MULTILINE)
 
 
 def words_of_units(text: str) -> list[list[str]]:
@@ -85,7 +85,9 @@ def _of_dockerfile(text: str) -> list[str]:
     variables: list[str] = []
     commands: dict[str, list[str]] = {}
     for name, value in _INSTRUCTION.findall(text):
-        if name == "ENV":
+        if name == "ARG":
+            variables += [pair for pair in _split(value) if "=" in pair]  # its default
+        elif name == "ENV":
             pairs = _split(value)
             variables += pairs if "=" in pairs[0] else [f"{pairs[0]}={' '.join(pairs[1:])}"]
         else:
