@@ -99,7 +99,7 @@ def test_many_of_anything_are_read(line: str) -> None:
 def test_ten_megabytes_are_refused_before_they_are_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(serve_text, "shell_words")
     monkeypatch.delattr(serve_text, "documents_in")
-    with pytest.raises(OutriderError, match="more than 1000000 characters.*give the part"):
+    with pytest.raises(OutriderError, match=r"more than 1000000 characters.*give the part"):
         find_command("x", "vllm serve m " + "\\\n --port 1" * 1_000_000)
 
 
