@@ -171,6 +171,8 @@ def _containers(documents: Any) -> Iterator[Mapping[str, Any]]:
             yield {OF_INSPECT.get(str(key), str(key)): inner for key, inner in value.items()}
         elif {"command", "args", "entrypoint"} & value.keys():
             yield value
+        elif "image" in value and any(name.startswith("NIM_") for name, _ in _environment(value)):
+            yield value  # NVIDIA NIM, whose variables are its command
 
 
 def _environment(container: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -193,11 +193,13 @@ def of_nim(variables: Mapping[str, str], words: Sequence[str]) -> list[str]:
     of the image decides.
     """
     known = KNOWN | ARGUMENTS | KEYS_OF_ARGUMENTS.keys() | _NIM.renamed.keys()
-    named = {name.removeprefix(NIM): value for name, value in variables.items() if NIM in name}
-    of_variables = {name: value for name, value in named.items() if name.lower() in known}
+    named = {
+        name.removeprefix(NIM): value for name, value in variables.items() if name.startswith(NIM)
+    }
+    settings = {name: value for name, value in named.items() if name.lower() in known}
     passed = [word for word in words_of_script(variables.get(_PASSTHROUGH, "")) if word != END]
     served = words[1:] if words[:1] == ["nim-serve"] else words
-    found = [*_command(_NIM, of_variables)[len(_SERVE) :], *passed, *served]
+    found = [*_command(_NIM, settings)[len(_SERVE) :], *passed, *served]
     flags = {word.partition("=")[0].replace("_", "-") for word in found}
     if not flags & {"--tensor-parallel-size", "-tp"}:
         raise OutriderError(

@@ -18,6 +18,8 @@ _SETTING = re.compile(r"^([A-Za-z_]+)[ \t]*=[ \t]*(.*)$", re.MULTILINE)
 _PREFIXES = "@-:+!"
 """What systemd allows before a command."""
 
+_SPECIFIER = re.compile(r"(?<!%)%([A-Za-z])")
+
 _DESCRIBED = re.compile(
     r"^ {4}(Image|Command|Args|Environment):(.*)\n((?: {6,}\S.*(?:\n|\Z))*)", re.MULTILINE
 )
@@ -77,6 +79,9 @@ def _of_section(settings: list[tuple[str, str]]) -> list[str]:
             image = ["docker", "run", value.strip()]
         elif key in ("ExecStart", "command", "Exec") and value.strip():
             command = _split(value.lstrip(_PREFIXES))
+            if key != "command":
+                # A specifier of systemd, such as %i, is left open in the form of supervisor's.
+                command = [_SPECIFIER.sub(r"%(\1)s", word).replace("%%", "%") for word in command]
     return [*variables, *image, *command]
 
 

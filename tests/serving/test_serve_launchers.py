@@ -93,3 +93,18 @@ def test_nim_without_a_number_of_gpus_is_refused() -> None:
         find_command("x", command)
     words = find_command("x", f"{command} nim-serve -tp 2")[1]
     assert words == ["--model", "org/model", "-tp", "2"]
+
+
+def test_nim_s_variables_are_its_command() -> None:
+    service = """
+services:
+  nim:
+    image: nvcr.io/nim/nvidia/llm-nim:2.0.1
+    environment:
+      NIM_MODEL_PATH: hf://org/model
+      NIM_TENSOR_PARALLEL_SIZE: 8
+      NIM_ENABLE_KV_CACHE_REUSE: "0"
+"""
+    words = find_command("x", service)[1]
+    sizes = ["--tensor-parallel-size", "8", "--no-enable-prefix-caching"]
+    assert words == ["--model", "org/model", *sizes]

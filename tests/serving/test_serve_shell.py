@@ -57,6 +57,14 @@ def test_other_references_are_refused(word: str) -> None:
         find_command("x", f"vllm serve m -tp {word}")
 
 
+def test_a_specifier_of_systemd_is_refused() -> None:
+    unit = "[Service]\nExecStart=/usr/bin/vllm serve /models/%i --served-model-name {}\n"
+    with pytest.raises(OutriderError, match=r"/models/%\(i\)s: contains"):
+        find_command("x", unit.format("r1"))
+    plain = unit.replace("/models/%i", "org/model").format("%i")
+    assert find_command("x", plain)[1] == ["org/model"]
+
+
 def test_a_variable_is_added_to_and_a_command_may_be_one() -> None:
     script = 'CMD="vllm serve org/model"\nCMD+=" -tp 8"\nexec $CMD\n'
     assert find_command("x", script)[1] == ["org/model", "-tp", "8"]
