@@ -83,6 +83,9 @@ class TargetConfig(BaseModel):
         what = "no such directory"
         if directory.is_dir():
             what = "no config.json there"
+            if (directory / "params.json").is_file():
+                what += ", only Mistral's params.json, and checkpoints in its format are not read;"
+                what += " take the model's repository or revision in Hugging Face's format"
         elif directory.exists():
             what = "a file, not a directory"
         raise OutriderError(

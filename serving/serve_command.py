@@ -236,12 +236,18 @@ def _arguments(source: str, words: Sequence[str]) -> tuple[dict[str, Any], list[
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     unknown: list[str] = []
+    of_earlier_releases: set[str] = set()
 
     class Parser(FlexibleArgumentParser):
         def parse_known_args(self, *args: Any) -> Any:  # type: ignore[override]  # overloads
             namespace, extras = super().parse_known_args(*args)
             unknown.extend(_flags(extras))
             return namespace, []
+
+        def _get_option_tuples(self, option_string: str) -> Any:
+            # Abbreviations stand for flags of vLLM 0.32, as there.
+            found = super()._get_option_tuples(option_string)
+            return [match for match in found if match[0].dest not in of_earlier_releases]
 
         def error(self, message: str) -> NoReturn:
             names = ", ".join(_flags(message.split())) or "a value"  # values may be secret
@@ -250,7 +256,8 @@ def _arguments(source: str, words: Sequence[str]) -> tuple[dict[str, Any], list[
             )
 
     parser = make_arg_parser(Parser())
-    for name in KNOWN - {action.dest for action in parser._actions}:  # of earlier releases
+    of_earlier_releases |= KNOWN - {action.dest for action in parser._actions}
+    for name in of_earlier_releases:
         if name in SWITCHES:
             parser.add_argument(_flag(name), action=argparse.BooleanOptionalAction)
         else:

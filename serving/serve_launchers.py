@@ -11,13 +11,17 @@
 - SageMaker's vLLM containers: variables SM_VLLM_NAME (sagemaker_entrypoint.sh)
 - RunPod's worker: variables with the names of flags, and MODEL_NAME (2.7)
 - DJL's LMI containers: `option.NAME` in serving.properties, or variables OPTION_NAME (0.33)
+- NVIDIA NIM: variables NIM_NAME, flags in NIM_PASSTHROUGH_ARGS or after `nim-serve` (2.0)
 """
 
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from outrider.common.errors import OutriderError
 from outrider.serving.allowed import ARGUMENTS, KEYS_OF_ARGUMENTS
+from outrider.serving.serve_shell import END, words_of_script
 from outrider.serving.vllm_flags import KNOWN
 
 
@@ -28,6 +32,12 @@ class Launcher(NamedTuple):
     """Flags without effect on what the engine computes."""
     renamed: Mapping[str, str]
     """Flags with another name in vLLM."""
+    defaults: Mapping[str, str] = {}
+    """Values that the program sets unless the user does, where vLLM's default is another."""
+    translated: Mapping[tuple[str, str], str] = {}
+    """Values of flags, under vLLM's names, for which the program sets another."""
+    of_machine: Mapping[tuple[str, str], str] = {}
+    """Values for which the program sets what the machine has, and what that is."""
 
 
 _DYNAMO = Launcher(
@@ -62,6 +72,9 @@ _KSERVE = Launcher(
         "model_revision": "revision",
         "max_length": "max_model_len",
     },
+    # On a GPU it makes float16 of `auto`, which is the default (its __main__.py).
+    defaults={"dtype": "float16"},
+    translated={("dtype", "auto"): "float16"},
 )
 _LMI = Launcher(
     own=frozenset(
@@ -76,21 +89,55 @@ _LMI = Launcher(
         "pipeline_parallel_degree": "pipeline_parallel_size",
         "max_rolling_batch_size": "max_num_seqs",
     },
+    of_machine={("tensor_parallel_size", "max"): "the number of the instance's GPUs"},
+)
+_RUNPOD = Launcher(
+    own=frozenset(),
+    renamed={"model_name": "model", "model_revision": "revision", "tokenizer_name": "tokenizer"},
+    defaults={"enable_prefix_caching": "false"},
+)
+_NIM = Launcher(
+    own=frozenset(),
+    renamed={
+        "model_path": "model",
+        "model_name": "model",
+        "kvcache_percent": "gpu_memory_utilization",
+        "enable_kv_cache_reuse": "enable_prefix_caching",
+    },
+    translated={
+        ("enable_prefix_caching", "1"): "true",
+        ("enable_prefix_caching", "0"): "false",
+    },
 )
 
 LAUNCHERS: dict[str, Launcher] = {"dynamo.vllm": _DYNAMO, "huggingfaceserver": _KSERVE}
 """Modules that `python -m` starts."""
 
-_VALUE = r"[\"']?\s*[:=]\s*[\"']?([^\"'\s,}]*)"
+NIM = "NIM_"
+"""Beginning of the variables of NVIDIA NIM."""
+
 _PREFIXES = (
-    (re.compile(rf"\bSM_VLLM_([A-Z0-9_]+){_VALUE}"), Launcher(frozenset(), {})),
-    (re.compile(r"^[ \t]*option\.(\w+)[ \t]*=[ \t]*([^\s#]*)", re.MULTILINE), _LMI),
-    (re.compile(rf"\b(?:OPTION|HF(?=_MODEL_ID))_([A-Z0-9_]+){_VALUE}"), _LMI),
+    ("SM_VLLM_", Launcher(frozenset(), {})),
+    ("option.", _LMI),
+    ("OPTION_", _LMI),
 )
 """How a container's variables or settings spell vLLM's flags."""
 
-_RUNPOD = re.compile(r"worker(?:-v1)?-vllm")
-_VARIABLE = re.compile(rf"\b([A-Z][A-Z0-9_]+){_VALUE}")
+_MODEL_OF_LMI = "HF_MODEL_ID"
+_PASSTHROUGH = "NIM_PASSTHROUGH_ARGS"
+_RUNPOD_IMAGE = re.compile(r"worker(?:-v1)?-vllm")
+
+_SETTING = re.compile(
+    r"([\"']?)\b(option\.\w+|[A-Z][A-Z0-9_]*)(?=[\"'\s:=,])"
+    r"[\"']?(?:\s*[,\n]\s*[\"']?value[\"']?)?[ \t]*[:=][ \t]*"
+)
+"""A variable or setting before its value: NAME=, NAME:, "NAME": or `name: NAME`, `value:`."""
+
+_SINGLE_QUOTED = re.compile(r"'([^'\n]*)'")
+_DOUBLE_QUOTED = re.compile(r"\"(?:[^\"\\\n]|\\.)*\"")
+_BARE = re.compile(r"[^\"'\s,}#]{0,2000}")
+
+_SERVE = ("vllm", "serve")
 
 _SWITCHES = {"true": "--", "false": "--no-", "": "--"}
 """What is before the name of a flag without a value."""
@@ -100,42 +147,114 @@ def of_launcher(module: str, words: Sequence[str]) -> list[str]:
     """Returns the words of a launcher's command that are vLLM's, under vLLM's names."""
     launcher = LAUNCHERS[module]
     kept: list[str] = []
+    given: set[str] = set()
+    name = ""
     is_own = False
     for word in words:
         if not word.startswith("--"):
             # A launcher has no positional arguments, so this is the value of the flag before it.
             if not is_own:
-                kept.append(word)
+                kept.append(launcher.translated.get((name, word), word))
             continue
         flag, equals, value = word.partition("=")
         name = flag.removeprefix("--").replace("-", "_")
         is_own = name in launcher.own
+        name = launcher.renamed.get(name, name)
         if not is_own:
-            kept.append(_flag(launcher.renamed.get(name, name)) + equals + value)
-    return kept
+            given.add(name)
+            kept.append(_flag(name) + equals + launcher.translated.get((name, value), value))
+    unset = {name: value for name, value in launcher.defaults.items() if name not in given}
+    return kept + [word for name, value in unset.items() for word in _words(name, value)]
 
 
 def words_of_prefixes(text: str) -> list[str]:
     """Returns the command in variables or settings with a prefix; empty if there is none."""
-    for pattern, launcher in _PREFIXES:
-        words: list[str] = []
-        for logged, value in pattern.findall(text):
-            name = logged.lower() if logged.isupper() else logged
-            if name in launcher.own:
-                continue
-            words += _words(launcher.renamed.get(name, name), value)
-        if "--model" in words:
-            return ["vllm", "serve", *words]
-    return _of_runpod(text) if _RUNPOD.search(text) else []
+    settings = list(_settings(text))
+    model_of_lmi = dict(settings).get(_MODEL_OF_LMI, "")
+    for prefix, launcher in _PREFIXES:
+        of_prefix = {
+            name.removeprefix(prefix): value for name, value in settings if name.startswith(prefix)
+        }
+        if prefix == "OPTION_":
+            of_prefix.setdefault("MODEL_ID", model_of_lmi)
+        if words := _command(launcher, of_prefix):
+            return words
+    if _RUNPOD_IMAGE.search(text):
+        known = KNOWN | ARGUMENTS | KEYS_OF_ARGUMENTS.keys() | _RUNPOD.renamed.keys()
+        return _command(_RUNPOD, {n: value for n, value in settings if n.lower() in known})
+    return []
 
 
-def _of_runpod(text: str) -> list[str]:
-    """Returns the command in the variables of RunPod's worker."""
-    variables = {name.lower(): value for name, value in _VARIABLE.findall(text)}
-    model = variables.pop("model_name", "")
-    known = KNOWN | ARGUMENTS | KEYS_OF_ARGUMENTS.keys()
-    words = [word for name in variables if name in known for word in _words(name, variables[name])]
-    return ["vllm", "serve", "--model", model, *words] if model else []
+def of_nim(variables: Mapping[str, str], words: Sequence[str]) -> list[str]:
+    """Returns the words of vLLM's command in a NIM container.
+
+    Arguments after `nim-serve` come before those of NIM_PASSTHROUGH_ARGS, and these before the
+    other variables (its docs, "advanced configuration"). Without a number of GPUs there, a profile
+    of the image decides.
+    """
+    known = KNOWN | ARGUMENTS | KEYS_OF_ARGUMENTS.keys() | _NIM.renamed.keys()
+    named = {
+        name.removeprefix(NIM): value for name, value in variables.items() if name.startswith(NIM)
+    }
+    settings = {name: value for name, value in named.items() if name.lower() in known}
+    passed = [word for word in words_of_script(variables.get(_PASSTHROUGH, "")) if word != END]
+    served = words[1:] if words[:1] == ["nim-serve"] else words
+    found = [*_command(_NIM, settings)[len(_SERVE) :], *passed, *served]
+    flags = {word.partition("=")[0].replace("_", "-") for word in found}
+    if not flags & {"--tensor-parallel-size", "-tp"}:
+        raise OutriderError(
+            "--from-serve-command: NVIDIA NIM takes the number of GPUs from the profile that it"
+            " chooses; add --tensor-parallel-size with the number to NIM_PASSTHROUGH_ARGS"
+        )
+    return found
+
+
+def _command(launcher: Launcher, settings: Mapping[str, str]) -> list[str]:
+    """Returns the command in a launcher's settings; empty without a model."""
+    named: dict[str, str] = {}
+    for setting, value in settings.items():
+        name = setting.lower() if setting.isupper() else setting
+        if name not in launcher.own:
+            named[launcher.renamed.get(name, name)] = value
+    if not named.get("model"):
+        return []
+    named["model"] = named["model"].removeprefix("hf://")
+    model = {"model": named.pop("model")}
+    words: list[str] = []
+    for name, value in {**model, **launcher.defaults, **named}.items():
+        if found := launcher.of_machine.get((name, value)):
+            raise OutriderError(
+                f"--from-serve-command: {name}={value} is {found}, which is not known here; give"
+                " the number"
+            )
+        words += _words(name, launcher.translated.get((name, value), value))
+    return [*_SERVE, *words]
+
+
+def _settings(text: str) -> Iterator[tuple[str, str]]:
+    """Yields variables and settings with their values, from any format that names both."""
+    for match in _SETTING.finditer(text):
+        quote, name = match.groups()
+        is_quoted_whole = quote and text[match.end(2)] == "="  # -e "NAME=VALUE"
+        begin = match.start() if is_quoted_whole else match.end()
+        value = _value_at(text, begin)
+        yield name, value.partition("=")[2] if is_quoted_whole else value
+
+
+def _value_at(text: str, begin: int) -> str:
+    """Returns the value that begins at a place: quoted, a JSON object, or a word."""
+    if single := _SINGLE_QUOTED.match(text, begin):
+        return single[1]
+    if double := _DOUBLE_QUOTED.match(text, begin):
+        return re.sub(r"\\(.)", r"\1", double[0][1:-1])
+    if text.startswith("{", begin):
+        try:
+            _, end = json.JSONDecoder().raw_decode(text, begin)
+        except (ValueError, RecursionError):
+            return ""
+        return text[begin:end]
+    bare = _BARE.match(text, begin)
+    return bare[0] if bare else ""
 
 
 def _words(name: str, value: str) -> list[str]:

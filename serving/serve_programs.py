@@ -14,13 +14,23 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
+from outrider.serving.serve_shell import END, words_of_script
+
 ENGINES = frozenset({"LLM", "EngineArgs", "AsyncEngineArgs", "LLMConfig"})
 """Classes whose arguments are an engine's: vLLM's, and Ray Serve LLM's."""
+
+STARTS = frozenset({
+    "run", "Popen", "call", "check_call", "check_output", "system", "execvp", "execv",
+    "create_subprocess_exec", "create_subprocess_shell",
+})  # fmt: skip
+"""Functions that start a program."""
+
+_SERVER = re.compile(r"\bvllm serve\b|vllm\.entrypoints")
 
 _RULE = re.compile(r"^[\w./%$()-]+(?:[ \t]+[\w./%-]+)*[ \t]*:(?![=:]).*\n\t", re.MULTILINE)
 """A rule of a Makefile: a target, and a line that begins with a tab."""
 
-_OF_MAKE = re.compile(r"^(?:export[ \t]+)?(\w+)[ \t]*(?:\?|:{1,3})?=[ \t]*(.*?)[ \t]*$")
+_OF_MAKE = re.compile(r"^(?:export[ \t]+)?(\w+)[ \t]*(\?|\+|:{1,3})?=[ \t]*(.*?)[ \t]*$")
 _RECIPE = re.compile(r"\t[ \t]*[@+-]{0,3}(.*)$")
 
 _NAME = re.compile(r"(?:^|/)vllm(?:$|\.entrypoints)|^dynamo\.vllm$")
@@ -31,9 +41,15 @@ _LIST = re.compile(
     r"^[ \t]*(?:command|args|entrypoint|entryPoint)[ \t]*=[ \t]*(\[[^\]]*\]|\"[^\"\n]*\")",
     re.MULTILINE,
 )
+_ELEMENT_OF_HCL = re.compile(r"\"(?:[^\"\\]|\\.)*\"|[^\s,\[\]\"]+", re.DOTALL)
+"""An element of a list: a string, a number, or an expression such as var.model."""
+
 _JUST = re.compile(r"^(\w+)[ \t]*:=[ \t]*([\"'])(.*?)\2[ \t]*$", re.MULTILINE)
 _JUST_RECIPE = re.compile(r"^[\w-]+(?:[ \t][^\n]*?)?:(?!=)[^\n]*$", re.MULTILINE)
 """The line of a recipe's name, parameters and dependencies."""
+
+_JUST_PARAMETER = re.compile(r"(?:(\w+)=([\"'])(.*?)\2|\*(\w+))")
+"""A parameter with a default, or *NAME, which may be empty."""
 
 _PM2_SCRIPT = re.compile(r"\bscript[\"']?\s*:\s*[\"']([^\"'\s]*vllm)[\"']")
 _PM2_ARGUMENTS = re.compile(r"\bargs[\"']?\s*:\s*[\"'](serve [^\"']*)[\"']")
@@ -55,8 +71,10 @@ def script_of_makefile(text: str) -> str:
         recipe = _RECIPE.match(line)
         if recipe:
             lines.append(recipe[1].replace("$$", "$"))
+        elif assigned and assigned[2] == "+":
+            lines.append(f"{assigned[1]}+={shlex.quote(' ' + assigned[3])}")
         elif assigned:
-            lines.append(f"{assigned[1]}={shlex.quote(assigned[2])}")
+            lines.append(f"{assigned[1]}={shlex.quote(assigned[3])}")
     return "\n".join(lines)
 
 
@@ -64,9 +82,15 @@ def script_of_justfile(text: str) -> str:
     """Returns a justfile as a script, in whose recipes `{{name}}` is a variable."""
     if not _JUST.search(text):
         return ""
-    recipes = _JUST_RECIPE.sub("", text)
+    recipes = _JUST_RECIPE.sub(_defaults_of_recipe, text)
     assigned = _JUST.sub(lambda match: f"{match[1]}={shlex.quote(match[3])}", recipes)
     return re.sub(r"\{\{\s*(\w+)\s*\}\}", r"${\1}", assigned)
+
+
+def _defaults_of_recipe(recipe: re.Match[str]) -> str:
+    """Returns a recipe's parameters that have a default, as assignments."""
+    found = _JUST_PARAMETER.findall(recipe[0])
+    return "\n".join(f"{name or rest}={shlex.quote(value)}" for name, _, value, rest in found)
 
 
 def words_of_pm2(text: str) -> list[str]:
@@ -89,17 +113,24 @@ def words_of_hcl(text: str) -> list[str]:
     words += ["docker", "run", image[1]]
     for listed in _LIST.findall(text[image.end() :]):
         without_comments = re.sub(r"(?m)^\s*(?:#|//).*$", "", listed)
+        of_strings = _ELEMENT_OF_HCL.sub(_as_string, without_comments)
         try:
-            value = json.loads(re.sub(r",(\s*\])", r"\1", without_comments))
+            value = json.loads(re.sub(r",(\s*\])", r"\1", of_strings))
         except ValueError:
             continue
         words += shlex.split(value) if isinstance(value, str) else map(str, value)
     return words
 
 
+def _as_string(element: re.Match[str]) -> str:
+    """Returns an element of a list as it is or, for an expression, as a reference to it."""
+    is_literal = re.fullmatch(r"\".*|-?[\d.]+|true|false|null", element[0], re.DOTALL)
+    return element[0] if is_literal else json.dumps("${" + element[0] + "}")
+
+
 def _parsed(text: str) -> ast.Module | None:
     """Returns a Python program; None for other text."""
-    is_program = re.search(r"^\s*(?:import|from|def|\w+ *\+?=) ?", text, re.MULTILINE)
+    is_program = re.search(r"^[ \t]*(?:import|from|def|\w+ *\+?=)", text, re.MULTILINE)
     if not is_program or not re.search("vllm|LLMConfig", text):
         return None
     try:
@@ -134,9 +165,31 @@ def words_of_program(text: str) -> Iterator[list[str]]:
         return
     known: dict[str, Any] = {}
     _run(tree.body, known)
-    for value in known.values():
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    started = [_value(call.args[0], known) for call in calls if call.args and _starts(call)]
+    for value in (*started, *known.values()):
+        if isinstance(value, str) and _SERVER.search(value):
+            value = words_of_script(value)
         if isinstance(value, list) and any(map(_NAME.search, map(str, value))):
-            yield [str(word) for word in value]
+            yield [*_variables(tree, known), *map(str, value)]
+
+
+def _starts(call: ast.Call) -> bool:
+    return ast.unparse(call.func).rpartition(".")[2] in STARTS
+
+
+def _variables(tree: ast.Module, known: dict[str, Any]) -> list[str]:
+    """Returns the variables that a program exports: os.environ["NAME"] = ..., or `env=`."""
+    words: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
+            target = node.targets[0]
+            if ast.unparse(target.value) in ("os.environ", "env"):
+                words.append(f"{_value(target.slice, known)}={_value(node.value, known)}")
+        elif isinstance(node, ast.Call) and _starts(node):
+            passed = _named(node, known).get("env")
+            words += [f"{k}={v}" for k, v in passed.items()] if isinstance(passed, dict) else []
+    return words
 
 
 def _run(statements: list[ast.stmt], known: dict[str, Any]) -> None:
@@ -196,16 +249,23 @@ def _value(node: ast.expr | None, known: dict[str, Any]) -> Any:
 
 
 def _of_call(node: ast.expr | None, known: dict[str, Any]) -> Any:
-    """Returns the value of `str(...)` or of a variable's default; else a reference."""
+    """Returns the value of a dictionary or of a well-known call; else a reference."""
     if isinstance(node, ast.Dict):
-        keys = [_value(key, known) for key in node.keys]
-        return dict(zip(keys, (_value(value, known) for value in node.values), strict=True))
+        pairs = [(key, value) for key, value in zip(node.keys, node.values, strict=True) if key]
+        return {_value(key, known): _value(value, known) for key, value in pairs}
     if isinstance(node, ast.Call) and ast.unparse(node.func) == "dict":
         return _named(node, known)
     if isinstance(node, ast.Call) and len(node.args) in (1, 2):
         name = ast.unparse(node.func)
+        value = _value(node.args[0], known)
         if name in ("str", "int"):
-            return _value(node.args[0], known)
+            return value
+        if name == "json.dumps" and isinstance(value, dict | list):
+            return json.dumps(value)
+        if name in ("shlex.split", "split") and isinstance(value, str):
+            return [word for word in words_of_script(value) if word != END]
+        if name.endswith(".join") and isinstance(value, list):
+            return " ".join(map(str, value))
         if name in ("os.environ.get", "os.getenv") and len(node.args) == 2:
             return _value(node.args[1], known)
     return "${" + re.sub(r"\W+", "_", ast.unparse(node) if node else "") + "}"

@@ -27,6 +27,7 @@ from outrider.serving.vllm_flags import KNOWN
 SERVE = ("vllm", "serve")
 
 PARALLELISM = {
+    "expert": "enable_expert_parallel",
     "tensor": "tensor_parallel_size",
     "pipeline": "pipeline_parallel_size",
     "data": "data_parallel_size",
@@ -40,6 +41,12 @@ ADDED = "VLLM_ADDITIONAL_ARGS"
 STACKS = frozenset({"extraArgs", "v0", "v1", "env"})
 """Keys of `vllmConfig` that are not vLLM's arguments."""
 
+OF_CHART = {"enablePrefixCaching": False}
+"""What the stack's chart sets unless its values do (templates/deployment-vllm-multi.yaml)."""
+
+MODEL_KEYS = ("enableLoRA", "chatTemplate")
+"""Keys next to `vllmConfig` from which the chart makes flags that change the text."""
+
 LOGGED = frozenset({"model", "model_tag", "subparser", "dispatch_function"})
 """Keys of the logged arguments that are no flags."""
 
@@ -47,8 +54,9 @@ RUNTIMES = ("ServingRuntime", "ClusterServingRuntime")
 """KServe's kinds whose containers serve the models of an InferenceService."""
 
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+"""Where a new word of a name begins; LoRA is one."""
 _SCHEME = re.compile(r"(?:pvc\+)?hf://")
-_ARGUMENTS = re.compile(r"non-default args: (\{.*\})")
+_ARGUMENTS = re.compile(r"non-default args: (\{.*)")
 
 
 def words_of_settings(mappings: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
@@ -97,11 +105,21 @@ def words_of_config(documents: Iterable[Any]) -> Iterator[list[str]]:
             yield [*SERVE, model, *_flags(arguments)]
 
 
+def words_of_config_file(documents: Sequence[Any], model: Sequence[str]) -> list[str]:
+    """Returns the flags of the file of `--config`, after its model unless the command has one."""
+    settings = documents[0] if documents else None
+    if not isinstance(settings, Mapping):
+        return []
+    arguments = {str(name).replace("-", "_"): value for name, value in settings.items()}
+    named = arguments.pop("model", None)
+    return [*([] if model or named is None else [str(named)]), *_flags(arguments)]
+
+
 def words_of_log(text: str) -> Iterator[list[str]]:
     """Yields the command of each start of vLLM in its log."""
     for logged in _ARGUMENTS.findall(text):
         try:
-            arguments = ast.literal_eval(logged)
+            arguments = ast.literal_eval(logged[: logged.rfind("}") + 1])
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             continue
         model = arguments.get("model_tag") or arguments.get("model")
@@ -117,6 +135,9 @@ def _of_stack(settings: Mapping[str, Any]) -> list[str]:
         return []
     sizes = {name: of_crd[name] for name in ("maxModelLen", "maxNumSeqs") if name in of_crd}
     arguments = {**sizes, **section}
+    if settings.get("modelURL"):
+        arguments = {**arguments, **OF_CHART, **arguments}
+        arguments |= {name: settings[name] for name in MODEL_KEYS if settings.get(name)}
     flags = {_snake(name): value for name, value in arguments.items() if name not in STACKS}
     more = map(str, _list(section, "extraArgs"))
     return [*_variables(settings), *SERVE, str(model), *_flags(flags), *more]
@@ -127,7 +148,9 @@ def _of_ray(settings: Mapping[str, Any]) -> list[str]:
     model = loaded.get("model_source") or loaded.get("model_id")
     if not isinstance(model, str):
         return []
-    return [*SERVE, model, *_flags(_mapping(settings, "engine_kwargs"))]
+    exported = _mapping(_mapping(settings, "runtime_env"), "env_vars")
+    variables = [f"{name}={value}" for name, value in exported.items()]
+    return [*variables, *SERVE, model, *_flags(_mapping(settings, "engine_kwargs"))]
 
 
 def _of_chart(settings: Mapping[str, Any]) -> list[str]:
@@ -187,7 +210,7 @@ def _flags(arguments: Mapping[str, Any]) -> list[str]:
 
 
 def _snake(name: str) -> str:
-    return _HUMP.sub("_", name).lower()
+    return _HUMP.sub("_", name.replace("LoRA", "Lora")).lower()
 
 
 def _mapping(holder: Mapping[str, Any], key: str) -> Mapping[str, Any]:

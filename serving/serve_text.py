@@ -5,23 +5,28 @@
     words            # ["org/model", "-tp", "8"]
 
 Read are `vllm serve`, the module of vLLM's API server, `docker run` of an image whose entry point
-is either, the containers of Kubernetes, Docker Compose and `docker inspect`, SkyPilot's `run`, unit
-files and what `kubectl describe` shows (serve_units.py), settings of charts and frameworks
+is either, scripts (serve_shell.py), manifests and other documents (serve_documents.py), unit files
+and what `kubectl describe` shows (serve_units.py), settings of charts and frameworks
 (serve_settings.py), other programs that start vLLM (serve_launchers.py), and commands that Python,
 Make, Nomad and Terraform build (serve_programs.py).
 """
 
 import re
-import shlex
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any
-
-import yaml
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import NamedTuple
 
 from outrider.common.errors import OutriderError
 from outrider.common.redaction import redacted
-from outrider.serving.serve_launchers import LAUNCHERS, of_launcher, words_of_prefixes
+from outrider.serving.serve_documents import (
+    LONGEST_IMAGE,
+    VARIABLE,
+    documents_in,
+    files_of_documents,
+    is_image,
+    words_of_documents,
+)
+from outrider.serving.serve_launchers import LAUNCHERS, of_launcher, of_nim, words_of_prefixes
 from outrider.serving.serve_programs import (
     calls_in_program,
     script_of_justfile,
@@ -32,17 +37,12 @@ from outrider.serving.serve_programs import (
 )
 from outrider.serving.serve_settings import (
     words_of_config,
-    words_of_kserve,
+    words_of_config_file,
     words_of_log,
     words_of_settings,
 )
-from outrider.serving.serve_units import (
-    as_shell,
-    has_torn_object,
-    with_quoted_objects,
-    words_of_lists,
-    words_of_units,
-)
+from outrider.serving.serve_shell import END, shell_words, words_of_script, written_files
+from outrider.serving.serve_units import words_of_lists, words_of_units
 from outrider.serving.vllm_flags import HARMLESS
 
 SERVERS = ("vllm.entrypoints.openai.api_server", "vllm/entrypoints/openai/api_server.py")
@@ -51,16 +51,12 @@ SERVERS = ("vllm.entrypoints.openai.api_server", "vllm/entrypoints/openai/api_se
 CLI = "vllm.entrypoints.cli.main"
 """The module of the `vllm` command."""
 
-IMAGE = re.compile(r"(?:[\w.:-]+/)*[\w.-]*vllm[\w.-]*(?:[:@][\w.:+-]+)?")
-"""Name of an image, such as vllm/vllm-openai:v0.32.0, whose entry point is `vllm serve`."""
+OF_NIM = re.compile(r"nim-serve$|nvcr\.io/nim/")
+"""The server of NVIDIA NIM, or its image."""
+
+MODELS_OF_NIM = {"NIM_MODEL_PATH", "NIM_MODEL_NAME"}
 
 CONTAINERS = {"docker", "podman", "nerdctl", "singularity", "apptainer"}
-
-OF_INSPECT = {"Cmd": "command", "Entrypoint": "entrypoint", "Env": "environment", "Image": "image"}
-"""What `docker inspect` calls the keys of Compose."""
-
-END = ";"
-"""The word that ends a command."""
 
 OPERATORS = {";", "&", "&&", "|", "||"}
 
@@ -69,18 +65,23 @@ BLOCK = re.compile(r"^[ \t]*```[\w-]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILIN
 
 REDIRECTION = re.compile(r"(?:\d|&)?(?:>>?|<)(?P<file>.*)")
 
-VARIABLE = re.compile(
-    r"\$(?:(?P<plain>\w+)|\{(?P<braces>\w+)(?::?-(?P<default>[^}]*))?\}|\((?P<kube>\w+)\))"
-)
-"""$NAME, ${NAME}, ${NAME:-default} and, in Kubernetes, $(NAME)."""
-
-ASSIGNED = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<value>.*)", re.DOTALL)
+ASSIGNED = re.compile(r"(?P<name>[A-Za-z_]\w*)(?P<added>\+?)=(?P<value>.*)", re.DOTALL)
 
 EXPORTED = re.compile(r"[A-Z_][A-Z0-9_]*")
 """Names of variables that a program may read. A script's own are often in lower case."""
 
+UNRESOLVED = re.compile(r"\$[({\w@*]|`|\{\{|%\(\w+\)s")
+"""What a shell, a template or supervisor (%(ENV_NAME)s) would still replace."""
+
+LONGEST_TEXT = 1_000_000
+"""Characters of a text that is searched. Kubernetes' objects are shorter than 1.5 MB, and vLLM's
+logs are reduced to the lines that name its arguments."""
+
 LONGEST_WORD = 20_000
 """Characters of a word with variables replaced: fifteen lines `A=$A$A$A$A` stand for gigabytes."""
+
+LONGEST_VALUES = 10_000_000
+"""Characters of all values that are assigned, with the variables in them replaced."""
 
 Command = tuple[dict[str, str], list[str]]
 """Environment variables, and the words after `vllm serve`."""
@@ -91,22 +92,28 @@ def find_command(source: str, text: str) -> Command:
 
     Raises an `OutriderError` if there is none, or if a shell variable has no value in `text`.
     """
-    blocks = [_words_of_script(block) for block in BLOCK.findall(text)]
-    candidates = [words_of_prefixes(text), *blocks, *words_of_units(text), *_of_manifest(text)]
-    calls = calls_in_program(text)
-    candidates += [*words_of_settings(calls), *words_of_config(calls), *words_of_program(text)]
-    candidates += [*words_of_lists(text), *words_of_log(text), words_of_hcl(text)]
-    scripts = (script_of_makefile(text), script_of_justfile(text))
-    candidates += [*map(_words_of_script, scripts), words_of_pm2(text)]
-    for candidate in candidates:
+    if len(text) > LONGEST_TEXT:
+        text = "\n".join(line for line in text.splitlines() if "non-default args" in line)
+        if not 0 < len(text) <= LONGEST_TEXT:
+            raise OutriderError(
+                f"{source}: more than {LONGEST_TEXT} characters, without vLLM's log line"
+                " `non-default args`; give the part that starts the server"
+            )
+    script, files = written_files(text)
+    documents = documents_in(text)
+    files |= files_of_documents(documents)
+    for candidate in _candidates(text, script, documents):
         if command := _of_words(candidate):
-            return _checked(source, *command)
+            variables, words = command
+            return _checked(source, variables, _with_config_file(words, files))
+    for written in files.values():
+        for candidate in _candidates(written, written, documents_in(written)):
+            if command := _of_words(candidate):
+                return _checked(source, *command)
     try:
-        words = shell_words(text)
+        words = shell_words(script)
     except ValueError as error:
         raise OutriderError(f"{source}: not a shell command ({error})") from None
-    if command := _of_words(words):
-        return _checked(source, *command)
     if any("sglang" in word for word in words):
         raise OutriderError(
             f"{source}: a command of SGLang, and Outrider's engines run vLLM; give the `vllm serve`"
@@ -119,84 +126,126 @@ def find_command(source: str, text: str) -> Command:
     )
 
 
-def shell_words(text: str) -> list[str]:
-    """Splits a script into words, with `END` between commands.
+def _candidates(text: str, script: str, documents: list[object]) -> Iterator[list[str]]:
+    """Yields words that may contain a command; `script` is the text without its written files."""
+    yield words_of_prefixes(text)
+    yield from map(words_of_script, BLOCK.findall(text))
+    yield from words_of_units(text)
+    yield from words_of_documents(documents)
+    calls = calls_in_program(text)
+    yield from words_of_settings(calls)
+    yield from words_of_config(calls)
+    yield from words_of_program(text)
+    yield from words_of_lists(text)
+    yield from words_of_log(text)
+    yield words_of_hcl(text)
+    yield words_of_script(script_of_makefile(text))
+    yield words_of_script(script_of_justfile(text))
+    yield words_of_pm2(text)
+    yield words_of_script(script)
 
-    A line that begins with a flag continues the one before, with or without a backslash.
+
+def _with_config_file(words: list[str], files: Mapping[str, str]) -> list[str]:
+    """Replaces `--config FILE` by the flags of a file that the text contains.
+
+    As in vLLM, flags of the command come later and count; a file on this machine is left to it.
     """
-    text = as_shell(re.sub(r"\\[ \t]*\r?\n", " ", text.replace("\u00a0", " ")))
-    words = _split_lines(text)
-    return _split_lines(with_quoted_objects(text)) if has_torn_object(words) else words
+    by_name = {PurePosixPath(path).name: text for path, text in files.items()}
+    if "--config" not in words[:-1]:
+        return words
+    at = words.index("--config")
+    text = by_name.get(PurePosixPath(words[at + 1]).name)
+    if text is None:
+        return words
+    rest = words[:at] + words[at + 2 :]
+    model = rest[:1] if rest and not rest[0].startswith("-") else []
+    return [*model, *words_of_config_file(documents_in(text), model), *rest[len(model) :]]
 
 
-def _split_lines(text: str) -> list[str]:
-    words: list[str] = []
-    pending = ""
-    for line in text.splitlines():
-        pending += line + "\n"
-        try:
-            of_line = shlex.split(pending, comments=True)
-        except ValueError:  # a quotation that goes on in the next line
-            continue
-        pending = ""
-        if of_line and not of_line[0].startswith("-"):
-            words.append(END)
-        words += of_line
-    if pending:
-        raise ValueError("a quotation without an end")
-    return words
+class _Servers(NamedTuple):
+    """Where the words of a script name vLLM's server or a container's image."""
+
+    last: int
+    """Place of the last word that names the server."""
+    container: int
+    """Place from which `docker run` or its like has been read."""
+
+    @classmethod
+    def of(cls, words: Sequence[str]) -> "_Servers":
+        """Reads the words once, so that no word looks at all others."""
+        last = -1
+        container = len(words)
+        has_program = False
+        has_run = False
+        for index, word in enumerate(words):
+            if _names_server(words, index) or "vllm serve" in word:
+                last = index
+            has_program = has_program or word.rpartition("/")[2] in CONTAINERS
+            has_run = has_run or word == "run"
+            if has_program and has_run:
+                container = min(container, index + 1)
+        return cls(last, container)
 
 
 def _of_words(words: list[str]) -> Command | None:
     """The first vLLM command among the words of a script."""
+    servers = _Servers.of(words)
     variables: dict[str, str] = {}
+    length = 0
     for index, word in enumerate(words):
+        if VARIABLE.fullmatch(word):  # CMD="vllm serve ..."; exec $CMD
+            word = _resolved(word, variables)
         if " " in word and "vllm" in word:  # sh -c "vllm serve ..."
-            try:
-                nested = _of_words(shell_words(word))
-            except ValueError:
-                nested = None
+            nested = _of_words(words_of_script(word))
             if nested is not None:
                 return variables | nested[0], nested[1]
-        rest = _after_server(words, index)
-        if rest is not None:
-            command = _until_end(rest)
-            return variables, of_launcher(word, command) if word in LAUNCHERS else command
+        begin = _begin_of_arguments(words, index, servers)
+        if begin is not None:
+            command = _until_end(words[begin:])
+            if word in LAUNCHERS:
+                return variables, of_launcher(word, command)
+            return variables, of_nim(variables, command) if OF_NIM.match(word) else command
         assigned = ASSIGNED.fullmatch(word.removeprefix("--env="))
         if assigned is not None:
-            value = assigned["value"].removesuffix(END)
-            variables[assigned["name"]] = _resolved(value, variables)
-    return None
+            value = _resolved(assigned["value"].removesuffix(END), variables)
+            before = variables.get(assigned["name"], "") if assigned["added"] else ""
+            variables[assigned["name"]] = before + value
+            length += len(before) + len(value)
+            if length > LONGEST_VALUES:
+                raise OutriderError(
+                    f"--from-serve-command: the variables stand for more than {LONGEST_VALUES}"
+                    " characters; write the command with its values"
+                )
+    return (variables, of_nim(variables, [])) if MODELS_OF_NIM & variables.keys() else None
 
 
-def _after_server(words: list[str], index: int) -> list[str] | None:
-    """The words after the server's name, if it is at `index`."""
-    if words[index] in LAUNCHERS and words[index - 1] == "-m":
-        return words[index + 1 :]
+def _begin_of_arguments(words: list[str], index: int, servers: _Servers) -> int | None:
+    """The place of the first argument, if the server's name is at `index`."""
+    if words[index] in LAUNCHERS and index > 0 and words[index - 1] == "-m":
+        return index + 1
     if _names_server(words, index):
-        return words[index + 1 + (not words[index].endswith(SERVERS)) :]
-    return words[index + 1 :] if _is_image_of_server(words, index) else None
+        is_module = words[index].endswith(SERVERS) or words[index] == "nim-serve"
+        return index + 1 if is_module else index + 2
+    return index + 1 if _is_image_of_server(words, index, servers) else None
 
 
-def _names_server(words: list[str], index: int) -> bool:
+def _names_server(words: Sequence[str], index: int) -> bool:
     word = words[index]
-    is_cli = Path(word).name == "vllm" or word == CLI
-    return word.endswith(SERVERS) or (is_cli and words[index + 1 : index + 2] == ["serve"])
+    if word.endswith(SERVERS) or word == "nim-serve":
+        return True
+    is_cli = word == CLI or word == "vllm" or word.endswith("/vllm")
+    return is_cli and index + 1 < len(words) and words[index + 1] == "serve"
 
 
-def _is_image_of_server(words: list[str], index: int) -> bool:
+def _is_image_of_server(words: list[str], index: int, servers: _Servers) -> bool:
     """Whether `index` is the image of a `docker run` that names no other command."""
-    before, rest = words[:index], words[index + 1 :]
-    if "run" not in before or not CONTAINERS & {Path(word).name for word in before}:
+    if index < servers.container or index < servers.last:
         return False
     image = words[index].removeprefix("docker://")
     is_bare = not re.search("[/:]", image)
     is_value = is_bare and words[index - 1].startswith("-")  # such as --name vllm
-    if is_value or not IMAGE.fullmatch(image):
-        return False
-    return not any(
-        "vllm serve" in word or _names_server(rest, position) for position, word in enumerate(rest)
-    )
+    is_of_nim = OF_NIM.match(image) is not None and len(image) < LONGEST_IMAGE
+    return not is_value and (is_image(image) or is_of_nim)
 
 
 def _until_end(words: list[str]) -> list[str]:
@@ -238,14 +287,21 @@ def _resolved(word: str, variables: Mapping[str, str]) -> str:
     return VARIABLE.sub(value, word)
 
 
+def _flags_of(value: str) -> list[str]:
+    """The words of a variable that holds several flags."""
+    return [word for word in words_of_script(value) if word != END]
+
+
 def _expanded(words: list[str], variables: Mapping[str, str]) -> Iterator[str]:
     """The words with their variables replaced; a variable that holds flags becomes several."""
     for word in words:
         if word in ("$@", "$*"):
             continue
         resolved = _resolved(word, variables)
-        if VARIABLE.fullmatch(word) and resolved.startswith("-"):
-            yield from shlex.split(resolved)
+        if VARIABLE.fullmatch(word) and resolved.startswith(("-", " -")):
+            yield from _flags_of(resolved)
+        elif not resolved and word:  # as in a shell, without quotation marks
+            continue
         else:
             yield resolved
 
@@ -255,7 +311,7 @@ def _checked(source: str, variables: dict[str, str], words: list[str]) -> Comman
     exported = {name: value for name, value in variables.items() if EXPORTED.fullmatch(name)}
     checked: list[str] = []
     for word in _expanded(words, variables):
-        if not re.search(r"\$[({A-Za-z_@*]|\{\{", word):
+        if not UNRESOLVED.search(word):
             checked.append(word)
             continue
         flag, equals, _ = word.partition("=")
@@ -268,91 +324,3 @@ def _checked(source: str, variables: dict[str, str], words: list[str]) -> Comman
         if not equals:
             checked.pop()
     return exported, checked
-
-
-def _of_manifest(text: str) -> Iterator[list[str]]:
-    """The words of each container in a YAML or JSON document; none for a script."""
-    try:
-        documents = list(yaml.safe_load_all(text))
-    except (yaml.YAMLError, RecursionError, ValueError):
-        return
-    yield from _scripts(documents)
-    yield from words_of_kserve(list(_mappings(documents)))
-    yield from words_of_settings(_mappings(documents))
-    yield from words_of_config(documents)
-    for container in _containers(documents):
-        words = [f"{name}={value}" for name, value in _environment(container)]
-        # Kubernetes' `command` and the `entrypoint` of Compose and Ansible, whose `env` is a
-        # mapping, replace the image's entry point.
-        is_pod = "args" in container or isinstance(container.get("env"), list)
-        replaces = "command" if is_pod else "entrypoint"
-        # Compose replaces ${NAME:-default} in the name, too.
-        image = VARIABLE.sub(lambda match: match["default"] or "", str(container.get("image", "")))
-        if IMAGE.fullmatch(image) and not container.get(replaces):
-            words += ["docker", "run", image]
-        for key in ("entrypoint", "command", "args"):
-            value = container.get(key) or []
-            words += _one_command(value) if isinstance(value, str) else map(str, value)
-        yield words
-
-
-def _mappings(documents: list[Any]) -> Iterator[Mapping[str, Any]]:
-    """Yields every mapping of YAML or JSON documents, once each, in document order."""
-    waiting: list[Any] = [documents]
-    read = set()  # a YAML alias is the same object again, possibly a billion times
-    while waiting:
-        value = waiting.pop()
-        if id(value) in read:
-            continue
-        if isinstance(value, Mapping):
-            yield value
-            waiting += reversed(list(value.values()))
-        elif isinstance(value, list):
-            waiting += reversed(value)
-        if isinstance(value, Mapping | list):
-            read.add(id(value))
-
-
-def _scripts(documents: list[Any]) -> Iterator[list[str]]:
-    """The words of every script under `run`, after its variables: SkyPilot."""
-    for task in _mappings(documents):
-        script = task.get("run")
-        if isinstance(script, str) and "vllm" in script:
-            variables = task.get("envs") or task.get("env") or {}
-            named = variables.items() if isinstance(variables, Mapping) else ()
-            yield [*(f"{name}={text}" for name, text in named), *_words_of_script(script)]
-
-
-def _words_of_script(script: str) -> list[str]:
-    try:
-        return shell_words(script)
-    except ValueError:
-        return []
-
-
-def _one_command(text: str) -> list[str]:
-    """Words of a Compose command, which may have several lines; none if it cannot be split."""
-    return [word for word in _words_of_script(text) if word != END]
-
-
-def _containers(documents: list[Any]) -> Iterator[Mapping[str, Any]]:
-    """Every mapping with an image and a command, in document order."""
-    for value in _mappings(documents):
-        if {"Cmd", "Entrypoint"} & value.keys():  # docker inspect
-            yield {OF_INSPECT.get(str(key), str(key)): inner for key, inner in value.items()}
-        elif {"command", "args", "entrypoint"} & value.keys():
-            yield value
-
-
-def _environment(container: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Variables of Kubernetes (`env`: names and values) and Compose (`environment`)."""
-    listed = container.get("environment") or container.get("env") or []
-    if isinstance(listed, Mapping):
-        yield from ((str(name), str(value)) for name, value in listed.items())
-        return
-    for entry in listed:
-        if isinstance(entry, Mapping) and "value" in entry:
-            yield str(entry.get("name")), str(entry["value"])
-        elif isinstance(entry, str):
-            name, _, value = entry.partition("=")
-            yield name, value

@@ -1,4 +1,4 @@
-"""Words of commands in unit files and Dockerfiles, and in text that is almost a shell's.
+"""Words of commands in unit files and Dockerfiles, and in lists.
 
     words_of_units("[Service]\\nEnvironment=A=1\\nExecStart=/usr/bin/vllm serve org/model")
     # [["A=1", "/usr/bin/vllm", "serve", "org/model"]]
@@ -18,16 +18,15 @@ _SETTING = re.compile(r"^([A-Za-z_]+)[ \t]*=[ \t]*(.*)$", re.MULTILINE)
 _PREFIXES = "@-:+!"
 """What systemd allows before a command."""
 
+_SPECIFIER = re.compile(r"(?<!%)%([A-Za-z])")
+
 _DESCRIBED = re.compile(
     r"^ {4}(Image|Command|Args|Environment):(.*)\n((?: {6,}\S.*(?:\n|\Z))*)", re.MULTILINE
 )
 _COLON = re.compile(r":\s+")
 
 _FROM = re.compile(r"^FROM[ \t]+(?:--\S+[ \t]+)*(\S+)", re.MULTILINE)
-_INSTRUCTION = re.compile(r"^(ENV|ENTRYPOINT|CMD)[ \t]+(.*)$", re.MULTILINE)
-
-_ARRAY = re.compile(r"^[ \t]*(\w+)(\+?)=\(((?:[^()'\"]|'[^']*'|\"[^\"]*\")*)\)", re.MULTILINE)
-_ELEMENTS = re.compile(r"\"?\$\{(\w+)\[[@*]\]\}\"?")
+_INSTRUCTION = re.compile(r"^(ARG|ENV|ENTRYPOINT|CMD)[ \t]+(.*)$", re.MULTILINE)
 
 
 def words_of_units(text: str) -> list[list[str]]:
@@ -80,6 +79,9 @@ def _of_section(settings: list[tuple[str, str]]) -> list[str]:
             image = ["docker", "run", value.strip()]
         elif key in ("ExecStart", "command", "Exec") and value.strip():
             command = _split(value.lstrip(_PREFIXES))
+            if key != "command":
+                # A specifier of systemd, such as %i, is left open in the form of supervisor's.
+                command = [_SPECIFIER.sub(r"%(\1)s", word).replace("%%", "%") for word in command]
     return [*variables, *image, *command]
 
 
@@ -88,7 +90,9 @@ def _of_dockerfile(text: str) -> list[str]:
     variables: list[str] = []
     commands: dict[str, list[str]] = {}
     for name, value in _INSTRUCTION.findall(text):
-        if name == "ENV":
+        if name == "ARG":
+            variables += [pair for pair in _split(value) if "=" in pair]  # its default
+        elif name == "ENV":
             pairs = _split(value)
             variables += pairs if "=" in pairs[0] else [f"{pairs[0]}={' '.join(pairs[1:])}"]
         else:
@@ -109,7 +113,9 @@ def _exec_form(value: str) -> list[str]:
 def words_of_lists(text: str) -> list[list[str]]:
     """Returns the lists of arguments in JSON, or in a program such as Python's."""
     text = re.sub(r",(\s*\])", r"\1", text)  # a list in a program may end with a comma
-    lists = (_list_at(text, begin.start()) for begin in re.finditer(r"\[\s*\"", text))
+    begins = (match.start() for match in re.finditer(r"\[\s*\"", text))
+    near = (begin for begin in begins if '"serve"' in text[begin : begin + 1000])
+    lists = (_list_at(text, begin) for begin in near)
     return [words for words in lists if "serve" in words[:4]]
 
 
@@ -117,7 +123,7 @@ def _list_at(text: str, begin: int) -> list[str]:
     """Returns the list of strings that begins at a place; empty for anything else."""
     try:
         words, _ = json.JSONDecoder().raw_decode(text, begin)
-    except ValueError:
+    except (ValueError, RecursionError):
         return []
     return words if all(isinstance(word, str) for word in words) else []
 
@@ -127,54 +133,3 @@ def _split(value: str) -> list[str]:
         return shlex.split(value, comments="\n" in value)
     except ValueError:
         return value.split()
-
-
-def as_shell(text: str) -> str:
-    """Returns a script whose lines and arrays `shlex` reads as they are meant.
-
-    PowerShell continues a line with a backtick and cmd with ^, and Bash's arrays hold words.
-    """
-    text = re.sub(r"[ \t][`^][ \t]*\r?\n", " ", text)
-    elements: dict[str, list[str]] = {}
-    for name, is_added, words in _ARRAY.findall(text):
-        before = elements.get(name, []) if is_added else []
-        elements[name] = [*before, *_split(words)]
-    without_arrays = _ARRAY.sub("", text) if elements else text
-
-    def joined(match: re.Match[str]) -> str:
-        return shlex.join(elements[match[1]]) if match[1] in elements else match[0]
-
-    return _ELEMENTS.sub(joined, without_arrays)
-
-
-def has_torn_object(words: list[str]) -> bool:
-    """Whether a word begins an object that goes on in the next, as in what `ps` shows."""
-    return any(re.match(r"(?:--[\w-]+=)?\{\w", word) for word in words)
-
-
-def with_quoted_objects(text: str) -> str:
-    """Quotes the objects that begin a word outside quotation marks; `ps` shows them without."""
-    pieces: list[str] = []
-    at = 0
-    quote = ""
-    while at < len(text):
-        mark = text[at]
-        begins_word = not pieces or pieces[-1][-1:] in " \t\n="
-        if not quote and begins_word and re.match(r"\{\s*\"", text[at : at + 9]):
-            try:
-                _, length = json.JSONDecoder().raw_decode(text[at:])
-            except ValueError:
-                length = 0
-            if length:
-                pieces.append(shlex.quote(text[at : at + length]))
-                at += length
-                continue
-        if mark == "\\" and quote != "'":
-            pieces.append(text[at : at + 2])
-            at += 2
-            continue
-        if mark in "'\"" and quote in ("", mark):
-            quote = "" if quote else mark
-        pieces.append(mark)
-        at += 1
-    return "".join(pieces)

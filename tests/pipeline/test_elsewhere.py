@@ -5,6 +5,7 @@ whether that run was right (`first_run`).
 """
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,12 @@ from outrider.common.errors import OutriderError
 from outrider.pipeline.plan.target_size import target_size
 from outrider.serving.serve_command import read_serve_command
 from outrider.speculators.checkpoints.layout import read_target_config
-from outrider.speculators.kinds import check_speculator
+from outrider.speculators.kinds import check_speculator, kind_of
 from tests.cli.workplace import write_workplace
 from tests.published_configs import PUBLISHED
 from tests.tiny_decoders import TOKENIZER
+
+BYTES = {"BF16": 2, "F16": 2, "I64": 8, "BOOL": 1}
 
 CASES = json.loads(Path(__file__).with_name("elsewhere.json").read_text())
 
@@ -33,19 +36,41 @@ def cases_with(key: str) -> Any:
     )
 
 
-def write_target(config: dict[str, Any], folder: Path, tokenizer_of: Path) -> Path:
+def write_target(case: dict[str, Any], folder: Path, tokenizer_of: Path) -> Path:
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / case.get("config_name", "config.json")).write_text(json.dumps(case["config"]))
+    if "hf_quant_config" in case:
+        (folder / "hf_quant_config.json").write_text(json.dumps(case["hf_quant_config"]))
     for name in TOKENIZER:
         shutil.copyfile(tokenizer_of / name, folder / name)
     return folder
+
+
+def write_zeros(tensors: dict[str, tuple[str, list[int]]], path: Path) -> None:
+    """Writes tensors of a head's shapes; zeros take no room on the disk, and t2d marks the first.
+
+    `tensors` has the dtype and shape of each name, as in a safetensors header.
+    """
+    header = {}
+    end = 0
+    for name, (dtype, shape) in tensors.items():
+        begin = end
+        end += math.prod(shape) * BYTES[dtype]
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
+        if "t2d" in tensors:
+            file.seek(8 + len(text) + header["t2d"]["data_offsets"][0])
+            file.write(b"\1" * tensors["d2t"][1][0])
 
 
 @cases_with("config")
 def test_a_target_is_planned_or_refused(
     case: dict[str, Any], tmp_path: Path, nano_r1: Path
 ) -> None:
-    target = write_target(case["config"], tmp_path / "target", nano_r1)
+    target = write_target(case, tmp_path / "target", nano_r1)
     write_workplace(tmp_path, nano_r1, {})
     words = ("r1_distill/template", f"target.model={target}", f"traffic.path={tmp_path}/log.jsonl")
     if "refused" in case:
@@ -54,26 +79,33 @@ def test_a_target_is_planned_or_refused(
     else:
         path, _ = write_recipe(str(tmp_path / "log.jsonl"), str(target), tmp_path / "new.yaml")
         opened = outrider.open(path, runs=tmp_path / "runs", dry_run=True)
-        assert opened.recipe.speculator.kind == "eagle3"
+        assert opened.recipe.speculator.kind == case.get("kind", "eagle3")
     if "gigabytes" in case:
         size = target_size(read_target_config(target)).weight_bytes / 1e9
         assert size == pytest.approx(case["gigabytes"], rel=case.get("tolerance", 0.01))
 
 
 @cases_with("head")
-def test_a_head_is_refused_by_name(case: dict[str, Any], tmp_path: Path, nano_r1: Path) -> None:
-    target = write_target(PUBLISHED["Llama-3.1-8B"][0], tmp_path / "target", nano_r1)
+def test_a_head_is_read_or_refused(case: dict[str, Any], tmp_path: Path, nano_r1: Path) -> None:
+    of_target = {"config": PUBLISHED["Llama-3.1-8B"][0]}
+    target = write_target(of_target, tmp_path / "target", nano_r1)
     save_file({"model.embed_tokens.weight": torch.zeros(4, 8)}, target / "model.safetensors")
     head = tmp_path / "head"
     head.mkdir()
     (head / "config.json").write_text(json.dumps(case["head"]))
     tensors = {"fc.weight": torch.zeros(4, 8)}
-    if "model.safetensors" in case["files"]:
+    if "tensors" in case:
+        write_zeros(case["tensors"], head / "model.safetensors")
+    elif "model.safetensors" in case["files"]:
         save_file(tensors, head / "model.safetensors")
     else:
         torch.save(tensors, head / "pytorch_model.bin")
-    with pytest.raises(OutriderError, match=case["refused"]):
+    if "refused" in case:
+        with pytest.raises(OutriderError, match=case["refused"]):
+            check_speculator(head, target)
+    else:
         check_speculator(head, target)
+        assert kind_of(head).name == case["kind"]
 
 
 @cases_with("command")

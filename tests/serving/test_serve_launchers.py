@@ -2,6 +2,7 @@
 
 import pytest
 
+from outrider.common.errors import OutriderError
 from outrider.serving.serve_launchers import of_launcher, words_of_prefixes
 from outrider.serving.serve_text import find_command
 
@@ -64,3 +65,46 @@ def test_a_launcher_s_own_flags_are_left_out(
 )
 def test_variables_and_settings_of_containers_are_flags(text: str, words: list[str]) -> None:
     assert words_of_prefixes(text) == words
+
+
+@pytest.mark.parametrize(
+    ("text", "setting"),
+    [
+        ('-e \'OPTION_SPECULATIVE_CONFIG={"method": "mtp"}\'', '{"method": "mtp"}'),
+        ('{"OPTION_SPECULATIVE_CONFIG": "{\\"method\\": \\"mtp\\"}"}', '{"method": "mtp"}'),
+        ("- name: OPTION_SPECULATIVE_CONFIG\n  value: '{\"k\": 1}'", '{"k": 1}'),
+        ('-e "OPTION_SPECULATIVE_CONFIG=a b"', "a b"),
+    ],
+)
+def test_a_variable_s_value_is_read_in_any_quotation(text: str, setting: str) -> None:
+    words = words_of_prefixes(f"HF_MODEL_ID=org/model\n{text}")
+    assert words == [*SERVE, "--speculative-config", setting]
+
+
+def test_kserve_makes_float16_of_auto() -> None:
+    assert of_launcher("huggingfaceserver", ["--model_id=m"])[1:] == ["--dtype", "float16"]
+    given = of_launcher("huggingfaceserver", ["--model_id=m", "--dtype", "auto"])
+    assert given[1:] == ["--dtype", "float16"]
+
+
+def test_nim_without_a_number_of_gpus_is_refused() -> None:
+    command = "docker run -e NIM_MODEL_PATH=hf://org/model nvcr.io/nim/nvidia/llm-nim:2.0.1"
+    with pytest.raises(OutriderError, match=r"from the profile .*add --tensor-parallel-size"):
+        find_command("x", command)
+    words = find_command("x", f"{command} nim-serve -tp 2")[1]
+    assert words == ["--model", "org/model", "-tp", "2"]
+
+
+def test_nim_s_variables_are_its_command() -> None:
+    service = """
+services:
+  nim:
+    image: nvcr.io/nim/nvidia/llm-nim:2.0.1
+    environment:
+      NIM_MODEL_PATH: hf://org/model
+      NIM_TENSOR_PARALLEL_SIZE: 8
+      NIM_ENABLE_KV_CACHE_REUSE: "0"
+"""
+    words = find_command("x", service)[1]
+    sizes = ["--tensor-parallel-size", "8", "--no-enable-prefix-caching"]
+    assert words == ["--model", "org/model", *sizes]

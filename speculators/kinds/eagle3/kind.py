@@ -161,7 +161,8 @@ class Eagle3(TrainableKind):
             raise OutriderError(
                 f"{target_path}: architectures = {target_config['architectures']}: vLLM 0.32 does"
                 f" not return the states of its layers, which {self.in_words} reads; train its MTP"
-                " layer instead (speculator.kind: mtp), with a checkpoint that has one"
+                " layer instead (speculator.kind: mtp), with a checkpoint that has one,"
+                " unquantized or in DeepSeek's FP8"
             )
         check_keys(target_config, target_path, self.in_words, NEEDED)
         if base_dir is not None:

@@ -1,0 +1,189 @@
+"""Words of the commands in YAML and JSON documents: manifests, Compose, task files.
+
+    words_of_documents([{"image": "vllm/vllm-openai", "args": ["--model", "org/model"]}])
+    # yields ["docker", "run", "vllm/vllm-openai", "--model", "org/model"]
+
+Read are the containers of Kubernetes, Docker Compose, ECS and `docker inspect`, SkyPilot's tasks,
+the settings of charts and frameworks (serve_settings.py), and scripts of several lines under any
+key, such as those of a ConfigMap.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+
+from outrider.serving.serve_settings import words_of_config, words_of_kserve, words_of_settings
+from outrider.serving.serve_shell import END, words_of_script
+
+IMAGE = re.compile(r"(?:[\w.:-]+/)*[\w.-]*vllm[\w.-]*(?:[:@][\w.:+-]+)?")
+"""Name of an image, such as vllm/vllm-openai:v0.32.0, whose entry point is `vllm serve`."""
+
+LONGEST_IMAGE = 500
+"""Characters of an image's name that is compared."""
+
+VARIABLE = re.compile(
+    r"\$(?:(?P<plain>\w+)|\{(?P<braces>\w+)(?::?-(?P<default>[^}]*))?\}|\((?P<kube>\w+)\))"
+)
+"""$NAME, ${NAME}, ${NAME:-default} and, in Kubernetes, $(NAME)."""
+
+OF_INSPECT = {"Cmd": "command", "Entrypoint": "entrypoint", "Env": "environment", "Image": "image"}
+"""What `docker inspect` calls the keys of Compose."""
+
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""The loader in C, which is ten times as fast, where PyYAML has it."""
+
+
+DEEPEST = 500
+"""Brackets in brackets that are read; libyaml's time grows with their product."""
+
+
+def documents_in(text: str) -> list[Any]:
+    """Returns the documents of a YAML or JSON text; none for a script."""
+    depth = 0
+    for bracket in re.findall(r"[\[\]{}]", text):
+        depth = depth + 1 if bracket in "[{" else max(depth - 1, 0)
+        if depth > DEEPEST:
+            return []
+    try:
+        return list(yaml.load_all(text, LOADER))
+    except (yaml.YAMLError, RecursionError, ValueError):
+        return []
+
+
+def words_of_documents(documents: list[Any]) -> Iterator[list[str]]:
+    """Yields the words of each command in YAML or JSON documents."""
+    mappings = list(_mappings(documents))
+    yield from _tasks(mappings)
+    yield from words_of_kserve(mappings)
+    yield from words_of_settings(mappings)
+    yield from words_of_config(documents)
+    for document in documents:
+        of_kubernetes = isinstance(document, Mapping) and "apiVersion" in document
+        for container in _containers(document):
+            yield _words_of_container(container, of_kubernetes)
+    for mapping in mappings:
+        for script in _texts(mapping):
+            if "vllm" in script and "\n" in script.strip():
+                named = (f"{name}={value}" for name, value in _environment(mapping))
+                yield [*named, *words_of_script(script)]
+
+
+def files_of_documents(documents: list[Any]) -> dict[str, str]:
+    """Returns the files of ConfigMaps by name."""
+    files: dict[str, str] = {}
+    for document in documents:
+        if isinstance(document, Mapping) and document.get("kind") == "ConfigMap":
+            data = document.get("data")
+            texts = data.items() if isinstance(data, Mapping) else ()
+            files |= {str(name): text for name, text in texts if isinstance(text, str)}
+    return files
+
+
+def _words_of_container(container: Mapping[str, Any], of_kubernetes: bool) -> list[str]:
+    words = [f"{name}={value}" for name, value in _environment(container)]
+    # Kubernetes' `command` and the `entrypoint` of Compose and Ansible, whose `env` is a mapping,
+    # replace the image's entry point.
+    is_pod = of_kubernetes or "args" in container or isinstance(container.get("env"), list)
+    replaces = "command" if is_pod else "entrypoint"
+    # Compose replaces ${NAME:-default} in the name, too.
+    image = VARIABLE.sub(lambda match: match["default"] or "", str(container.get("image", "")))
+    if is_image(image) and not container.get(replaces):
+        words += ["docker", "run", image]
+    for key in ("entrypoint", "command", "args"):
+        value = container.get(key) or []
+        words += _one_command(value) if isinstance(value, str) else map(str, value)
+    return words
+
+
+def is_image(name: str) -> bool:
+    """Whether this is the name of an image with vLLM's server."""
+    return len(name) <= LONGEST_IMAGE and IMAGE.fullmatch(name) is not None
+
+
+def _mappings(documents: Any) -> Iterator[Mapping[str, Any]]:
+    """Yields every mapping of YAML or JSON documents, once each, in document order."""
+    waiting: list[Any] = [documents]
+    read = set()  # a YAML alias is the same object again, possibly a billion times
+    while waiting:
+        value = waiting.pop()
+        if id(value) in read:
+            continue
+        if isinstance(value, Mapping):
+            yield value
+            waiting += reversed(list(value.values()))
+        elif isinstance(value, list):
+            waiting += reversed(value)
+        if isinstance(value, Mapping | list):
+            read.add(id(value))
+
+
+def _texts(mapping: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the texts under a mapping's keys, and those in lists under them."""
+    for value in mapping.values():
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str):
+                yield text
+
+
+def _tasks(mappings: list[Mapping[str, Any]]) -> Iterator[list[str]]:
+    """Yields the words of every script under `run`, after its variables: SkyPilot."""
+    for task in mappings:
+        script = task.get("run")
+        if isinstance(script, str) and "vllm" in script:
+            variables = task.get("envs") or task.get("env") or {}
+            named = dict(variables) if isinstance(variables, Mapping) else {}
+            named = _of_skypilot(task) | named
+            yield [*(f"{name}={text}" for name, text in named.items()), *words_of_script(script)]
+
+
+def _of_skypilot(task: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the variables that SkyPilot sets on the first node of a task.
+
+    Its docs, "environment variables": GPUs are those of `resources.accelerators`, one without a
+    number, and nodes `num_nodes`. Alternatives with different numbers leave it open.
+    """
+    resources = task.get("resources")
+    if not isinstance(resources, Mapping):
+        return {}
+    nodes = {"SKYPILOT_NUM_NODES": str(task.get("num_nodes", 1)), "SKYPILOT_NODE_RANK": "0"}
+    listed = resources.get("accelerators")
+    if isinstance(listed, Mapping):
+        numbers = {str(number or 1) for number in listed.values()}
+    else:
+        names = listed if isinstance(listed, list) else [listed]
+        numbers = {str(name).partition(":")[2] or "1" for name in names if name}
+    if len(numbers) == 1:
+        nodes["SKYPILOT_NUM_GPUS_PER_NODE"] = numbers.pop()
+    return nodes
+
+
+def _one_command(text: str) -> list[str]:
+    """Words of a Compose command, which may have several lines; none if it cannot be split."""
+    return [word for word in words_of_script(text) if word != END]
+
+
+def _containers(documents: Any) -> Iterator[Mapping[str, Any]]:
+    """Every mapping with an image and a command, in document order."""
+    for value in _mappings(documents):
+        if {"Cmd", "Entrypoint"} & value.keys():  # docker inspect
+            yield {OF_INSPECT.get(str(key), str(key)): inner for key, inner in value.items()}
+        elif {"command", "args", "entrypoint"} & value.keys():
+            yield value
+        elif "image" in value and any(name.startswith("NIM_") for name, _ in _environment(value)):
+            yield value  # NVIDIA NIM, whose variables are its command
+
+
+def _environment(container: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Variables of Kubernetes (`env`: names and values) and Compose (`environment`)."""
+    listed = container.get("environment") or container.get("env") or []
+    if isinstance(listed, Mapping):
+        yield from ((str(name), str(value)) for name, value in listed.items())
+        return
+    for entry in listed:
+        if isinstance(entry, Mapping) and "value" in entry:
+            yield str(entry.get("name")), str(entry["value"])
+        elif isinstance(entry, str):
+            name, _, value = entry.partition("=")
+            yield name, value
