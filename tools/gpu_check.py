@@ -52,6 +52,10 @@ def main() -> int:
     unknown = sorted({*arguments.parts} - {*parts()})
     if unknown:
         parser.error(f"{', '.join(unknown)}: no such part; the parts are {', '.join(parts())}")
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        # A shell starts `command &` with SIGINT ignored, and the parts would inherit that; a
+        # handler of this process becomes the default in them.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     here = machine()
     records = {name: recorded(arguments.out, name) for name in parts()}
     for name in arguments.parts or parts():

@@ -2,9 +2,11 @@
 
 import ast
 import json
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -87,6 +89,17 @@ def test_only_parts_that_have_not_passed_run_again(checks, tmp_path, monkeypatch
     )
 
 
+@pytest.fixture(params=["foreground", "background"])
+def started_in(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A shell starts `command &` with SIGINT ignored."""
+    handler = signal.getsignal(signal.SIGINT)
+    background = request.param == "background"
+    signal.signal(signal.SIGINT, signal.SIG_IGN if background else signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, handler)
+
+
+@pytest.mark.usefixtures("started_in")
 def test_a_part_that_is_out_of_time_keeps_the_tests_before(checks, tmp_path, monkeypatch):
     (checks / "test_servers.py").write_text(HANGS)
     wait = subprocess.Popen.wait
