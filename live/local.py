@@ -94,7 +94,12 @@ def start_replica(endpoint: Endpoint, replica: EndpointReplica, release: Release
     replica_cores = cores[endpoint.replicas.index(replica) :: len(endpoint.replicas)] or cores
     # Without it, every vLLM on a CPU binds its threads to the same cores. Unused on GPUs.
     environment["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, replica_cores))
-    return Child(command, endpoint.state_dir / f"{replica.name}.log", replica.name, environment)
+    child = Child(command, endpoint.state_dir / f"{replica.name}.log", replica.name, environment)
+    # A replica that starts again while the others serve: its OpenMP runs on each allowed core in
+    # turn to learn of it, and waited for minutes for that of a busy replica.
+    with contextlib.suppress(ProcessLookupError):  # it has ended; the wait for it says why
+        os.sched_setaffinity(child.process.pid, replica_cores)
+    return child
 
 
 def wait_for_replica(child: Child, replica: EndpointReplica) -> None:
