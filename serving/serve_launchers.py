@@ -14,14 +14,13 @@
 - NVIDIA NIM: variables NIM_NAME, flags in NIM_PASSTHROUGH_ARGS or after `nim-serve` (2.0)
 """
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from outrider.common.errors import OutriderError
 from outrider.serving.allowed import ARGUMENTS, KEYS_OF_ARGUMENTS
-from outrider.serving.serve_shell import END, words_of_script
+from outrider.serving.serve_shell import END, end_of_object, words_of_script
 from outrider.serving.vllm_flags import KNOWN
 
 
@@ -248,11 +247,7 @@ def _value_at(text: str, begin: int) -> str:
     if double := _DOUBLE_QUOTED.match(text, begin):
         return re.sub(r"\\(.)", r"\1", double[0][1:-1])
     if text.startswith("{", begin):
-        try:
-            _, end = json.JSONDecoder().raw_decode(text, begin)
-        except (ValueError, RecursionError):
-            return ""
-        return text[begin:end]
+        return text[begin : end_of_object(text, begin)]
     bare = _BARE.match(text, begin)
     return bare[0] if bare else ""
 

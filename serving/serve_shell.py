@@ -188,7 +188,7 @@ def _with_quoted_objects(text: str) -> str:
         begins_word = not pieces or pieces[-1][-1:] in " \t\n="
         may_begin = not quote and begins_word and failures < MOST_FAILURES
         if may_begin and re.match(r"\{\s*\"", text[at : at + 9]):
-            end = _end_of_object(text, at)
+            end = end_of_object(text, at)
             failures += end == at
             if end > at:
                 pieces.append(shlex.quote(text[at:end]))
@@ -205,7 +205,7 @@ def _with_quoted_objects(text: str) -> str:
     return "".join(pieces)
 
 
-def _end_of_object(text: str, begin: int) -> int:
+def end_of_object(text: str, begin: int) -> int:
     """Returns where the JSON object ends that begins at a place; that place without one."""
     try:
         _, end = json.JSONDecoder().raw_decode(text, begin)

@@ -21,7 +21,10 @@ OBJECT = re.compile(rf"\s*(?:\{{|{_MODEL})")
 _BEGIN = re.compile(rf"\s*\[?\s*(?:\{{'|{_MODEL})")
 """How Python's text begins: an object with a key in single quotes, or a model with fields."""
 
-LONGEST, MOST_COMMAS = 4 * 2**20, 50_000
+LONGEST = 4 * 2**20
+"""Characters of a text that is parsed."""
+
+MOST_COMMAS = 50_000
 """Texts with more are not parsed: a number in a list takes about 1 kB of memory until it is read,
 and 5 microseconds."""
 

@@ -127,12 +127,12 @@ def _outcomes(span: dict[str, Any], place: Place) -> list[Exchange | Reject]:
             "a text_completion span does not show whether a chat template was applied",
         )
     is_call = operation in ("chat", "generate_content", None)  # some instrumentations omit it
-    row, found = _other_messages(span, logged) if is_call else (span, None)
-    if found is not None:
+    row, sides = _other_messages(span, logged) if is_call else (span, None)
+    if sides is not None:
         check_call(row)
         return message_pairs.outcomes(
             row=row,
-            sides=found,
+            sides=sides,
             place=place,
             **_times(span),
             log_id=_span_id(span),
@@ -199,11 +199,11 @@ def _other_messages(
     if any(logged.get(f"gen_ai.{side}.messages") is not None for side in ("input", "output")):
         return span, None
     row = {**logged, **_of_events(span)}
-    found = message_sides(row)
-    if found is None and not span.keys().isdisjoint(COLUMNS):
+    sides = message_sides(row)
+    if sides is None and not span.keys().isdisjoint(COLUMNS):
         row = {**span, **row}
-        found = message_sides(row)
-    return row, found
+        sides = message_sides(row)
+    return row, sides
 
 
 def _of_events(span: dict[str, Any]) -> dict[str, Any]:
