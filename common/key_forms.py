@@ -61,7 +61,9 @@ _NAMED = (
     r"(?=[A-Za-z+/_=-]{0,64}\d)(?=[0-9+/_=-]{0,64}[A-Za-z])(?P<named>[A-Za-z0-9+/_-]{16,}={0,2})"
 )
 _PEM = (
-    r"-----BEGIN (?:[A-Z]+ ){0,2}PRIVATE KEY(?: BLOCK)?-----[^-]{40,20000}"
+    r"-----BEGIN (?:[A-Z]+ ){0,2}PRIVATE KEY(?: BLOCK)?-----"
+    # Headers of RFC 1421, such as `Proc-Type: 4,ENCRYPTED`, have hyphens.
+    r"(?:[^-]|-(?!----)){40,20000}"
     r"-----END (?:[A-Z]+ ){0,2}PRIVATE KEY(?: BLOCK)?-----"
 )
 

@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, BinaryIO, TypeVar
 
 from fsspec import AbstractFileSystem
+from fsspec.config import conf as fsspec_config
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
@@ -291,7 +292,7 @@ def _files_of(entry: str, not_read: list[str]) -> list[LogFile]:
     of_entry: list[str] = []
     try:
         with answering(what):
-            filesystem, root = url_to_fs(entry)
+            filesystem, root = url_to_fs(entry, **_client_options(entry))
             infos = _listed(filesystem, root, of_entry)
     except (ImportError, OSError, ValueError) as error:
         # No client is installed, the store refuses access, or the protocol or name is invalid.
@@ -313,6 +314,17 @@ def _files_of(entry: str, not_read: list[str]) -> list[LogFile]:
         )
         for path in sorted(infos, key=rotation_order)
     ]
+
+
+def _client_options(url: str) -> dict[str, Any]:
+    """Options of the store's client that `OPENED_AHEAD` needs, besides those that a user has set.
+
+    s3fs sends requests through botocore, which keeps 10 connections unless told otherwise.
+    """
+    if not url.startswith(("s3://", "s3a://")):
+        return {}
+    configured = fsspec_config.get("s3", {}).get("config_kwargs", {})
+    return {"config_kwargs": {"max_pool_connections": OPENED_AHEAD, **configured}}
 
 
 _ROTATED = re.compile(

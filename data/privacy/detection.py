@@ -90,7 +90,7 @@ LETTER = "A-Za-z0-9À-ɏͰ-ϿЀ-ӿ"
 """Letters of addresses: Latin, Greek and Cyrillic; Chinese has no spaces around an address."""
 LABEL = rf"[{LETTER}]+(?:-+[{LETTER}]+)*"
 DOMAIN = rf"@{LABEL}(?:\.{LABEL})+(?![{LETTER}])"
-GAP = r"[ .\-]{0,3}"
+GAP = r"[ ._\-]{0,3}"
 """Between the groups of a card's number."""
 CARDS = {
     "16 digits": rf"(?:[4-6]\d{{3}}|2[2-7]\d{{2}}|35\d{{2}}|8[12]\d{{2}})(?:{GAP}\d{{4}}){{3}}",
@@ -138,7 +138,7 @@ class Found:
 
 SHAPES = {
     "EMAIL_ADDRESS": r"@",
-    "CREDIT_CARD": r"\d(?:[ .-]{0,3}\d){13}",
+    "CREDIT_CARD": r"\d(?:[ ._-]{0,3}\d){13}",
     "IBAN_CODE": r"[A-Za-z]{2}[\s.-]{0,2}\d",
     "IP_ADDRESS": r"\d\.\d{1,3}\.\d|[0-9A-Fa-f]:[0-9A-Fa-f]{0,4}:",
     "US_SSN": r"\d{3}[- .]?\d{2}[- .]?\d{4}",
@@ -372,7 +372,7 @@ def _of_presidio(kind: str) -> Recognizer:
     if kind == "IP_ADDRESS":
         presidio.invalidate_result = _is_not_public
     if kind == "CREDIT_CARD":
-        presidio.replacement_pairs = [("-", ""), (" ", ""), (".", "")]
+        presidio.replacement_pairs = [("-", ""), (" ", ""), (".", ""), ("_", "")]
     if kind == "CRYPTO":
         # BIP 173: an address may be all upper case, as in QR codes.
         is_valid = presidio.validate_result

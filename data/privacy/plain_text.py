@@ -14,13 +14,15 @@ import unicodedata
 from array import array
 
 _ENCODED = re.compile(
-    r"\\u(?P<code>[0-9a-fA-F]{4})|\\(?P<tab>t)|\\(?P<line>[bfnr])"
-    r"|(?P<space>&(?:nbsp|\#160|\#xa0);)"
-    # A URL inside a URL is encoded twice.
-    r"|(?P<at>%(?:25)*40|&(?:commat|\#64|\#x40);"
+    # JSON in JSON has two backslashes, a page in a page &amp;, and a URL in a URL %25.
+    r"\\{1,8}u(?P<code>[0-9a-fA-F]{4})|\\(?P<tab>t)|\\(?P<line>[bfnr])"
+    r"|(?P<space>&(?:amp;)*(?:nbsp|\#160|\#xa0);)"
+    r"|(?P<at>%(?:25)*40|&(?:amp;)*(?:commat|\#64|\#x40);"
     r"| ?[(\[{] ?(?i:at|ät|arroba|arobase|chiocciola|собака) ?[)\]}] ?"
     r"| (?i:at) (?=[\w.-]{1,64} (?i:dot) [A-Za-z]))"
-    r"|(?P<dot>%(?:25)*2[eE]|&(?:period|\#46|\#x2[eE]);"
+    r"|(?P<dot>%(?:25)*2[eE]|&(?:amp;)*(?:period|\#46|\#x2[eE]);"
+    # RFC 3490, section 3.1: the ideographic full stop separates labels of a domain, too.
+    r"|(?<=[A-Za-z0-9])[\u3002\uff61](?=[A-Za-z0-9])"
     r"| ?[(\[{] ?(?i:\.|dot|punkt|point|punto|ponto|точка) ?[)\]}] ?"
     r"| (?i:dot) (?=[A-Za-z]))"
     # Soft hyphens, accents as separate characters, joiners, directions, variants and order marks.

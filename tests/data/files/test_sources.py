@@ -1,5 +1,6 @@
 """Which files of a folder are a log: links, pipes, and what cannot be read."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -16,7 +17,7 @@ from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 
 from outrider.common.errors import OutriderError
 from outrider.data.config import TrafficConfig
-from outrider.data.files.sources import log_files
+from outrider.data.files.sources import OPENED_AHEAD, log_files
 from outrider.data.ingest.ingest import ingest
 from tests.data.formats.test_golden import GOLDEN
 from tests.data.logs import pair, write_log
@@ -80,7 +81,7 @@ def test_a_file_that_vanishes_is_named(folder):
 
 LIST = """
 import os, sys
-from outrider.data.files.sources import log_files
+from outrider.data.files.sources import OPENED_AHEAD, log_files
 if os.getuid() == 0:
     os.setuid(65534)  # root may list every folder
 not_read = []
@@ -201,3 +202,34 @@ def test_remote_files_are_opened_twice_and_several_at_a_time(text_target, tmp_pa
     assert set(store.opened.values()) == {2} and len(store.opened) == 6
     # Sizes and digests come from the listing.
     assert not {path for path in store.others if path.startswith("/logs/")}
+
+
+class FakeS3(MemoryFileSystem):
+    """A store in memory under S3's protocol that keeps its client's options."""
+
+    protocol = "s3"
+    store: ClassVar = {}
+    pseudo_dirs: ClassVar = [""]
+
+    def __init__(self, *, config_kwargs: dict | None = None, **others) -> None:
+        super().__init__(**others)
+        self.config_kwargs = config_kwargs
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return super()._strip_protocol(path.replace("s3://", "memory://"))
+
+
+def test_s3_has_a_connection_for_each_file_opened_ahead(monkeypatch):
+    """Its client keeps 10 unless told otherwise; what the user has configured stays."""
+    # `fsspec.registry` is the public, unchangeable view of the module's dictionary.
+    implementations = importlib.import_module("fsspec.registry")._registry
+    monkeypatch.setitem(implementations, "s3", FakeS3)
+    FakeS3().pipe_file("/logs/a.jsonl", json.dumps(ROWS[0]).encode())
+    (file,) = log_files("s3://logs")
+    assert file.filesystem.config_kwargs == {"max_pool_connections": OPENED_AHEAD}
+    monkeypatch.setitem(
+        fsspec.config.conf, "s3", {"config_kwargs": {"max_pool_connections": 5, "region": "x"}}
+    )
+    (file,) = log_files("s3://logs")
+    assert file.filesystem.config_kwargs == {"max_pool_connections": 5, "region": "x"}

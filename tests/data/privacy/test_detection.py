@@ -104,6 +104,20 @@ def test_values_stand_clear_of_escapes_quotes_and_markup(default):
     assert found(default, "o'brien@lovelace.org") == [("EMAIL_ADDRESS", "o'brien@lovelace.org")]
 
 
+def test_an_encrypted_private_key_is_found_whole(default):
+    """Its headers have hyphens (RFC 1421)."""
+    body = "MIIEowIBAAKCAQEA7bq98M0a1kS2vGhyT3nR5wXzQ4cJ8dLf"
+    key = (
+        "-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES-128-CBC,0A1B\n\n"
+        f"{body}\n{body}\n-----END RSA PRIVATE KEY-----"
+    )
+    assert found(default, f"key:\n{key}\n") == [("SECRET", key)]
+
+
+def test_a_card_with_underscores_is_found(default):
+    assert found(default, "4111_1111_1111_1111") == [("CREDIT_CARD", "4111_1111_1111_1111")]
+
+
 def test_a_long_row_of_values_is_cut_nowhere(default):
     values = [f"person{index}@lovelace.org" for index in range(3 * PIECE // 20)]
     assert [value for _, value in found(default, " ".join(values))] == values
