@@ -238,7 +238,7 @@ class EvalConfig(BaseModel):
     requests: PositiveInt = 4
     """Held-out prompts per block, or twice the concurrency if that is more. Tokens/s are measured
     until the first request ends that no other follows, while the batch is full. At concurrency 1,
-    base and custom alternate by request, and every pair narrows the interval of their ratio. At
+    the variants alternate by request; in one engine, every pair narrows the interval of a ratio. At
     other concurrencies, on a machine whose speed fluctuates, many short blocks narrow it more than
     a few long ones do."""
 

@@ -297,7 +297,7 @@ class SpeedRow(Ratios, Variants[Block]):
     """Each variant's figures and ratios of tokens/s at one concurrency.
 
     Base and custom each draft at their own K. Ratios are paired within repeats, with Student's t
-    intervals. If base and custom share an engine, they alternate by request at concurrency 1, and
+    intervals. At concurrency 1 variants alternate by request. If base and custom share an engine,
     `clusters` of their ratio then counts pairs of requests.
     """
 

@@ -261,10 +261,13 @@ def test_engines_start_again_while_a_comparison_of_two_is_open(sent, tmp_path, s
         assert "raise eval.starts and eval.repeats to 3" in none.what_decides(5)
 
 
-def test_two_engines_start_again_in_every_repeat_and_do_not_alternate(sent, tmp_path):
+def test_two_engines_start_again_in_every_repeat_and_alternate_by_request(sent, tmp_path):
     evaluation = EvalConfig(concurrency=[1], requests=3, repeats=3)
     found = measured(tmp_path, Speculator("ngram"), ["a", "bb"], evaluation)
-    assert len(sent) == len(found) == 3 * 3 and not any(block["alternated"] for block in found)
+    assert len(found) == 3 * 3 and all(block["alternated"] for block in found)
+    order = [url for url, _, _ in sent]
+    assert order[:6] == order[:3] + order[2::-1]
+    assert len(set(order[:3])) == 3 and len(order) == 3 * 3 * 3
     assert [block["start"] for block in found] == [block["repeat"] for block in found]
     engines = {block["variant"]: block["engine"] for block in found}
     assert len(set(engines.values())) == 3
