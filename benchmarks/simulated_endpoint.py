@@ -261,7 +261,7 @@ def timed_block(
     return {
         "variant": variant,
         "concurrency": size,
-        "alternated": size == 1 and not world.setting.two_engines,
+        "alternated": size == 1,
         "seconds": float(seconds_N.sum()) / size,
         "output_tokens": float(tokens_N.sum()) + count,
         "request_tokens": tokens_N + 1,
