@@ -41,6 +41,10 @@ _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[{}\[\]]', re.DOTALL)
 
 _SINGLE_BACKSLASH = re.compile(rb"(?<!\\)(?:\\\\)*\\(?!\\)")
 
+_NGINX_ESCAPE = re.compile(rb"\\x([0-9A-F]{2})")
+"""A byte that nginx's log_format escapes unless it says `escape=json`: a quotation mark, a
+backslash, a control character, or part of a character beyond ASCII."""
+
 _PYTHON_TEXT = re.compile(rb": \"(?:\[?\{'|[A-Z]\w*\([a-z_]+=)")
 """Python's text of an object, in which JSON doubles each backslash."""
 
@@ -168,6 +172,8 @@ def decode(text: bytes) -> Any:
     except json.JSONDecodeError as error:
         if STAMPED.match(text):
             raise Reject("not_a_generation", "another line of a container's output") from None
+        if text.startswith(b'{"') and _NGINX_ESCAPE.search(text):
+            return decode(_NGINX_ESCAPE.sub(_json_escape, text))
         try:
             value = python_value(text.decode("utf-8"))
         except ValueError:
@@ -179,6 +185,12 @@ def decode(text: bytes) -> Any:
     if text.count(b"[") + text.count(b"{") > DEEPEST:
         _check_depth(value)
     return value
+
+
+def _json_escape(match: re.Match[bytes]) -> bytes:
+    """Returns a byte that nginx has escaped as JSON has it."""
+    byte = bytes.fromhex(match[1].decode())
+    return b"\\u00" + match[1] if byte < b" " or byte in b'"\\' else byte
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

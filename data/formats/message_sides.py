@@ -58,6 +58,18 @@ WRAPPED = frozenset({"message", "content"})
 
 END_THINK = "</think>"
 
+LANGCHAIN_ROLES = {
+    "human": "user",
+    "ai": "assistant",
+    "system": "system",
+    "tool": "tool",
+    "humanmessage": "user",
+    "aimessage": "assistant",
+    "systemmessage": "system",
+    "toolmessage": "tool",
+}
+"""Roles by LangChain's `type` and by class, without `Chunk` (langchain_core/messages)."""
+
 MODELS = ("response.model", "response_model", "model", "model_name", "request.model")
 LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 COUNTS = (
@@ -178,6 +190,9 @@ def _messages(value: Any) -> list[Logged] | None:
     """Returns the messages in a list, or the assistant's message that a value is."""
     if isinstance(value, str) and value[:200].lstrip()[:1] in ("[", "{") and _ROLE.search(value):
         value = _decoded(value)
+    # LangChain's callbacks have a list for each prompt of a batch.
+    while isinstance(value, list) and len(value) == 1 and isinstance(value[0], list):
+        (value,) = value
     if isinstance(value, dict):
         message = _message(value)
         return [message] if message and _is_answer(message) else None
@@ -195,6 +210,7 @@ def _message(item: Any) -> Logged | None:
     inner = item.get("message")
     if isinstance(inner, dict) and "role" not in item:
         item = inner
+    item = _of_langchain(item)
     if any(key.startswith("message.") for key in item):
         item = {key.removeprefix("message."): value for key, value in item.items()}
     inner = item.get("content")
@@ -212,6 +228,37 @@ def _message(item: Any) -> Logged | None:
     if isinstance(calls, list):
         message["tool_calls"] = [_tool_call(call) for call in calls]
     return message, end if end is not None else item.get("finish_reason")
+
+
+def _of_langchain(item: dict[str, Any]) -> dict[str, Any]:
+    """Returns a message that LangChain has serialized with a role; others unchanged.
+
+    `dumpd` writes the class's path and its arguments, `message_to_dict` a type and data.
+    """
+    path = item.get("id")
+    kind = item.get("type")
+    values = item.get("data")
+    if kind == "constructor" and isinstance(path, list) and path:
+        kind = str(path[-1]).removesuffix("Chunk")
+        values = item.get("kwargs")
+    role = LANGCHAIN_ROLES.get(str(kind).lower())
+    if role is None or not isinstance(values, dict):
+        return item
+    message = {"role": role, "content": values.get("content")}
+    extra = values.get("additional_kwargs")
+    if isinstance(extra, dict):
+        message |= {key: extra[key] for key in ("reasoning_content", "tool_calls") if key in extra}
+    if values.get("tool_calls") and "tool_calls" not in message:
+        message["tool_calls"] = [
+            {"id": call.get("id"), "name": call.get("name"), "arguments": call.get("args")}
+            for call in values["tool_calls"]
+            if isinstance(call, dict)
+        ]
+    if role == "tool":
+        message["tool_call_id"] = values.get("tool_call_id")
+    about = values.get("response_metadata")
+    end = about.get("finish_reason") if isinstance(about, dict) else None
+    return message if end is None else {**message, "finish_reason": end}
 
 
 def _content(item: dict[str, Any]) -> Any:

@@ -19,6 +19,7 @@ from outrider.data.exchange import Reject
 from outrider.data.files.record_lines import lines_in
 from outrider.data.files.rows import Row, parse_row
 from outrider.data.formats.cut_texts import is_cut, is_stored
+from outrider.data.formats.dynamodb import item_of
 from outrider.data.formats.embedded import json_of, object_of, plain_text
 from outrider.data.formats.fields import first
 from outrider.data.formats.message_sides import message_sides
@@ -151,6 +152,9 @@ def unwrapped(row: dict[str, Any]) -> dict[str, Any]:
     """Returns the innermost row of a known producer, with the fields of the rows around it."""
     if _is_produced(row) or is_chat_export(row) or is_stored(row):
         return row
+    item = item_of(row)
+    if item is not None:
+        return {**_inherited(row), **unwrapped(item)}
     event = _event(row)
     if event is not None:
         return event

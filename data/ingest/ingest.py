@@ -52,7 +52,7 @@ PARTS = ".parts"
 PARTS_INPUTS = ".parts.json"
 """Folder of the parts, and file with the digest of everything that they depend on."""
 
-PARTS_VERSION = 15
+PARTS_VERSION = 16
 """Version of the parts. Raise it if the same log gives different parts: if a format accepts
 different rows, or if sequences, rejects, surrogates or `chunks.SCHEMA` change. Parts of an
 interrupted ingest are then made again. Also raise the version of the ingest stage
@@ -296,6 +296,18 @@ def _workers(files: list[LogFile]) -> int:
     return 0 if is_small else len(os.sched_getaffinity(0))
 
 
+def _first_detail(rejects_path: Path | None, reason: str) -> str:
+    """Returns what the first row rejected for `reason` has, after a colon, or nothing."""
+    if rejects_path is None:
+        return ""
+    with rejects_path.open(encoding="utf-8") as rejects:
+        details = (
+            reject["detail"] for reject in map(json.loads, rejects) if reject["reason"] == reason
+        )
+        detail = next(details, "")
+    return f": {detail}" if detail else ""
+
+
 NEXT_STEP = (
     f"Outrider reads {', '.join(FORMATS)} (docs/how-to/log-formats.md). To convert another log,"
     ' write one line per exchange: {"messages": [{"role": "user", "content": "..."}, {"role":'
@@ -318,8 +330,10 @@ def check(
         what = next((": ".join(file.unknown) for file in files if file.unknown), "")
         raise OutriderError(f"{where}: no usable row: {what}. {counts}. {NEXT_STEP}")
     if not tally.exchanges:
+        why = _first_detail(rejects_path, tally.rejects.most_common(1)[0][0])
         raise OutriderError(
-            f"{where}: no usable row. {counts}; raising traffic.max_reject_fraction does not help"
+            f"{where}: no usable row{why}. {counts}; raising traffic.max_reject_fraction does not"
+            " help"
         )
     generations = tally.exchanges + sum(
         count for reason, count in tally.rejects.items() if reason not in NOT_GENERATIONS

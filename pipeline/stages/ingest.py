@@ -68,7 +68,7 @@ def _sources(recipe: Recipe) -> dict[str, str]:
 
 INGEST = Stage(
     name="ingest",
-    version=16,
+    version=17,
     needs=(),
     settings=_settings,
     sources=_sources,

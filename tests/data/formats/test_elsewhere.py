@@ -60,7 +60,7 @@ def test_a_documented_log_is_read_or_refused_with_the_fix(case, builder):
         builder = SequenceBuilder(EMBEDDED_TARGET)
     if case["exchanges"] is None:
         try:
-            message = "; ".join(outcome.detail for outcome in read(path))
+            message = "; ".join(detail_of(outcome, builder) for outcome in read(path))
         except OutriderError as error:
             message = str(error)
         assert [words for words in case["words"] if words not in message] == []
@@ -89,6 +89,15 @@ def test_a_documented_log_is_read_or_refused_with_the_fix(case, builder):
         sequence = builder.build(exchange)
         completion = builder.decode(sequence.token_ids[sequence.completion_start :])
         assert completion == f"Two and two make four.\n</think>\n\nIt is 4.{END}"
+
+
+def detail_of(outcome: Exchange | Reject, builder) -> str:
+    """Why a row is rejected, when it is parsed or when its sequence is built."""
+    if isinstance(outcome, Reject):
+        return outcome.detail
+    with pytest.raises(Reject) as rejected:
+        builder.build(outcome)
+    return rejected.value.detail
 
 
 def question_of(exchange: Exchange, builder) -> str:

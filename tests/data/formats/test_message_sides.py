@@ -151,3 +151,66 @@ def test_reasoning_in_the_text_is_not_doubled(tmp_path, thought):
     (exchange,) = read_rows(tmp_path, [row])
     assert isinstance(exchange, Exchange)
     assert (exchange.reasoning, exchange.content) == (None, "<think>\nr\n</think>\n\na")
+
+
+def langchain(name: str, **arguments):
+    """A message as `langchain_core.load.dumpd` writes it."""
+    path = ["langchain", "schema", "messages", name]
+    return {"lc": 1, "type": "constructor", "id": path, "kwargs": arguments}
+
+
+GENERATED = {
+    "content": "a",
+    "additional_kwargs": {"reasoning_content": "r\n"},
+    "response_metadata": {"finish_reason": "stop", "model_name": "deepseek-r1"},
+}
+SERIALIZED = [
+    (langchain("HumanMessage", content="Hi"), langchain("AIMessageChunk", **GENERATED)),
+    ({"type": "human", "data": {"content": "Hi"}}, {"type": "ai", "data": GENERATED}),
+]
+
+
+@pytest.mark.parametrize(("asked", "answer"), SERIALIZED)
+def test_runs_of_langchain(tmp_path, asked, answer):
+    """LangSmith's runs; the lists are of prompts, and of messages or samples."""
+    run = {
+        "run_type": "llm",
+        "inputs": {"messages": [[asked]]},
+        "outputs": {"generations": [[{"text": "a", "message": answer}]]},
+        "extra": {"invocation_params": {"temperature": 0.6}, "metadata": {"thread_id": "t1"}},
+    }
+    (exchange,) = read_rows(tmp_path, [run])
+    assert isinstance(exchange, Exchange)
+    assert exchange.messages == [{"role": "user", "content": "Hi"}]
+    assert (exchange.reasoning, exchange.content) == ("r\n", "a")
+    assert (exchange.finish_reason, exchange.session) == ("stop", "t1")
+    assert exchange.temperature == 0.6
+
+
+def test_a_conversation_of_langchain_with_tools():
+    called = {"content": "", "tool_calls": [{"id": "c1", "name": "now", "args": {"zone": "UTC"}}]}
+    asked = [
+        langchain("SystemMessage", content="s"),
+        langchain("HumanMessage", content="Hi"),
+        langchain("AIMessage", **called),
+        langchain("ToolMessage", content="12:00", tool_call_id="c1"),
+    ]
+    sides = message_sides({"in": [asked], "out": langchain("AIMessage", content="Noon.")})
+    assert [message["role"] for message in sides.asked] == ["system", "user", "assistant", "tool"]
+    function = {"name": "now", "arguments": '{"zone": "UTC"}'}
+    assert sides.asked[2]["tool_calls"] == [{"id": "c1", "type": "function", "function": function}]
+    assert sides.asked[3]["tool_call_id"] == "c1"
+    assert sides.answers[0]["message"]["content"] == "Noon."
+
+
+def test_escapes_of_nginx():
+    """Without `escape=json`, nginx writes quotation marks and bytes beyond ASCII as \\xHH."""
+    body = json.dumps({"content": 'Grüße, "电"\n\\'}, ensure_ascii=False)
+    escaped = "".join(
+        chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\x{byte:02X}"
+        for byte in body.encode()
+    )
+    assert parse_row(f'{{"status":"200","request_body":"{escaped}"}}'.encode()) == {
+        "status": "200",
+        "request_body": body,
+    }

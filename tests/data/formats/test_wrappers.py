@@ -38,6 +38,19 @@ def in_base64(value) -> str:
     return base64.b64encode(text.encode()).decode()
 
 
+def in_types(value):
+    """A value as DynamoDB writes it."""
+    if isinstance(value, dict):
+        return {"M": {key: in_types(inner) for key, inner in value.items()}}
+    if isinstance(value, list):
+        return {"L": list(map(in_types, value))}
+    if value is None:
+        return {"NULL": True}
+    if isinstance(value, bool):
+        return {"BOOL": value}
+    return {"S": value} if isinstance(value, str) else {"N": json.dumps(value)}
+
+
 EVENT = {"specversion": "1.0", "id": "e1", "source": "/r1", "type": "org.example.logged"}
 
 COLLECTORS = {
@@ -53,6 +66,10 @@ COLLECTORS = {
     "CloudEvents": lambda row: {**EVENT, "datacontenttype": "application/json", "data": row},
     "CloudEvents, base64": lambda row: {**EVENT, "data_base64": in_base64(row)},
     "Kinesis": lambda row: {"kinesis": {"partitionKey": "1", "data": in_base64(row)}},
+    "DynamoDB's export": lambda row: {"Item": in_types(row)["M"]},
+    "DynamoDB's stream": lambda row: {
+        "dynamodb": {"NewImage": in_types({"pk": 7, "row": row})["M"]}
+    },
     "a repeated column": lambda row: {"pk": 7, "payload": [json.dumps(row)]},
     "a database": lambda row: {"pk": 7, "payload": json.dumps({"record": json.dumps(row)})},
 }
@@ -345,3 +362,11 @@ def test_producers_that_log_durations(producer):
     outcomes = read_exchanges(log_files(str(GOLDEN / producer)))
     seconds = {one.seconds for one in outcomes if isinstance(one, Exchange)} - {None}
     assert seconds and all(0.5 < value < 10 for value in seconds)
+
+
+def test_an_answer_of_dynamodb_has_several_calls(tmp_path):
+    items = [in_types({"pk": n, "request": ASKED, "response": ANSWERED})["M"] for n in range(3)]
+    answer = {"Items": items, "Count": 3, "ScannedCount": 3, "ConsumedCapacity": None}
+    exchanges = list(read_exchanges(log_files(str(write_log(tmp_path / "log.jsonl", [answer])))))
+    assert len(exchanges) == 3 and all(isinstance(one, Exchange) for one in exchanges)
+    assert {one.temperature for one in exchanges} == {ASKED.get("temperature")}
