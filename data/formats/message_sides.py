@@ -242,7 +242,7 @@ def _of_langchain(item: dict[str, Any]) -> dict[str, Any]:
         kind = str(path[-1]).removesuffix("Chunk")
         values = item.get("kwargs")
     role = LANGCHAIN_ROLES.get(str(kind).lower())
-    if role is None or not isinstance(values, dict):
+    if role is None or "role" in item or not isinstance(values, dict):
         return item
     message = {"role": role, "content": values.get("content")}
     extra = values.get("additional_kwargs")
