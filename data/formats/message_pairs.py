@@ -9,7 +9,8 @@ Bifrost, Arize and others, under any of their names: messages are recognized by 
 parameters, counts and ends by their names (data/formats/message_sides.py). Spans of other kinds
 than calls are set aside. Most have no finish reason, so that an answer that used all of its
 `max_tokens` counts as truncated, and any other as finished. Token ids are lost, and often the
-reasoning (`reasoning_missing`); a gateway's log of requests and responses has more."""
+reasoning (`reasoning_missing`); a gateway's log of requests and responses has more.
+"""
 
 from typing import Any
 
