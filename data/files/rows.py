@@ -45,6 +45,9 @@ _NGINX_ESCAPE = re.compile(rb"\\x([0-9A-F]{2})")
 """A byte that nginx's log_format escapes unless it says `escape=json`: a quotation mark, a
 backslash, a control character, or part of a character beyond ASCII."""
 
+_JSON_OBJECT = re.compile(rb"\s*\{\s*\"")
+"""How an object with keys in double quotes begins; Python's texts have single ones."""
+
 _PYTHON_TEXT = re.compile(rb": \"(?:\[?\{'|[A-Z]\w*\([a-z_]+=)")
 """Python's text of an object, in which JSON doubles each backslash."""
 
@@ -172,7 +175,7 @@ def decode(text: bytes) -> Any:
     except json.JSONDecodeError as error:
         if STAMPED.match(text):
             raise Reject("not_a_generation", "another line of a container's output") from None
-        if text.startswith(b'{"') and _NGINX_ESCAPE.search(text):
+        if _JSON_OBJECT.match(text) and _NGINX_ESCAPE.search(text):
             return decode(_NGINX_ESCAPE.sub(_json_escape, text))
         try:
             value = python_value(text.decode("utf-8"))

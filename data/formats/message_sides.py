@@ -58,17 +58,11 @@ WRAPPED = frozenset({"message", "content"})
 
 END_THINK = "</think>"
 
-LANGCHAIN_ROLES = {
-    "human": "user",
-    "ai": "assistant",
-    "system": "system",
-    "tool": "tool",
-    "humanmessage": "user",
-    "aimessage": "assistant",
-    "systemmessage": "system",
-    "toolmessage": "tool",
-}
-"""Roles by LangChain's `type` and by class, without `Chunk` (langchain_core/messages)."""
+LANGCHAIN_KINDS = frozenset({"human", "ai", "system", "tool"})
+"""LangChain's types of messages that a request or an answer has (langchain_core/messages)."""
+
+LANGCHAIN_FIELDS = ("reasoning_content", "tool_calls", "tool_call_id")
+"""What a message of LangChain has besides its content, itself or in `additional_kwargs`."""
 
 MODELS = ("response.model", "response_model", "model", "model_name", "request.model")
 LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
@@ -236,26 +230,17 @@ def _of_langchain(item: dict[str, Any]) -> dict[str, Any]:
     `dumpd` writes the class's path and its arguments, `message_to_dict` a type and data.
     """
     path = item.get("id")
-    kind = item.get("type")
+    kind = str(item.get("type"))
     values = item.get("data")
     if kind == "constructor" and isinstance(path, list) and path:
-        kind = str(path[-1]).removesuffix("Chunk")
+        kind = str(path[-1]).removesuffix("Chunk").removesuffix("Message").lower()
         values = item.get("kwargs")
-    role = LANGCHAIN_ROLES.get(str(kind).lower())
-    if role is None or "role" in item or not isinstance(values, dict):
+    if kind not in LANGCHAIN_KINDS or "role" in item or not isinstance(values, dict):
         return item
-    message = {"role": role, "content": values.get("content")}
     extra = values.get("additional_kwargs")
-    if isinstance(extra, dict):
-        message |= {key: extra[key] for key in ("reasoning_content", "tool_calls") if key in extra}
-    if values.get("tool_calls") and "tool_calls" not in message:
-        message["tool_calls"] = [
-            {"id": call.get("id"), "name": call.get("name"), "arguments": call.get("args")}
-            for call in values["tool_calls"]
-            if isinstance(call, dict)
-        ]
-    if role == "tool":
-        message["tool_call_id"] = values.get("tool_call_id")
+    logged = {**values, **extra} if isinstance(extra, dict) else values
+    message = {"role": ROLES.get(kind, kind), "content": values.get("content")}
+    message |= {key: logged[key] for key in LANGCHAIN_FIELDS if logged.get(key)}
     about = values.get("response_metadata")
     end = about.get("finish_reason") if isinstance(about, dict) else None
     return message if end is None else {**message, "finish_reason": end}
@@ -285,7 +270,8 @@ def _tool_call(call: Any) -> Any:
         return call
     plain = {key.removeprefix("tool_call."): value for key, value in call.items()}
     name = plain.get("function.name", plain.get("name"))
-    arguments = plain.get("function.arguments", plain.get("arguments"))
+    # LangChain's `args` are an object.
+    arguments = plain.get("function.arguments", plain.get("arguments", plain.get("args")))
     if not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False, default=str)
     function = {"name": name, "arguments": arguments}

@@ -210,7 +210,6 @@ def test_escapes_of_nginx():
         chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\x{byte:02X}"
         for byte in body.encode()
     )
-    assert parse_row(f'{{"status":"200","request_body":"{escaped}"}}'.encode()) == {
-        "status": "200",
-        "request_body": body,
-    }
+    expected = {"status": "200", "request_body": body}
+    assert parse_row(f'{{"status":"200","request_body":"{escaped}"}}'.encode()) == expected
+    assert parse_row(f' {{ "status": "200", "request_body": "{escaped}" }}'.encode()) == expected
