@@ -28,6 +28,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -71,6 +72,13 @@ class ProcessTree:
     def __exit__(self, *_: object) -> None:
         _OPEN.discard(self._guard)
         self._guard.communicate()  # closes the pipe and waits
+
+
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """Yields a private folder in TMPDIR, which is removed even if this process is killed."""
+    with tempfile.TemporaryDirectory(prefix="outrider-") as folder, ProcessTree(Path(folder)):
+        yield Path(folder)
 
 
 class Child:
@@ -220,6 +228,12 @@ PATIENCE_S = 900.0
 """Time for a checkpoint after the end of a window, in seconds; then the processes are killed. R1's
 layer takes 163 GB: 3 minutes at 1 GB/s."""
 
+AGAIN_S = 2.0
+"""Seconds until an interrupt that a library has lost is raised again."""
+
+INTERRUPTS = (signal.SIGALRM, signal.SIGINT, signal.SIGTERM)
+"""Signals of `interrupt`."""
+
 
 def run_supervised(
     argv: list[str], log: Path, environment: dict[str, str], end: float = math.inf
@@ -278,6 +292,23 @@ def stopped_by_signal() -> Iterator[None]:
 
     with signal_handlers(stop):
         yield
+
+
+def interrupt(_number: int, _frame: object) -> None:
+    """The handler of `INTERRUPTS`: raises `KeyboardInterrupt`, again until one is handled.
+
+    Libraries lose exceptions of a handler, and Python ignores them in destructors and in callbacks
+    of weak references, of which imports run many (importlib's module locks). A capture whose engine
+    was starting then went on to its end. Nothing is raised in a `finally` or `except` that handles
+    an earlier one.
+    """
+    signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
+    error = sys.exc_info()[1]
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return
+        error = error.__context__
+    raise KeyboardInterrupt
 
 
 @contextlib.contextmanager

@@ -35,7 +35,12 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
 from outrider.common.fingerprint import path_digest, resume_or_clear
 from outrider.common.inert import printable
-from outrider.common.process_tree import TERMINAL_DESCRIPTOR, run_supervised
+from outrider.common.process_tree import (
+    INTERRUPTS,
+    TERMINAL_DESCRIPTOR,
+    interrupt,
+    run_supervised,
+)
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.retention import deletion_of, retain
 from outrider.pipeline.run_dir import RunDirectory
@@ -193,8 +198,8 @@ def run_stage(stage: Stage, run: RunDirectory, options: Options, end: float = ma
 
 def main(stage: Stage, run: RunDirectory, options: Options) -> int:
     """Runs the stage, publishes its record and returns the exit status."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler)
+    for number in INTERRUPTS:
+        signal.signal(number, interrupt)
     failed = run.attempt() / f"{stage.name}.failed.json"
     log = sys.stderr
     quoting = not stage.handles_text
@@ -215,7 +220,7 @@ def main(stage: Stage, run: RunDirectory, options: Options) -> int:
         return UNEXPECTED
     finally:
         # The exit status is decided; a signal during the interpreter's exit must not change it.
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in INTERRUPTS:
             signal.signal(number, signal.SIG_IGN)
     return 0
 

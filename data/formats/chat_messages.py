@@ -7,9 +7,9 @@ Together and Fireworks fine-tune on such rows; the Hugging Face Hub has many suc
      "weight": 0.5}
 
 The last message, from the assistant, is the completion. Sampling settings are known only if the row
-has them (`temperature`, `top_p`, `response_format`, `finish_reason`, ...). A row is not trained on
-if its weight, or the weight of its last message, is 0 or less. ShareGPT's `conversations` with
-`from` and `value` are read as messages, with the row's `system`.
+has them (`temperature`, `top_p`, `response_format`, ...), itself or in an object. A row is not
+trained on if its weight, or the weight of its last message, is 0 or less. ShareGPT's
+`conversations` with `from` and `value` are read as messages, with the row's `system`.
 
 `hf://datasets/OWNER/NAME[@REVISION][/data/train-*.parquet]` reads from the Hub (private data sets
 need `HF_TOKEN`); folders written by `save_to_disk` can be read directly. Sampling, finish reason
@@ -22,6 +22,7 @@ from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.files.rows import Sample
 from outrider.data.formats.fields import take, take_number, unpacked
 from outrider.data.formats.message_parts import openai_messages
+from outrider.data.formats.message_sides import sent_parameters
 from outrider.data.formats.openai import exchanges
 from outrider.data.formats.row_fields import fields
 from outrider.data.formats.sampling import CONSTRAINTS, NUMBERS
@@ -85,7 +86,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
         raise Reject("weighted_out", "its training weight is 0 or less")
     *asked, answer = openai_messages(messages, "row.messages")
     keys = ("model", "chat_template_kwargs", "documents", "user", *NUMBERS, *CONSTRAINTS)
-    request = {key: row[key] for key in keys if key in row}
+    request = sent_parameters(row) | {key: row[key] for key in keys if key in row}
     request["tools"] = unpacked(row, "tools", "row")  # tables store them as text
     request["messages"] = [
         {key: value for key, value in message.items() if key != "weight"} for message in asked

@@ -23,6 +23,8 @@ CHAT_EXPORT = (
     "conversations as a chat interface shows them, without the requests (system prompt, sampling):"
     " log the endpoint's /v1/chat/completions"
 )
+N8N = "n8n's executions: log the endpoint's /v1/chat/completions"
+
 AZURE = (
     "Azure's LLM log, which cuts messages into rows and has no sampling parameters: log whole"
     " request and response bodies, for instance with log-to-eventhub"
@@ -137,10 +139,9 @@ SHAPES: tuple[tuple[frozenset[str], str], ...] = (
         " /v1/chat/completions",
     ),
     (frozenset({"message_id", "is_created_by_user"}), CHAT_EXPORT),  # LibreChat
-    (
-        frozenset({"workflow_data", "finished"}),
-        "n8n's executions: log the endpoint's /v1/chat/completions",
-    ),
+    (frozenset({"flow_id", "sender", "text"}), CHAT_EXPORT),  # Langflow
+    (frozenset({"workflow_data", "finished"}), N8N),
+    (frozenset({"workflow_id", "finished", "mode"}), N8N),
     (frozenset({"input", "output"}), SIDES_OR_MESSAGES),
     (frozenset({"inputs", "outputs"}), SIDES_OR_MESSAGES),
 )

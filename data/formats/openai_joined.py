@@ -42,6 +42,8 @@ def recognizes(sample: Sample) -> bool:
 
 def _is_side(row: dict[str, Any]) -> bool:
     """Whether the row is a request or a response with an id."""
+    if isinstance(row.get("prompt"), str) and isinstance(row.get("response"), str):
+        return False  # both are texts, whatever id the row has
     try:
         return _side(row) is not None
     except Reject:  # an id that is no valid text

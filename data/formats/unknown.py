@@ -97,6 +97,11 @@ CONVERT_YAML = (
 )
 
 LITELLM_DEBUG = re.compile(rb"^[^{\n]{0,60}\bLiteLLM(?: \w+)?:DEBUG\b", re.MULTILINE)
+CLIENTS_LOG = re.compile(
+    rb"^(?:[^{\n]{0,100}--> POST https?://|- method: POST\r?\n- url: )", re.MULTILINE
+)
+"""Requests as OkHttp's interceptor and LangChain4j print them."""
+
 SEARCHED = 2**16
 """Bytes of a file's beginning in which a line of such a log is looked for."""
 
@@ -143,6 +148,9 @@ _NO_HEADER = re.compile(rb"[^{\[\"\n][^{\n]{0,500}(?:\t\{\"[^\t\n]*\}\t\{\"|,\"\
 
 _DUMP = re.compile(rb"(?:/\*.*\*/\s+|--\s+)?-- (?:PostgreSQL database|MySQL|MariaDB) dump")
 """How pg_dump, mysqldump and mariadb-dump begin, as text."""
+
+_DATABASE = re.compile(rb"SQLite format 3\0")
+"""SQLite keeps texts as they are, so its pages may have lines of JSON."""
 
 _COUNTS = re.compile("token|latency|duration|status|level|time")
 SHORTEST_TEXT = 200
@@ -207,9 +215,9 @@ def describe(sample: Sample, formats: Mapping[str, Any]) -> Description:
 def _of_bytes(sample: Sample) -> Description:
     """Describes a file without rows by its first bytes."""
     head = sample.stored
-    for magic, what, way in MAGIC:
-        if head.startswith(magic):
-            return Description(what, way)
+    file = _of_magic(head)
+    if file is not None:
+        return file
     if sample.archive in DOCUMENTS:
         return Description(sample.archive, EXPORT_CELLS)
     if sample.archive:
@@ -227,7 +235,19 @@ def _of_bytes(sample: Sample) -> Description:
     return _of_text(head)
 
 
+def _of_magic(head: bytes) -> Description | None:
+    """Describes a file by its first bytes; None if they are not in `MAGIC`."""
+    said = (Description(what, way) for magic, what, way in MAGIC if head.startswith(magic))
+    return next(said, None)
+
+
 def _of_capture(head: bytes) -> Description:
+    file = _of_magic(head)
+    if file is not None:
+        return file
+    if CLIENTS_LOG.search(head, 0, SEARCHED):
+        what = "an HTTP client's log, in which concurrent requests and responses are mixed"
+        return Description(what, GATEWAY)
     if LITELLM_DEBUG.search(head, 0, SEARCHED):
         return Description("LiteLLM's debug log", WITH_CALLBACK)
     if _GOREPLAY.match(head):
@@ -238,12 +258,16 @@ def _of_capture(head: bytes) -> Description:
 
 
 def is_capture(sample: Sample) -> bool:
-    """Whether objects are in HTTP messages (GoReplay), a database's dump or unnamed columns.
+    """Whether objects are in HTTP messages, a database, its dump or unnamed columns.
 
     LiteLLM's debug log has whole responses in their own lines, and other rows around them.
     """
-    is_dump = any(begin.match(sample.stored) for begin in (_GOREPLAY, _DUMP, _NO_HEADER))
-    return is_dump or LITELLM_DEBUG.search(sample.stored, 0, SEARCHED) is not None
+    head = sample.stored
+    begins = (_GOREPLAY, _DUMP, _NO_HEADER, _DATABASE)
+    logs = (LITELLM_DEBUG, CLIENTS_LOG)
+    return any(begin.match(head) for begin in begins) or any(
+        log.search(head, 0, SEARCHED) for log in logs
+    )
 
 
 def _of_text(head: bytes) -> Description:

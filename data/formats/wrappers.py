@@ -196,6 +196,11 @@ def is_chat_export(row: dict[str, Any]) -> bool:
     """Whether a row is a conversation as a chat interface exports it."""
     if str(row.get("object")) in CHAT_MESSAGES:
         return True
+    messages = row.get("messages")
+    message = messages[0] if isinstance(messages, list) and messages else None
+    # chat-ui's export has no sampling, and not the system message that was sent.
+    if isinstance(message, dict) and message.keys() >= {"from", "content"}:
+        return True
     return any(
         other in row and isinstance(row.get(key), dict | list)
         for key, other in CHAT_EXPORTS.items()

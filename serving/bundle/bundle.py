@@ -15,13 +15,12 @@ import dataclasses
 import itertools
 import shlex
 import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import SCRATCH, write_json
+from outrider.common.files import write_json
 from outrider.serving.bundle.bundle_digest import MANIFEST, bundle_digest, listing, read_manifest
 from outrider.serving.bundle.bundle_places import local_bundle, put_bundle, staging_folder
 from outrider.serving.client import Sampling, complete
@@ -64,8 +63,8 @@ def export_bundle(
     """
     directory = drafting.speculator.directory
     files = _served_files(drafting.speculator)
-    with tempfile.TemporaryDirectory(dir=staging_folder(out_dir), prefix=SCRATCH) as folder:
-        stage = Path(folder) / "bundle"
+    with staging_folder(out_dir) as folder:
+        stage = folder / "bundle"
         stage.mkdir()
         for file in files:
             shutil.copyfile(file, stage / file.name)

@@ -17,7 +17,8 @@ import fsspec
 import huggingface_hub
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import publish
+from outrider.common.files import SCRATCH, publish
+from outrider.common.process_tree import temporary_folder
 from outrider.common.redaction import without_credentials
 from outrider.serving.bundle.bundle_digest import (
     MANIFEST,
@@ -47,16 +48,21 @@ def check_destination(to: str | Path) -> None:
         )
 
 
-def staging_folder(to: str | Path) -> Path | None:
-    """The folder in which a bundle for `to` is put together; None: TMPDIR.
+@contextlib.contextmanager
+def staging_folder(to: str | Path) -> Iterator[Path]:
+    """Yields a folder in which a bundle for `to` is put together.
 
-    Next to a local bundle, where the next command on the run removes what a killed one left.
+    Next to a local bundle, where the next command on the run removes what a killed one left; for an
+    address in TMPDIR.
     """
     if "://" in str(to):
-        return None
-    folder = Path(to).parent
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+        with temporary_folder() as folder:
+            yield folder
+        return
+    place = Path(to).parent
+    place.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=place, prefix=SCRATCH) as name:
+        yield Path(name)
 
 
 def put_bundle(stage: Path, to: str | Path) -> None:
@@ -103,8 +109,7 @@ def local_bundle(location: str | Path) -> Iterator[Path]:
         check_files(directory)
         yield directory
         return
-    with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
-        directory = Path(folder)
+    with temporary_folder() as directory:
         if address.startswith(HUB):
             _download_from_hub(address, directory)
         elif address.startswith(OCI):
@@ -170,9 +175,9 @@ def _upload_to_hub(stage: Path, address: str) -> None:
     repository, revision = _repository(address)
     files = read_manifest(stage)["files"]
     api = huggingface_hub.HfApi()
-    with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
+    with temporary_folder() as folder:
         shutil.copytree(stage, folder, dirs_exist_ok=True)
-        (Path(folder) / "README.md").write_text(model_card(stage, repository), encoding="utf-8")
+        (folder / "README.md").write_text(model_card(stage, repository), encoding="utf-8")
         with _answering(address):
             api.create_repo(repository, private=True, exist_ok=True)
             if HISTORY_FILE in files and not api.model_info(repository).private:

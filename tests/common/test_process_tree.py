@@ -52,6 +52,70 @@ def test_a_tree_ends_with_its_context_and_its_starter(how: str) -> None:
             os.kill(int(forked), signal.SIGKILL)
 
 
+DOWNLOADER = """
+import time
+from outrider.common.process_tree import temporary_folder
+with temporary_folder() as folder:
+    (folder / "history.npz").write_bytes(b"customer text")
+    print(folder, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_temporary_folder_goes_with_a_killed_process() -> None:
+    command = [sys.executable, "-c", DOWNLOADER]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as downloader:
+        folder = Path(downloader.stdout.readline().strip())
+        try:
+            assert [file.name for file in folder.iterdir()] == ["history.npz"]
+            assert folder.stat().st_mode & 0o77 == 0
+        finally:
+            downloader.kill()
+        assert wait_until(lambda: not folder.exists(), 10)
+
+
+INTERRUPTED = """
+import signal, sys, time
+from outrider.common import process_tree
+process_tree.AGAIN_S = 0.2
+
+class Destroyed:
+    def __del__(self):
+        print("ready", flush=True)
+        time.sleep(600)  # the first interrupt ends it, and is ignored
+
+for number in process_tree.INTERRUPTS:
+    signal.signal(number, process_tree.interrupt)
+try:
+    try:
+        Destroyed()
+        print("lost", flush=True)
+        time.sleep(600)
+    finally:
+        try:
+            raise OSError
+        except OSError:
+            time.sleep(1)  # several alarms later
+        print("cleaned", flush=True)
+except KeyboardInterrupt:
+    print("ended", flush=True)
+"""
+
+
+def test_an_interrupt_that_a_destructor_loses_is_raised_again_but_not_while_cleaning_up() -> None:
+    command = [sys.executable, "-c", INTERRUPTED]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **pipes) as process:
+        try:
+            assert process.stdout.readline() == "ready\n"
+            process.terminate()
+            output, errors = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert output.split() == ["lost", "cleaned", "ended"]
+    assert "Exception ignored in: <function Destroyed.__del__" in errors
+
+
 # A stage whose grandchild is an orphan in another session, as an engine's worker may be.
 STAGE = """
 import os, subprocess, sys, time
