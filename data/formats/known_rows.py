@@ -23,6 +23,7 @@ CHAT_EXPORT = (
     "conversations as a chat interface shows them, without the requests (system prompt, sampling):"
     " log the endpoint's /v1/chat/completions"
 )
+
 N8N = "n8n's executions: log the endpoint's /v1/chat/completions"
 
 AZURE = (

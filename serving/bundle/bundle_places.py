@@ -52,8 +52,8 @@ def check_destination(to: str | Path) -> None:
 def staging_folder(to: str | Path) -> Iterator[Path]:
     """Yields a folder in which a bundle for `to` is put together.
 
-    Next to a local bundle, where the next command on the run removes what a killed one left; for an
-    address in TMPDIR.
+    It is next to a local bundle, where the next command on the run removes what a killed one left,
+    and in TMPDIR if `to` is an address.
     """
     if "://" in str(to):
         with temporary_folder() as folder:
