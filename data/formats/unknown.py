@@ -72,7 +72,7 @@ MAGIC: tuple[tuple[bytes, str, str], ...] = (
 TEXT_LOGS: tuple[tuple[re.Pattern[bytes], str], ...] = (
     (re.compile(rb"^(srv|slot|main|que) +\w+:|llama_", re.MULTILINE), "llama.cpp's log"),
     (re.compile(rb"^\[GIN\] ", re.MULTILINE), "Ollama's log"),
-    (re.compile(rb'"POST /\S+ HTTP/[\d.]+" \d{3}'), "an access log"),
+    (re.compile(rb'"POST /\S+ HTTP/[\d.]+"'), "an access log"),
     (re.compile(rb"text_generation_(router|launcher)"), "TGI's log"),
     (re.compile(rb"^# (HELP|TYPE) ", re.MULTILINE), "metrics in Prometheus' format"),
 )
@@ -98,9 +98,16 @@ CONVERT_YAML = (
 
 LITELLM_DEBUG = re.compile(rb"^[^{\n]{0,60}\bLiteLLM(?: \w+)?:DEBUG\b", re.MULTILINE)
 CLIENTS_LOG = re.compile(
-    rb"^(?:[^{\n]{0,100}--> POST https?://|- method: POST\r?\n- url: )", re.MULTILINE
+    rb"^(?:[^{\n]{0,100}--> POST https?://|- method: POST\r?\n- url: "
+    rb"|(?:[^{\n]{0,300}[ \"'])?POST \S+/completions HTTP/[\d.]+(?:\[\\r\]\[\\n\]\"|\\r\\n.*)?\r?$"
+    rb"|[^{\n]{0,200}\bRequest options: \{'method': 'post', )",
+    re.MULTILINE,
 )
-"""Requests as OkHttp's interceptor and LangChain4j print them."""
+"""Requests as clients print them: OkHttp's interceptor, LangChain4j, Apache HttpClient's wire log,
+curl -v, Python's http.client, Go's DumpRequestOut, and openai-python's debug log.
+
+The path ends the line; an access log quotes it.
+"""
 
 SEARCHED = 2**16
 """Bytes of a file's beginning in which a line of such a log is looked for."""
@@ -153,6 +160,10 @@ _DATABASE = re.compile(rb"SQLite format 3\0")
 """SQLite keeps texts as they are, so its pages may have lines of JSON."""
 
 _COUNTS = re.compile("token|latency|duration|status|level|time")
+_TEXT = re.compile(
+    "(prompt|input|output|response|completion|content|text|question|answer|query|reply)s?"
+)
+"""Names of values in which rows have the texts of a request, however short."""
 SHORTEST_TEXT = 200
 """Rows of requests without their texts have counts, and no text of this length."""
 
@@ -245,13 +256,13 @@ def _of_capture(head: bytes) -> Description:
     file = _of_magic(head)
     if file is not None:
         return file
+    if _GOREPLAY.match(head):
+        return Description("GoReplay's capture", GATEWAY)
+    if LITELLM_DEBUG.search(head, 0, SEARCHED):
+        return Description("LiteLLM's debug log", WITH_CALLBACK)
     if CLIENTS_LOG.search(head, 0, SEARCHED):
         what = "an HTTP client's log, in which concurrent requests and responses are mixed"
         return Description(what, GATEWAY)
-    if LITELLM_DEBUG.search(head, 0, SEARCHED):
-        return Description("LiteLLM's debug log", WITH_CALLBACK)
-    if _GOREPLAY.match(head):
-        return Description("GoReplay's capture", GATEWAY)
     if _NO_HEADER.match(head):
         return Description("a table without a header", WITH_HEADER)
     return Description("a dump of a database", f"{EXPORT}; for PostgreSQL, {TO_JSON}")
@@ -330,6 +341,15 @@ def _longest_text(value: Any) -> int:
     return max(map(_longest_text, inner), default=0) if isinstance(value, dict | list) else 0
 
 
+def _has_named_text(row: dict[str, Any]) -> bool:
+    """Whether a row, or an object in it, has a text under a name for texts."""
+    return any(
+        _TEXT.fullmatch(normal_name(key)) and isinstance(value, str) and value.strip()
+        for member in [row, *_members(row)]
+        for key, value in member.items()
+    )
+
+
 def _has_text(row: dict[str, Any], beginning: re.Pattern[str]) -> bool:
     """Whether a text in a row, but not one inside its bodies, begins with a pattern."""
     texts = [value for value in row.values() if isinstance(value, str)]
@@ -374,7 +394,8 @@ def _object(text: bytes) -> Any:
 def _nearest(row: dict[str, Any]) -> str:
     """Names the format that shares most keys with a row."""
     names = [normal_name(key) for member in [row, *_members(row)] for key in member]
-    if any(map(_COUNTS.search, names)) and _longest_text(row) < SHORTEST_TEXT:
+    has_texts = _has_named_text(row) or _longest_text(row) >= SHORTEST_TEXT
+    if any(map(_COUNTS.search, names)) and not has_texts:
         return f"rows about requests, without texts: {GATEWAY}"
     shared = {name: len(row.keys() & set(keys)) / len(keys) for name, keys in NEEDED.items()}
     name = max(shared, key=lambda name: shared[name])

@@ -1,4 +1,4 @@
-"""Records the four workloads on SmolLM2, and writes the digests of their prompts.
+"""Records the workloads and general traffic on SmolLM2, and writes the digests of the prompts.
 
     python -m tools.workloads record build/smollm2 CORPUS recipes/smollm2/traffic --dtype bfloat16
     python -m tools.workloads digests CORPUS

@@ -1,4 +1,4 @@
-"""The four workloads: sampling, planned log rows, parts, and digests of the prompts.
+"""The four workloads and general traffic: sampling, planned log rows, parts, digests of prompts.
 
     sessions = WORKLOADS["arithmetic"].sessions(Path("corpus"))
     digest(WORKLOADS["arithmetic"], sessions)
@@ -15,7 +15,13 @@ from pathlib import Path
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
-from tools.workloads import arithmetic, customer_chat, document_extraction, resume_screening
+from tools.workloads import (
+    arithmetic,
+    customer_chat,
+    document_extraction,
+    general,
+    resume_screening,
+)
 from tools.workloads.sessions import Session
 
 DIGESTS = Path(__file__).with_name("digests.json")
@@ -41,6 +47,7 @@ WORKLOADS = {
     "document_extraction": Workload(document_extraction.sessions, 0.2, 320),
     "resume_screening": Workload(lambda _: resume_screening.sessions(), 0.6, 256),
     "arithmetic": Workload(arithmetic.sessions, 0.6, 512),
+    "general": Workload(general.sessions, 0.7, 160),
 }
 
 

@@ -129,3 +129,43 @@ def test_pickle_files_are_named_and_not_loaded(tmp_path, protocol):
 def test_a_log_of_another_api_names_it(tmp_path, key, path, api):
     row = {key: path, "sent": {"input": SECRET}, "received": "data: x"}
     assert api in described(tmp_path, json.dumps(row).encode()).detail
+
+
+BODY = b'{"model": "r1", "messages": [{"role": "user", "content": "Ada"}]}\n'
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"> POST /v1/chat/completions HTTP/1.1\r\n> Host: api\r\n",  # curl -v
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: api\r\n\r\n",  # Go, httputil.DumpRequestOut
+        b'DEBUG wire - http-outgoing-0 >> "POST /v1/chat/completions HTTP/1.1[\\r][\\n]"\n',
+        b"send: b'POST /v1/chat/completions HTTP/1.1\\r\\nHost: api\\r\\n\\r\\n'\n",
+        b"DEBUG:openai._base_client:Request options: {'method': 'post', 'url': '/chat/c'\n",
+        b"--> POST http://api/v1/chat/completions h2 (123-byte body)\n",
+    ],
+)
+def test_a_clients_log_is_named_although_it_holds_bodies(tmp_path, line):
+    reject = described(tmp_path, line + BODY)
+    assert reject.detail.startswith("an HTTP client's log") and "gateway" in reject.detail
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'INFO:     127.0.0.1:1 - "POST /v1/chat/completions HTTP/1.1" 200 OK\n',
+        b'INFO httpx HTTP Request: POST https://api/v1/chat/completions "HTTP/1.1 200 OK"\n',
+    ],
+)
+def test_lines_about_requests_between_rows_are_no_clients_log(tmp_path, line):
+    path = tmp_path / "x.log"
+    path.write_bytes(line + json.dumps(PAIR).encode() + b"\n" + line)
+    outcomes = read_exchanges(log_files(str(path)))
+    assert len([outcome for outcome in outcomes if not isinstance(outcome, Reject)]) == 1
+
+
+def test_short_texts_are_texts(tmp_path):
+    row = {"latency_ms": 5, "total_tokens": 9, "q": {"text": "2 + 2?"}, "reply": "4"}
+    assert "without texts" not in described(tmp_path, json.dumps(row).encode()).detail
+    counts = {"latency_ms": 5, "total_tokens": 9, "status": "success", "response": {"code": 200}}
+    assert "without texts" in described(tmp_path, json.dumps(counts).encode()).detail

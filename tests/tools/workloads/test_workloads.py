@@ -1,4 +1,4 @@
-"""The prompts of the four workloads, from a few invented rows of each corpus.
+"""Prompts of the four workloads and of general traffic, from a few invented rows of each corpus.
 
 OUTRIDER_CORPUS names the folder of the corpora themselves; the digests of their prompts are then
 compared, too.
@@ -17,7 +17,13 @@ import pytest
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
-from tools.workloads import arithmetic, customer_chat, document_extraction, resume_screening
+from tools.workloads import (
+    arithmetic,
+    customer_chat,
+    document_extraction,
+    general,
+    resume_screening,
+)
 from tools.workloads.sessions import Message, Session, Turn
 from tools.workloads.workloads import DIGESTS, WORKLOADS, digest, planned
 
@@ -52,6 +58,8 @@ def corpus(tmp_path: Path) -> Path:
     write_rows(tmp_path / "sroie_receipts.jsonl.gz", receipts)
     questions = [{"question": f"What is {n % 8} + 1?", "answer": "#### 1"} for n in range(10)]
     write_rows(tmp_path / "gsm8k_train.jsonl.gz", questions)
+    banking = [{"text": f"Where is card {number % 9}?", "intent": "card"} for number in range(12)]
+    write_rows(tmp_path / "banking77_train.jsonl.gz", banking)
     return tmp_path
 
 
@@ -134,6 +142,30 @@ def test_questions_are_distinct_and_without_an_instruction(corpus: Path) -> None
     questions = [content for session in sessions for content in contents(session)]
     assert sorted(questions) == [f"What is {number} + 1?" for number in range(8)]
     assert [len(session.turns) for session in sessions] == [3, 3, 2]
+
+
+def test_general_traffic_has_nothing_that_is_measured(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As in the corpora, of which the workloads do not take everything
+    monkeypatch.setattr(arithmetic.sessions, "__defaults__", (3,))
+    monkeypatch.setattr(customer_chat.sessions, "__defaults__", (13,))
+    monkeypatch.setitem(general.RESPONSES, "resumes", 50)
+    prompts = [contents(session)[0] for session in general.sessions(corpus)]
+    assert len(prompts) == len(set(prompts)) == 5 + 9 + 25 + 2 * 24 + 50
+    asked = {content for chat in arithmetic.sessions(corpus) for content in contents(chat)}
+    asked |= {contents(chat)[0] for chat in customer_chat.sessions(corpus)}
+    asked |= {content for chat in resume_screening.sessions(60) for content in contents(chat)}
+    assert not asked & set(prompts)
+    measured = " ".join(
+        message.content
+        for session in document_extraction.sessions(corpus)[24:]
+        for turn in session.turns
+        for message in turn.messages
+    )
+    receipts = {prompt.split("\n\n")[1] for prompt in prompts if "\nTOTAL" in prompt}
+    assert len(receipts) == 24
+    assert not any(receipt in measured for receipt in receipts)
 
 
 def fixed_sessions(name: str) -> list[Session]:
