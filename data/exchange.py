@@ -45,6 +45,8 @@ class Exchange:
     place: Place
     choice: int = 0
     """Index among the response's choices, if `n` is above 1."""
+    call: int = 0
+    """Number of the outcome in its row, if the row has several calls."""
     messages: list[dict[str, Any]] | None = None
     """The request's conversation, as OpenAI message objects."""
     template_arguments: dict[str, Any] = field(default_factory=dict)
@@ -149,8 +151,9 @@ class Reject(Exception):
       `penalties`, `other_sampling`), personal data that cannot be replaced
       (`privacy_regenerate`, `privacy_ids_only`), and rows that are not part of the traffic
       (`error_response`, `not_a_generation`, `cached`: answered from a gateway's cache,
-      `duplicate`: a copy of another row's response (ingest/copies.py), `weighted_out`,
-      `other_model`, `beyond_first`)
+      `duplicate`: a copy of another row's response (ingest/copies.py), `deleted` at its source,
+      `weighted_out`, `other_model`, `beyond_first`)
+    - a whole log is refused for one: `deletes_rows` (formats/change_events.py)
     """
 
     def __init__(self, reason: str, detail: str = "", place: Place | None = None, rows: int = 1):
@@ -164,6 +167,9 @@ class Reject(Exception):
 
 HALVES = frozenset({"unmatched_request", "unmatched_response", "stream_cut"})
 """Reasons for rejecting rows without their other half, or streams without their end."""
+
+DELETES = "deletes_rows"
+"""Reason for rejecting an event that deletes a row, whose text may be elsewhere in the log."""
 
 CACHED, DUPLICATE = "cached", "duplicate"
 """Reasons for responses that a gateway's cache served, and for copies of a logged response."""
@@ -186,6 +192,7 @@ ASIDE = SAMPLED_OTHERWISE | {
     *NOT_GENERATIONS,
     CACHED,
     DUPLICATE,
+    "deleted",
     "weighted_out",
     BEYOND_FIRST,
 }

@@ -13,7 +13,7 @@ import io
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,14 @@ _JSON_OBJECT = re.compile(rb"\s*\{\s*\"")
 
 _PYTHON_TEXT = re.compile(rb": \"(?:\[?\{'|[A-Z]\w*\([a-z_]+=)")
 """Python's text of an object, in which JSON doubles each backslash."""
+
+EXTENDED_NUMBERS: dict[str, Callable[[Any], float]] = {
+    "$numberInt": int,
+    "$numberLong": int,
+    "$numberDouble": float,
+    "$numberDecimal": float,
+}
+"""Keys of numbers in `mongoexport --jsonFormat=canonical` (MongoDB Extended JSON v2)."""
 
 Row = bytes | dict[str, Any]
 
@@ -196,7 +204,14 @@ def _json_escape(match: re.Match[bytes]) -> bytes:
     return b"\\u00" + match[1] if byte < b" " or byte in b'"\\' else byte
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object(pairs: list[tuple[str, Any]]) -> Any:
+    """Returns an object; a number of MongoDB's canonical Extended JSON as a number."""
+    if len(pairs) == 1 and pairs[0][0] in EXTENDED_NUMBERS:
+        ((key, text),) = pairs
+        try:
+            return EXTENDED_NUMBERS[key](text)
+        except (TypeError, ValueError):
+            return dict(pairs)
     holder = dict(pairs)
     if len(holder) != len(pairs):
         raise Reject("duplicate_key", "an object has the same key twice")

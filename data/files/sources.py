@@ -29,6 +29,7 @@ from outrider.common.fingerprint import store_identity
 from outrider.common.redaction import without_credentials
 from outrider.data.files.container_lines import unwrapped
 from outrider.data.files.packing import Member, unpack_archive, unpacked
+from outrider.data.files.table_versions import without_former
 
 LONGEST_LINE = 64 * 2**20
 """Maximum size of a row in bytes; longer rows are rejected. The longest R1 exchange, with its token
@@ -294,13 +295,14 @@ def _files_of(entry: str, not_read: list[str]) -> list[LogFile]:
         with answering(what):
             filesystem, root = url_to_fs(entry, **_client_options(entry))
             infos = _listed(filesystem, root, of_entry)
+            current = without_former(filesystem, list(infos), of_entry)
     except (ImportError, OSError, ValueError) as error:
         # No client is installed, the store refuses access, or the protocol or name is invalid.
         raise OutriderError(f"{what}: {error}") from error
     not_read += of_entry
-    if not infos and of_entry:
+    if not current and of_entry:
         raise OutriderError(f"{what}: nothing can be read: {', '.join(of_entry)}")
-    if not infos:
+    if not current:
         raise OutriderError(
             f"{what}: no such file or folder, or an empty folder; a Hugging Face data set is"
             " hf://datasets/OWNER/NAME (a private one needs HF_TOKEN)"
@@ -312,7 +314,7 @@ def _files_of(entry: str, not_read: list[str]) -> list[LogFile]:
             path,
             info=infos[path],
         )
-        for path in sorted(infos, key=rotation_order)
+        for path in sorted(current, key=rotation_order)
     ]
 
 

@@ -35,6 +35,7 @@ from outrider.data.formats import (
     token_ids,
     vllm_log,
 )
+from outrider.data.formats.change_events import check_kept
 from outrider.data.formats.embedded import json_of
 from outrider.data.formats.nested_rows import outcomes_of
 from outrider.data.formats.unknown import describe, is_capture
@@ -174,6 +175,7 @@ def _outcomes(name: str, record: Record) -> list[Exchange | Reject]:
     if hasattr(module, "records"):
         return list(module.parse(record))
     row = parse_row(record.payload)
+    check_kept(row)
     calls = calls_of(row)
     if len(calls) == 1:
         return list(module.parse(replace(record, payload=calls[0])))

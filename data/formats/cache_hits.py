@@ -22,10 +22,14 @@ FLAGS = frozenset(
 )
 """Fields of a cache hit, in lower case with `_`: LiteLLM (`cache_hit`, also in what it sends to
 Langfuse), Portkey (`cache_status`), Kong (`ai.cache.cache_status`), Cloudflare (`cached`), Bifrost
-(`cache_debug.cache_hit`), GPTCache, and response headers of these and of Helicone."""
+(`cache_debug.cache_hit`), GPTCache, and response headers of these and of Helicone. Inspect has
+`cache: read`."""
 
 HIT = re.compile(r"(true|(\w+ )?hit)", re.IGNORECASE)
 """Values of a hit; Portkey has `HIT` and `SEMANTIC HIT`, LiteLLM `True` as text."""
+
+COUNTED = frozenset({"is_cached", "cached"})
+"""Fields in which AG2's SQLite table and Braintrust's `metrics` have a 1 for a hit."""
 
 NO_REFERENCE = "00000000-0000-0000-0000-000000000000"
 """Helicone's `cache_reference_id` of a generated answer."""
@@ -56,7 +60,8 @@ def check_generated(row: dict[str, Any], depth: int = 0) -> None:
         # Names of flat attributes have dots.
         name = key.rpartition(".")[2].lower().replace("-", "_")
         is_hit = name in FLAGS and HIT.fullmatch(str(value).strip()) is not None
-        is_hit = is_hit or (name == "is_cached" and str(value) == "1")  # AG2's SQLite table
+        is_hit = is_hit or (name in COUNTED and str(value) == "1")
+        is_hit = is_hit or (name == "cache" and value == "read")
         is_copy = name in ("cache_reference_id", "cachereferenceid") and value
         is_tagged = isinstance(value, list) and any(
             TAG.fullmatch(tag) for tag in value if isinstance(tag, str)

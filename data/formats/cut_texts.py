@@ -29,6 +29,9 @@ ENVOY = (
     " 1 KiB)"
 )
 
+JOURNALD = "MESSAGE"
+JOURNALCTL = "journalctl leaves out fields above 4,096 bytes: export with `journalctl -a -o json`"
+
 REMEDIES = {
     "Truncation is a stdout logging safeguard": "LiteLLM cut it in its printed log: set"
     f" MAX_STRING_LENGTH_STDOUT_LOG, or {CALLBACK}",
@@ -78,12 +81,16 @@ def check_whole(value: Any, where: str) -> None:
 
 def check_complete(row: dict[str, Any]) -> None:
     """Rejects a row with a text that begins as an object and lacks its end."""
-    key = next((key for key, value in row.items() if is_cut(value)), None)
-    if key is not None:
-        raise Reject(
-            "truncated",
-            f"row.{key} is incomplete JSON, probably cut by a limit on the length of values",
-        )
+    for key, value in row.items():
+        if is_cut(value) and not key.endswith("_preview"):  # MLflow's, next to the whole text
+            raise Reject(
+                "truncated",
+                f"row.{key} is incomplete JSON, probably cut by a limit on the length of values",
+            )
+        if key == JOURNALD and value is None:
+            raise Reject("truncated", JOURNALCTL)
+        if isinstance(value, dict):
+            check_complete(value)
 
 
 def is_cut(value: Any) -> bool:

@@ -20,6 +20,9 @@ BASE64 = ("eyJ", "eyA", "ewo", "ew0", "ZGF0YT", "UE9TVC", "SFRUUC", "H4sI")
 """How base64 of an object (`{"`, `{ `, `{` and a newline), an event stream (`data`), an HTTP
 message (`POST`, `HTTP`) or gzip begins, which CloudWatch writes for Lambda and Kinesis."""
 
+CONTROLS = "".join(map(chr, range(32)))
+"""A terminal's characters, such as a bell, for which journald writes a line as bytes."""
+
 GZIP = b"\x1f\x8b\x08"
 WITH_HEADER = 31
 """zlib's number for a gzip stream."""
@@ -78,6 +81,13 @@ def _without_chunks(body: str) -> str:
         joined += rest[:length]
         rest = rest[length + 2 :]
     return joined.decode("utf-8", "replace")
+
+
+def text_of_bytes(values: list[Any]) -> str | None:
+    """Returns the text of a list of bytes (journald), without control characters at its ends."""
+    if not all(type(byte) is int and 0 <= byte < 256 for byte in values):
+        return None
+    return bytes(values).decode("utf-8", "replace").strip(CONTROLS)
 
 
 def object_of(value: Any) -> dict[str, Any] | None:

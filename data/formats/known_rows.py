@@ -24,6 +24,11 @@ CHAT_EXPORT = (
     " log the endpoint's /v1/chat/completions"
 )
 
+TRAJECTORY = (
+    "an agent's trajectory, in which requests are parts of one conversation: log the endpoint's"
+    " /v1/chat/completions, or write openai_pairs, {request, response}, of each of its responses"
+)
+
 N8N = "n8n's executions: log the endpoint's /v1/chat/completions"
 
 AZURE = (
@@ -143,6 +148,9 @@ SHAPES: tuple[tuple[frozenset[str], str], ...] = (
     (frozenset({"flow_id", "sender", "text"}), CHAT_EXPORT),  # Langflow
     (frozenset({"workflow_data", "finished"}), N8N),
     (frozenset({"workflow_id", "finished", "mode"}), N8N),
+    (frozenset({"trajectory_format", "messages"}), TRAJECTORY),  # mini-swe-agent
+    (frozenset({"trajectory", "history"}), TRAJECTORY),  # SWE-agent
+    (frozenset({"role", "content"}), CHAT_EXPORT),  # a client's history, such as Cline's
     (frozenset({"input", "output"}), SIDES_OR_MESSAGES),
     (frozenset({"inputs", "outputs"}), SIDES_OR_MESSAGES),
 )

@@ -29,7 +29,7 @@ from outrider.data.formats.message_sides import (
 from outrider.data.formats.openai import exchanges
 from outrider.data.formats.other_rows import FAILURES
 from outrider.data.formats.row_fields import fields
-from outrider.data.formats.wrappers import check_call, open_row
+from outrider.data.formats.wrappers import check_call, objects_in, open_row
 
 FAILED = ("error", "exception", "error_message", "error.type", "$ai_is_error")
 """Keys that are set if a call failed."""
@@ -45,7 +45,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
     for holder in sides.holders if sides else [row]:
         check_call(holder)
     if sides is None:
-        if _has_failed(row):
+        if any(map(_has_failed, [row, *objects_in(row)])):
             raise Reject("error_response", "the call failed")
         check_whole(row, "row")
         raise Reject("incomplete_pair", "no messages, or no answer with the assistant's role")

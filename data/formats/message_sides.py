@@ -40,6 +40,7 @@ _ROLE = re.compile(r"""["']role["']""")
 ANSWERS = {
     *("output", "response", "completion", "output_text", "response_text"),
     "response.text",  # Vercel's `ai.response.text`
+    "llm_response_text",  # APISIX
     "generation",  # distilabel
 }
 """Names of a text that is the answer."""

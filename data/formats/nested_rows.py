@@ -12,7 +12,7 @@ def outcomes_of(
     parse: Callable[[dict[str, Any]], list[Exchange | Reject]],
     what: str,
 ) -> list[Exchange | Reject]:
-    """Returns the outcomes of all calls in a row, numbered by `choice`; `what` names a call."""
+    """Returns the outcomes of all calls in a row, numbered by `call`; `what` names a call."""
     outcomes: list[Exchange | Reject] = []
     for index, call in enumerate(calls, start=1):
         try:
@@ -21,14 +21,6 @@ def outcomes_of(
             of_call = [Reject(reject.reason, f"{what} {index}: {reject.detail}".rstrip(": "))]
         for outcome in of_call:
             if isinstance(outcome, Exchange):
-                outcome = _renumbered(outcome, len(outcomes))
+                outcome = dataclasses.replace(outcome, call=len(outcomes))
             outcomes.append(outcome)
     return outcomes or [Reject("not_a_generation", f"no {what}s")]
-
-
-def _renumbered(exchange: Exchange, number: int) -> Exchange:
-    """Gives an exchange its number in the row; the id keeps its number in the response."""
-    if exchange.choice and exchange.log_id:
-        log_id = f"{exchange.log_id}#{exchange.choice}"
-        return dataclasses.replace(exchange, choice=number, log_id=log_id)
-    return dataclasses.replace(exchange, choice=number)

@@ -35,6 +35,7 @@ from typing import Any
 from outrider.data.exchange import Exchange, Place, Reject
 from outrider.data.files.python_text import OBJECT
 from outrider.data.files.rows import decode, kind_of, parse_row
+from outrider.data.formats.attachments import check_attached
 from outrider.data.formats.cut_texts import check_whole
 from outrider.data.formats.fields import (
     first,
@@ -47,7 +48,7 @@ from outrider.data.formats.fields import (
     unpacked,
 )
 from outrider.data.formats.finish_reasons import ENDS, STOP_STRING, finish_reason, normal_name
-from outrider.data.formats.openai_stream import DATA, chunks_of_sse, join_chunks
+from outrider.data.formats.openai_stream import DATA, chunks_of_sse, is_chunk_lines, join_chunks
 from outrider.data.formats.other_rows import check_completion
 from outrider.data.formats.sampling import sampling_of
 from outrider.data.formats.text_parts import joined_by_sglang, response_texts, text_messages
@@ -81,6 +82,8 @@ def body(row: dict[str, Any], key: str) -> dict[str, Any] | None:
         return value
     if value in ("", []):
         return None
+    if isinstance(value, str) and is_chunk_lines(value):
+        return join_chunks(chunks_of_sse(value))
     if isinstance(value, str) and OBJECT.match(value):
         return parse_row(value.encode("utf-8", "surrogatepass"))
     if isinstance(value, str) and value.lstrip().startswith("["):
@@ -139,6 +142,7 @@ def _exchanges(
         raise Reject("no_choices", f"the response has the keys {_keys(response)}")
     logged = _messages(request)
     is_sglang = any(isinstance(choice, dict) and MATCHED_STOP in choice for choice in choices)
+    check_attached(logged)
     messages = None if logged is None else text_messages(logged, is_sglang)
     metadata = _optional(request, "metadata")
     usage = _optional(response, "usage")

@@ -31,6 +31,11 @@ from outrider.data.formats.other_rows import check_completion, is_proxys_text
 from outrider.data.formats.sampling import NUMBERS
 from outrider.data.formats.wrappers import check_call, open_row, pair_fields, sides
 
+CONVERSE = (
+    "Bedrock's Converse, whose messages are not the engine's: log the endpoint's"
+    " /v1/chat/completions"
+)
+
 SIDES = ("request", "response", "chunks", "messages", "prompt", "choices", "body")
 """Keys of a row that is a request, a response or both. Other rows are a server's other lines."""
 
@@ -49,12 +54,14 @@ def parse(record: Record) -> list[Exchange | Reject]:
     row = open_row(record.payload)
     place = record.place
     check_call(row)
+    if str(row.get("operation")).startswith("Converse"):
+        raise Reject("not_a_generation", CONVERSE)
     request, response = sides(row)
     check_generated(row)
     logged = _named(row, ("response", "chunks"))
     asked = first(request, _named(row, ("request",)))
     if response is None:
-        pair = message_sides(row) if _is_answer(logged) else None
+        pair = message_sides(row) if logged is None or _is_answer(logged) else None
         if pair is not None:
             return message_pairs.outcomes(row, pair, place)
         check_completion(row, asked, logged)

@@ -18,6 +18,7 @@ from outrider.data.formats.finish_reasons import ENDS, normal_name
 from outrider.data.formats.other_rows import LOG_CHATS
 
 DATA = "data:"
+CHUNK = '"chat.completion.chunk"'
 
 STOPS = ("stop_reason", "matched_stop")
 """What ended a choice: vLLM, SGLang. Null is the EOS token in vLLM."""
@@ -29,12 +30,18 @@ RUNPOD = (
 )
 
 
+def is_chunk_lines(text: str) -> bool:
+    """Whether a text has a stream's chunks as lines without `data:` (TensorZero's raw_response)."""
+    return text.startswith("{") and CHUNK in text.partition("\n")[0] and "\n{" in text
+
+
 def chunks_of_sse(text: str) -> list[dict[str, Any]]:
     """Parses an event stream; rejects an incomplete last event as `stream_cut`."""
     # Not splitlines: JSON may contain U+2028 (line separator). Lines without data are comments
     # and event names.
     lines = (line.strip("\r") for line in text.split("\n"))
-    payloads = [line.removeprefix(DATA).strip() for line in lines if line.startswith(DATA)]
+    begins = ("{", DATA) if is_chunk_lines(text) else DATA
+    payloads = [line.removeprefix(DATA).strip() for line in lines if line.startswith(begins)]
     payloads = [payload for payload in payloads if payload not in ("", "[DONE]")]
     chunks = []
     for number, payload in enumerate(payloads, start=1):

@@ -96,6 +96,12 @@ def check_completion(row: dict[str, Any], request: Any, response: Any) -> None:
         _check_api(row, request if isinstance(request, dict) else {}, answer)
 
 
+def is_error(body: dict[str, Any]) -> bool:
+    """Whether an object is the body of a failed request: OpenAI, vLLM."""
+    error = body.get("error")
+    return body.get("object") == "error" or (isinstance(error, dict) and "message" in error)
+
+
 def is_proxys_text(text: str) -> bool:
     """Whether a body was written by a proxy instead of the engine."""
     return _PROXY_TEXT.match(text) is not None
@@ -139,10 +145,19 @@ def _check_api(row: dict[str, Any], request: dict[str, Any], answer: dict[str, A
         raise Reject("not_a_generation", f"the request is another API's; {LOG_CHATS}")
 
 
+def _header(side: dict[str, Any], name: str) -> Any:
+    """Returns the value of a header in an HTTP message that Envoy has tapped."""
+    headers = side.get("headers")
+    pairs = (
+        [pair for pair in headers if isinstance(pair, dict)] if isinstance(headers, list) else []
+    )
+    return next((pair.get("value") for pair in pairs if pair.get("key") == name), None)
+
+
 def _failed_status(side: dict[str, Any]) -> int | None:
     """Returns the HTTP status of a failed request, if one was logged."""
     for key in STATUSES:
-        value: Any = side.get(key)
+        value: Any = side.get(key, _header(side, f":{key}"))
         if isinstance(value, str) and value.isdecimal() and len(value) <= 3:
             value = int(value)
         if type(value) is not int:

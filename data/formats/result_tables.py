@@ -39,7 +39,7 @@ def rows_of(document: dict[str, Any]) -> list[dict[str, Any]] | None:
         if len(names) == len(columns) and len(cells) == len(rows):
             # Athena's first page begins with the names.
             return [dict(zip(names, row, strict=True)) for row in cells if row != names]
-    by_column = _of_columns(document)
+    by_column = _of_columns(document) or _of_value_lists(document)
     if by_column:
         return by_column
     pairs = [_of_pairs(row) for row in _list_at(document, PAIRS) or []]
@@ -56,6 +56,23 @@ def _of_columns(document: dict[str, Any]) -> list[dict[str, Any]] | None:
     if any(list(column) != index for column in columns):
         return None
     return [{name: column[at] for name, column in document.items()} for at in index]
+
+
+def _of_value_lists(document: dict[str, Any]) -> list[dict[str, Any]] | None:
+    """Returns the rows of columns with a list of values each.
+
+    Logfire has `{"columns": [{"name": ..., "values": [...]}]}`, and a frame of Grafana's data
+    sources `{"schema": {"fields": [{"name": ...}]}, "data": {"values": [[...], [...]]}}`.
+    """
+    columns = _list_at(document, "columns") or _list_at(document, "schema.fields") or []
+    if not columns or not all(isinstance(column, dict) for column in columns):
+        return None
+    names = [_name_of(column) for column in columns]
+    values = _list_at(document, "data.values") or [column.get("values") for column in columns]
+    are_lists = len(values) == len(names) and all(isinstance(column, list) for column in values)
+    if not are_lists or len(set(map(len, values))) != 1 or len(set(map(str, names))) != len(names):
+        return None
+    return [dict(zip(names, cells, strict=True)) for cells in zip(*values, strict=True)]
 
 
 def _name_of(column: dict[str, Any]) -> Any:

@@ -29,6 +29,8 @@ FIELDS = {
         "attributes.session.id",  # a column
         "info.trace_metadata.mlflow.trace.session",
         *("thread_identifier", "episode_id"),  # Respan, TensorZero
+        *("tags.session_id", "parent_request_id"),  # Datadog, Bifrost
+        *("session", "conversation", "chat_id", "dialog_id"),
         "trace_metadata.mlflow.trace.session",
     ),
     # Databricks; LiteLLM; Kong, APISIX; Portkey; Phoenix; MLflow; Lunary; PostHog; others
@@ -38,7 +40,7 @@ FIELDS = {
         *("attributes.user.id", "info.trace_metadata.mlflow.trace.user", "distinct_id"),
         *("extra.metadata.user_id", "traceloop.association.properties.user_id"),
         *("metadata.user", "customer_identifier", "user", "tags.user_id"),
-        "user_properties.user_id",  # HoneyHive
+        *("user_properties.user_id", "request_data.user"),  # HoneyHive, Logfire
         "trace_metadata.mlflow.trace.user",
     ),
     "tenant": ("tenant", "tenant_id", "metadata.tenant", "workspace_id"),
@@ -109,7 +111,7 @@ HEADER_HOLDERS = (
 )
 
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-TYPED = frozenset({"S", "N", "$oid", "$numberLong", "$numberInt"})
+TYPED = frozenset({"S", "N", "$oid"})
 """Keys around a value in DynamoDB's and MongoDB's JSON."""
 
 
@@ -231,5 +233,13 @@ def _find(row: dict[str, Any], names: dict[str, str], path: str) -> Field | None
     if path in names:
         return Field(row, names[path])
     name, _, rest = path.partition(".")
-    inner = object_of(row.get(names[name])) if rest and name in names else None
+    inner = _holder(name, row[names[name]]) if rest and name in names else None
     return None if inner is None else _find(inner, _names(inner), rest)
+
+
+def _holder(name: str, value: Any) -> dict[str, Any] | None:
+    """Returns a row's object, or tags that are a list of names with their values (Datadog)."""
+    if name != "tags" or not isinstance(value, list):
+        return object_of(value)
+    pairs = (tag.partition(":") for tag in value if isinstance(tag, str) and ":" in tag)
+    return {key: text for key, _, text in pairs}

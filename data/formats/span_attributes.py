@@ -48,6 +48,13 @@ SPAN_LEVELS = (
 OUTER = frozenset({"resourceSpans", "resourceLogs", "resource_spans", "resource_logs", "batches"})
 """Keys of a batch, one of which it has."""
 
+_OF_SPAN = re.compile(
+    r"(.+[._])?(trace|span)_?id|gen_ai[._](prompt|completion|input|output|system_instructions)[._].+"
+    r"|gen_ai[._](prompt|completion|system_instructions)"
+)
+"""Names of a flat row's values, one of which a span has. Access logs have counts of tokens under
+the conventions' names, too (Envoy AI Gateway)."""
+
 ALL_HOLDERS = frozenset({*HOLDERS, *TYPED})
 
 
@@ -110,7 +117,9 @@ def has_genai(attributes: dict[str, Any]) -> bool:
 
 def has_genai_attributes(row: dict[str, Any]) -> bool:
     """Whether a row is a span or log record with the GenAI conventions' attributes."""
-    if not has_genai(row) and ALL_HOLDERS.isdisjoint(map(normal_name, row)):
+    if has_genai(row):
+        return any(map(_OF_SPAN.fullmatch, map(normal_name, row)))
+    if ALL_HOLDERS.isdisjoint(map(normal_name, row)):
         return False
     try:
         return has_genai(attributes_of(row))

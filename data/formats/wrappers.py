@@ -18,13 +18,16 @@ from typing import Any, NamedTuple
 from outrider.data.exchange import Reject
 from outrider.data.files.record_lines import lines_in
 from outrider.data.files.rows import Row, parse_row
+from outrider.data.formats.attachments import with_attachments
+from outrider.data.formats.change_events import check_kept, current
 from outrider.data.formats.cut_texts import is_cut, is_stored
 from outrider.data.formats.dynamodb import item_of
-from outrider.data.formats.embedded import json_of, object_of, plain_text
+from outrider.data.formats.embedded import json_of, object_of, plain_text, text_of_bytes
 from outrider.data.formats.fields import first
 from outrider.data.formats.message_sides import message_sides
 from outrider.data.formats.native_apis import native_request, native_response
-from outrider.data.formats.other_rows import ERROR_KEYS
+from outrider.data.formats.openai_stream import is_chunk_lines
+from outrider.data.formats.other_rows import ERROR_KEYS, FAILURES, is_error
 from outrider.data.formats.result_tables import rows_of
 from outrider.data.formats.row_fields import fields, find, normal_name
 from outrider.data.formats.span_attributes import has_genai_attributes, is_otlp
@@ -52,6 +55,9 @@ LISTS = ("data.spans",)
 
 SAMPLE = frozenset({"epoch", "events"})
 """Keys of a sample in Inspect's log, which repeats the last of the calls in its events."""
+
+JOURNALD = "MESSAGE"
+"""Key of journald's line, which is a list of bytes if it has unprintable ones."""
 
 RAW = "call"
 """Key of the API's bodies in Inspect's events, which have them in its own form, too."""
@@ -126,6 +132,9 @@ HALF = frozenset({"messages", "prompt", "choices", "request", "response", "conve
 
 PAIR = frozenset({"request", "response"})
 
+APISIX = "llm_request"
+"""Key of the request's body in the log of APISIX' ai-proxy (3.13, `logging.payloads`)."""
+
 INHERITED = {
     "session_id": "session",
     "user_id": "user",
@@ -145,20 +154,23 @@ class Sides(NamedTuple):
 
 def open_row(payload: Row | None) -> dict[str, Any]:
     """Parses a row and returns the object that its format reads."""
-    return unwrapped(parse_row(payload))
+    row = parse_row(payload)
+    check_kept(row)
+    return unwrapped(row)
 
 
 def unwrapped(row: dict[str, Any]) -> dict[str, Any]:
     """Returns the innermost row of a known producer, with the fields of the rows around it."""
     if _is_produced(row) or is_chat_export(row) or is_stored(row):
         return row
-    item = item_of(row)
+    row = _without_metadata(row)
+    item = item_of(row) or current(row)
     if item is not None:
         return {**_inherited(row), **unwrapped(item)}
     event = _event(row)
     if event is not None:
         return event
-    holders = list(_objects(row))
+    holders = list(objects_in(row))
     inner = next((holder for holder in holders if _is_produced(holder)), None)
     if inner is None and not HALF & row.keys() and None in sides(row):
         inner = next((holder for holder in holders if HALF & holder.keys()), None)
@@ -169,10 +181,22 @@ def unwrapped(row: dict[str, Any]) -> dict[str, Any]:
         return row
     outer = _inherited(row)
     outer |= {key: row[key] for key in ERROR_KEYS & row.keys() if row[key]}
+    if not inner.keys() >= PAIR:
+        outer |= _failure([row, *holders])
     outer |= {key: value for key, value in row.items() if is_cut(value)}
     if "request_id" in row:
         outer["request_id"] = row["request_id"]  # joins the halves of an exchange
     return {**outer, **inner}
+
+
+def _without_metadata(row: dict[str, Any]) -> dict[str, Any]:
+    """Returns a row of journald with its line as text, and one of APISIX with the bodies alone."""
+    if isinstance(row.get(JOURNALD), list):
+        return {**row, JOURNALD: text_of_bytes(row[JOURNALD])}
+    if isinstance(row.get(APISIX), dict):
+        # Its `request` and `response` are HTTP messages without bodies.
+        return {key: value for key, value in row.items() if key not in PAIR}
+    return row
 
 
 def _event(row: dict[str, Any]) -> dict[str, Any] | None:
@@ -185,6 +209,16 @@ def _event(row: dict[str, Any]) -> dict[str, Any] | None:
         return None
     event_id = first(*(row.get(key) for key in EVENT_IDS))
     return {**_inherited(row), "request_id": event_id, **unwrapped(content)}
+
+
+def _failure(holders: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the error, or the status of a failure, that is next to half of an exchange."""
+    for holder in holders:
+        if is_error(holder):
+            return {"error": holder.get("error") or holder}
+        if str(holder.get("status")).lower() in FAILURES:
+            return {"status": holder["status"]}
+    return {}
 
 
 def _inherited(row: dict[str, Any]) -> dict[str, Any]:
@@ -230,7 +264,8 @@ def _listed_calls(row: dict[str, Any]) -> list[dict[str, Any]] | None:
         if where and _are_calls(where.holder.get(where.key)):
             return list(where.holder[where.key])
     if row.keys() >= SAMPLE and _are_calls(row["events"]):
-        return [_with_raw_bodies(call) for call in row["events"] if _is_call(unwrapped(call))]
+        events = with_attachments(row["events"], row.get("attachments"))
+        return [_with_raw_bodies(call) for call in events if _is_call(unwrapped(call))]
     if is_otlp(row):
         return _calls_in_lines(row) or None
     rows = rows_of(row)
@@ -255,6 +290,9 @@ def _calls_in_lines(row: dict[str, Any]) -> list[dict[str, Any]]:
     calls = []
     for line in lines_in(row):
         call = object_of(line.text) if len(line.holders) > 1 else None
+        if call is None and is_cut(line.text) and len(line.holders) > 1:
+            calls.append({"message": line.text})  # rejected as such
+            continue
         if call is None or not _is_call(unwrapped(call)):
             continue
         if fields(call)["time"] is None:
@@ -398,6 +436,8 @@ def _is_stream(value: Any) -> bool:
     """Whether a value is an event stream's text, its lines, or a list of its chunks."""
     if isinstance(value, str) and value.startswith("[{") and '"delta"' in value:
         value = json_of(value)  # Databricks
+    if isinstance(value, str) and is_chunk_lines(value):
+        return True
     if isinstance(value, str):
         return value.lstrip()[:200].startswith(("data:", "event:", ":", "id:")) and "data:" in value
     if not isinstance(value, list) or not value:
@@ -407,7 +447,7 @@ def _is_stream(value: Any) -> bool:
     return any(isinstance(chunk, dict) and "choices" in chunk for chunk in value)
 
 
-def _objects(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def objects_in(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yields the objects inside a row, outermost first."""
     for value in _values(row):
         holder = object_of(value)

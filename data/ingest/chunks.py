@@ -308,7 +308,8 @@ def part_path(parts_dir: Path, number: int) -> Path:
 
 def _table_row(exchange: Exchange, sequence: TokenSequence, work: Work) -> dict[str, Any]:
     place = exchange.place
-    choice = f"-{exchange.choice}" if exchange.choice else ""
+    number = exchange.call or exchange.choice
+    suffix = f"-{number}" if number else ""
     user = exchange.user or exchange.tenant or ""
     # Keyed: without the key, nobody can test which user a digest belongs to.
     digest = user and "user-" + hmac.digest(work.key, user.encode(), "sha256").hex()[:16]
@@ -323,7 +324,7 @@ def _table_row(exchange: Exchange, sequence: TokenSequence, work: Work) -> dict[
     is_prompt_retokenized = exchange.prompt_token_ids is None
     is_completion_retokenized = exchange.completion_token_ids is None
     return {
-        "sequence_id": f"{work.file_numbers[place.file]}-{place.line}{choice}",
+        "sequence_id": f"{work.file_numbers[place.file]}-{place.line}{suffix}",
         "session": session,
         "session_kind": session_kind,
         "user": digest,

@@ -32,7 +32,7 @@ from outrider.common.files import publish, read_json, write_json
 from outrider.common.fingerprint import file_digest, path_digest, resume_or_clear, value_digest
 from outrider.common.inert import printable
 from outrider.data.config import PrivacyConfig, TrafficConfig
-from outrider.data.exchange import ASIDE, DUPLICATE, NOT_GENERATIONS, Record, Reject
+from outrider.data.exchange import ASIDE, DELETES, DUPLICATE, NOT_GENERATIONS, Record, Reject
 from outrider.data.files.sources import LogFile, log_files, summary_of
 from outrider.data.formats import FORMATS, JOINING, UNKNOWN, files_by_format, read_records
 from outrider.data.ingest.chunks import (
@@ -52,7 +52,7 @@ PARTS = ".parts"
 PARTS_INPUTS = ".parts.json"
 """Folder of the parts, and file with the digest of everything that they depend on."""
 
-PARTS_VERSION = 17
+PARTS_VERSION = 18
 """Version of the parts. Raise it if the same log gives different parts: if a format accepts
 different rows, or if sequences, rejects, surrogates or `chunks.SCHEMA` change. Parts of an
 interrupted ingest are then made again. Also raise the version of the ingest stage
@@ -329,6 +329,12 @@ def check(
     if not tally.exchanges and tally.formats[UNKNOWN]:
         what = next((": ".join(file.unknown) for file in files if file.unknown), "")
         raise OutriderError(f"{where}: no usable row: {what}. {counts}. {NEXT_STEP}")
+    if tally.rejects[DELETES]:
+        why = _first_detail(rejects_path, DELETES)
+        raise OutriderError(
+            f"{where}: {tally.rejects[DELETES]} of {tally.rows} rows are changes that delete rows,"
+            f" whose texts may still be in the log{why}"
+        )
     if not tally.exchanges:
         why = _first_detail(rejects_path, tally.rejects.most_common(1)[0][0])
         raise OutriderError(

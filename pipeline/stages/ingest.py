@@ -68,7 +68,7 @@ def _sources(recipe: Recipe) -> dict[str, str]:
 
 INGEST = Stage(
     name="ingest",
-    version=18,
+    version=19,
     needs=(),
     settings=_settings,
     sources=_sources,

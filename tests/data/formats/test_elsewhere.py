@@ -234,7 +234,7 @@ def test_only_calls_of_a_har_file_are_read(tmp_path):
     assert reasons(outcomes) == ["not_a_generation", *["read"] * 4]
     exchanges = [outcome for outcome in outcomes if isinstance(outcome, Exchange)]
     assert {exchange.time for exchange in exchanges} == {1782900000.25}
-    assert len({exchange.choice for exchange in exchanges}) == 4
+    assert len({exchange.call for exchange in exchanges}) == 4
 
 
 @pytest.mark.parametrize("kind", ["CHAIN", "AGENT", "CHAT_MODEL", "LLM", "UNKNOWN"])

@@ -61,8 +61,8 @@ def test_any_collector_around_a_gateways_rows_changes_nothing(tmp_path, name):
     lines = [json.dumps(row) for row in rows]
     plain = read(tmp_path, "".join(f"{line}\n" for line in lines).encode())
     outcomes = read(tmp_path, (COLLECTORS | TIMED_COLLECTORS)[name](lines))
-    assert [vars(outcome) | {"place": None, "choice": 0} for outcome in outcomes] == [
-        vars(outcome) | {"place": None, "choice": 0} for outcome in plain
+    assert [vars(outcome) | {"place": None, "call": 0} for outcome in outcomes] == [
+        vars(outcome) | {"place": None, "call": 0} for outcome in plain
     ]
 
 

@@ -118,8 +118,8 @@ def checked(path: Path, name: str, scratch: Path) -> list[Exchange | Reject]:
         if isinstance(item, Record):
             became = parse_record(name, pickle.loads(pickle.dumps(item)))
             assert became, "a record that became nothing"
-            choices = [outcome.choice for outcome in became if isinstance(outcome, Exchange)]
-            assert len(set(choices)) == len(choices)
+            read = [outcome for outcome in became if isinstance(outcome, Exchange)]
+            assert len({outcome.call or outcome.choice for outcome in read}) == len(read)
             outcomes += became
         else:
             outcomes.append(item)

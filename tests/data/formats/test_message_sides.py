@@ -113,7 +113,7 @@ def test_calls_in_a_list_have_the_fields_around_it(tmp_path, key):
     }
     exchanges = read(tmp_path, [row])
     assert [exchange.response_id for exchange in exchanges] == ["c0", "c1", "c2"]
-    assert [exchange.choice for exchange in exchanges] == [0, 1, 2]
+    assert [exchange.call for exchange in exchanges] == [0, 1, 2]
     assert {exchange.user for exchange in exchanges} == {"ada"}
 
 

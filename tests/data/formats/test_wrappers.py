@@ -51,6 +51,24 @@ def in_types(value):
     return {"S": value} if isinstance(value, str) else {"N": json.dumps(value)}
 
 
+def in_extended(value):
+    """A value as mongoexport writes it with --jsonFormat=canonical."""
+    if isinstance(value, dict):
+        return {key: in_extended(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return list(map(in_extended, value))
+    if isinstance(value, float):
+        return {"$numberDouble": repr(value)}
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return {"$numberLong": str(value)} if is_number else value
+
+
+def changed(row):
+    """An update of a table as Debezium writes it."""
+    before = {**row, "request": "former", "response": None}
+    return {"payload": {"before": before, "after": row, "op": "u", "ts_ms": 1782900000000}}
+
+
 EVENT = {"specversion": "1.0", "id": "e1", "source": "/r1", "type": "org.example.logged"}
 
 COLLECTORS = {
@@ -70,6 +88,9 @@ COLLECTORS = {
     "DynamoDB's stream": lambda row: {
         "dynamodb": {"NewImage": in_types({"pk": 7, "row": row})["M"]}
     },
+    "MongoDB's canonical export": lambda row: {"_id": {"$oid": "66"}, "row": in_extended(row)},
+    "Debezium": changed,
+    "journald, as bytes": lambda row: {"MESSAGE": list(json.dumps(row).encode() + b"\7")},
     "a repeated column": lambda row: {"pk": 7, "payload": [json.dumps(row)]},
     "a database": lambda row: {"pk": 7, "payload": json.dumps({"record": json.dumps(row)})},
 }

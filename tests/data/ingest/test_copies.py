@@ -94,6 +94,17 @@ def test_a_constant_id_identifies_nothing(text_target, tmp_path):
     assert (summary["exchanges"], summary["rejects"]) == (4, {})
 
 
+def test_a_copy_may_have_another_position_in_its_list(text_target, tmp_path):
+    # CloudWatch's subscriptions and pages of APIs overlap.
+    documents = [
+        {"logEvents": [{"message": json.dumps(row(number))} for number in numbers]}
+        for numbers in ((0, 1, 2), (2, 3))
+    ]
+    summary, table, _ = run(text_target, tmp_path, {"a.jsonl": documents})
+    assert (summary["exchanges"], summary["rejects"]) == (4, {"duplicate": 1})
+    assert len(set(table["sequence_id"][:])) == 4
+
+
 def test_choices_of_one_response_are_no_copies(text_target, tmp_path):
     two = row(response__usage={"completion_tokens": 18})
     (choice,) = two["response"]["choices"]

@@ -15,7 +15,9 @@ import pytest
 from outrider.common.errors import OutriderError
 from outrider.common.process_tree import wait_until
 from outrider.data.config import PrivacyConfig, TrafficConfig
+from outrider.data.exchange import Reject
 from outrider.data.files.sources import log_files
+from outrider.data.formats.change_events import check_kept
 from outrider.data.ingest import chunks
 from outrider.data.ingest.chunks import Work
 from outrider.data.ingest.ingest import ingest
@@ -379,3 +381,43 @@ def test_a_kill_between_the_halves_of_exchanges_leaves_no_row(text_target, tmp_p
     assert joining and process.returncode == -9
     left = [path for path in out.rglob("*") if path.is_file()]
     assert not [path for path in left if SECRET.encode() in path.read_bytes()]
+
+
+def test_a_log_of_changes_with_a_deletion_is_refused(text_target, tmp_path):
+    rows = [{"payload": {"before": None, "after": row, "op": "c"}} for row in good_rows(3)]
+    path = write_log(tmp_path / "changes.jsonl", rows)
+    summary = ingest(text_target, TrafficConfig(path=str(path)), tmp_path / "kept")
+    assert summary["exchanges"] == 3
+    rows.append({"payload": {"before": rows[0]["payload"]["after"], "after": None, "op": "d"}})
+    write_log(path, rows)
+    with pytest.raises(OutriderError, match=r"1 of 4 rows are changes that delete rows.* export"):
+        ingest(text_target, TrafficConfig(path=str(path)), tmp_path / "deleted")
+
+
+@pytest.mark.parametrize(
+    "deletion",
+    [
+        {"op": "d", "before": {"id": 1}, "after": None},
+        {"id": 1, "__deleted": "true"},
+        {"Op": "D", "id": 1},
+        {"type": "delete", "database": "gateway", "table": "calls", "data": {"id": 1}},
+        {"eventName": "REMOVE", "dynamodb": {"Keys": {"id": {"N": "1"}}}},
+    ],
+)
+def test_deletions_are_recognized_in_each_tools_form(deletion):
+    with pytest.raises(Reject) as rejected:
+        check_kept(deletion)
+    assert rejected.value.reason == "deletes_rows"
+
+
+@pytest.mark.parametrize("row", [{"op": "d"}, {"type": "delete"}, {"Op": "I"}, good_rows(1)[0]])
+def test_other_rows_are_no_deletions(row):
+    check_kept(row)
+
+
+def test_a_row_that_is_marked_as_deleted_is_set_aside(text_target, tmp_path):
+    rows = good_rows(3)
+    rows[1]["_fivetran_deleted"] = True
+    path = write_log(tmp_path / "synced.jsonl", rows)
+    summary = ingest(text_target, TrafficConfig(path=str(path)), tmp_path / "out")
+    assert (summary["exchanges"], summary["rejects"]) == (2, {"deleted": 1})
