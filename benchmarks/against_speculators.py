@@ -274,7 +274,7 @@ def prepare(args: argparse.Namespace) -> int:
         target_dir,
         None,
         HeadConfig(draft_vocabulary=args.draft_vocabulary),
-        lambda: token_counts(responses, vocab),
+        lambda: token_counts(responses, vocab)[None],
     )
     kind = Eagle3()
     head = kind.start(origin, torch.float32, "cpu", seed=args.seed)

@@ -2,13 +2,13 @@
 
     counts_V = token_counts(responses, vocab)            # of the training part only
     ids_D = chosen_ids(counts_V, 0.999)                  # a share or a size
-    ids_D = followed_ids(base_ids_D, counts_V)           # from a base's
+    ids_D = mixed_ids(base_ids_D, counts_FV)             # a base's, and the customer's
     coverage(counts_V, ids_D)                            # of these or other responses
 
 Only response tokens are drafted, so prompts are not counted. A token outside the draft vocabulary
 is never drafted, so no step accepts drafts past it.
 
-Shapes: V target vocabulary, D draft vocabulary.
+Shapes: V target vocabulary, D draft vocabulary, F parts of the responses.
 """
 
 from collections.abc import Iterable
@@ -17,6 +17,10 @@ import torch
 from torch import Tensor
 
 from outrider.common.errors import OutriderError
+
+BASE_OCCURRENCES = (16.5, 8.5, 4.5, 2.5, 1.5, 0.5, 0.0)
+"""Additional occurrences of a base's token that are tried; a half prefers it to an equally frequent
+one."""
 
 
 def token_counts(responses: Iterable[Tensor], vocab: int) -> Tensor:
@@ -56,11 +60,33 @@ def chosen_ids(counts_V: Tensor, size: int | float) -> Tensor | None:
     return None if len(ids_D) == vocab else ids_D
 
 
-def followed_ids(base_ids_D: Tensor, counts_V: Tensor) -> Tensor:
-    """As many ids [D] of the most frequent tokens; of equally frequent ones, the base's first."""
-    in_base_V = torch.zeros_like(counts_V).index_fill_(0, base_ids_D, 1)
-    # Doubled counts leave room for a tie-break below one occurrence.
-    ids_D = chosen_ids(2 * counts_V + in_base_V, len(base_ids_D))
+def mixed_ids(base_ids_D: Tensor, counts_FV: Tensor) -> Tensor:
+    """As many ids [D] as the base has, of the base's tokens and the most frequent of the traffic.
+
+    A token of the base counts as a number of additional occurrences, since the base was trained on
+    more text. The number is chosen by cross-validation: ids that are chosen from all parts but one
+    are to cover most of that part's tokens. If nothing covers more than the base's own ids, these
+    are returned, so that a small log does not exchange what the base has learned to draft.
+    """
+    total_V = counts_FV.sum(0)
+    ids_D = base_ids_D
+    best = int(counts_FV[:, base_ids_D].sum())
+    for occurrences in BASE_OCCURRENCES:
+        covered = 0
+        for counts_V in counts_FV:
+            others_D = _weighted_ids(base_ids_D, total_V - counts_V, occurrences)
+            covered += int(counts_V[others_D].sum())
+        if covered > best:
+            best = covered
+            ids_D = _weighted_ids(base_ids_D, total_V, occurrences)
+    return ids_D
+
+
+def _weighted_ids(base_ids_D: Tensor, counts_V: Tensor, occurrences: float) -> Tensor:
+    """As many ids [D] of the most frequent tokens, with additional occurrences of the base's."""
+    # Doubled, so that halves are integers.
+    added_V = torch.zeros_like(counts_V).index_fill_(0, base_ids_D, int(2 * occurrences))
+    ids_D = chosen_ids(2 * counts_V + added_V, len(base_ids_D))
     return base_ids_D if ids_D is None else ids_D
 
 

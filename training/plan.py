@@ -9,6 +9,7 @@ states, so it can be made before there is a device or a process group.
 """
 
 import functools
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,9 @@ from outrider.training.packing import Row, Sample, cut_at_rows, plan_epoch, samp
 
 if TYPE_CHECKING:
     from outrider.data.streamed import StreamedFeatures
+
+COUNTED_PARTS = 5
+"""Parts of the training responses whose tokens are counted apart, for cross-validation."""
 
 
 @dataclass(frozen=True)
@@ -143,11 +147,20 @@ class TrainingPlan:
             target_dir=self.spec.target_dir,
             base_dir=self.base_dir,
             head=self.spec.speculator.head,
-            token_counts=functools.partial(self.token_counts, self.samples),
+            token_counts=self._counts_in_parts,
             rows=functools.partial(self._fitting_rows, device) if self.fitted else None,
             train=self.spec.speculator.train,
             lora_rank=self.spec.speculator.lora_rank,
         )
+
+    def _counts_in_parts(self) -> torch.Tensor:
+        """Counts the tokens of `COUNTED_PARTS` consecutive parts of the training responses, [F, V].
+
+        The samples are in the order of the log, so most sessions are in one part.
+        """
+        ends = [len(self.samples) * part // COUNTED_PARTS for part in range(COUNTED_PARTS + 1)]
+        parts = itertools.pairwise(ends)
+        return torch.stack([self.token_counts(self.samples[begin:end]) for begin, end in parts])
 
     def _fitting_rows(self, device: torch.device) -> Iterator[Batch]:
         """Yields the training part, row by row, in the first epoch's order."""

@@ -28,7 +28,7 @@ from outrider.speculators.checkpoints.checks import check_names
 from outrider.speculators.checkpoints.layout import CheckpointLayout, read_layout, weight_map
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.checkpoints.tensors import CheckpointTensors, fill, write_checkpoint
-from outrider.speculators.draft_vocabulary import chosen_ids, followed_ids
+from outrider.speculators.draft_vocabulary import chosen_ids, mixed_ids
 from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.heads import DraftHead
 from outrider.speculators.kinds.eagle3.check import check_embedding, mapped_tokens
@@ -125,7 +125,7 @@ def start(
 ) -> StoredHead:
     """Loads the base's head, or creates one with a draft vocabulary.
 
-    With traffic, a base's head drafts as many tokens as before, but the traffic's (`_follow`);
+    With traffic, a base's head drafts as many tokens as before, but also the traffic's (`_follow`);
     with `origin.refit`, its weights are replaced as if it were new. A new head's rows are the
     target's rows for the draft tokens. Since the last norm gives the head's states roughly the
     target's scale, drafts are meaningful from the first steps. Other matrices are drawn with
@@ -178,15 +178,15 @@ def _new(kind: HeadKind, origin: Origin) -> StoredHead:
                 "speculator.head.draft_vocabulary: there is no traffic to choose the draft"
                 " vocabulary from; set it to all, or start from a head (speculator.base)"
             )
-        ids_D = chosen_ids(origin.token_counts(), vocabulary)
+        ids_D = chosen_ids(origin.token_counts().sum(0), vocabulary)
     drafts = target_config["vocab_size"] if ids_D is None else len(ids_D)
     config = kind.new_config(target_config, origin.head, drafts)
     shape = kind.shape(config, target_config, origin.target_dir / "config.json")
     return kind.new_module(shape, ids_D)
 
 
-def _follow(head: StoredHead, counts_V: Tensor, target_dir: Path) -> None:
-    """Changes the head's draft tokens to the most frequent ones of the traffic.
+def _follow(head: StoredHead, counts_FV: Tensor, target_dir: Path) -> None:
+    """Changes the head's draft tokens to those of base and traffic that cover most of it.
 
     Rows of new tokens in `lm_head` are the target's, scaled by the a that minimizes
     |W_base - a W_target| over the base's tokens; other rows of new tokens are zero.
@@ -194,7 +194,7 @@ def _follow(head: StoredHead, counts_V: Tensor, target_dir: Path) -> None:
     assert head.target_ids_D is not None
     base_ids_D = head.target_ids_D.cpu()
     rows_VH = load_target_ends(target_dir).lm_head_VH
-    ids_D = followed_ids(base_ids_D, counts_V)
+    ids_D = mixed_ids(base_ids_D, counts_FV)
     same_DH = rows_VH[base_ids_D].float()
     for name in head.of_draft_tokens:
         parameter = head.get_parameter(name)

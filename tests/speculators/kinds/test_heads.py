@@ -83,7 +83,7 @@ def test_a_head_is_recognized_written_and_read_again(
     counts = torch.zeros(VOCAB, dtype=torch.long)
     counts[[5, 3, 40]] = torch.tensor([9, 7, 5])
     head_config = HeadConfig(draft_vocabulary=3, layers=(1, 2))
-    origin = Origin(target, None, head_config, lambda: counts)
+    origin = Origin(target, None, head_config, lambda: counts[None])
     head: Any = kind.start(origin, torch.float32, "cpu", seed=1)
     layer = head.layers[0] if name in BLOCKS else head.midlayer
     assert layer.mlp.down_proj.weight.std() < 0.03 < head.fc.weight.std()
@@ -133,8 +133,9 @@ def test_a_warm_start_drafts_the_tokens_of_the_traffic(
     base_ids = base.target_ids_D.tolist()
     by_frequency = sorted(range(VOCAB), key=lambda t: (-counts[t], t not in base_ids, t))
     expected = sorted(by_frequency[: len(base_ids)])
+    counts_FV = torch.stack([counts, counts])  # parts of the same traffic: its tokens are the best
     assert set(expected) & set(base_ids) and set(expected) - set(base_ids)
-    origin = Origin(target, base_dir, token_counts=lambda: counts)
+    origin = Origin(target, base_dir, token_counts=lambda: counts_FV)
     head: Any = kind.start(origin, torch.float32, "cpu", seed=1)
     assert head.target_ids_D.tolist() == expected
     rows_VH = load_target_ends(target).lm_head_VH

@@ -188,7 +188,7 @@ def test_a_new_eagle3_head_fills_the_module(
     counts_V = torch.zeros(VOCAB, dtype=torch.long)
     counts_V[[5, 3, 40, 41, 42]] = torch.tensor([9, 7, 5, 3, 1])
     head_config = HeadConfig(draft_vocabulary=vocabulary, layers=layers, layer_type="llama")
-    origin = Origin(target, None, head_config, lambda: counts_V)
+    origin = Origin(target, None, head_config, lambda: counts_V[None])
     head = kind.start(origin, torch.float32, "cpu", seed=1)
     kind.write(kind.trained(head, head.state_dict()), origin, tmp_path / "head")
     config = read_json(tmp_path / "head" / "config.json")

@@ -22,7 +22,7 @@ def test_vllm_loads_all_of_an_export_and_drafts_the_same(target: Path, tmp_path:
     kind = trainable_kind("dspark")
     counts = torch.arange(VOCAB)
     origin = Origin(
-        target, None, HeadConfig(draft_vocabulary=DRAFTS, layers=(1, 2)), lambda: counts
+        target, None, HeadConfig(draft_vocabulary=DRAFTS, layers=(1, 2)), lambda: counts[None]
     )
     head = kind.start(origin, torch.float32, "cpu", seed=1)
     state = head.state_dict()

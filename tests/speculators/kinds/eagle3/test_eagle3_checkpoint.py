@@ -34,7 +34,7 @@ def start(origin: Origin, seed: int = 0) -> EagleHead:
 
 
 def scratch(target: Path, **head: Any) -> Origin:
-    return Origin(target, None, HeadConfig(**head), lambda: COUNTS_V)
+    return Origin(target, None, HeadConfig(**head), lambda: COUNTS_V[None])
 
 
 def publish(head: EagleHead, origin: Origin, directory: Path) -> Path:
