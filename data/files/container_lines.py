@@ -11,6 +11,7 @@ containerd: `max_container_log_line_size`; CRI-O: 8 KiB), and R1's lines are lon
 - `docker logs -t`, `kubectl logs --timestamps`: `TIME ` before every piece, and no newline between.
 - Fluentd's `out_file`, syslog, journald and loggers of programs: a short text before one object.
 - syslog's and journald's time, host and program before any line.
+- Papertrail's columns before a message.
 - logcli's labels between a time and a line, and Fluent Bit's `TAG: [TIME, {"log": ...}]`.
 
     for number, line in unwrapped(lines, 1 << 30): ...  # TIME and the line, or the line if JSON
@@ -72,6 +73,11 @@ _SYSLOG = re.compile(
 
 _LABELS = re.compile(rb'\{(?:[A-Za-z_]\w*="(?:[^"\\]|\\.)*"(?:, ?|(?=\})))*\} ?')
 """Labels of a stream between a time and a line: logcli's default output."""
+
+_PAPERTRAIL = re.compile(
+    rb"\d{10,20}\t(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\t[^\t]{10,30}\t\d+\t(?:[^\t]{0,255}\t){5}"
+)
+"""Id, time in UTC, time of arrival, and other columns before a message in an archive."""
 
 _FLUENT_BIT = re.compile(rb"[^\s\[{\"':]{1,200}: \[(\d{9,10}\.\d{1,9}), \{(\s*\".*\})\]\s*")
 """A tag, a time and a record: Fluent Bit's `file` output without a `Format`."""
@@ -199,6 +205,9 @@ def _joined(line: bytes) -> bytes:
     if syslog:
         zone = syslog[3] + (b":" + syslog[4] if syslog[4] else b"")
         return _record(syslog[2] + zone + b" ", line[syslog.end() :])
+    columns = _PAPERTRAIL.match(line)
+    if columns:
+        return _record(columns[1] + b"Z ", line[columns.end() :])
     record = _FLUENT_BIT.fullmatch(line)
     if record:  # as its JSON formats write it
         return b'{"date": ' + record[1] + b", " + record[2]

@@ -103,7 +103,10 @@ def _is_pair(item: Any) -> bool:
 
 
 def _text(value: Any) -> str | None:
-    """Returns text; OTLP's has a type around it, and journald's is bytes if it has colors."""
+    """Returns text; OTLP's has a type around it, and journald's is bytes if it has colors.
+
+    Cloudflare's Workers have a list of the texts that were printed together.
+    """
     if isinstance(value, dict):
         value = value.get("stringValue", value.get("string_value"))
     if isinstance(value, list) and value and all(type(byte) is int for byte in value):
@@ -111,6 +114,8 @@ def _text(value: Any) -> str | None:
             return bytes(value).decode("utf-8", "replace")
         except ValueError:
             return None
+    if isinstance(value, list) and value and all(isinstance(part, str) for part in value):
+        return next((part for part in value if part.startswith("{")), " ".join(value))
     return value if isinstance(value, str) else None
 
 

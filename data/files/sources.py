@@ -366,8 +366,16 @@ def _listed(
     return {path: below[path] for path in below.keys() - set(hidden)}
 
 
+UNCOMMITTED = "_temporary"
+"""Folder in which Spark and Hadoop write files that are moved once they are complete."""
+
+
 def _is_hidden(path: str) -> bool:
-    return any(part.startswith(".") for part in PurePosixPath(path).parts)
+    return any(map(_is_hidden_name, PurePosixPath(path).parts))
+
+
+def _is_hidden_name(name: str) -> bool:
+    return name.startswith(".") or name == UNCOMMITTED
 
 
 def _local(filesystem: AbstractFileSystem, root: str) -> list[str]:
@@ -385,7 +393,7 @@ def _below(root: str, not_read: list[str]) -> list[str]:
 
     paths: list[str] = []
     for folder, folders, names in os.walk(root, onerror=refused):
-        hidden = {name for name in (*names, *folders) if name.startswith(".")}
+        hidden = set(filter(_is_hidden_name, (*names, *folders)))
         not_read += [f"{Path(folder, name)} (hidden)" for name in sorted(hidden)]
         folders[:] = [name for name in folders if name not in hidden]
         inner = [Path(folder, name) for name in folders]

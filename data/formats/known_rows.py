@@ -24,6 +24,26 @@ CHAT_EXPORT = (
     " log the endpoint's /v1/chat/completions"
 )
 
+FASTCHAT = (
+    "FastChat's conversations, whose texts are stripped and whose prompts have its own template:"
+    " log the endpoint's /v1/chat/completions"
+)
+
+PYDANTIC_AI = (
+    "Pydantic AI's messages, without sampling parameters: log the endpoint's /v1/chat/completions,"
+    " or export the spans of its instrumentation"
+)
+
+LANGGRAPH = (
+    "LangGraph's states, without the agent's prompt and sampling parameters: log the endpoint's"
+    " /v1/chat/completions, or export the runs from LangSmith"
+)
+
+CONTINUE = (
+    "Continue's development data, whose prompt is not what was sent, without reasoning: log the"
+    " endpoint's /v1/chat/completions"
+)
+
 TRAJECTORY = (
     "an agent's trajectory, in which requests are parts of one conversation: log the endpoint's"
     " /v1/chat/completions, or write openai_pairs, {request, response}, of each of its responses"
@@ -55,6 +75,10 @@ SHAPES: tuple[tuple[frozenset[str], str], ...] = (
         frozenset({"benchmarks", "args"}),
         "a benchmark's result, whose prompts are not traffic: log the endpoint's requests",
     ),
+    (frozenset({"gen_params", "state", "tstamp"}), FASTCHAT),
+    (frozenset({"parts", "kind", "run_id"}), PYDANTIC_AI),
+    (frozenset({"values", "checkpoint", "next"}), LANGGRAPH),
+    (frozenset({"event_name", "schema", "prompt", "completion"}), CONTINUE),
     (frozenset({"prompt", "llm_response"}), WRITE_MESSAGES),
     (frozenset({"instruction", "output"}), f"Alpaca's fields: {WRITE_MESSAGES}"),
     *(
@@ -150,7 +174,6 @@ SHAPES: tuple[tuple[frozenset[str], str], ...] = (
     (frozenset({"workflow_id", "finished", "mode"}), N8N),
     (frozenset({"trajectory_format", "messages"}), TRAJECTORY),  # mini-swe-agent
     (frozenset({"trajectory", "history"}), TRAJECTORY),  # SWE-agent
-    (frozenset({"role", "content"}), CHAT_EXPORT),  # a client's history, such as Cline's
     (frozenset({"input", "output"}), SIDES_OR_MESSAGES),
     (frozenset({"inputs", "outputs"}), SIDES_OR_MESSAGES),
 )

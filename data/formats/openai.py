@@ -212,7 +212,26 @@ def _messages(request: dict[str, Any]) -> list[dict[str, Any]] | None:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise Reject("wrong_type", f"{where} is not a message with a role")
         check_whole(message, where)
-    return messages
+    return [_with_content(message, at) for at, message in enumerate(messages)]
+
+
+def _with_content(message: dict[str, Any], at: int) -> dict[str, Any]:
+    """Returns a message whose content is under its name; LlamaIndex has blocks.
+
+    Raises:
+        Reject: If what was sent has no content; only an assistant's message may have none.
+    """
+    blocks = message.get("blocks")
+    if "content" not in message and isinstance(blocks, list):
+        parts = [
+            {"type": block.get("block_type"), "text": block.get("text")}
+            for block in blocks
+            if isinstance(block, dict)
+        ]
+        return {"role": message["role"], "content": parts}
+    if message.get("content") is None and message["role"] in ("system", "user"):
+        raise Reject("not_text", f"request.messages[{at}] has no content")
+    return message
 
 
 def _optional(holder: dict[str, Any], key: str) -> dict[str, Any]:

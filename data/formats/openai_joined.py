@@ -32,6 +32,11 @@ from outrider.data.formats.other_rows import check_completion
 from outrider.data.formats.row_fields import fields, find
 from outrider.data.formats.wrappers import open_row
 
+NO_ID = (
+    "no id joins the row with the other half of its exchange: give a request and its response, or"
+    " each chunk of it, the same request_id, or log them in one row"
+)
+
 SHARED_IDS = ("request_id", "x_request_id", "correlation_id", "req_id", "id")
 """Names of the id, in order of preference."""
 
@@ -76,10 +81,10 @@ def _member_of(row: Row | None) -> tuple[str, str]:
     if str(parsed.get("datainblob")).lower() == "true":  # Azure Machine Learning, above 4 MB
         raise Reject("content_not_logged", "the event's data is a path: its body is in a blob")
     if side is None:
-        raise Reject("no_id" if _id_of(parsed) is None else "incomplete_pair")
+        raise Reject("no_id" if _id_of(parsed) is None else "incomplete_pair", NO_ID)
     key = _id_of(parsed)
     if key is None:
-        raise Reject("no_id")
+        raise Reject("no_id", NO_ID)
     return key.removeprefix("chatcmpl-"), side
 
 

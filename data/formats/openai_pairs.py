@@ -29,7 +29,9 @@ from outrider.data.formats.message_sides import message_sides, sent_parameters
 from outrider.data.formats.openai import body, exchanges
 from outrider.data.formats.other_rows import check_completion, is_proxys_text
 from outrider.data.formats.sampling import NUMBERS
-from outrider.data.formats.wrappers import check_call, open_row, pair_fields, sides
+from outrider.data.formats.wrappers import check_call, objects_in, open_row, pair_fields, sides
+
+TYK = "Tyk's record without bodies: set enable_detailed_recording"
 
 CONVERSE = (
     "Bedrock's Converse, whose messages are not the engine's: log the endpoint's"
@@ -75,6 +77,8 @@ def parse(record: Record) -> list[Exchange | Reject]:
     if request is None or response is None:
         check_stored(row)
         check_complete(row)
+        if any(holder.get("raw_request") == "" for holder in [row, *objects_in(row)]):
+            raise Reject("content_not_logged", TYK)
         if request is None and response is None and row.keys().isdisjoint(SIDES):
             raise Reject("not_a_generation", "a row with neither request nor response")
         raise Reject("incomplete_pair", f"no {'request' if request is None else 'response'}")

@@ -45,12 +45,13 @@ from outrider.data.formats.row_fields import fields, find, seconds_of
 from outrider.data.formats.sampling import NUMBERS
 from outrider.data.formats.span_attributes import (
     attributes_of,
+    has_genai,
     has_genai_attributes,
     is_otlp,
     plain_value,
     spans_of,
 )
-from outrider.data.formats.wrappers import check_call, open_row, sides, unwrapped
+from outrider.data.formats.wrappers import PAIR, check_call, open_row, sides, unwrapped
 
 _EVENT = re.compile(r"gen_ai\.(choice|(system|user|assistant|tool)\.message)")
 """Names of events with a message each."""
@@ -81,21 +82,33 @@ NO_MESSAGES = (
     "the span has no messages; use instrumentation that follows conventions 1.37 or newer"
     " (OTEL_SEMCONV_STABILITY_OPT_IN=gen_ai_latest_experimental)"
 )
+NO_FIELDS = (
+    "the row has no messages: add prompt and completion to the fields that are logged, or put a"
+    " gateway that logs request and response in front of the endpoint"
+)
 APART = (
     "each message is a record of its own, without the request's sampling; use instrumentation that"
     " writes them together (OTEL_SEMCONV_STABILITY_OPT_IN=gen_ai_latest_experimental)"
 )
+
+_WRAPPER = re.compile(r"ai\.(generate|stream)(Text|Object)")
+"""Values of `ai.operationId` in spans around those of Vercel's calls (`ai.streamText.doStream`)."""
+
+FAILED = (2, "2", "STATUS_CODE_ERROR", "ERROR", "Error")
+"""Values of a span's `status.code` after an error."""
 
 NAMES = {
     "session": (
         *("gen_ai.conversation.id", "session.id", "langfuse.session.id", "thread.id"),
         "traceloop.association.properties.session_id",
         "lmnr.association.properties.session_id",
+        *("ai.telemetry.metadata.sessionId", "ai.telemetry.metadata.conversationId"),
+        *("ai.telemetry.metadata.threadId", "ai.telemetry.metadata.chatId"),
     ),
     "user": (
         *("user.id", "enduser.id", "langfuse.user.id"),
         "traceloop.association.properties.user_id",
-        "lmnr.association.properties.user_id",
+        *("lmnr.association.properties.user_id", "ai.telemetry.metadata.userId"),
     ),
     "tenant": ("tenant", "tenant.id"),
     "route": ("route", "gen_ai.agent.name"),
@@ -121,11 +134,7 @@ def _outcomes(span: dict[str, Any], place: Place) -> list[Exchange | Reject]:
         if isinstance(event, dict) and event.get("name") == details:
             logged = {**attributes_of(event), **logged}
     operation = logged.get("gen_ai.operation.name")
-    if operation == "text_completion":
-        raise Reject(
-            "prompt_not_messages",
-            "a text_completion span does not show whether a chat template was applied",
-        )
+    _check_operation(operation, str(logged.get("ai.operationId")))
     is_call = operation in ("chat", "generate_content", None)  # some instrumentations omit it
     row, sides = _other_messages(span, logged) if is_call else (span, None)
     if sides is not None:
@@ -146,14 +155,13 @@ def _outcomes(span: dict[str, Any], place: Place) -> list[Exchange | Reject]:
     if not is_call or not any(key.startswith(OF_CALL) for key in logged):
         return _of_body(span, place)
     check_generated(logged)
-    if logged.get("error.type"):
-        raise Reject("error_response", "error.type is set")
+    if logged.get("error.type") or _has_failed(span):
+        raise Reject("error_response", "the span has an error")
     asked, answered = (
         unpacked(logged, f"gen_ai.{side}.messages", "attributes") for side in ("input", "output")
     )
     if asked is None or answered is None:
-        is_engines = any(key.startswith(OF_ENGINE) for key in logged)
-        raise Reject("content_not_logged", NO_TEXTS if is_engines else NO_MESSAGES)
+        raise Reject("content_not_logged", _why_no_messages(span, logged))
     logged = {**logged, "gen_ai.input.messages": asked, "gen_ai.output.messages": answered}
     instructions = unpacked(logged, "gen_ai.system_instructions", "attributes")
     messages = openai_messages(
@@ -180,6 +188,32 @@ def _outcomes(span: dict[str, Any], place: Place) -> list[Exchange | Reject]:
     }
     names = take_names(logged, NAMES, "attributes")
     return exchanges(request, response, place, log_id=_span_id(span), **_times(span), **names)
+
+
+def _check_operation(operation: Any, of_vercel: str) -> None:
+    """Raises a `Reject` for a span around calls, and for a text completion."""
+    if _WRAPPER.fullmatch(of_vercel):
+        raise Reject("not_a_generation", "the span is around calls, which have spans of their own")
+    if operation == "text_completion":
+        raise Reject(
+            "prompt_not_messages",
+            "a text_completion span does not show whether a chat template was applied",
+        )
+
+
+def _why_no_messages(span: dict[str, Any], logged: dict[str, Any]) -> str:
+    if any(key.startswith(OF_ENGINE) for key in logged):
+        return NO_TEXTS
+    is_log_row = has_genai(span) and _span_id(span) is None
+    return NO_FIELDS if is_log_row else NO_MESSAGES
+
+
+def _has_failed(span: dict[str, Any]) -> bool:
+    """Whether a span has the status of an error; an access log has HTTP's."""
+    where = find(span, "status.code")
+    code = where.holder[where.key] if where else None
+    status = number(span, "http.status")
+    return code in FAILED or (status is not None and status >= 400)
 
 
 def _is_message_alone(record: dict[str, Any]) -> bool:
@@ -233,8 +267,9 @@ def _of_body(record: dict[str, Any], place: Place) -> list[Exchange | Reject]:
     """Returns the exchange that an application logged as the body of a log record."""
     if _is_message_alone(record):
         raise Reject("content_not_logged", APART)
-    row = object_of(plain_value(record.get("body")))
-    if row is None or None in sides(unwrapped(row)):
+    # A record of a single line is given without OTLP around it.
+    row = object_of(plain_value(record.get("body", record)))
+    if row is None or (None in sides(unwrapped(row)) and not row.keys() >= PAIR):
         raise Reject("not_a_generation")
     return openai_pairs.parse(Record(place, {"timestamp": _time(record), **row}))
 

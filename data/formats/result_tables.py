@@ -52,8 +52,8 @@ def _of_columns(document: dict[str, Any]) -> list[dict[str, Any]] | None:
     columns = list(document.values())
     if len(columns) < 2 or not all(isinstance(column, dict) and column for column in columns):
         return None
-    index = [str(number) for number in range(len(columns[0]))]
-    if any(list(column) != index for column in columns):
+    index = list(columns[0])  # with gaps, if rows were left out
+    if not all(map(str.isdecimal, index)) or any(list(column) != index for column in columns):
         return None
     return [{name: column[at] for name, column in document.items()} for at in index]
 

@@ -41,6 +41,7 @@ FIELDS = {
         *("extra.metadata.user_id", "traceloop.association.properties.user_id"),
         *("metadata.user", "customer_identifier", "user", "tags.user_id"),
         *("user_properties.user_id", "request_data.user"),  # HoneyHive, Logfire
+        *("usr.id", "attributes.usr.id"),  # Datadog's standard attributes
         "trace_metadata.mlflow.trace.user",
     ),
     "tenant": ("tenant", "tenant_id", "metadata.tenant", "workspace_id"),

@@ -34,7 +34,7 @@ EXPORT_CELLS = "export it as CSV or JSON lines"
 
 WITH_HEADER = (
     "export it with the names of its columns, for example with COPY ... WITH (FORMAT csv, HEADER),"
-    " or as JSON lines"
+    " or as JSON lines, for example with UNLOAD ... FORMAT JSON in Redshift"
 )
 TO_JSON = "export the table with `psql -At -c 'SELECT to_json(t) FROM TABLE t'`"
 NO_PICKLE = (
@@ -120,6 +120,11 @@ TEXTS: tuple[tuple[re.Pattern[bytes], str, str], ...] = (
         "set the output's format to json_lines",
     ),
     (
+        re.compile(rb"^TO LLM \d{4}-", re.MULTILINE),
+        "aider's history, whose texts are stripped, without sampling parameters",
+        GATEWAY,
+    ),
+    (
         re.compile(rb"\((?:[\w-]+)\) (?:Method request|Endpoint response) body ", re.MULTILINE),
         "API Gateway's execution log",
         EXECUTION_LOG,
@@ -150,8 +155,14 @@ _MITMPROXY = re.compile(rb"\d+:\d+:\w+;")
 _GOREPLAY = re.compile(rb"[123] [0-9a-f]+ \d{19}[ \n]")
 """The first payload's type, id and time."""
 
-_NO_HEADER = re.compile(rb"[^{\[\"\n][^{\n]{0,500}(?:\t\{\"[^\t\n]*\}\t\{\"|,\"\{\"\"[^\n]*\}\")")
+_NO_HEADER = re.compile(
+    rb"[^{\[\"\n][^{\n]{0,500}"
+    rb"(?:\t\{\"[^\t\n]*\}\t\{\"|\|\{\"[^\n]*\}\|\{\"|,\"\{\"\"[^\n]*\}\")"
+)
 """A table's first line, if it has objects in its cells and so no names of columns."""
+
+_WITH_OBJECT = re.compile(rb"^[^{\n]+\{\"[^\n]*\}\s*$", re.MULTILINE)
+"""A line that ends with an object."""
 
 _DUMP = re.compile(rb"(?:/\*.*\*/\s+|--\s+)?-- (?:PostgreSQL database|MySQL|MariaDB) dump")
 """How pg_dump, mysqldump and mariadb-dump begin, as text."""
@@ -292,6 +303,8 @@ def _of_text(head: bytes) -> Description:
     for pattern, log_name in TEXT_LOGS:
         if pattern.search(head):
             return Description(f"{log_name}, without texts of requests", GATEWAY)
+    if _WITH_OBJECT.search(head):
+        return Description("text with JSON behind other text", "cut off what is before each object")
     what = "text without JSON, and without the requests of vLLM or SGLang"
     return Description(what, "start the server with its request log (docs/how-to/log-formats.md)")
 
@@ -303,7 +316,8 @@ def _keys(row: dict[str, Any]) -> str:
 
 def _way(row: dict[str, Any], formats: Mapping[str, Any]) -> str:
     """Returns the shortest way from a row to a format."""
-    if is_chat_export(row):
+    # A client's history, such as Cline's, has a message in each row.
+    if is_chat_export(row) or row.keys() >= {"role", "content"}:
         return CHAT_EXPORT
     if row.get("object") == "list" and "first_id" in row:
         return STORED

@@ -11,6 +11,7 @@ calls (a page of an API, a search's hits, a query's rows, a trace's spans) is th
 `calls_of`.
 """
 
+import re
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -30,7 +31,7 @@ from outrider.data.formats.openai_stream import is_chunk_lines
 from outrider.data.formats.other_rows import ERROR_KEYS, FAILURES, is_error
 from outrider.data.formats.result_tables import rows_of
 from outrider.data.formats.row_fields import fields, find, normal_name
-from outrider.data.formats.span_attributes import has_genai_attributes, is_otlp
+from outrider.data.formats.span_attributes import has_genai_attributes, is_otlp, spans_of
 
 DEEPEST = 6
 """Levels that are searched; Kong's `ai.proxy.payload.request` in a collector's record is at 5."""
@@ -58,6 +59,9 @@ SAMPLE = frozenset({"epoch", "events"})
 
 JOURNALD = "MESSAGE"
 """Key of journald's line, which is a list of bytes if it has unprintable ones."""
+
+STRING = "string_value"
+"""Name of a line in a log record of OTLP."""
 
 RAW = "call"
 """Key of the API's bodies in Inspect's events, which have them in its own form, too."""
@@ -135,6 +139,11 @@ PAIR = frozenset({"request", "response"})
 APISIX = "llm_request"
 """Key of the request's body in the log of APISIX' ai-proxy (3.13, `logging.payloads`)."""
 
+OF_ENGINE = re.compile("(endpoint|upstream|backend)_(request|response)")
+OF_CLIENT = re.compile("(entrypoint|downstream|client)_(request|response)")
+"""Names of what a gateway got from the engine or sent to it, and of what its client sent or got:
+policies in between change them (Gravitee)."""
+
 INHERITED = {
     "session_id": "session",
     "user_id": "user",
@@ -190,9 +199,11 @@ def unwrapped(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_metadata(row: dict[str, Any]) -> dict[str, Any]:
-    """Returns a row of journald with its line as text, and one of APISIX with the bodies alone."""
+    """Returns a row without other messages than the engine's, and journald's line as text."""
     if isinstance(row.get(JOURNALD), list):
         return {**row, JOURNALD: text_of_bytes(row[JOURNALD])}
+    if any(map(OF_ENGINE.fullmatch, map(normal_name, row))):
+        return {key: row[key] for key in row if not OF_CLIENT.fullmatch(normal_name(key))}
     if isinstance(row.get(APISIX), dict):
         # Its `request` and `response` are HTTP messages without bodies.
         return {key: value for key, value in row.items() if key not in PAIR}
@@ -267,7 +278,7 @@ def _listed_calls(row: dict[str, Any]) -> list[dict[str, Any]] | None:
         events = with_attachments(row["events"], row.get("attachments"))
         return [_with_raw_bodies(call) for call in events if _is_call(unwrapped(call))]
     if is_otlp(row):
-        return _calls_in_lines(row) or None
+        return None if _has_objects_as_bodies(row) else _calls_in_lines(row) or None
     rows = rows_of(row)
     if rows and _are_calls(rows):
         return rows
@@ -277,6 +288,16 @@ def _listed_calls(row: dict[str, Any]) -> list[dict[str, Any]] | None:
     if lines:
         return lines
     return next((value for value in _values(row) if _are_calls(value)), None)
+
+
+def _has_objects_as_bodies(batch: dict[str, Any]) -> bool:
+    """Whether a batch of OTLP has log records whose body is no line."""
+    try:
+        bodies = [span.get("body") for span in spans_of(batch)]
+    except Reject:  # by the format that reads the batch
+        return True
+    kinds = [normal_name(next(iter(body), "")) for body in bodies if isinstance(body, dict)]
+    return any(kind != STRING for kind in kinds)
 
 
 def _with_raw_bodies(call: dict[str, Any]) -> dict[str, Any]:

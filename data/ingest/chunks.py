@@ -52,6 +52,7 @@ from outrider.data.formats import WITH_OTHER_ROWS, parse_record
 from outrider.data.ingest.copies import COPY_KEYS, copy_keys
 from outrider.data.ingest.traffic_profile import NOT_LOGGED
 from outrider.data.privacy.guard import PrivacyGuard, PrivacyTally
+from outrider.data.tokenize.masked import check_unmasked
 from outrider.data.tokenize.tokens import SequenceBuilder, TokenSequence
 
 CHUNK_RECORDS = 1000
@@ -249,6 +250,7 @@ class Work:
                         outcome = dataclasses.replace(outcome, messages=outcome.joined_by_sglang)
                     outcome = self.guard.apply(outcome) if self.guard else outcome
                     sequence = self.builder.build(outcome)
+                    check_unmasked(outcome, sequence)
                 except Reject as reject:
                     place = reject.place or outcome.place
                     assert place is not None

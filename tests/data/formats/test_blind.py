@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from outrider.common.errors import OutriderError
 from outrider.data.exchange import Exchange, Reject
 from outrider.data.files.sources import log_files
 from tests.data.logs import read_exchanges
@@ -22,7 +23,9 @@ CASES = json.loads((FOLDER / "cases.json").read_bytes())
 
 def described(exchange: Exchange) -> dict[str, Any]:
     messages = exchange.messages
+    roles = [message["role"] for message in (messages or [])[:-1]]
     return {
+        "before": roles,
         "question": messages[-1]["content"] if messages else exchange.prompt_text,
         "reasoning": exchange.reasoning,
         "content": exchange.content,
@@ -36,7 +39,13 @@ def described(exchange: Exchange) -> dict[str, Any]:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["file"])
 def test_a_blind_log_is_read_or_refused_with_the_fix(case: dict[str, Any]) -> None:
-    outcomes = list(read_exchanges(log_files(str(FOLDER / case["file"]))))
+    path = str(FOLDER / case["file"])
+    if case["exchanges"] is None:
+        with pytest.raises(OutriderError) as refused:
+            log_files(path)
+        assert [words for words in case["words"] if words not in str(refused.value)] == []
+        return
+    outcomes = list(read_exchanges(log_files(path)))
     exchanges = [outcome for outcome in outcomes if isinstance(outcome, Exchange)]
     rejects = [outcome for outcome in outcomes if isinstance(outcome, Reject)]
     assert len(exchanges) == case["exchanges"]
