@@ -24,7 +24,7 @@ ARGUMENTS = frozenset({
     "all2all_backend", "allow_deprecated_quantization", "async_scheduling", "attention_backend",
     "attention_config", "block_size", "compilation_config", "convert",
     "cp_kv_cache_interleave_size", "cpu_offload_gb", "cpu_offload_params",
-    "cudagraph_capture_sizes", "data_parallel_backend", "data_parallel_size_local",
+    "cudagraph_capture_sizes",
     "dbo_decode_token_threshold", "dbo_prefill_token_threshold", "dcp_comm_backend",
     "dcp_kv_cache_interleave_size", "dcp_q_replicate", "decode_context_parallel_size",
     "disable_cascade_attn", "disable_chunked_mm_input", "disable_custom_all_reduce",
@@ -45,8 +45,8 @@ ARGUMENTS = frozenset({
     "prefill_schedule_interval", "prefix_cache_retention_interval", "prefix_caching_hash_algo",
     "quantization", "quantization_config", "runner", "safetensors_load_strategy",
     "scheduler_reserve_full_isl", "scheduling_policy", "seed", "sparse_indexer_topk_backend",
-    "stream_interval", "structured_outputs_config", "swa_bounded_replay", "tokenizer",
-    "tokenizer_mode", "tokenizer_revision", "ubatch_size", "use_fp64_gumbel", "watermark",
+    "stream_interval", "structured_outputs_config", "swa_bounded_replay",
+    "tokenizer_mode", "ubatch_size", "use_fp64_gumbel", "watermark",
 })  # fmt: skip
 """Arguments of vLLM 0.32 that `serving.engine.extra_arguments` may contain."""
 
@@ -66,19 +66,18 @@ KEYS_OF_ARGUMENTS = {
 }
 """Maps vLLM arguments to the recipe keys that set them."""
 
+TARGETS_TOKENIZER = (
+    "Outrider tokenizes with the files in the target's directory, so give a copy of the target in"
+    " which they are that tokenizer's (target.model)"
+)
+
 UNSERVABLE = {
     "speculative_config": "the evaluation serves base and custom speculator in turn (speculator.*)",
     "worker_cls": "Outrider's hooks extend vLLM's own worker",
     "worker_extension_cls": "capture and swaps of a speculator need Outrider's extension",
-    "nnodes": "an engine runs on one node",
-    "node_rank": "an engine runs on one node",
-    "data_parallel_rank": "a server runs all its data-parallel engines",
-    "data_parallel_start_rank": "a server runs all its data-parallel engines",
-    "data_parallel_address": "an engine runs on one node",
-    "data_parallel_external_lb": "a server runs all its data-parallel engines",
-    "data_parallel_hybrid_lb": "a server runs all its data-parallel engines",
-    "disable_log_stats": "acceptance is read from the engine's counters",
     "skip_tokenizer_init": "requests are sent as text",
+    "tokenizer": TARGETS_TOKENIZER,
+    "tokenizer_revision": TARGETS_TOKENIZER,
 }
 """vLLM arguments that Outrider's engines do not support, each with the reason."""
 
@@ -257,7 +256,7 @@ _BY_TYPE: dict[Callable[[object], bool], tuple[str, ...]] = {
     ),
     _integer: (
         "block_size", "cp_kv_cache_interleave_size", "data_parallel_size",
-        "data_parallel_size_local", "dbo_decode_token_threshold", "dbo_prefill_token_threshold",
+        "dbo_decode_token_threshold", "dbo_prefill_token_threshold",
         "dcp_kv_cache_interleave_size", "decode_context_parallel_size",
         "distributed_timeout_seconds", "dp_sync_interval", "kv_cache_memory_bytes",
         "long_prefill_token_threshold", "max_cudagraph_capture_size", "max_logprobs",
@@ -270,7 +269,7 @@ _BY_TYPE: dict[Callable[[object], bool], tuple[str, ...]] = {
     ),
     _number: ("cpu_offload_gb", "gpu_memory_utilization", "kv_offloading_size", "watermark"),
     _word: (
-        "all2all_backend", "attention_backend", "convert", "data_parallel_backend",
+        "all2all_backend", "attention_backend", "convert",
         "dcp_comm_backend", "dtype", "expert_placement_strategy", "kv_cache_dtype",
         "kv_offloading_backend", "linear_backend", "logprobs_mode", "moe_backend",
         "offload_backend", "performance_mode", "prefix_caching_hash_algo", "quantization",

@@ -41,8 +41,6 @@ CONTRADICTS = {
     "kv_offloading_size": "offloaded prefixes are not computed again",
     "kv_offloading_backend": "offloaded prefixes are not computed again",
     "kv_sharing_fast_prefill": "it skips layers of the prompt",
-    "data_parallel_size_local": "there is one engine",
-    "data_parallel_backend": "there is one engine",
     "enable_dbo": "it overlaps data-parallel engines, but there is one engine",
     "all2all_backend": "it connects data-parallel engines, but there is one engine",
     "enable_elastic_ep": "it adds data-parallel engines, but there is one engine",

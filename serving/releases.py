@@ -30,8 +30,12 @@ LOST = (
 )
 """What the hooks do, which are installed in `WRITTEN_FOR` only."""
 
-IMAGE_TAG = re.compile(r"(?:^|[\s\"'/])[\w.-]*vllm[\w.-]*:v?(\d+\.\d+\.\d+[\w.+-]*)")
-"""The release in a tag such as vllm/vllm-openai:v0.26.0."""
+IMAGE_TAG = re.compile(
+    r"(?:^|[\s\"'/])[\w.-]*vllm[\w.-]*(?::|[\"']?[ \t]*\n[ \t]*tag:[ \t]*[\"']?)"
+    r"v?(\d+\.\d+\.\d+[\w.+-]*)"
+)
+"""The release in a tag such as vllm/vllm-openai:v0.26.0. Charts have a line `tag: v0.26.0` after
+the image's `repository`."""
 
 
 def release_in(text: str) -> str | None:

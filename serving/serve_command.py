@@ -15,7 +15,7 @@ vLLM does not know is unknown, and a run refuses it.
 import argparse
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -32,10 +32,10 @@ from outrider.serving.allowed import (
     why_not_variable,
 )
 from outrider.serving.releases import release_in, served_with
+from outrider.serving.serve_notes import Variables, flag_of, notes_on
 from outrider.serving.serve_text import find_command
 from outrider.serving.speculative_settings import read_speculation
 from outrider.serving.vllm_flags import (
-    CHANGES_TEXT,
     KNOWN,
     NEUTRAL,
     REFUSED,
@@ -81,18 +81,16 @@ def read_serve_command(text: str) -> ServeCommand:
     """
     source, text = _read(text)
     variables, arguments = find_command(source, text)
-    given, unknown = _arguments(source, arguments)
+    given, unknown = _arguments(source, _with_placed_config(source, arguments))
     if "model" not in given:
         raise OutriderError(f"{source}: no model; give `vllm serve MODEL ...`")
     given, speculative = _with_speculation(source, given)
-    for name, value in given.items():
-        _check_servable(source, name, value)
+    _check_servable(source, given, unknown)
     target, engine, left_out = _sorted_arguments(source, DEFAULTS_OF_VLLM | given)
-    environment = {k: v for k, v in variables.items() if why_not_variable(k, v) is None}
-    if environment:
-        engine["environment"] = environment
-    harmless_variables = [name for name in variables if name not in environment]
-    notes = _notes(given, left_out, harmless_variables, unknown)
+    environment = _sorted_variables(variables)
+    if environment.kept:
+        engine["environment"] = environment.kept
+    notes = notes_on(given, left_out, environment, unknown)
     if CONDITIONAL.search(text):
         notes.append("conditions and loops of the script are not evaluated: check these values")
     values: dict[str, Any] = {"target": target, "serving": {"engine": engine}}
@@ -138,7 +136,7 @@ def _sorted_arguments(
             target[key.removeprefix("target.")] = value
         elif key is not None:
             engine |= _engine_value(source, key.removeprefix("serving.engine."), value)
-        elif name in ARGUMENTS:
+        elif name in ARGUMENTS and value not in NEUTRAL.get(name, ()):
             engine["extra_arguments"][name] = value
         else:
             left_out.append(name)
@@ -154,51 +152,90 @@ def _sorted_arguments(
     return target, engine, left_out
 
 
-def _notes(
-    given: dict[str, Any], left_out: list[str], variables: list[str], unknown: list[str]
-) -> list[str]:
-    """Lines about what the recipe keeps and what the command has that is left out."""
-    notes = []
-    # Without a flag, vLLM derives these values from the model and the GPU.
-    derived = ("max_model_len", "max_num_seqs", "max_num_batched_tokens")
-    if unset := [name for name in derived if name not in given]:
-        notes.append(f"not in the command, so the recipe's values stay: {', '.join(unset)}")
-    if changing := [_flag(name) for name in left_out if name in CHANGES_TEXT]:
-        notes.append(
-            f"left out, although the target's text depends on it: {', '.join(changing)}; log token"
-            " ids, which contain rendered prompts, and no requests to adapters"
-        )
-    if unknown:
-        notes.append(f"unknown to vLLM {WRITTEN_FOR}: {', '.join(unknown)}")
-    harmless = [_flag(name) for name in left_out if name not in CHANGES_TEXT] + variables
-    if harmless:
-        notes.append(f"left out, without effect on what the engine computes: {', '.join(harmless)}")
-    return notes
-
-
 def check_known(command: ServeCommand, ignored: Sequence[str]) -> None:
     """Raises an `OutriderError` for flags that neither vLLM nor `ignored` has."""
     unknown = [flag for flag in command.unknown if flag not in ignored]
     if unknown:
-        raise OutriderError(
-            f"--from-serve-command: {', '.join(unknown)}: unknown to vLLM {WRITTEN_FOR}, so its"
-            " effect is unknown; correct the spelling, remove it, or, if the engine computes the"
-            f" same without it, set serving.ignored_flags=[{','.join(unknown)}]"
-        )
+        raise OutriderError(f"--from-serve-command: {_unknown_in_words(unknown)}")
 
 
-def _check_servable(source: str, name: str, value: Any) -> None:
-    """Raises an `OutriderError` for a flag without an equal in Outrider's engines."""
-    why = UNSERVABLE.get(name)
+def _unknown_in_words(unknown: Sequence[str]) -> str:
+    return (
+        f"{', '.join(unknown)}: unknown to vLLM {WRITTEN_FOR}, so its effect is unknown; correct"
+        " the spelling, remove it, or, if the engine computes the same without it, set"
+        f" serving.ignored_flags=[{','.join(unknown)}]"
+    )
+
+
+def _check_servable(source: str, given: Mapping[str, Any], unknown: Sequence[str]) -> None:
+    """Raises one `OutriderError` with all flags without an equal in Outrider's engines.
+
+    It has the unknown flags, too, so that a command is corrected once.
+    """
+    refused = {name: _why_not_servable(name, given) for name in given}
+    lines = [
+        f"{source}: {flag_of(name)}: {why}. Change the command, or remove the flag to train for an"
+        " engine without it"
+        for name, why in refused.items()
+        if why is not None
+    ]
+    if lines and unknown:
+        lines.append(f"{source}: {_unknown_in_words(unknown)}")
+    if lines:
+        raise OutriderError("\n".join(lines))
+
+
+def _why_not_servable(name: str, given: Mapping[str, Any]) -> str | None:
+    """Why Outrider's engines cannot have an argument; None if they can."""
+    value = given[name]
     if name in REFUSED and value is not False and value not in NEUTRAL.get(name, ()):
-        why = REFUSED[name]
-    elif name in ARGUMENTS or name in KEYS_OF_ARGUMENTS:
-        why = why_not_argument(name, value)
-    if why is not None:
+        return REFUSED[name]
+    if name == "tokenizer" and value == given["model"]:
+        return None
+    if name == "tokenizer_revision" and value == given.get("revision", "main"):
+        return None
+    if name in ARGUMENTS or name in KEYS_OF_ARGUMENTS:
+        return why_not_argument(name, value)
+    return UNSERVABLE.get(name)
+
+
+def _sorted_variables(variables: Mapping[str, str]) -> Variables:
+    """Sorts variables; of vLLM's own, it reads those of vllm/envs.py only."""
+    from vllm.envs import environment_variables
+
+    kept: dict[str, str] = {}
+    unread: list[str] = []
+    others: list[str] = []
+    for name, value in variables.items():
+        if why_not_variable(name, value) is not None:
+            others.append(name)
+        elif name.startswith("VLLM_") and name not in environment_variables:
+            unread.append(name)
+        else:
+            kept[name] = value
+    return Variables(kept, unread, others)
+
+
+def _with_placed_config(source: str, words: list[str]) -> list[str]:
+    """The words with the place of the file of `--config`.
+
+    A relative path counts from the folder of the file with the command, or from the current one.
+    """
+    if "--config" not in words[:-1]:
+        return words
+    value = words.index("--config") + 1
+    folders = [Path.cwd()]
+    if _is_file(source):
+        folders.insert(0, Path(source).expanduser().absolute().parent)
+    places = [folder / Path(words[value]).expanduser() for folder in folders]
+    place = next((place for place in places if place.is_file()), None)
+    if place is None:
+        tried = " nor ".join(str(place) for place in dict.fromkeys(places))
         raise OutriderError(
-            f"{source}: {_flag(name)}: {why}; without it, the engine would compute something else."
-            " Change the command, or remove the flag to train for an engine without it"
+            f"{source}: --config {words[value]}: no such file (not {tried}); give a YAML file of"
+            " flags that exists here, or write its flags in the command"
         )
+    return [*words[:value], str(place), *words[value + 1 :]]
 
 
 def _target_of_head(model: str) -> tuple[str, dict[str, Any]] | None:
@@ -221,9 +258,13 @@ def _target_of_head(model: str) -> tuple[str, dict[str, Any]] | None:
 
 
 def _read(text: str) -> tuple[str, str]:
-    if len(text) < 4096 and "\n" not in text and Path(text).expanduser().is_file():
+    if _is_file(text):
         return text, Path(text).expanduser().read_text(encoding="utf-8")
     return "--from-serve-command", text
+
+
+def _is_file(text: str) -> bool:
+    return len(text) < 4096 and "\n" not in text and Path(text).expanduser().is_file()
 
 
 def _arguments(source: str, words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
@@ -232,7 +273,7 @@ def _arguments(source: str, words: Sequence[str]) -> tuple[dict[str, Any], list[
     Flags of earlier releases are read as well. JSON objects become dictionaries, not vLLM's
     classes.
     """
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.entrypoints.launchers.cli_args import LoRAParserAction, make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     unknown: list[str] = []
@@ -259,12 +300,13 @@ def _arguments(source: str, words: Sequence[str]) -> tuple[dict[str, Any], list[
     of_earlier_releases |= KNOWN - {action.dest for action in parser._actions}
     for name in of_earlier_releases:
         if name in SWITCHES:
-            parser.add_argument(_flag(name), action=argparse.BooleanOptionalAction)
+            parser.add_argument(flag_of(name), action=argparse.BooleanOptionalAction)
         else:
-            parser.add_argument(_flag(name))
+            parser.add_argument(flag_of(name))
     for action in parser._actions:
         action.default = argparse.SUPPRESS
-        if action.nargs != 0:
+        # The action of --lora-modules reads its words itself, JSON or not.
+        if action.nargs != 0 and not isinstance(action, LoRAParserAction):
             action.type = _json_or(action.type or str)
     try:
         given = vars(parser.parse_args(list(words)))
@@ -304,7 +346,3 @@ def _engine_value(source: str, key: str, value: Any) -> dict[str, Any]:
     if key == "max_model_len" and value == -1:
         raise OutriderError(f"{source}: --max-model-len auto: give the number of tokens")
     return {key: value}
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")

@@ -35,6 +35,8 @@ LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """The loader in C, which is ten times as fast, where PyYAML has it."""
 
 
+RAY_SERVE = "serveConfigV2"
+
 DEEPEST = 500
 """Brackets in brackets that are read; libyaml's time grows with their product."""
 
@@ -55,6 +57,9 @@ def documents_in(text: str) -> list[Any]:
 def words_of_documents(documents: list[Any]) -> Iterator[list[str]]:
     """Yields the words of each command in YAML or JSON documents."""
     mappings = list(_mappings(documents))
+    # The field of a RayService that holds Ray Serve's configuration as text.
+    embedded = [mapping.get(RAY_SERVE) for mapping in mappings]
+    mappings += _mappings([documents_in(text) for text in embedded if isinstance(text, str)])
     yield from _tasks(mappings)
     yield from words_of_kserve(mappings)
     yield from words_of_settings(mappings)

@@ -21,6 +21,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from outrider.common.errors import OutriderError
 from outrider.serving.allowed import ARGUMENTS, KEYS_OF_ARGUMENTS
 from outrider.serving.vllm_flags import KNOWN
 
@@ -60,7 +61,17 @@ _ARGUMENTS = re.compile(r"non-default args: (\{.*)")
 
 
 def words_of_settings(mappings: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
-    """Yields the command that each of a document's mappings stands for."""
+    """Yields the command that each of a document's mappings stands for.
+
+    Raises an `OutriderError` if Ray Serve serves several models, of which none is the target.
+    """
+    mappings = list(mappings)
+    models = {model: None for settings in mappings if (model := _model_of_ray(settings))}
+    if len(models) > 1:
+        raise OutriderError(
+            f"--from-serve-command: llm_configs of several models, {', '.join(models)}; leave only"
+            " that of the target in the file"
+        )
     for settings in mappings:
         for read in (_of_stack, _of_ray, _of_chart, _of_kubeai, _of_launch):
             words = read(settings)
@@ -144,13 +155,19 @@ def _of_stack(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _of_ray(settings: Mapping[str, Any]) -> list[str]:
-    loaded = _mapping(settings, "model_loading_config")
-    model = loaded.get("model_source") or loaded.get("model_id")
-    if not isinstance(model, str):
+    model = _model_of_ray(settings)
+    if model is None:
         return []
     exported = _mapping(_mapping(settings, "runtime_env"), "env_vars")
     variables = [f"{name}={value}" for name, value in exported.items()]
     return [*variables, *SERVE, model, *_flags(_mapping(settings, "engine_kwargs"))]
+
+
+def _model_of_ray(settings: Mapping[str, Any]) -> str | None:
+    """The model of an LLMConfig; None for any other settings."""
+    loaded = _mapping(settings, "model_loading_config")
+    model = loaded.get("model_source") or loaded.get("model_id")
+    return model if isinstance(model, str) else None
 
 
 def _of_chart(settings: Mapping[str, Any]) -> list[str]:
@@ -167,11 +184,13 @@ def _of_chart(settings: Mapping[str, Any]) -> list[str]:
         of_pod = _mapping(pod, "parallelism")
         sizes |= {PARALLELISM[key]: of_pod[key] for key in PARALLELISM if key in of_pod}
     arguments = [str(argument) for argument in _list(containers[0], "args")]
-    variables = _variables(containers[0])
-    for variable in variables:
+    variables: list[str] = []
+    for variable in _variables(containers[0]):
         name, _, value = variable.partition("=")
         if name == ADDED:
             arguments += shlex.split(value)
+        else:
+            variables.append(variable)
     return [*variables, *SERVE, _SCHEME.sub("", uri), *_flags(sizes), *arguments]
 
 

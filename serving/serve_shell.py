@@ -38,6 +38,9 @@ _TOKEN = re.compile(
 )
 """Parts of a script: the end of a line, space, a comment, and the parts of a word."""
 
+_CONTINUED = re.compile(r"\\(?:[ \t]+#[^\n]*)?[ \t]*\r?\n")
+"""The end of a line that goes on. vLLM's docs have comments there, which Bash would not read so."""
+
 LONGEST_SCRIPT = 1_000_000
 """Characters of a script with its arrays replaced."""
 
@@ -52,7 +55,7 @@ def shell_words(text: str) -> list[str]:
 
     A line that begins with a flag continues the one before, with or without a backslash.
     """
-    text = _as_bash(re.sub(r"\\[ \t]*\r?\n", " ", text.replace("\u00a0", " ")))
+    text = _as_bash(_CONTINUED.sub(" ", text.replace("\u00a0", " ")))
     words = _split_lines(text)
     return _split_lines(_with_quoted_objects(text)) if _has_torn_object(words) else words
 

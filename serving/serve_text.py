@@ -12,7 +12,7 @@ Make, Nomad and Terraform build (serve_programs.py).
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
@@ -43,7 +43,7 @@ from outrider.serving.serve_settings import (
 )
 from outrider.serving.serve_shell import END, shell_words, words_of_script, written_files
 from outrider.serving.serve_units import words_of_lists, words_of_units
-from outrider.serving.vllm_flags import HARMLESS
+from outrider.serving.vllm_flags import ACROSS_NODES, HARMLESS
 
 SERVERS = ("vllm.entrypoints.openai.api_server", "vllm/entrypoints/openai/api_server.py")
 """The module of vLLM's API server, and its file."""
@@ -55,6 +55,21 @@ OF_NIM = re.compile(r"nim-serve$|nvcr\.io/nim/")
 """The server of NVIDIA NIM, or its image."""
 
 MODELS_OF_NIM = {"NIM_MODEL_PATH", "NIM_MODEL_NAME"}
+
+SGLANG = "SGLang"
+
+OTHER_ENGINES = {
+    SGLANG: "sglang",
+    "TensorRT-LLM": r"\btrtllm-serve\b|\btensorrt[-_]llm\b",
+    "Hugging Face's text-generation-inference": r"\btext-generation-(?:launcher|inference)\b",
+    "LMDeploy": r"\blmdeploy\b",
+    "llama.cpp": r"\bllama-server\b|\bllama[.]cpp\b|\bllama_cpp[.]server\b",
+    "Ollama": r"\bollama serve\b|\bollama/ollama\b",
+}
+"""Other engines, and the programs, modules or images that start them."""
+
+HEADLESS = "--headless"
+"""The flag of the further nodes of an engine, whose first node has the same command without it."""
 
 CONTAINERS = {"docker", "podman", "nerdctl", "singularity", "apptainer"}
 
@@ -102,28 +117,33 @@ def find_command(source: str, text: str) -> Command:
     script, files = written_files(text)
     documents = documents_in(text)
     files |= files_of_documents(documents)
-    for candidate in _candidates(text, script, documents):
-        if command := _of_words(candidate):
-            variables, words = command
-            return _checked(source, variables, _with_config_file(words, files))
+    if command := _first_command(_candidates(text, script, documents)):
+        variables, words = command
+        return _checked(source, variables, _with_config_file(words, files))
     for written in files.values():
-        for candidate in _candidates(written, written, documents_in(written)):
-            if command := _of_words(candidate):
-                return _checked(source, *command)
+        if command := _first_command(_candidates(written, written, documents_in(written))):
+            return _checked(source, *command)
     try:
         words = shell_words(script)
     except ValueError as error:
         raise OutriderError(f"{source}: not a shell command ({error})") from None
-    if any("sglang" in word for word in words):
-        raise OutriderError(
-            f"{source}: a command of SGLang, and Outrider's engines run vLLM; give the `vllm serve`"
-            " command with the same model and parallelism, or leave it out and set"
-            " serving.engine.* (docs/how-to/sglang.md)"
-        )
+    _check_engine(source, " ".join(words))
     raise OutriderError(
         f"{source}: no `vllm serve`; give the command that the endpoint runs, or an existing"
         " file that contains it"
     )
+
+
+def _check_engine(source: str, text: str) -> None:
+    """Raises an `OutriderError` that names the engine if `text` starts another than vLLM."""
+    for engine, mark in OTHER_ENGINES.items():
+        if re.search(mark, text):
+            raise OutriderError(
+                f"{source}: a command of {engine}, and Outrider's engines run vLLM; give the `vllm"
+                " serve` command with the same model and parallelism, or leave it out and set"
+                " target.model, serving.engine.tensor_parallel and serving.engine.max_model_len"
+                f"{' (docs/how-to/sglang.md)' if engine == SGLANG else ''}"
+            )
 
 
 def _candidates(text: str, script: str, documents: list[object]) -> Iterator[list[str]]:
@@ -187,8 +207,21 @@ class _Servers(NamedTuple):
         return cls(last, container)
 
 
-def _of_words(words: list[str]) -> Command | None:
-    """The first vLLM command among the words of a script."""
+def _first_command(candidates: Iterable[list[str]]) -> Command | None:
+    """The first vLLM command in texts, of an engine's first node if they have one."""
+    headless: Command | None = None
+    for candidate in candidates:
+        for command in _commands_in(candidate):
+            if HEADLESS not in command[1]:
+                return command
+            variables, arguments = command
+            # The script's further words add to its variables.
+            headless = headless or (dict(variables), arguments)
+    return headless
+
+
+def _commands_in(words: list[str]) -> Iterator[Command]:
+    """Yields the vLLM commands among the words of a script."""
     servers = _Servers.of(words)
     variables: dict[str, str] = {}
     length = 0
@@ -196,27 +229,35 @@ def _of_words(words: list[str]) -> Command | None:
         if VARIABLE.fullmatch(word):  # CMD="vllm serve ..."; exec $CMD
             word = _resolved(word, variables)
         if " " in word and "vllm" in word:  # sh -c "vllm serve ..."
-            nested = _of_words(words_of_script(word))
-            if nested is not None:
-                return variables | nested[0], nested[1]
+            for nested_variables, arguments in _commands_in(words_of_script(word)):
+                yield variables | nested_variables, arguments
         begin = _begin_of_arguments(words, index, servers)
         if begin is not None:
-            command = _until_end(words[begin:])
+            command = _until_end(words, begin)
             if word in LAUNCHERS:
-                return variables, of_launcher(word, command)
-            return variables, of_nim(variables, command) if OF_NIM.match(word) else command
-        assigned = ASSIGNED.fullmatch(word.removeprefix("--env="))
-        if assigned is not None:
-            value = _resolved(assigned["value"].removesuffix(END), variables)
-            before = variables.get(assigned["name"], "") if assigned["added"] else ""
-            variables[assigned["name"]] = before + value
-            length += len(before) + len(value)
-            if length > LONGEST_VALUES:
-                raise OutriderError(
-                    f"--from-serve-command: the variables stand for more than {LONGEST_VALUES}"
-                    " characters; write the command with its values"
-                )
-    return (variables, of_nim(variables, [])) if MODELS_OF_NIM & variables.keys() else None
+                command = of_launcher(word, command)
+            elif OF_NIM.match(word):
+                command = of_nim(variables, command)
+            yield variables, command
+        length += _assign(variables, word)
+        if length > LONGEST_VALUES:
+            raise OutriderError(
+                f"--from-serve-command: the variables stand for more than {LONGEST_VALUES}"
+                " characters; write the command with its values"
+            )
+    if MODELS_OF_NIM & variables.keys():
+        yield variables, of_nim(variables, [])
+
+
+def _assign(variables: dict[str, str], word: str) -> int:
+    """Sets the variable that a word assigns, if any; returns the length of its value."""
+    assigned = ASSIGNED.fullmatch(word.removeprefix("--env="))
+    if assigned is None:
+        return 0
+    name = assigned["name"]
+    value = _resolved(assigned["value"].removesuffix(END), variables)
+    variables[name] = variables.get(name, "") + value if assigned["added"] else value
+    return len(variables[name])
 
 
 def _begin_of_arguments(words: list[str], index: int, servers: _Servers) -> int | None:
@@ -248,11 +289,12 @@ def _is_image_of_server(words: list[str], index: int, servers: _Servers) -> bool
     return not is_value and (is_image(image) or is_of_nim)
 
 
-def _until_end(words: list[str]) -> list[str]:
-    """The words of one command, without redirections."""
+def _until_end(words: list[str], begin: int) -> list[str]:
+    """The words of the command whose first argument is at `begin`, without redirections."""
     command_words: list[str] = []
     skips_file = False
-    for word in words:
+    for index in range(begin, len(words)):
+        word = words[index]
         if word in OPERATORS:
             break
         redirection = REDIRECTION.fullmatch(word)
@@ -317,7 +359,7 @@ def _checked(source: str, variables: dict[str, str], words: list[str]) -> Comman
         flag, equals, _ = word.partition("=")
         if not equals and checked:
             flag = checked[-1]
-        if not flag.startswith("--") or flag[2:].replace("-", "_") not in HARMLESS:
+        if not flag.startswith("--") or flag[2:].replace("-", "_") not in HARMLESS | ACROSS_NODES:
             raise OutriderError(
                 f"{source}: {redacted(word)}: contains a shell variable; replace it with its value"
             )

@@ -20,8 +20,18 @@ CHANGES_TEXT = frozenset({
 """Flags that change prompts, weights or what a request may generate. They are left out and named:
 logged token ids contain what they did."""
 
-ANOTHER_NODE = "an engine runs on one node"
-ALL_ENGINES = "a server runs all its data-parallel engines"
+ADAPTERS = frozenset({"enable_lora", "lora_modules"})
+"""Flags with which requests may name an adapter instead of the target."""
+
+ACROSS_NODES = frozenset({
+    "data_parallel_address", "data_parallel_backend", "data_parallel_external_lb",
+    "data_parallel_hybrid_lb", "data_parallel_multi_port_external_lb", "data_parallel_rank",
+    "data_parallel_rpc_port", "data_parallel_size_local", "data_parallel_start_rank",
+    "data_parallel_supervisor_port", "master_addr", "master_port", "nnodes", "node_rank",
+})  # fmt: skip
+"""Flags that divide an engine's ranks among nodes (vllm/engine/arg_utils.py, create_engine_config).
+The sizes that decide what it computes count the ranks of all nodes."""
+
 PROMPT_ADAPTER = "vLLM 0.32 has no prompt adapters"
 LOSSY = "accepts drafts that the target would not have sampled; vLLM 0.32 has only exact acceptance"
 ROPE = (
@@ -35,9 +45,8 @@ KV_SCALES = "vLLM 0.32 reads the scales of an FP8 KV cache from the checkpoint o
 REFUSED = {
     "additional_config": "settings of a platform's plug-in, whose effect is unknown",
     "config_format": "only config.json and safetensors in Hugging Face's format are read",
-    "data_parallel_multi_port_external_lb": ALL_ENGINES,
     "diffusion_config": "for diffusion models, which are no supported targets",
-    "headless": ANOTHER_NODE,
+    "headless": "the command of a further node; give the first node's, without --headless",
     "hf_config_path": "config.json is read from the target's directory; copy the file there",
     "ir_op_priority": "write it as --kernel-config '{\"ir_op_priority\": ...}'",
     "logits_processors": "code that changes the logits that drafts are verified against",
@@ -71,9 +80,17 @@ REFUSED = {
 }
 """Flags that change what the engine computes and have no equal in Outrider's engines, and why."""
 
+FASTER_LOADING = (
+    "auto", "fastsafetensors", "hf", "instanttensor", "ipc_cache", "modelexpress", "runai_streamer",
+    "safetensors", "tensorizer",
+)  # fmt: skip
+"""Values of --load-format with which the weights are those of the target's safetensors files
+(vllm/config/load.py). `tensorizer` and `ipc_cache` read a copy of them from elsewhere."""
+
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "additional_config": ({},),
     "config_format": ("auto", "hf"),
+    "load_format": FASTER_LOADING,
     "spec_decoding_acceptance_method": ("rejection_sampler",),
 }
 """Values with which a flag has no effect."""
@@ -98,7 +115,7 @@ HARMLESS = frozenset({
     # The API server: addresses, keys, logs, formats of answers.
     "allow_credentials", "allowed_headers", "allowed_local_media_path", "allowed_media_domains",
     "allowed_methods", "allowed_origins", "api_key", "api_server_count",
-    "cohere_is_reasoning_model", "config", "data_parallel_supervisor_port",
+    "cohere_is_reasoning_model", "config",
     "disable_access_log_for_endpoints", "disable_fastapi_docs", "disable_uvicorn_access_log",
     "dp_supervisor_probe_failure_threshold", "dp_supervisor_probe_interval_s",
     "dp_supervisor_probe_timeout_s", "enable_auto_tool_choice", "enable_flash_late_interaction",
@@ -119,7 +136,8 @@ HARMLESS = frozenset({
     "return_sampling_mask", "aux_output_config", "pooler_config", "io_processor_plugin",
     # Metrics and profiles.
     "aggregate_engine_logging", "collect_detailed_traces", "cudagraph_metrics",
-    "custom_histogram_buckets", "enable_layerwise_nvtx_tracing", "enable_logging_iteration_details",
+    "custom_histogram_buckets", "disable_log_stats", "enable_layerwise_nvtx_tracing",
+    "enable_logging_iteration_details",
     "enable_mfu_metrics", "jit_monitor_mode", "jit_monitor_verbose", "kv_cache_metrics",
     "kv_cache_metrics_sample", "logging_config", "otlp_traces_endpoint",
     "per_request_spec_decode_metrics", "profiler_config", "ray_workers_use_nsight",
@@ -129,11 +147,11 @@ HARMLESS = frozenset({
     "pt_load_map_location", "safetensors_prefetch_block_size", "safetensors_prefetch_num_threads",
     "trust_remote_code", "use_tqdm_on_load",
     # Where processes run, and what they exchange with other servers.
-    "cpu_distributed_timeout_seconds", "data_parallel_rpc_port", "device_ids", "ec_manager_config",
+    "cpu_distributed_timeout_seconds", "device_ids", "ec_manager_config",
     "ec_transfer_config", "elastic_ep_max_dp_size", "enable_cumem_allocator",
     "enable_fault_tolerance", "enable_nccl_comm_suspend", "enable_sleep_mode",
     "fail_on_environ_validation", "fault_tolerance_config", "kv_events_config",
-    "kv_transfer_config", "master_addr", "master_port", "numa_bind", "numa_bind_cpus",
+    "kv_transfer_config", "numa_bind", "numa_bind_cpus",
     "numa_bind_nodes", "prefix_match_unit", "sleep_mode_offload_cudagraph",
     "sleep_preserve_parameter_names", "weight_transfer_config",
     # For Mamba, linear attention, hyper-connections and n-gram embeddings: no supported target.
@@ -189,4 +207,15 @@ SWITCHES = frozenset({
 })  # fmt: skip
 """Flags of earlier releases without a value."""
 
-KNOWN = CHANGES_TEXT | REFUSED.keys() | SPECULATIVE.keys() | HARMLESS
+KNOWN = CHANGES_TEXT | REFUSED.keys() | SPECULATIVE.keys() | HARMLESS | ACROSS_NODES
+
+FLAGS_OF_VARIABLES = {
+    "VLLM_ALL2ALL_BACKEND": "--all2all-backend",
+    "VLLM_ATTENTION_BACKEND": "--attention-backend",
+    "VLLM_FLASH_ATTN_VERSION": "--attention-config.flash_attn_version",
+    "VLLM_FLASHINFER_MOE_BACKEND": "--moe-backend",
+    "VLLM_USE_FLASHINFER_MOE_FP16": "--moe-backend",
+    "VLLM_USE_FLASHINFER_MOE_FP4": "--moe-backend",
+    "VLLM_USE_FLASHINFER_MOE_FP8": "--moe-backend",
+}
+"""Variables of earlier releases, and the flag that vLLM 0.32 has instead."""

@@ -42,7 +42,10 @@ class Base:
 
 
 def base_of(base: str | Path | None, target_dir: Path) -> Base:
-    """The speculator in use; raises an `OutriderError` if the target lacks it."""
+    """The speculator in use.
+
+    Raises an `OutriderError` if the target lacks it, or if vLLM would not load its directory.
+    """
     config = Path(target_dir) / "config.json"
     name = None if base is None else str(base)
     if name in weightless_names():
@@ -51,6 +54,7 @@ def base_of(base: str | Path | None, target_dir: Path) -> Base:
     if name is not None and name not in KINDS:
         directory = Path(name).expanduser()
         kind = kind_of(directory)
+        kind.check_loadable(directory)
         return Base(kind, directory if kind.has_weights else None)
     for native in native_kinds(read_json(config)):
         if name in (None, native.name):

@@ -11,7 +11,7 @@ supported; the engine's KV-cache layout limits which of them it can serve.
 import dataclasses
 import math
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from outrider.serving.attention import mixed_cache_refusal, mla_refusal
 from outrider.serving.config import EngineConfig
 from outrider.serving.runner import runner_refusal
 from outrider.serving.vllm_arguments import runs_mla
+from outrider.serving.vllm_version import runs_on_cpu
 from outrider.speculators.base import main_refusal, planned, unsupported_kinds, warm_directory
 from outrider.speculators.checkpoints.architectures import architecture_of, check_keys
 from outrider.speculators.checkpoints.layout import CONFIG_FILES
@@ -82,7 +83,7 @@ def _resolve(recipe: Recipe, target_dir: Path) -> tuple[Recipe, list[str]]:
     recipe, attention_notes = _with_attention(recipe, target.config)
     recipe = _with_layer_type(recipe, target.config)
     recipe, kind_notes = _with_kinds(recipe, target)
-    return recipe, [*attention_notes, *kind_notes]
+    return recipe, [*attention_notes, *kind_notes, *_notes_on_gpus(recipe, target.config)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +92,29 @@ class Target:
 
     directory: Path
     config: Mapping[str, Any]
+
+
+def _notes_on_gpus(recipe: Recipe, target_config: Mapping[str, Any]) -> Iterator[str]:
+    """Lines about bases with Llama's attention, planned on a CPU for a target with MLA.
+
+    There, vLLM runs without MLA unless the recipe says otherwise; on a GPU, it runs with MLA, and
+    the attention backends decide (`mixed_cache_refusal`).
+    """
+    engine = recipe.serving.engine
+    is_set = "VLLM_MLA_DISABLE" in engine.environment
+    if is_set or not runs_on_cpu() or not target_config.get("kv_lora_rank"):
+        return
+    for name in recipe.speculator.kinds:
+        speculator = recipe.speculator.of_kinds([name])
+        kind = trainable_kind(name)
+        config = planned(speculator, target_config)
+        if warm_directory(speculator) is not None and kind.latent_cache(config) is False:
+            yield (
+                f"speculator.base = {speculator.base}: {kind.in_words} with Llama's attention,"
+                " planned for this CPU, which runs the target without MLA. On a GPU, vLLM may run"
+                " it with MLA, and a run there first checks whether such a head can share MLA's KV"
+                " cache; VLLM_MLA_DISABLE=1 in serving.engine.environment runs it as planned"
+            )
 
 
 def _checked_config(recipe: Recipe, target_dir: Path) -> Mapping[str, Any]:
@@ -198,10 +222,12 @@ def _unserved(recipe: Recipe, name: str, target_config: Mapping[str, Any]) -> st
             return None
         why = refusal.rstrip(".")
     has, engine = ("MLA", "without MLA") if needs else ("Llama's attention", "with MLA")
+    is_warm = warm_directory(recipe.speculator.of_kinds([name])) is not None
+    # The layer of a head that training starts from is the base's.
+    way = "choose another base or kind" if is_warm else "set speculator.head.layer_type to auto"
     return (
         f"{kind.in_words} with {has} cannot be served by an engine that runs this target {engine}"
-        f" ({why}); set speculator.head.layer_type to"
-        f" auto, choose another kind, or set VLLM_MLA_DISABLE to {int(not needs)} in"
+        f" ({why}); {way}, or set VLLM_MLA_DISABLE to {int(not needs)} in"
         " serving.engine.environment"
     )
 

@@ -95,7 +95,7 @@ class Origin:
     head: HeadConfig = dataclasses.field(default_factory=HeadConfig)
     """Shape of a new head."""
     token_counts: "Callable[[], Tensor] | None" = None
-    """Counts each target token in the training responses, [V]; None without traffic."""
+    """Counts each target token in parts of the training responses, [F, V]; None without traffic."""
     rows: "Callable[[], Iterable[Batch]] | None" = None
     """Returns training rows for fitting a new speculator; None for random weights.
     They are on the speculator's device and always in the same order."""
@@ -145,6 +145,15 @@ class DrafterKind:
         Reads config.json and safetensors headers; reads values only to check that they are
         finite, that copies of the target's tensors are exact and that a token map is valid.
         """
+
+    def load_refusals(self, directory: Path) -> list[str]:
+        """Why vLLM would not load the directory, whatever its target; each with the fix."""
+        return []
+
+    def check_loadable(self, directory: Path) -> None:
+        """Raises an `OutriderError` with all of `load_refusals`; weights need not be present."""
+        if refusals := self.load_refusals(Path(directory)):
+            raise OutriderError(f"{Path(directory) / 'config.json'}: {'; '.join(refusals)}")
 
     def require_installed(self) -> None:
         """Raises an `OutriderError` if a package that vLLM needs for the kind is missing."""

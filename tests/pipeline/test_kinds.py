@@ -28,6 +28,7 @@ from outrider.serving.vllm_arguments import engine_arguments
 from outrider.speculators.kinds import installed_lookups, kind_of, trainable_names
 from outrider.training.distributed import launch
 from tests.dflash_head import write_dspark_head
+from tests.eagle3_head import write_eagle3_head
 from tests.tiny import tiny_glm, write_tiny_target
 from tests.training.corpus import make_corpus
 from tests.training.forked_ranks import run_forked
@@ -111,6 +112,23 @@ def test_a_head_has_the_attention_that_the_engine_s_cache_is_made_for(target: Pa
     assert "p_eagle" not in recipe.speculator.kinds and "eagle3" in recipe.speculator.kinds
     mtp = recipe_of(target, WITH_MLA)
     assert resolved(mtp) == mtp
+
+
+def test_a_base_s_attention_is_compared_with_the_engine_s(target: Path, tmp_path: Path) -> None:
+    """Its layer cannot be chosen; what a GPU does is said where a CPU plans for it."""
+    latent = write_eagle3_head(target, tmp_path / "latent", mla=True)
+    words = ("speculator.kind=eagle3", f"speculator.base={latent}")
+    with pytest.raises(OutriderError, match="choose another base or kind, or set VLLM_MLA_DIS"):
+        resolved(recipe_of(target, *words))
+    assert resolved(recipe_of(target, *words, WITH_MLA)).speculator.kinds == ("eagle3",)
+    llama = write_eagle3_head(target, tmp_path / "llama")
+    words = ("speculator.kind=eagle3", f"speculator.base={llama}")
+    _, [note] = resolve_for_target(recipe_of(target, *words))
+    assert note.startswith(f"speculator.base = {llama}: an EAGLE-3 head with Llama's attention")
+    assert "On a GPU, vLLM may run it with MLA" in note
+    without_mla = WITH_MLA.replace("0", "1")
+    assert resolve_for_target(recipe_of(target, *words, without_mla))[1] == []
+    assert resolve_for_target(recipe_of(target, "speculator.kind=eagle3"))[1] == []
 
 
 V2 = "serving.engine.environment.VLLM_USE_V2_MODEL_RUNNER='1'"

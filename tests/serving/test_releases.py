@@ -82,6 +82,12 @@ def test_a_serve_command_notes_its_release_and_the_recipe_keeps_it() -> None:
     assert "production_release" not in same.values["serving"]
 
 
+def test_a_chart_has_the_release_next_to_the_repository() -> None:
+    chart = 'repository: "org/vllm-openai"\n{}    tag: "v0.24.0-cu129"\nmodelURL: org/m\n'
+    assert release_in(chart.format("")) == "0.24.0"
+    assert release_in(chart.format("sidecar:\n    repository: fluent-bit\n")) is None
+
+
 def test_doctor_says_what_an_untested_release_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_module, "vllm_version", lambda: "0.22.0+cpu")
     rows = {row.what: row for row in doctor_module._packages()}

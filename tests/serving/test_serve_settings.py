@@ -3,6 +3,7 @@
 import pytest
 import yaml
 
+from outrider.common.errors import OutriderError
 from outrider.serving.serve_text import find_command
 
 SIZES = ["--tensor-parallel-size", "8", "--max-model-len", "65536"]
@@ -89,6 +90,40 @@ DRAFT_WORDS = ["--speculative-config", '{"method": "mtp", "num_speculative_token
 )
 def test_settings_are_the_flags_that_they_become(settings: dict, words: list[str]) -> None:
     assert find_command("values.yaml", yaml.safe_dump(settings, sort_keys=False))[1] == words
+
+
+ONE_OF_RAY = {
+    "model_loading_config": {"model_id": "r1", "model_source": "org/model"},
+    "engine_kwargs": {"tensor_parallel_size": 8, "max_model_len": 65536},
+}
+OF_RAY = {
+    "applications": [
+        {"import_path": "ray.serve.llm:build_openai_app", "args": {"llm_configs": [ONE_OF_RAY]}}
+    ]
+}
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        OF_RAY,
+        {"kind": "RayService", "spec": {"serveConfigV2": yaml.safe_dump(OF_RAY, sort_keys=False)}},
+    ],
+)
+def test_ray_serve_s_configuration_has_the_engine_s_arguments(document: dict) -> None:
+    """Also as text in a RayService, where KubeRay has it."""
+    text = yaml.safe_dump(document, sort_keys=False)
+    assert find_command("serve.yaml", text)[1] == ["org/model", *SIZES]
+
+
+def test_of_several_models_of_ray_serve_none_is_chosen() -> None:
+    small = {"model_loading_config": {"model_id": "org/small"}}
+    several = yaml.safe_dump({"llm_configs": [ONE_OF_RAY, small]})
+    with pytest.raises(OutriderError, match=r"several models, org/model, org/small; leave only"):
+        find_command("serve.yaml", several)
+    # Prefill and decoding of one model.
+    replicas = yaml.safe_dump({"prefill_config": ONE_OF_RAY, "decode_config": ONE_OF_RAY})
+    assert find_command("serve.yaml", replicas)[1][0] == "org/model"
 
 
 def test_the_log_has_the_command_that_started_it() -> None:

@@ -216,7 +216,14 @@ def test_lines_of_flags_go_on_without_backslashes() -> None:
         ),
         ("docker run lmsysorg/sglang:latest python -m sglang.launch_server", "of SGLang"),
         ("vllm bench serve --model x", "no `vllm serve`"),
-        ("trtllm-serve x", "no `vllm serve`"),
+        ("trtllm-serve x --tp_size 8", "of TensorRT-LLM, .* serving.engine.tensor_parallel"),
+        ("python -m tensorrt_llm.commands.serve x", "of TensorRT-LLM"),
+        ("docker run ghcr.io/huggingface/text-generation-inference:3.3.4 --model-id x", "of Hugg"),
+        ("text-generation-launcher --model-id x --num-shard 2", "of Hugging Face's text-gen"),
+        ("lmdeploy serve api_server x --tp 8", "of LMDeploy"),
+        ("./llama-server -m x.gguf", "of llama.cpp"),
+        ("image: ghcr.io/ggml-org/llama.cpp:server-cuda\nargs: [-m, x.gguf]", "of llama.cpp"),
+        ("OLLAMA_HOST=0.0.0.0 ollama serve", "of Ollama"),
         ("vllm serve 'org/model", "not a shell command"),
         ("kind: Deployment\nspec: {}", "no `vllm serve`"),
         ("", "no `vllm serve`"),
@@ -247,3 +254,30 @@ def test_an_apostrophe_in_a_comment_changes_nothing() -> None:
 def test_arrays_are_added_to() -> None:
     script = """A=(-tp 8)\nA+=(--seed 3)\nvllm serve m "${A[@]}" """
     assert find_command("x", script) == ({}, ["m", "-tp", "8", "--seed", "3"])
+
+
+FIRST_NODE = "vllm serve org/model --data-parallel-size 16 --data-parallel-size-local 8"
+FURTHER_NODE = f"{FIRST_NODE} --data-parallel-start-rank 8 --headless"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{FIRST_NODE}\n{FURTHER_NODE}",
+        f"{FURTHER_NODE}\n{FIRST_NODE}",
+        f"- args: [-c, {FURTHER_NODE}]\n- args: [-c, {FIRST_NODE}]",
+    ],
+)
+def test_of_an_engine_on_several_nodes_the_first_node_s_command_is_read(text: str) -> None:
+    assert find_command("x", text)[1] == FIRST_NODE.split()[2:]
+
+
+def test_a_comment_may_follow_the_end_of_a_line_that_goes_on() -> None:
+    """As in vLLM's docs, "expert parallel deployment"."""
+    script = "vllm serve org/model \\\n  -tp 1 \\   # GPUs, it's per node\n  -dp 16 \\ # all\n  -ep"
+    assert find_command("x", script)[1] == ["org/model", "-tp", "1", "-dp", "16", "-ep"]
+
+
+def test_the_place_of_a_rank_may_be_a_variable() -> None:
+    script = "vllm serve org/model -dp 16 --data-parallel-address ${LWS_LEADER_ADDRESS}"
+    assert find_command("x", script)[1] == ["org/model", "-dp", "16"]

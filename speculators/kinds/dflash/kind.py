@@ -35,6 +35,7 @@ from outrider.speculators.kinds.dflash.shape import (
 )
 from outrider.speculators.kinds.eagle3.check import check_head
 from outrider.speculators.kinds.eagle3.kind import Eagle3
+from outrider.speculators.kinds.eagle3.loadable import layer_refusals
 from outrider.speculators.kinds.eagle3.shape import EagleShape
 
 if TYPE_CHECKING:
@@ -111,8 +112,13 @@ class DFlash(Eagle3):
         """config.json in the format of vllm-project/speculators."""
         return speculators_config(config, target_config, target, drafts)
 
+    def load_refusals(self, directory: Path) -> list[str]:
+        """Refuses weights of other layers than config.json's."""
+        return layer_refusals(directory, read_json(directory / "config.json"))
+
     def check(self, directory: Path, target: CheckpointLayout) -> None:
         """Checks vocabulary, widths, target layers, shapes and finiteness."""
+        self.check_loadable(directory)
         path = Path(directory) / "config.json"
         shape = self.served_shape(read_json(path), target.config, path)
         if (Path(directory) / f"{MASK_EMBEDDING}.pt").exists():

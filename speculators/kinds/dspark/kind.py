@@ -25,8 +25,9 @@ from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.kinds.dflash.kind import DFlash
 from outrider.speculators.kinds.dspark.shape import (
     ARCHITECTURE,
-    NAME_OF_SPECULATORS,
+    is_dspark,
     most_drafts,
+    nested_refusals,
     plain_config,
     read_shape,
     served_shape,
@@ -87,9 +88,12 @@ class DSpark(DFlash):
 
     def recognizes(self, config: Mapping[str, Any]) -> bool:
         """True for the config.json of a DSpark head in Qwen3's format."""
-        return config.get("speculators_model_type") == NAME_OF_SPECULATORS or ARCHITECTURE in (
-            config.get("architectures") or []
-        )
+        return is_dspark(config)
+
+    def load_refusals(self, directory: Path) -> list[str]:
+        """Refuses what DFlash does, and keys where vLLM does not look."""
+        config = read_json(directory / "config.json")
+        return [*nested_refusals(config), *super().load_refusals(directory)]
 
     def check(self, directory: Path, target: CheckpointLayout) -> None:
         """Checks the DFlash head, and the Markov and confidence heads' shapes."""

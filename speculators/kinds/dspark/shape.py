@@ -21,6 +21,10 @@ ARCHITECTURE = "Qwen3DSparkModel"
 NAME_OF_SPECULATORS = "dspark"
 """`speculators_model_type` of a DSpark head."""
 
+ARCHITECTURE_OF_SPECFORGE = "DSparkDraftModel"
+"""Of model_type qwen3, vLLM takes it for a Qwen3DSparkModel; otherwise, it is DeepSeek-V4's own
+(vllm/config/speculative.py)."""
+
 RANK = 256
 """Largest bias rank of a new head; the rank of DeepSeek's heads."""
 
@@ -32,6 +36,31 @@ HEADS = {
 }
 """Values that a supported head has in config.json.
 Slot 0 drafts, and the Markov and confidence heads read the preceding token."""
+
+
+def is_dspark(config: Mapping[str, Any]) -> bool:
+    """True for the config.json of a DSpark head in Qwen3's format, under any of its names."""
+    architectures = config.get("architectures") or []
+    return (
+        config.get("speculators_model_type") == NAME_OF_SPECULATORS
+        or ARCHITECTURE in architectures
+        or (ARCHITECTURE_OF_SPECFORGE in architectures and config.get("model_type") == "qwen3")
+    )
+
+
+def nested_refusals(config: Mapping[str, Any]) -> list[str]:
+    """Refuses a config.json with the two heads' keys where vLLM does not look.
+
+    SpecForge has them in `dflash_config`; qwen3_dspark.py reads them at the top level only.
+    """
+    section = config.get(dflash.SECTION) or {}
+    nested = [key for key in ("markov_rank", *HEADS) if key in section and key not in config]
+    if not nested:
+        return []
+    return [
+        f"a DSpark head with {', '.join(nested)} in {dflash.SECTION}, but vLLM 0.32 reads them at"
+        " the top level of config.json; copy them there"
+    ]
 
 
 def read_shape(

@@ -30,6 +30,7 @@ from outrider.speculators.kinds.eagle3.check import (
     check_head,
     check_own_rows,
 )
+from outrider.speculators.kinds.eagle3.loadable import architecture_refusals, layer_refusals
 from outrider.speculators.kinds.eagle3.shape import (
     DEEPSEEK_MODEL_TYPES,
     DEFAULT_AUX_STATES,
@@ -107,13 +108,19 @@ class Eagle3(TrainableKind):
         architectures = config.get("architectures") or []
         if config.get("speculators_model_type") is not None:
             return config["speculators_model_type"] == "eagle3"
-        if any(mark in name.lower() for name in architectures for mark in ("eagle3", "peagle")):
+        if any("eagle3" in name.lower() for name in architectures):
             return True
         of_target = all(name.endswith("ForCausalLM") for name in architectures)
         return "draft_vocab_size" in config and of_target
 
+    def load_refusals(self, directory: Path) -> list[str]:
+        """Refuses unknown classes, and weights of other layers than config.json's."""
+        config = read_json(directory / "config.json")
+        return [*architecture_refusals(config), *layer_refusals(directory, config)]
+
     def check(self, directory: Path, target: CheckpointLayout) -> None:
         """Checks vocabulary, widths, auxiliary layers, shapes, token map and finiteness."""
+        self.check_loadable(directory)
         path = directory / "config.json"
         config = read_json(directory / "config.json")
         if config.get("model_type") in TAKEN_FOR_MTP:
@@ -166,6 +173,7 @@ class Eagle3(TrainableKind):
             )
         check_keys(target_config, target_path, self.in_words, NEEDED)
         if base_dir is not None:
+            self.check_loadable(base_dir)
             path = Path(base_dir) / "config.json"
             self.shape(read_json(path), target_config, path)
             if any((Path(base_dir) / name).is_file() for name in (INDEX, SINGLE)):

@@ -37,7 +37,7 @@ DEFAULT_THETA = 10000.0
 """Base of Llama's rotary embedding if config.json has none."""
 
 PARALLEL_OF_SPECULATORS = "peagle"
-"""`speculators_model_type` of a parallel drafter."""
+"""`speculators_model_type` of a parallel drafter; SpecForge's architecture has it, too."""
 
 MASK_TOKENS = ("mask_token_id", "pard_token", "ptd_token_id")
 """Keys of the mask token, the placeholder for unknown drafts."""
@@ -74,8 +74,9 @@ OF_THE_HEAD = (
 )
 """Keys of the plain config.json that do not describe the layer."""
 
-DEEPSEEK_MODEL_TYPES = ("deepseek_v2",)
-"""`model_type` of a head with DeepSeek's attention."""
+DEEPSEEK_MODEL_TYPES = ("deepseek_v2", "kimi_k2")
+"""`model_type` of a head with DeepSeek's attention. vLLM reads kimi_k2 as DeepSeek-V3's
+configuration (transformers_utils/config.py) and, unlike deepseek_v3, does not take it for MTP."""
 
 
 @dataclasses.dataclass(frozen=True)

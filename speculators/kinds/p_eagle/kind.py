@@ -23,6 +23,7 @@ from outrider.speculators.checkpoints.layout import CheckpointLayout
 from outrider.speculators.checkpoints.safetensors_headers import tensor_headers
 from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.kinds.eagle3.kind import Eagle3
+from outrider.speculators.kinds.eagle3.loadable import mask_refusals
 from outrider.speculators.kinds.eagle3.shape import (
     DEEPSEEK_MODEL_TYPES,
     DEFAULT_AUX_STATES,
@@ -60,10 +61,16 @@ class PEagle(Eagle3):
     head_keys: frozenset[str] = Eagle3.head_keys - {"layer_type"}
 
     def recognizes(self, config: Mapping[str, Any]) -> bool:
-        """True for an EAGLE-3 head with a mask token."""
-        return config.get("speculators_model_type") == PARALLEL_OF_SPECULATORS or (
-            mask_token(config) is not None and super().recognizes(config)
-        )
+        """True for a parallel drafter by name, and for an EAGLE-3 head with a mask token."""
+        names = [config.get("speculators_model_type"), *(config.get("architectures") or [])]
+        if any(PARALLEL_OF_SPECULATORS in str(name).lower() for name in names):
+            return True
+        return mask_token(config) is not None and super().recognizes(config)
+
+    def load_refusals(self, directory: Path) -> list[str]:
+        """Refuses what EAGLE-3 does, and heads without a mask token."""
+        config = read_json(directory / "config.json")
+        return [*mask_refusals(config), *super().load_refusals(directory)]
 
     def check(self, directory: Path, target: CheckpointLayout) -> None:
         """Checks the EAGLE-3 head, its mask token and its mask state."""

@@ -25,6 +25,7 @@ from outrider.speculators.checkpoints.layout import read_layout
 from outrider.speculators.config import SpeculatorConfig
 from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.kinds import check_speculator, kind_of, trainable_kind
+from outrider.speculators.kinds.eagle3.loadable import ARCHITECTURES, SAME_CLASS
 from outrider.speculators.kinds.protocol import Origin
 from tests.dflash_head import write_dflash_head, write_dspark_head
 from tests.eagle3_head import write_eagle3_head
@@ -48,6 +49,21 @@ def without_own_rows(tensors: dict[str, Tensor]) -> None:
         tensors.pop(name, None)
 
 
+def of_layers(directory: Path) -> Path:
+    """Repeats the written layer, so that the weights have as many as config.json."""
+    config = read_json(directory / "config.json")
+    count = config.get("transformer_layer_config", config)["num_hidden_layers"]
+
+    def repeat(tensors: dict[str, Tensor]) -> None:
+        for name in [name for name in tensors if name.startswith(("layers.0.", "midlayer."))]:
+            part = name.removeprefix("layers.0.").removeprefix("midlayer.")
+            for index in range(1, count):
+                tensors[f"layers.{index}.{part}"] = tensors[name].clone()
+
+    edit_tensors(directory, repeat)
+    return directory
+
+
 def write_z_lab(target: Path, directory: Path, layers: int = 5, **changed: Any) -> Path:
     """z-lab/Qwen3-8B-DFlash-b16."""
     keys = {
@@ -65,7 +81,7 @@ def write_z_lab(target: Path, directory: Path, layers: int = 5, **changed: Any) 
     del config["draft_vocab_size"]
     (directory / "config.json").write_text(json.dumps(config))
     edit_tensors(directory, without_own_rows)
-    return directory
+    return of_layers(directory)
 
 
 def write_red_hat(target: Path, directory: Path) -> Path:
@@ -84,18 +100,19 @@ def write_red_hat(target: Path, directory: Path) -> Path:
         "transformer_layer_config": config,
     }
     (directory / "config.json").write_text(json.dumps(head))
-    return directory
+    return of_layers(directory)
 
 
 def write_dspark(target: Path, directory: Path) -> Path:
     """deepseek-ai/dspark_qwen3_8b_block7."""
-    return write_dspark_head(target, directory, layers=QWEN3_8B_LAYERS, num_hidden_layers=5)
+    keys = {"num_hidden_layers": 5}
+    return of_layers(write_dspark_head(target, directory, layers=QWEN3_8B_LAYERS, **keys))
 
 
 def write_deep_p_eagle(target: Path, directory: Path) -> Path:
     """P-EAGLE's authors publish heads of four layers."""
     keys = {"num_hidden_layers": 4, "pard_token": 2}
-    return write_eagle3_head(target, directory, layers=[2, 18, 33], **keys)
+    return of_layers(write_eagle3_head(target, directory, layers=[2, 18, 33], **keys))
 
 
 SERVED: list[tuple[Callable[[Path, Path], Path], str, str, int | None]] = [
@@ -191,8 +208,12 @@ def test_an_export_has_the_block_of_its_own_depth(name: str, qwen3: Path, tmp_pa
 def test_other_drafters_with_a_dflash_section_are_not_taken_for_dflash(
     architecture: str, qwen3: Path, tmp_path: Path
 ) -> None:
-    """DSparkDraftModel is DeepSeek-V4's in vLLM 0.32, which has neither of the others."""
-    directory = write_dflash_head(qwen3, tmp_path / "head", architectures=[architecture])
+    """DSparkDraftModel is DeepSeek-V4's in vLLM 0.32, which has neither of the others.
+
+    With Qwen3's layers, it is another name of a DSpark head.
+    """
+    keys = {"architectures": [architecture], "model_type": "deepseek_v4"}
+    directory = write_dflash_head(qwen3, tmp_path / "head", **keys)
     with pytest.raises(OutriderError, match=rf"\['{architecture}'\].*eval --server URL"):
         kind_of(directory)
 
@@ -227,7 +248,7 @@ def test_layers_that_two_keys_name_differently_are_refused_with_both(
 def test_an_eagle_head_that_is_not_unrolled_is_counted(
     keys: dict[str, Any], reason: str, qwen3: Path, tmp_path: Path
 ) -> None:
-    directory = write_eagle3_head(qwen3, tmp_path / "head", layers=[2, 18, 33], **keys)
+    directory = of_layers(write_eagle3_head(qwen3, tmp_path / "head", layers=[2, 18, 33], **keys))
     kind = trainable_kind("eagle3")
     kind.check(directory, read_layout(qwen3))
     with pytest.raises(OutriderError, match=f"{reason}.*by the engine's counters"):
@@ -273,3 +294,114 @@ def test_preflight_checks_the_base(
     deep = load_recipe("r1_distill/template", [*options, "speculator.depth=16"]).recipe
     with pytest.raises(OutriderError, match=r"speculator.base = .*at most 15 tokens a step"):
         preflight.check(deep, dry_run=True)
+
+
+def refusals(directory: Path, target: Path) -> set[str]:
+    """What training from a head, comparing with it in a dry run, and serving it report."""
+    kind = trainable_kind(kind_of(directory).name)
+    found = set()
+    for check in (
+        lambda: kind.check_target(target, directory, config_only=True),
+        lambda: check_target(target, SpeculatorConfig(kind="dflash", base=str(directory)), True),
+        lambda: check_speculator(directory, target),
+    ):
+        with pytest.raises(OutriderError) as raised:
+            check()
+        found.add(str(raised.value))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("keys", "reasons"),
+    [
+        (
+            {"architectures": ["Qwen3MoEForCausalLMEagle3"]},
+            ["vLLM 0.32 has no head Qwen3MoEForCausalLMEagle3; choose another base, or train"],
+        ),
+        (
+            {"architectures": ["GemmaForCausalLM"]},
+            ["vLLM 0.32 has no head Eagle3GemmaForCausalLM;"],
+        ),
+        (
+            {"num_hidden_layers": 36},
+            ["num_hidden_layers = 36, but the weights have 1, ", "set num_hidden_layers to 1"],
+        ),
+        # SpecForge's P-EAGLE.
+        (
+            {"architectures": ["PEagleDraftModel"], "num_hidden_layers": 4},
+            [
+                "a P-EAGLE head without a mask token (mask_token_id, pard_token, ptd_token_id)",
+                "; architectures = ['PEagleDraftModel']: ",
+                "set architectures to ['LlamaForCausalLMEagle3']",
+                "; num_hidden_layers = 4",
+            ],
+        ),
+    ],
+)
+def test_all_that_vllm_would_not_load_is_refused_before_an_engine_starts(
+    keys: dict[str, Any], reasons: list[str], qwen3: Path, tmp_path: Path
+) -> None:
+    directory = write_eagle3_head(qwen3, tmp_path / "head", layers=[2, 18, 33], **keys)
+    [refusal] = refusals(directory, qwen3)
+    assert refusal.startswith(f"{directory / 'config.json'}: ")
+    assert all(reason in refusal for reason in reasons)
+    assert "vLLM serves" not in refusal
+
+
+def test_without_weights_a_dry_run_takes_config_json_s_number_of_layers(
+    qwen3: Path, tmp_path: Path
+) -> None:
+    keys = {"num_hidden_layers": 36}
+    directory = write_eagle3_head(qwen3, tmp_path / "head", layers=[2, 18, 33], **keys)
+    (directory / "model.safetensors").unlink()
+    assert trainable_kind("eagle3").load_refusals(directory) == []
+
+
+def test_spec_forge_s_dspark_keys_are_copied_to_where_vllm_looks(
+    qwen3: Path, tmp_path: Path
+) -> None:
+    """The two heads' keys, of a DSparkDraftModel with Qwen3's layers (qwen3_dspark.py)."""
+    keys = {"architectures": ["DSparkDraftModel"], "block_size": 7}
+    directory = write_dspark_head(qwen3, tmp_path / "head", layers=QWEN3_8B_LAYERS, **keys)
+    path = directory / "config.json"
+    config = read_json(path)
+    ours = ["markov_rank", "markov_head_type", "enable_confidence_head"]
+    ours.append("confidence_head_with_markov")
+    of_head = {key: config[key] for key in ours}
+    of_block = {key: config.pop(key) for key in (*ours, "mask_token_id", "target_layer_ids")}
+    path.write_text(json.dumps({**config, "dflash_config": of_block}))
+    [refusal] = refusals(directory, qwen3)
+    assert f"a DSpark head with {', '.join(ours)} in dflash_config" in refusal
+    assert refusal.endswith("at the top level of config.json; copy them there")
+    path.write_text(json.dumps({**config, **of_head, "dflash_config": of_block}))
+    check_speculator(directory, qwen3)
+    assert kind_of(directory).name == "dspark"
+    assert kind_of(directory).most_drafts(read_json(path)) == 7
+
+
+def test_the_classes_of_heads_are_those_of_vllm_s_registry() -> None:
+    from vllm.model_executor.models.registry import _VLLM_MODELS as REGISTRY
+
+    def is_of_method(name: str) -> bool:
+        return name.startswith("Eagle3") or name.endswith("Eagle3")
+
+    assert {name for name in REGISTRY if is_of_method(name)} == ARCHITECTURES
+    parallel = {name for name in REGISTRY if "peagle" in name.lower()}
+    assert SAME_CLASS.keys() == parallel
+    assert all(REGISTRY[name] == REGISTRY[same] for name, same in SAME_CLASS.items())
+
+
+def test_kimi_k2_s_attention_is_deepseek_s(nano_r1: Path, tmp_path: Path) -> None:
+    """vLLM reads its config.json as DeepSeek-V3's and, unlike deepseek_v3, not as an MTP layer."""
+    from vllm.config.speculative import SpeculativeConfig
+    from vllm.transformers_utils.config import get_config
+
+    keys = {"model_type": "kimi_k2", "mla": True}
+    directory = write_eagle3_head(nano_r1, tmp_path / "head", layers=[2, 8, 13], **keys)
+    read = SpeculativeConfig.hf_config_override(get_config(str(directory), trust_remote_code=False))
+    assert type(read).__name__ == "DeepseekV3Config"
+    assert read.architectures == ["Eagle3DeepseekV2ForCausalLM"]
+    kind = trainable_kind("eagle3")
+    kind.check(directory, read_layout(nano_r1))
+    kind.check_target(nano_r1, directory, config_only=False)
+    assert kind.latent_cache(read_json(directory / "config.json"))
