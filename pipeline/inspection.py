@@ -71,6 +71,7 @@ def inspect_recipe(
             rows_per_file=rows_per_file,
             privacy=recipe.privacy,
             hard_labels=recipe.speculator.hard_labels,
+            generation=recipe.serving.engine.generation,
         )
         description = {
             "recipe": recipe.name,

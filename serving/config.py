@@ -178,6 +178,12 @@ class EngineConfig(BaseModel):
         return settings
 
     @property
+    def generation(self) -> dict[str, Any]:
+        """Arguments that decide how requests without a sampling parameter are sampled."""
+        names = ("generation_config", "override_generation_config")
+        return {name: self.extra_arguments[name] for name in names if name in self.extra_arguments}
+
+    @property
     def prefix_caching(self) -> bool:
         """Whether requests with the same prefix share its KV cache; by vLLM's default, they do."""
         return self.extra_arguments.get("enable_prefix_caching") is not False

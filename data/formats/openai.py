@@ -22,7 +22,7 @@ the request has none; `time` always applies. Sources of each field, in order of 
 - session: `request.metadata.session_id`, `session_id`, `request.user`; else the first question
 - tenant, route: `request.metadata`, the row
 - sampling: `request.temperature`, `top_p`, `top_k`, `min_p`, penalties, grammars; else the target's
-  `generation_config.json`, as in vLLM
+  `generation_config.json`, or what the engine is started with instead, as in vLLM
 - template arguments: `request.tools`, `documents`, `chat_template_kwargs`, `reasoning_effort`,
   `add_generation_prompt`, `continue_final_message`; else vLLM's defaults
 

@@ -202,11 +202,13 @@ class Work:
     """The engine, if the recipe names it."""
     hard_labels: bool = True
     """Whether responses with a constraint are kept (`SequenceBuilder`)."""
+    generation: Mapping[str, Any] | None = None
+    """The engine's arguments about sampling (`tokens.sampling_defaults`)."""
 
     @functools.cached_property
     def builder(self) -> SequenceBuilder:
         """The sequence builder."""
-        return SequenceBuilder(self.target_dir, self.hard_labels)
+        return SequenceBuilder(self.target_dir, self.hard_labels, self.generation)
 
     @functools.cached_property
     def guard(self) -> PrivacyGuard | None:

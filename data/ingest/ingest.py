@@ -18,7 +18,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,7 @@ def ingest(
     workers: int | None = None,
     privacy: PrivacyConfig | None = None,
     hard_labels: bool = True,
+    generation: Mapping[str, Any] | None = None,
     prefix: str = "",
     is_slice: bool = False,
     rows_per_file: int | None = None,
@@ -84,10 +85,11 @@ def ingest(
     Sequence ids begin with `prefix`. `workers` is the number of processes (0: only this one;
     default: one per core, but 0 for a small log). If `privacy` is on, findings are counted in
     `privacy.json`. Without `hard_labels`, responses with a constraint are set aside
-    (`SequenceBuilder`). With `is_slice`, the log is a slice of one that is still being written
-    (log_tail.py), so rows without their other half do not count as damage. `rows_per_file` limits
-    the rows to read from each file. If `problems` is given, errors that would stop a run
-    are appended to it instead of being raised; a log without rows always raises an error.
+    (`SequenceBuilder`). `generation` has the engine's arguments about sampling
+    (`tokens.sampling_defaults`). With `is_slice`, the log is a slice of one that is still being
+    written (log_tail.py), so rows without their other half do not count as damage. `rows_per_file`
+    limits the rows to read from each file. If `problems` is given, errors that would stop a run are
+    appended to it instead of being raised; a log without rows always raises an error.
     """
     not_read: list[str] = []
     found_files = log_files(traffic.path, not_read)
@@ -108,6 +110,7 @@ def ingest(
         key=key,
         target_dir=target_dir,
         hard_labels=hard_labels,
+        generation=generation,
     )
     file_numbers = {file.name: f"{prefix}{number}" for number, file in enumerate(files)}
     work = Work(
@@ -119,6 +122,7 @@ def ingest(
         file_numbers=file_numbers,
         server=traffic.server,
         hard_labels=hard_labels,
+        generation=generation,
     )
     console = Console(stderr=True, highlight=False)
     if not_read:
@@ -271,6 +275,7 @@ def _parts_dir(
     key: bytes,
     target_dir: Path,
     hard_labels: bool,
+    generation: Mapping[str, Any] | None,
 ) -> Path:
     """Returns the folder of parts; keeps those made from the same inputs."""
     tokenizer_files = (path for pattern in TOKENIZER_FILES for path in target_dir.glob(pattern))
@@ -282,6 +287,7 @@ def _parts_dir(
         "privacy key": hashlib.sha256(key).hexdigest(),
         "target": target_digests,
         "hard labels": hard_labels,
+        "generation": dict(generation or {}),
         "version": PARTS_VERSION,
     }
     parts_dir = out_dir / PARTS

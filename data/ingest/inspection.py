@@ -38,6 +38,7 @@ def inspect(
     rows_per_file: int | None = None,
     privacy: PrivacyConfig | None = None,
     hard_labels: bool = True,
+    generation: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Ingests the log into `scratch`; returns its description, advice and problems."""
     problems: list[str] = []
@@ -47,6 +48,7 @@ def inspect(
         scratch,
         privacy=privacy,
         hard_labels=hard_labels,
+        generation=generation,
         rows_per_file=rows_per_file,
         problems=problems,
     )

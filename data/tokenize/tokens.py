@@ -9,6 +9,7 @@ renders the conversation (chat_template.py), and the response is reconstructed a
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,14 +84,41 @@ def load_tokenizer(target_dir: Path) -> Any:
         ) from None
 
 
+def sampling_defaults(target_dir: Path, arguments: Mapping[str, Any]) -> dict[str, float]:
+    """Values of the parameters that a request lacks, as in vLLM.
+
+    They are those of the target's generation_config.json, or of the one in the folder that
+    `generation_config` names; with `vllm`, there are none. `override_generation_config` has
+    precedence (vllm/config/model.py, `get_diff_sampling_param`).
+    """
+    source = arguments.get("generation_config", "auto")
+    folder = target_dir if source == "auto" else Path(source)
+    path = folder / "generation_config.json"
+    is_read = source != "vllm" and path.is_file()
+    configured = {
+        **(read_json(path) if is_read else {}),
+        **(arguments.get("override_generation_config") or {}),
+    }
+    return {
+        name: neutral if configured.get(name) is None else configured[name]
+        for name, neutral in NEUTRAL.items()
+    }
+
+
 class SequenceBuilder:
     """Builds token sequences for a target from its tokenizer and config.json.
 
     Without `hard_labels`, responses that something besides temperature, top_k and top_p shaped are
     rejected: their distribution is unknown, and probabilistic drafts are accepted against it.
+    `generation` has the engine's arguments about sampling (`sampling_defaults`).
     """
 
-    def __init__(self, target_dir: Path, hard_labels: bool = True):
+    def __init__(
+        self,
+        target_dir: Path,
+        hard_labels: bool = True,
+        generation: Mapping[str, Any] | None = None,
+    ):
         target_dir = Path(target_dir)
         self.hard_labels = hard_labels
         config = read_json(target_dir / "config.json")
@@ -117,13 +145,7 @@ class SequenceBuilder:
         # One position is left for the token that the engine must generate when it replays a
         # sequence.
         self.longest = (language.get("max_position_embeddings") or math.inf) - 1
-        generation = target_dir / "generation_config.json"
-        defaults = read_json(generation) if generation.exists() else {}
-        # Requests without these are sampled with the target's defaults, as in vLLM.
-        self.defaults = {
-            name: neutral if defaults.get(name) is None else defaults[name]
-            for name, neutral in NEUTRAL.items()
-        }
+        self.defaults = sampling_defaults(target_dir, generation or {})
 
     def build(self, exchange: Exchange) -> TokenSequence:
         """Builds a sequence.

@@ -55,6 +55,7 @@ def _window(run: RunDirectory, recipe: Recipe, options: Options) -> Result:
         run.traffic,
         privacy=recipe.privacy,
         hard_labels=recipe.speculator.hard_labels,
+        generation=recipe.serving.engine.generation,
         prefix=f"{run.root.name}-",
         is_slice=True,
     )

@@ -32,6 +32,7 @@ def _ingest(run: RunDirectory, recipe: Recipe, options: Options) -> Result:
         run.traffic,
         privacy=recipe.privacy,
         hard_labels=recipe.speculator.hard_labels,
+        generation=recipe.serving.engine.generation,
     )
     if recipe.traffic.general is None:
         shutil.rmtree(run.general, ignore_errors=True)
@@ -43,6 +44,7 @@ def _ingest(run: RunDirectory, recipe: Recipe, options: Options) -> Result:
         run.general,
         privacy=recipe.privacy,
         hard_labels=recipe.speculator.hard_labels,
+        generation=recipe.serving.engine.generation,
         prefix=PREFIX,
     )
     return result | {"general": {name: ingested[name] for name in ("rows", "exchanges", "rejects")}}
@@ -56,6 +58,7 @@ def _settings(recipe: Recipe) -> Settings:
         "privacy": {"mode": "off"} if is_off else section(recipe.privacy, {"retention"}),
         # Under its whole name, because `outrider adapt` merges these settings with capture's.
         "speculator.draft_sample_method": recipe.speculator.draft_sample_method,
+        "serving.engine.generation": recipe.serving.engine.generation,
     }
 
 

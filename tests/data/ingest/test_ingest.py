@@ -421,3 +421,34 @@ def test_a_row_that_is_marked_as_deleted_is_set_aside(text_target, tmp_path):
     path = write_log(tmp_path / "synced.jsonl", rows)
     summary = ingest(text_target, TrafficConfig(path=str(path)), tmp_path / "out")
     assert (summary["exchanges"], summary["rejects"]) == (2, {"deleted": 1})
+
+
+def test_requests_without_sampling_are_sampled_as_the_engine_is_started(text_target, tmp_path):
+    """vllm/config/model.py, get_diff_sampling_param: file, folder or neutral, then overrides."""
+    target = shutil.copytree(text_target, tmp_path / "target")
+    (target / "generation_config.json").write_text('{"temperature": 0.6, "top_p": 0.95}')
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "generation_config.json").write_text('{"temperature": 0.3}')
+    path = write_log(
+        tmp_path / "log.jsonl", [pair(MESSAGES, "r\n", "a", request__temperature=None)]
+    )
+    for number, (generation, temperature, top_p) in enumerate(
+        [
+            (None, 0.6, 0.95),
+            ({"generation_config": "auto"}, 0.6, 0.95),
+            ({"generation_config": "vllm"}, 1.0, 1.0),
+            ({"generation_config": str(other)}, 0.3, 1.0),
+            ({"override_generation_config": {"temperature": 0.2}}, 0.2, 0.95),
+            (
+                {"generation_config": "vllm", "override_generation_config": {"top_p": 0.5}},
+                1.0,
+                0.5,
+            ),
+        ]
+    ):
+        out = tmp_path / str(number)
+        ingest(target, TrafficConfig(path=str(path)), out, generation=generation)
+        (sequence,) = load_sequences(out / "sequences")
+        sampled = (sequence["temperature"], sequence["top_p"])
+        assert sampled == pytest.approx((temperature, top_p)), generation
