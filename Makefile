@@ -24,8 +24,9 @@ BIN := .venv/bin
 INSTALL_DOCS := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --require-hashes --requirement requirements/docs.txt
 # One thread per process: the tests start engines and workers, which would compete for the cores.
 TEST_ENVIRONMENT := OMP_NUM_THREADS=1 WANDB_MODE=offline TOKENIZERS_PARALLELISM=false
-# A file's tests share its engines. (xdist 3.8 ignores `--dist loadgroup` with pytest 9.2.)
-TEST_DISTRIBUTION := --dist loadfile --max-worker-restart 1
+# A file's tests share its engines; tests/conftest.py orders the files.
+# (xdist 3.8 ignores `--dist loadgroup` with pytest 9.2.)
+TEST_DISTRIBUTION := --dist loadfile --no-loadscope-reorder --max-worker-restart 1
 
 # The demos also evaluate what needs no training. What serves fastest ships.
 demo: WITH_LOOKUP := 'speculator.kind=[mtp,lookup]'

@@ -223,9 +223,14 @@ DOCUMENTS = {
 """Members of documents, which are no archives of logs, by what they are."""
 
 
+PYTORCH = "a PyTorch file, of weights or hidden states"
+
+
 def document_of(members: Iterable[str]) -> str | None:
     """Returns what a zip with these members is, if it is a document."""
     names = set(members)
+    if any(name.endswith("/data.pkl") for name in names):
+        return PYTORCH
     return next((what for what, parts in DOCUMENTS.items() if parts <= names), None)
 
 

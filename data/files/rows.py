@@ -141,6 +141,8 @@ def parse_row(row: Row | None) -> dict[str, Any]:
     if row is None:
         raise Reject("line_too_long", f"more than {LONGEST_LINE >> 20} MB")
     value = row if isinstance(row, dict) else _decoded_row(row)
+    if value == []:
+        raise Reject("not_a_generation", "a batch without rows")
     if not isinstance(value, dict):
         raise Reject("not_an_object", f"the row is {kind_of(value)}")
     if isinstance(row, dict):

@@ -6,6 +6,7 @@
 - Debezium: `op` is r (snapshot), c, u or d, between the row before and after; also as `payload`
 - its flattened events (`ExtractNewRecordState`) have `__deleted`, AWS DMS' files `Op`
 - Maxwell and Canal: `type` is delete, next to `data`; DynamoDB's streams: `eventName` is REMOVE
+- Langfuse's tables in ClickHouse, read without FINAL: a version of a row with `is_deleted`
 - Fivetran, Stitch and Airbyte mark the deleted row itself
 
 Rows are deleted on request of the people that they are about. An event that deletes a row does not
@@ -61,6 +62,8 @@ def check_kept(row: dict[str, Any]) -> None:
             raise Reject(DELETES, f"{key} = {event[key]}: a row was deleted; {EXPORT}")
     if str(event.get("type")).lower() == "delete" and {"database", "table"} <= event.keys():
         raise Reject(DELETES, f"type = {event['type']}: a row was deleted; {EXPORT}")
+    if "event_ts" in row and str(row.get("is_deleted")) in ("1", "true", "True"):
+        raise Reject(DELETES, "is_deleted = 1: a row was deleted; export the table with FINAL")
     mark = next((key for key in MARKS if row.get(key)), None)
     if mark is not None:
         raise Reject("deleted", f"{mark} is set: the row was deleted at its source")

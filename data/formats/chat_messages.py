@@ -24,6 +24,7 @@ from outrider.data.formats.fields import take, take_number, unpacked
 from outrider.data.formats.message_parts import openai_messages
 from outrider.data.formats.message_sides import sent_parameters
 from outrider.data.formats.openai import exchanges
+from outrider.data.formats.other_rows import FAILURES
 from outrider.data.formats.row_fields import fields
 from outrider.data.formats.sampling import CONSTRAINTS, NUMBERS
 from outrider.data.formats.wrappers import open_row
@@ -81,6 +82,8 @@ def parse(record: Record) -> list[Exchange | Reject]:
     if OTHER_REASONING in str(messages[-1].get("content")):
         detail = "the answer has other marks of reasoning than <think>: R1 did not write this text"
         raise Reject("reasoning_missing", detail)
+    if str(row.get("status")).lower() in FAILURES:
+        raise Reject("error_response", f"status is {row['status']}")
     weights = (take_number(row, "weight", "row"), take_number(messages[-1], "weight", "message"))
     if any(weight is not None and weight <= 0 for weight in weights):
         raise Reject("weighted_out", "its training weight is 0 or less")
@@ -91,5 +94,23 @@ def parse(record: Record) -> list[Exchange | Reject]:
     request["messages"] = [
         {key: value for key, value in message.items() if key != "weight"} for message in asked
     ]
-    choice = {"message": answer, "finish_reason": row.get("finish_reason") or "stop"}
+    ended = row.get("finish_reason") or _end_of_generation(row, answer) or "stop"
+    choice = {"message": answer, "finish_reason": ended}
     return exchanges(request, {"choices": [choice]}, record.place, **fields(row))
+
+
+def _end_of_generation(row: dict[str, Any], answer: dict[str, Any]) -> str | None:
+    """Returns how an answer ended that is one of a row's generations (OpenR1-Math).
+
+    Where the reasons are null, a generation without `</think>` is marked as incomplete.
+    """
+    generations = row.get("generations")
+    if not isinstance(generations, list) or answer.get("content") not in generations:
+        return None
+    at = generations.index(answer["content"])
+    reasons = row.get("finish_reasons")
+    if isinstance(reasons, list) and at < len(reasons) and reasons[at]:
+        return str(reasons[at])
+    complete = row.get("is_reasoning_complete")
+    is_cut = isinstance(complete, list) and at < len(complete) and complete[at] is False
+    return "length" if is_cut else None

@@ -25,7 +25,6 @@ from outrider.data.formats.fields import (
     number,
     take,
     take_count,
-    take_names,
     take_text,
     take_time,
     unpacked,
@@ -38,6 +37,8 @@ from outrider.data.formats.openai import exchanges
 from outrider.data.formats.row_fields import seconds_of
 from outrider.data.formats.sampling import CONSTRAINTS, NUMBERS
 from outrider.data.formats.wrappers import OBSERVATIONS, is_observation, open_row
+
+OWNERS = ("session", "user")
 
 CAMEL = {
     "trace_id": "traceId",
@@ -138,7 +139,7 @@ def _outcomes(logged: dict[str, Any], place: Place) -> list[Exchange | Reject]:
         request,
         response,
         place,
-        **take_names(row, {"session": ("session_id",), "user": ("user_id",)}, "row"),
+        **{name: _text(row, f"{name}_id") or _of_langchain(metadata, name) for name in OWNERS},
         tenant=_text(metadata, "tenant"),
         route=_text(metadata, "route") or take_text(row, "prompt_name", "row") or None,
         time=began,
@@ -186,7 +187,7 @@ def _answered(row: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
         else [answer]
     )
     messages = [
-        openai_message(one, "row.output")[-1]
+        _with_reasoning(openai_message(one, "row.output")[-1])
         if _is_message(one)
         else {"content": take(row, "output", str, "row")}
         for one in answers
@@ -194,6 +195,15 @@ def _answered(row: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
     return {
         "choices": [{"message": message, "finish_reason": finish_reason} for message in messages]
     }
+
+
+def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    """Returns an answer with the reasoning that LangChain's messages have apart."""
+    extra = message.get("additional_kwargs")
+    reasoning = extra.get("reasoning_content") if isinstance(extra, dict) else None
+    if not isinstance(reasoning, str) or message.get("reasoning_content"):
+        return message
+    return {**message, "reasoning_content": reasoning}
 
 
 def _is_message(value: Any) -> bool:
@@ -207,6 +217,12 @@ def _finish_reason(parameters: dict[str, Any], used: int | None) -> str:
         *(number(parameters, key) for key in ("max_completion_tokens", "max_tokens", "maxTokens"))
     )
     return end_by_limit(limit, used)
+
+
+def _of_langchain(metadata: dict[str, Any], name: str) -> str | None:
+    """Returns what LangChain's callback handler has in an observation's metadata."""
+    keys = (f"langfuse_{name}_id", "thread_id") if name == "session" else (f"langfuse_{name}_id",)
+    return next(filter(None, (_text(metadata, key) for key in keys)), None)
 
 
 def _text(metadata: dict[str, Any], key: str) -> str | None:

@@ -18,6 +18,7 @@ The table's columns are those of schema.prisma at commit 029f645f, the payload's
 litellm/types/utils.py (`StandardLoggingPayload`).
 """
 
+import re
 from typing import Any
 
 from outrider.data.exchange import Exchange, Record, Reject
@@ -42,6 +43,8 @@ from outrider.data.formats.wrappers import open_row
 TENANTS = tuple(f"user_api_key_{key}" for key in ("team_alias", "team_id", "org_id", "alias"))
 """Metadata keys that name the tenant, in order of preference."""
 
+
+_UUID = re.compile(r"[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}")
 
 CHATS = ("completion", "acompletion", "completion_with_retries", "router_completion")
 """Values of `call_type` for chat completions."""
@@ -87,12 +90,23 @@ def parse(record: Record) -> list[Exchange | Reject]:
         {"usage": usage, **response},
         record.place,
         **take_names(metadata, {"tenant": TENANTS}, "metadata"),
-        session=take_text(row, "session_id", "row") or None,
+        session=_session(row),
         route=take_text(row, "model_group", "row"),
         time=began,
         seconds=seconds_of(row, began),
         log_id=log_id,
     )
+
+
+def _session(row: dict[str, Any]) -> str | None:
+    """Returns the session of a spend log, or of a payload whose client has sent one.
+
+    The payload's `trace_id` is the client's `litellm_session_id`, or else a UUID of each call or
+    the id of a trace (litellm_logging.py, `_get_standard_logging_payload_trace_id`).
+    """
+    session = take_text(row, "session_id", "row")
+    trace = take_text(row, "trace_id", "row")
+    return session or (None if trace is None or _UUID.fullmatch(trace) else trace) or None
 
 
 def _request(row: dict[str, Any], metadata: dict[str, Any]) -> dict[str, Any]:

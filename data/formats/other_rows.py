@@ -126,7 +126,8 @@ def _check_api(row: dict[str, Any], request: dict[str, Any], answer: dict[str, A
     """Raises a `Reject` if a row without choices belongs to another API."""
     for counted, remedy in STATISTICS.items():
         where = find(row, counted)
-        if where and "payload" not in where.holder:
+        payload = where.holder.get("payload", {}) if where else None
+        if isinstance(payload, dict) and "response" not in payload:
             raise Reject("content_not_logged", remedy)
     for path in (side.get(key) for side in (row, request) for key in PATHS):
         if not isinstance(path, str) or "/" not in path:

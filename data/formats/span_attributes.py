@@ -55,6 +55,9 @@ _OF_SPAN = re.compile(
 """Names of a flat row's values, one of which a span has. Access logs have counts of tokens under
 the conventions' names, too (Envoy AI Gateway)."""
 
+TYPED_COLUMNS = frozenset({"string_value", "int_value", "float_value", "double_value"})
+"""Columns of a value in Google Analytics' export."""
+
 ALL_HOLDERS = frozenset({*HOLDERS, *TYPED})
 
 
@@ -137,6 +140,26 @@ def _plain_attributes(holder: dict[str, Any], key: str) -> dict[str, Any]:
     if normal_name(key) == "tags" and (is_pairs or not isinstance(value, dict)):
         return _of_pairs(value) if isinstance(value, list) and _are_pairs(value) else {}
     return _of_pairs(value) if is_pairs else mapping(holder, key, "span")
+
+
+def of_typed_pairs(value: list[Any]) -> dict[str, Any] | None:
+    """Returns a repeated column of keys and typed values as an object: BigQuery's event_params."""
+    if not value or not all(isinstance(pair, dict) and len(pair) == 2 for pair in value):
+        return None
+    if any(pair.keys() != {"key", "value"} for pair in value):
+        return None
+    values = {pair["key"]: _typed_value(pair["value"]) for pair in value}
+    is_typed = all(isinstance(key, str) for key in values) and any(
+        isinstance(pair["value"], dict) and not TYPED_COLUMNS.isdisjoint(pair["value"])
+        for pair in value
+    )
+    return values if is_typed else None
+
+
+def _typed_value(typed: Any) -> Any:
+    """Returns the value of a column for each type, of which all but one are null."""
+    held = typed.values() if isinstance(typed, dict) else [typed]
+    return next((value for value in held if value is not None), None)
 
 
 def _are_pairs(pairs: list[Any]) -> bool:

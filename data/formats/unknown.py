@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from outrider.data.exchange import Reject
-from outrider.data.files.packing import DOCUMENTS
+from outrider.data.files.packing import DOCUMENTS, PYTORCH
 from outrider.data.files.rows import Sample, decode
 from outrider.data.formats.embedded import object_of
 from outrider.data.formats.known_rows import (
@@ -240,6 +240,8 @@ def _of_bytes(sample: Sample) -> Description:
     file = _of_magic(head)
     if file is not None:
         return file
+    if sample.archive == PYTORCH:
+        return Description(PYTORCH, "give the log of the endpoint's requests and responses")
     if sample.archive in DOCUMENTS:
         return Description(sample.archive, EXPORT_CELLS)
     if sample.archive:

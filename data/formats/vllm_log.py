@@ -62,7 +62,8 @@ _NUMBER = re.compile(
 _CHOICES = re.compile(r"params: SamplingParams\(n=([1-9]\d{0,3}),")
 _GRAMMAR = re.compile(r"\bstructured_outputs=(?!None)")
 _OTHER = re.compile(r"\b(?:bad_words=\[[^\]]|thinking_token_budget=\d|min_tokens=[1-9])")
-_FINISH = re.compile(r", finish_reason: (\w+)\s*\Z")
+_FINISH = re.compile(r", finish_reason: (\w+)(?: \[repeated \d+x across cluster\].*)?\s*\Z")
+"""The end of a response's line; Ray adds how many similar lines it has not printed."""
 
 KINDS = {
     ("Received request", None): "received",
@@ -224,7 +225,9 @@ def parse(record: Record) -> list[Exchange | Reject]:
             ended = finish_reason(finish[1] if finish else None)
             # A prefix of a response that reached its length limit is itself such a response, so cut
             # ids are accepted.
-            ids = _ids_of(output.get("ids", ""), logged["longest"] if ended == "stop" else 0)
+            # Before 0.11.2, the ids are in the line of the output.
+            line = output.get("ids") or output.get("output", "")
+            ids = _ids_of(line, logged["longest"] if ended == "stop" else 0)
             outcomes.append(
                 Exchange(choice=number, completion_token_ids=ids, finish_reason=ended, **shared)
             )

@@ -31,7 +31,12 @@ from outrider.data.formats.openai_stream import is_chunk_lines
 from outrider.data.formats.other_rows import ERROR_KEYS, FAILURES, is_error
 from outrider.data.formats.result_tables import rows_of
 from outrider.data.formats.row_fields import fields, find, normal_name
-from outrider.data.formats.span_attributes import has_genai_attributes, is_otlp, spans_of
+from outrider.data.formats.span_attributes import (
+    has_genai_attributes,
+    is_otlp,
+    of_typed_pairs,
+    spans_of,
+)
 
 DEEPEST = 6
 """Levels that are searched; Kong's `ai.proxy.payload.request` in a collector's record is at 5."""
@@ -172,7 +177,7 @@ def unwrapped(row: dict[str, Any]) -> dict[str, Any]:
     """Returns the innermost row of a known producer, with the fields of the rows around it."""
     if _is_produced(row) or is_chat_export(row) or is_stored(row):
         return row
-    row = _without_metadata(row)
+    row = _of_engine(_with_plain_columns(row))
     item = item_of(row) or current(row)
     if item is not None:
         return {**_inherited(row), **unwrapped(item)}
@@ -198,10 +203,26 @@ def unwrapped(row: dict[str, Any]) -> dict[str, Any]:
     return {**outer, **inner}
 
 
-def _without_metadata(row: dict[str, Any]) -> dict[str, Any]:
-    """Returns a row without other messages than the engine's, and journald's line as text."""
+def _with_plain_columns(row: dict[str, Any]) -> dict[str, Any]:
+    """Returns a row with the values of columns that tables and journald write otherwise."""
     if isinstance(row.get(JOURNALD), list):
         return {**row, JOURNALD: text_of_bytes(row[JOURNALD])}
+    names = row.get("metadata.key")
+    values = row.get("metadata.value")
+    if isinstance(names, list) and isinstance(values, list) and len(names) == len(values):
+        return {**row, "metadata": dict(zip(map(str, names), values, strict=True))}  # Portkey
+    lists = {key: value for key, value in row.items() if isinstance(value, list)}
+    columns = {key: of_typed_pairs(value) for key, value in lists.items()}
+    if not any(columns.values()):
+        return row
+    merged = {key: value for key, value in row.items() if not columns.get(key)}
+    for column in columns.values():
+        merged |= column or {}
+    return merged
+
+
+def _of_engine(row: dict[str, Any]) -> dict[str, Any]:
+    """Returns a gateway's row without messages that are not the engine's."""
     if any(map(OF_ENGINE.fullmatch, map(normal_name, row))):
         return {key: row[key] for key in row if not OF_CLIENT.fullmatch(normal_name(key))}
     if isinstance(row.get(APISIX), dict):

@@ -4,6 +4,8 @@ The configurations have the published keys, on a tiny target with as many layers
 """
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -379,28 +381,48 @@ def test_spec_forge_s_dspark_keys_are_copied_to_where_vllm_looks(
     assert kind_of(directory).most_drafts(read_json(path)) == 7
 
 
+def printed_by_vllm(code: str, *words: str) -> Any:
+    """What code prints as JSON in a process of its own.
+
+    vLLM registers its classes with transformers, which would then write other checkpoints here.
+    """
+    command = [sys.executable, "-c", f"import json, sys\n{code}", *words]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return json.loads(printed.splitlines()[-1])
+
+
+REGISTRY = """
+from vllm.model_executor.models.registry import _VLLM_MODELS
+print(json.dumps(_VLLM_MODELS))
+"""
+
+READ = """
+from vllm.config.speculative import SpeculativeConfig
+from vllm.transformers_utils.config import get_config
+config = get_config(sys.argv[1], trust_remote_code=False)
+read = SpeculativeConfig.hf_config_override(config)
+print(json.dumps([type(read).__name__, read.architectures]))
+"""
+
+
 def test_the_classes_of_heads_are_those_of_vllm_s_registry() -> None:
-    from vllm.model_executor.models.registry import _VLLM_MODELS as REGISTRY
+    registry = printed_by_vllm(REGISTRY)
 
     def is_of_method(name: str) -> bool:
         return name.startswith("Eagle3") or name.endswith("Eagle3")
 
-    assert {name for name in REGISTRY if is_of_method(name)} == ARCHITECTURES
-    parallel = {name for name in REGISTRY if "peagle" in name.lower()}
+    assert {name for name in registry if is_of_method(name)} == ARCHITECTURES
+    parallel = {name for name in registry if "peagle" in name.lower()}
     assert SAME_CLASS.keys() == parallel
-    assert all(REGISTRY[name] == REGISTRY[same] for name, same in SAME_CLASS.items())
+    assert all(registry[name] == registry[same] for name, same in SAME_CLASS.items())
 
 
 def test_kimi_k2_s_attention_is_deepseek_s(nano_r1: Path, tmp_path: Path) -> None:
     """vLLM reads its config.json as DeepSeek-V3's and, unlike deepseek_v3, not as an MTP layer."""
-    from vllm.config.speculative import SpeculativeConfig
-    from vllm.transformers_utils.config import get_config
-
     keys = {"model_type": "kimi_k2", "mla": True}
     directory = write_eagle3_head(nano_r1, tmp_path / "head", layers=[2, 8, 13], **keys)
-    read = SpeculativeConfig.hf_config_override(get_config(str(directory), trust_remote_code=False))
-    assert type(read).__name__ == "DeepseekV3Config"
-    assert read.architectures == ["Eagle3DeepseekV2ForCausalLM"]
+    read = printed_by_vllm(READ, str(directory))
+    assert read == ["DeepseekV3Config", ["Eagle3DeepseekV2ForCausalLM"]]
     kind = trainable_kind("eagle3")
     kind.check(directory, read_layout(nano_r1))
     kind.check_target(nano_r1, directory, config_only=False)
