@@ -26,14 +26,14 @@ register_profile()
 
 LONGEST = (
     *("eval/test_evaluate.py", "cli/test_init.py", "serving/test_live_server.py"),
-    *("cli/test_cli.py", "eval/bench/test_prefix_cache.py", "serving/test_server.py"),
+    *("cli/test_cli.py", "serving/test_server.py"),
     *("data/ingest/test_chunks.py", "pipeline/test_elsewhere.py", "training/test_trainer.py"),
     *("serving/vllm_hooks/test_plugin.py", "serving/test_suffix_history.py"),
     *("eval/replay/test_draft_parity.py", "speculators/layers/test_prefix_attention.py"),
     *("pipeline/test_customer_text.py", "data/on_policy/test_check.py"),
     *("serving/test_endpoint.py", "training/distributed/test_ranks.py"),
     *("training/test_eagle3_training.py", "serving/vllm_hooks/test_capture_extension.py"),
-    *("live/test_controller.py", "examples/test_research.py", "tools/test_smollm2.py"),
+    *("live/test_controller.py", "examples/test_research.py"),
 )
 """Files of 57 to 367 s in `make test`, longest first. A process runs a whole file, so that they run
 first and end together with the others (1,192 s before, with the files of most tests first)."""

@@ -22,6 +22,7 @@ def test_the_lines_of_a_stage_are_those_of_the_stages_before_it_too() -> None:
         run_lines(DOCKERFILE, "other")
 
 
+@pytest.mark.slow
 def test_a_servers_image_has_the_package_from_a_wheel_with_its_data(tmp_path: Path) -> None:
     commands = prepared(tmp_path)
     environment = os.environ | {"PATH": f"{commands}:{os.environ['PATH']}"}

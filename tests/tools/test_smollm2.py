@@ -4,6 +4,7 @@ import gzip
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
@@ -18,6 +19,7 @@ from tests.tiny_decoders import write_tiny_decoder
 from tools import smollm2
 
 
+@pytest.mark.slow
 def test_a_served_target_answers_each_request_once(nano_r1: Path, tmp_path: Path) -> None:
     target = write_tiny_decoder(
         "LlamaForCausalLM", tmp_path / "smollm2", vocabulary=4096, tokenizer_of=nano_r1

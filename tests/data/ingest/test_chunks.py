@@ -31,7 +31,10 @@ def rows(padding=0):
     ]
 
 
-@pytest.mark.parametrize("padding", [0, 200_000], ids=["small", "large"])
+@pytest.mark.parametrize(
+    "padding",
+    [pytest.param(0, id="small", marks=pytest.mark.slow), pytest.param(200_000, id="large")],
+)
 def test_the_example_of_the_python_interface_is_a_script(nano_r1, tmp_path, padding):
     """The calls that read the log in the script's own process, as the docstring has them."""
     write_log(tmp_path / "log.jsonl", rows(padding))

@@ -301,6 +301,7 @@ def common(one: list[int], another: list[int]) -> int:
     return next((at for at, (left, right) in pairs if left != right), min(len(one), len(another)))
 
 
+@pytest.mark.slow
 @pytest.mark.engine
 def test_timed_requests_find_in_real_servers_what_the_log_holds(short_r1, tmp_path):
     """Base and custom have the same weights in one server, and find nothing of each other."""

@@ -57,6 +57,7 @@ def test_a_part_of_other_sessions_is_refused(tmp_path: Path) -> None:
         part.is_recorded()
 
 
+@pytest.mark.slow
 def test_sessions_are_answered_in_order_and_parts_once(nano_r1: Path, tmp_path: Path) -> None:
     target = write_tiny_decoder(
         "LlamaForCausalLM", tmp_path / "smollm2", vocabulary=4096, tokenizer_of=nano_r1
