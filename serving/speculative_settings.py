@@ -62,7 +62,11 @@ def read_speculation(
         model = None
     method = METHODS.get(str(method), method)
     k = section.get("num_speculative_tokens")
-    words = f"{method or 'its own speculator'}, {k} drafts per step"
+    # vLLM takes it from the head's configuration: `n_predict`, or the block size of DSpark.
+    number = "the default number of" if k is None else k
+    words = f"{method or 'its own speculator'}, {number} drafts per step"
+    if k is None:
+        words += " (set eval.current_k to num_spec_tokens in vLLM's log)"
     if isinstance(k, str) and k.isdigit():
         k = int(k)
     if isinstance(k, int):

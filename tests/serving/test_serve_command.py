@@ -414,6 +414,15 @@ def test_the_command_s_speculation_in_vllm_s_short_form() -> None:
         assert "left out" not in found.notes[-1]
 
 
+def test_a_command_without_a_number_of_drafts_says_where_to_find_it() -> None:
+    found = read_serve_command("""vllm serve org/model --speculative-config '{"method": "mtp"}'""")
+    assert "eval" not in found.values
+    assert found.notes[-1].endswith(
+        "mtp, the default number of drafts per step (set eval.current_k to num_spec_tokens in"
+        " vLLM's log)"
+    )
+
+
 def test_vllm_s_defaults_replace_the_recipe_s(tmp_path: Path) -> None:
     found = read_serve_command(
         "vllm serve deepseek-ai/DeepSeek-R1 -dp 8 --enable-expert-parallel --dtype half"
