@@ -15,6 +15,7 @@ vLLM cannot do this: it runs one method per server.
 """
 
 import argparse
+import dataclasses
 import tempfile
 from pathlib import Path
 
@@ -36,8 +37,47 @@ from outrider.eval.replay.replay import logged_texts, replay
 from outrider.eval.replay.sums import ReplaySums
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stages.sources import parts_in_use
+from outrider.speculators.kinds import weightless_kind
 from outrider.speculators.kinds.protocol import Lookup
-from outrider.speculators.kinds.suffix import HISTORY_FILE, SuffixLookup
+
+
+def replayed_head(
+    run: RunDirectory, speculator: Path, target: Path, k: int
+) -> tuple[dict[str, ReplaySums], dict[str, list[LoggedText]]]:
+    """A head's sums by anchor on the validation and held-out parts, and the replayed texts."""
+    store = FeatureStore.open(run.features)
+    parts = parts_in_use(run)
+    sums: dict[str, ReplaySums] = {}
+    texts: dict[str, list[LoggedText]] = {}
+    for part in ("validation", "heldout"):
+        rows = load_sequences(run.sequences, parts[part]).select_columns(COLUMNS).to_list()
+        sums[part] = replay(
+            speculator=speculator,
+            target_dir=target,
+            feature_store=store,
+            rows=rows,
+            depth=k,
+            by_anchor=True,
+        )
+        replayed = set(sums[part].sequence_ids)
+        kept = [row for row in rows if row["sequence_id"] in replayed]
+        texts[part] = list(logged_texts(store, kept))
+    return sums, texts
+
+
+def prepared_lookup(
+    name: str, run: RunDirectory, validation: list[LoggedText], scratch: Path
+) -> Lookup:
+    """A lookup with the training part's responses, and the settings that suit the validation part.
+
+    `scratch` is an empty folder for the history.
+    """
+    kind = weightless_kind(name)
+    assert kind is not None
+    train = load_sequences(run.sequences, parts_in_use(run)["train"])
+    directory = kind.prepare(responses_of(train), scratch, max_gb=1.0, shared=True)
+    lookup = Lookup(name, history=kind.history(directory))
+    return dataclasses.replace(lookup, settings=best_settings(lookup, validation))
 
 
 def main() -> None:
@@ -49,29 +89,9 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, nargs=3, metavar=("HEAD", "LOOKUP", "PASS"))
     args = parser.parse_args()
     run = RunDirectory(args.run.resolve())
-    store = FeatureStore.open(run.features)
-    parts = parts_in_use(run)
-    head: dict[str, ReplaySums] = {}
-    texts: dict[str, list[LoggedText]] = {}
-    for part in ("validation", "heldout"):
-        rows = load_sequences(run.sequences, parts[part]).select_columns(COLUMNS).to_list()
-        head[part] = replay(
-            speculator=run.speculator,
-            target_dir=args.target,
-            feature_store=store,
-            rows=rows,
-            depth=args.k,
-            by_anchor=True,
-        )
-        replayed = set(head[part].sequence_ids)
-        kept = [row for row in rows if row["sequence_id"] in replayed]
-        texts[part] = list(logged_texts(store, kept))
-
+    head, texts = replayed_head(run, run.speculator, args.target, args.k)
     with tempfile.TemporaryDirectory() as scratch:
-        lookup = Lookup("suffix", {}, Path(scratch) / HISTORY_FILE)
-        train = load_sequences(run.sequences, parts["train"])
-        SuffixLookup().prepare(responses_of(train), Path(scratch), max_gb=1.0, shared=True)
-        lookup = Lookup("suffix", best_settings(lookup, texts["validation"]), lookup.history)
+        lookup = prepared_lookup("suffix", run, texts["validation"], Path(scratch))
         print("suffix lookup:", lookup.settings)
         alone = lookup_sums(lookup, texts["heldout"]).acceptance_length()
         columns = [(k, k) for k in range(1, args.k + 1)] + [(args.k, args.lookup_k)]
