@@ -276,6 +276,7 @@ def _write_store(plan: CapturePlan, prefill: Prefill) -> CaptureSummary:
     console = Console(stderr=True)
     total = sum(len(row.token_ids) for row in plan.rows())
     captured = 0
+    prefilled = 0
     with (
         FeatureWriter(
             directory=plan.out_dir,
@@ -294,13 +295,13 @@ def _write_store(plan: CapturePlan, prefill: Prefill) -> CaptureSummary:
         done = frozenset(writer.done)
         batches = pieces(plan.rows(), plan.settings.batch_tokens)
         for row, states in prefill(unfinished(batches, done)):
+            prefilled += len(row.token_ids)
             # A piece is captured as a whole, although some of its rows may be stored already.
-            if row.row_id in done:
-                continue
-            writer.write(row.row_id, states)
-            captured += len(row.token_ids)
-            progress.update(task, completed=writer.tokens)
-            lines.report(writer.tokens, captured)
+            if row.row_id not in done:
+                writer.write(row.row_id, states)
+                captured += len(row.token_ids)
+                progress.update(task, completed=writer.tokens)
+            lines.report(writer.tokens, prefilled)
     seconds = time.monotonic() - began
     return {
         "sequences": len(writer.done),
@@ -333,19 +334,23 @@ class _ProgressLines:
         self._console = console
         self._total = total
         self._last_s: float | None = None
-        self._last_captured = 0
+        self._last_prefilled = 0
 
-    def report(self, stored: int, captured: int) -> None:
-        """Prints a line if it is time; `stored` counts tokens of earlier captures too."""
+    def report(self, stored: int, prefilled: int) -> None:
+        """Prints a line if it is time.
+
+        `stored` counts tokens of earlier captures too; `prefilled` those of this one, with what was
+        stored before.
+        """
         now = time.monotonic()
         if self._last_s is None:
             # Rates count from the first row: a batch's rows arrive together, the first ones late.
             self._last_s = now
-            self._last_captured = captured
+            self._last_prefilled = prefilled
         elif not self._console.is_terminal and now >= self._last_s + LINE_EVERY_S:
-            rate = (captured - self._last_captured) / (now - self._last_s)
+            rate = (prefilled - self._last_prefilled) / (now - self._last_s)
             self._last_s = now
-            self._last_captured = captured
+            self._last_prefilled = prefilled
             self._console.print(
                 f"captured {stored:,} of {self._total:,} tokens, {rate:,.0f} tokens/s, about"
                 f" {(self._total - stored) / rate / 60:.0f} min left",
