@@ -65,6 +65,10 @@ class TrainerState(TypedDict):
     """Validation before the first step."""
     best: Profile
     best_step: int
+    started_over: int
+    """How often training has started over at a lower learning rate."""
+    latest: Profile
+    """Validation at `evaluated_at`."""
     evaluated_at: int
     """Step of the newest evaluation."""
     start_peak_bytes: int
@@ -77,9 +81,11 @@ def save_checkpoint(
 ) -> None:
     """Publishes a checkpoint of all ranks; removes the oldest beyond `KEPT`.
 
-    If one rank cannot write, all raise an `OutriderError`, and `directory` is unchanged.
+    The one before the first step is kept until an evaluation is better than the start's, because
+    training may start over from it (start_over.py). If one rank cannot write, all raise an
+    `OutriderError`, and `directory` is unchanged.
     """
-    path = directory / f"step-{step:07d}"
+    path = checkpoint_at(directory, step)
     draft = directory / f".{path.name}.draft"
     rank = accelerator.process_index
     world = accelerator.num_processes
@@ -95,7 +101,8 @@ def save_checkpoint(
             draft.rename(temporary)
             write_json(temporary / STATE, {**state, "step": step})
         for old in published(directory)[:-KEPT]:
-            shutil.rmtree(old)
+            if state["best_step"] > 0 or old != checkpoint_at(directory, 0):
+                shutil.rmtree(old)
 
     try:
         on_all_ranks(accelerator, begin, main_only=True)
@@ -132,7 +139,19 @@ def newest_state(accelerator: Accelerator, directory: Path, digest: str) -> Trai
 
 def load_checkpoint(accelerator: Accelerator, directory: Path, step: int) -> None:
     """Restores a checkpoint; raises an `OutriderError` if it is damaged."""
-    load_state(accelerator.deepspeed_engine_wrapped.engine, directory / f"step-{step:07d}")
+    load_state(accelerator.deepspeed_engine_wrapped.engine, checkpoint_at(directory, step))
+
+
+def checkpoint_at(directory: Path, step: int) -> Path:
+    """Returns the path of the checkpoint after `step` steps."""
+    return directory / f"step-{step:07d}"
+
+
+def remove_after(directory: Path, step: int) -> None:
+    """Removes checkpoints of later steps, newest first."""
+    for path in reversed(published(directory)):
+        if path.name > checkpoint_at(directory, step).name:
+            shutil.rmtree(path)
 
 
 def published(directory: Path) -> list[Path]:

@@ -42,7 +42,7 @@ class Metrics:
         self.tracked = project is not None
         if accelerator.is_main_process:
             log_dir.mkdir(parents=True, exist_ok=True)
-            self._forget_after(resumed_step)
+            self.forget_after(resumed_step)
         if project is not None:
             os.environ.setdefault("WANDB_SILENT", "true")
             mode = "online" if os.environ.get("WANDB_API_KEY") else "offline"
@@ -64,11 +64,13 @@ class Metrics:
         for tracker in self.accelerator.trackers:
             tracker.finish()
 
-    def _forget_after(self, step: int) -> None:
+    def forget_after(self, step: int) -> None:
         """Removes incomplete lines, and lines of later steps, which will run again.
 
         The tracker, by contrast, keeps the first values it received for a step.
         """
+        if not self.accelerator.is_main_process:
+            return
         self.path.touch()
         lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True) if step else []
         whole = (line for line in lines if line.endswith("}\n"))

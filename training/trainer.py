@@ -36,7 +36,14 @@ from outrider.speculators.kinds.drafter import Batch
 from outrider.speculators.parity import ParityConfig, complaint
 from outrider.speculators.size import drafter_size
 from outrider.training.batches import Prefetch, States
-from outrider.training.checkpoints import TrainerState, load_checkpoint, save_checkpoint, states
+from outrider.training.checkpoints import (
+    TrainerState,
+    load_checkpoint,
+    on_all_ranks,
+    remove_after,
+    save_checkpoint,
+    states,
+)
 from outrider.training.config import DEPTH_DECAY, SCRATCH_DECAY
 from outrider.training.distributed.accelerator import ChainUnroll, make_accelerator, prepare_model
 from outrider.training.distributed.spec import Preempted, TrainingSpec
@@ -55,6 +62,7 @@ from outrider.training.objective import Objective
 from outrider.training.packing import Row, Sample, rows_of_process, turns
 from outrider.training.plan import TrainingPlan
 from outrider.training.start import Start, choose_start
+from outrider.training.start_over import rate_share, rewound, starts_over
 from outrider.training.step0_parity import StepZero
 from outrider.training.validation import Profile, Validation
 
@@ -85,6 +93,8 @@ class TrainingResult(TypedDict):
     """Validation before the first step."""
     best: Profile
     best_step: int
+    peak_learning_rate: float
+    """The recipe's, or less if training started over."""
     exported: Profile
     """Validation of the best speculator as published."""
     start_peak_bytes: int
@@ -170,6 +180,7 @@ class Trainer:
             "base": state["base"],
             "best": state["best"],
             "best_step": state["best_step"],
+            "peak_learning_rate": rate_share(state) * self.settings.learning_rate,
             "exported": exported,
             "start_peak_bytes": state["start_peak_bytes"],
             "peak_bytes": peak_bytes(self.device),
@@ -205,7 +216,8 @@ class Trainer:
         if saved is not None:
             load_checkpoint(self.accelerator, self.plan.spec.checkpoints_dir, self._first_step)
             self._say(f"resumed at step {self._first_step} of {len(self.plan.steps)}")
-            return saved
+            # A release before 0.3 wrote neither.
+            return cast("TrainerState", {"started_over": 0, "latest": saved["base"], **saved})
         profile = self._checked_profile()
         self._save_best(0)
         state: TrainerState = {
@@ -214,6 +226,8 @@ class Trainer:
             "base": profile,
             "best": profile,
             "best_step": 0,
+            "started_over": 0,
+            "latest": profile,
             "evaluated_at": 0,
             "start_peak_bytes": peak_bytes(self.device),
         }
@@ -253,10 +267,18 @@ class Trainer:
 
     def _train(self, state: TrainerState) -> TrainerState:
         """Trains from the first step to the last; returns the state after it."""
+        state = self._steps(self._first_step, state)
+        while starts_over(state):
+            state = self._start_over(state)
+            state = self._steps(0, state)
+        return state
+
+    def _steps(self, first_step: int, state: TrainerState) -> TrainerState:
+        """Runs the steps from `first_step` to the last, or to a fall below the start."""
         steps = self.plan.steps
         rows = rows_of_process(
             steps=steps,
-            first_step=self._first_step,
+            first_step=first_step,
             rows_per_step=self.settings.rows_per_step,
             rank=self.accelerator.process_index,
             world=self.accelerator.num_processes,
@@ -277,12 +299,16 @@ class Trainer:
             if stream is not None:  # ends a blocked read in the thread of `batches`
                 stack.callback(stream.close)
             supply = iter(batches)
-            for step in range(self._first_step, len(steps)):
-                self._step(step, batches, supply, stream)
+            for step in range(first_step, len(steps)):
+                # Not set by a scheduler, so that a resumed run needs only the state and the step.
+                rate = rate_share(state) * self.settings.learning_rate_at(step, len(steps))
+                self._step(step, rate=rate, batches=batches, supply=supply, stream=stream)
                 done = step + 1
                 last = done == len(steps)
                 if last or done % self.settings.evaluate_every == 0:
                     state = self._judge(state, done)
+                    if starts_over(state):
+                        return state
                 stop = self._some_process_stops()
                 if stop or last or done % self.settings.checkpoint_every == 0:
                     self._save(done, state)
@@ -294,6 +320,24 @@ class Trainer:
                         f" {self._best_dir(state['best_step'])}"
                     )
         return state
+
+    def _start_over(self, state: TrainerState) -> TrainerState:
+        """Restores the weights before the first step, for training at a lower rate."""
+        again = rewound(state)
+        lengths = (state[of]["acceptance_length"][-1] for of in ("base", "latest"))
+        fell = "fell from {:.3f} to {:.3f}".format(*lengths)
+        rate = rate_share(again) * self.settings.learning_rate
+        self._say(
+            f"acceptance length on validation {fell} by step {state['evaluated_at']}: training"
+            f" starts over at a peak learning rate of {rate:.1e}"
+        )
+        checkpoints_dir = self.plan.spec.checkpoints_dir
+        # A run that is killed before `_save` ends takes the same steps again, to the same end.
+        on_all_ranks(self.accelerator, lambda: remove_after(checkpoints_dir, 0), main_only=True)
+        load_checkpoint(self.accelerator, checkpoints_dir, 0)
+        self.metrics.forget_after(0)
+        self._save(0, again)
+        return again
 
     def _stream_of(self, rows: Sequence[Row]) -> "StreamReading | None":
         """Starts the capture of this process's rows, if states are captured during training."""
@@ -307,6 +351,8 @@ class Trainer:
     def _step(
         self,
         step: int,
+        *,
+        rate: float,
         batches: Prefetch,
         supply: Iterator[Batch],
         stream: "StreamReading | None",
@@ -315,8 +361,6 @@ class Trainer:
         began = time.perf_counter()
         waited_before = batches.waited
         rows = self.plan.steps[step]
-        # Set here and not by a scheduler, so that a resumed run needs only the step number.
-        rate = self.settings.learning_rate_at(step, len(self.plan.steps))
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         masked = self._masked(rows, stream)
@@ -426,7 +470,7 @@ class Trainer:
     def _judge(self, state: TrainerState, done: int) -> TrainerState:
         """Evaluates; saves the speculator if its acceptance length is the best."""
         profile = self._evaluate(done)
-        evaluated: TrainerState = {**state, "evaluated_at": done}
+        evaluated: TrainerState = {**state, "latest": profile, "evaluated_at": done}
         # At the trained depth K; a tie keeps the earlier one, which is closer to the base.
         if profile["acceptance_length"][-1] > state["best"]["acceptance_length"][-1]:
             self._save_best(done)
