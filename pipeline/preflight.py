@@ -45,6 +45,9 @@ def check(recipe: Recipe, dry_run: bool = False, serves: bool = True) -> None:
             " leave out privacy.key_file to generate a key for the run"
         )
     _check_own_code(recipe, dry_run)
+    target = local_target(recipe)
+    if target is not None:
+        _check_quantization(target, recipe)
     if serves and (refusal := pipeline_refusal(recipe.serving.engine)):
         raise OutriderError(refusal)
     if not recipe.serving.engine.changes_drafters:
@@ -54,8 +57,7 @@ def check(recipe: Recipe, dry_run: bool = False, serves: bool = True) -> None:
             " of starts; eval.k=NUMBER avoids those that choose k"
         )
     _note_lowered_processes(recipe)
-    if target := local_target(recipe):
-        _check_quantization(target, recipe)
+    if target is not None:
         check_target(target, recipe.speculator, dry_run)
     if is_directory(base := recipe.speculator.base):
         directory = Path(str(base)).expanduser()
@@ -82,17 +84,29 @@ QUANTIZATIONS = frozenset({
 """`quant_method` of checkpoints that vLLM 0.32 loads (layers/quantization/__init__.py)."""
 
 
+DEPRECATED_QUANTIZATIONS = frozenset({"fbgemm_fp8", "fp_quant"})
+"""Those of `QUANTIZATIONS` for which it needs --allow-deprecated-quantization (config/model.py)."""
+
+
 def _check_quantization(target: Path, recipe: Recipe) -> None:
     """Refuses formats that vLLM lacks, unless the recipe names a plug-in's as `quantization`."""
     section = read_target_config(target).get("quantization_config") or {}
     method = section.get("quant_method")
-    added = recipe.serving.engine.extra_arguments.get("quantization")
+    arguments = recipe.serving.engine.extra_arguments
+    added = arguments.get("quantization")
     # MLX writes bits and group size alone. Model-Optimizer's files may lack the method, too.
     if section.keys() >= {"bits", "group_size"} and not (method or added or "producer" in section):
         raise OutriderError(
             f"{target / 'config.json'}: quantization_config has no quant_method, as MLX writes it,"
             " and vLLM 0.32 does not load MLX's weights; point target.model at a checkpoint of the"
             " same model in bf16, FP8, AWQ, GPTQ or compressed-tensors"
+        )
+    if method in DEPRECATED_QUANTIZATIONS and not arguments.get("allow_deprecated_quantization"):
+        raise OutriderError(
+            f"{target / 'config.json'}: quantization_config.quant_method = {method}: deprecated,"
+            " and vLLM 0.32 does not start with it unless it is allowed; set"
+            " serving.engine.extra_arguments.allow_deprecated_quantization=true, or point"
+            " target.model at a checkpoint of the same model in FP8 or compressed-tensors"
         )
     if method in (None, "", added) or method in QUANTIZATIONS:
         return

@@ -30,23 +30,83 @@ LOST = (
 )
 """What the hooks do, which are installed in `WRITTEN_FOR` only."""
 
-IMAGE_TAG = re.compile(
-    r"(?:^|[\s\"'/])[\w.-]*vllm[\w.-]*(?::|[\"']?[ \t]*\n[ \t]*tag:[ \t]*[\"']?)"
-    r"v?(\d+\.\d+\.\d+[\w.+-]*)"
+_RELEASE = r"v?(0\.\d+\.\d+[\w.+-]*)"
+"""vLLM's releases are 0.x."""
+
+_OWN_IMAGE = (
+    r"(?:^|(?<=[\s\"'/=:(]))(?<!lmcache/)"
+    r"(?:vllm-openai[\w-]*|vllm(?:-(?:cpu|rocm|tpu|xpu|neuron|dev|gaudi|hpu)[\w-]*)?)"
+)
+"""Names of images whose tag is vLLM's release: those of the project, and copies of them under the
+same name. LMCache's vllm-openai has LMCache's."""
+
+_TAG = re.compile(
+    _OWN_IMAGE + r"(?::|[\"']?[ \t]*\n[ \t]*tag:[ \t]*[\"']?)" + _RELEASE, re.MULTILINE
 )
 """The release in a tag such as vllm/vllm-openai:v0.26.0. Charts have a line `tag: v0.26.0` after
 the image's `repository`."""
 
+_TAG_OF_ROCM = re.compile(_OWN_IMAGE + r":[\w.-]*_vllm_" + _RELEASE, re.MULTILINE)
+"""The release in AMD's tags, such as rocm/vllm:rocm6.4.1_vllm_0.10.1_20250909."""
 
-def release_in(text: str) -> str | None:
-    """The release in the image tag of a `vllm serve` command; None if there is none."""
-    found = IMAGE_TAG.search(text)
-    if found is None:
+_PACKAGE = re.compile(r"\bvllm(?:\[[\w,.-]*\])?[ \t]*==[ \t]*" + _RELEASE)
+"""The release in `pip install vllm==0.20.1`, `uv run --with vllm==...` or a list of packages."""
+
+_SIF = re.compile(r"\bvllm[\w-]{0,60}?[_-]" + _RELEASE + r"\.sif\b")
+"""The release in a name that Apptainer gives to vLLM's image, such as vllm-openai_v0.11.0.sif."""
+
+_ANY_TAG_OF_OWN = re.compile(_OWN_IMAGE + r"[:@][\w.+:-]+", re.MULTILINE)
+
+_IMAGE = re.compile(
+    r"(?:\bimage(?:_id)?[\"']?[ \t]*[:=][ \t]*[\"']?(?:docker:)?"
+    r"([\w.-]+(?:[:/][\w.-]+)*[:@][\w.:-]+)"
+    r"|\b((?:[\w.-]{1,100}/){0,5}[\w.-]{0,100}(?:vllm|djl-inference)[\w.-]{0,100}:v?\d[\w.-]*))"
+)
+"""An image under a key `image`, or one with vLLM in its name."""
+
+_NOT_SERVERS = re.compile(r"sidecar|router|proxy|exporter|busybox|nginx")
+"""Parts of names of images that serve no model."""
+
+MOST_IMAGES = 3
+"""Images that are named if vLLM's release is not known."""
+
+
+def release_in(text: str, image: str = "") -> str | None:
+    """vLLM's release in an image's tag or a package's pin; None if there is none.
+
+    `image` is the one whose command is read; without it, the first of the text's counts.
+    """
+    tagged = image or text
+    searched = ((_TAG, tagged), (_TAG_OF_ROCM, tagged), (_PACKAGE, text), (_SIF, text))
+    for pattern, where in searched:
+        match = pattern.search(where)
+        if match is not None and (release := _public(match[1])):
+            return release
+    return None
+
+
+def why_no_release(text: str, image: str = "") -> str | None:
+    """Why the tags of a text's images name no release of vLLM; None without tags."""
+    fix = "set serving.production_release to what `vllm --version` prints in production"
+    images = [image] if re.search("[:@]", image) else _images_in(text)
+    own = [name for name in images if _ANY_TAG_OF_OWN.search(name)]
+    if own:
+        return f"{own[0]} names no release of vLLM; {fix}"
+    if not images:
         return None
-    # Builds of a release have suffixes, such as v0.26.0-cu129.
-    number = found[1].partition("-")[0]
+    names = ", ".join(images[:MOST_IMAGES])
+    return f"{names}: the tag is its maker's release, and vLLM's is not known; {fix}"
+
+
+def _images_in(text: str) -> list[str]:
+    names = [first or second for first, second in _IMAGE.findall(text)]
+    return [name for name in dict.fromkeys(names) if not _NOT_SERVERS.search(name)]
+
+
+def _public(number: str) -> str | None:
+    """The release without what names a build, as in v0.26.0-cu129 or 0.10.1_20250909."""
     try:
-        return Version(number).public
+        return Version(re.split("[-_]", number)[0].rstrip(".")).public
     except InvalidVersion:
         return None
 

@@ -31,10 +31,12 @@ from outrider.serving.allowed import (
     why_not_argument,
     why_not_variable,
 )
-from outrider.serving.releases import release_in, served_with
+from outrider.serving.releases import release_in, served_with, why_no_release
+from outrider.serving.serve_branches import with_decided_branches
 from outrider.serving.serve_notes import Variables, flag_of, notes_on
-from outrider.serving.serve_text import find_command
-from outrider.serving.speculative_settings import read_speculation
+from outrider.serving.serve_surroundings import completed, sourced_files
+from outrider.serving.serve_text import UNRESOLVED, find_command_and_image
+from outrider.serving.speculative_settings import check_plugin, read_speculation
 from outrider.serving.vllm_flags import (
     KNOWN,
     NEUTRAL,
@@ -58,6 +60,9 @@ DTYPES = {"half": "float16", "float": "float32"}
 """vLLM's other names of data types."""
 
 
+_SPECULATORS = re.compile(r"[-_.]speculator[-_.](?:eagle|dflash|peagle|p_eagle|mtp|dspark)", re.I)
+"""Names of heads in the speculators format, such as RedHatAI/Qwen3-8B-speculator.eagle3."""
+
 CONDITIONAL = re.compile(r"(^|;)[ \t]*(then|do|esac)\b", re.MULTILINE)
 """Words of a shell's `if`, `for`, `while` and `case`."""
 
@@ -79,30 +84,58 @@ def read_serve_command(text: str) -> ServeCommand:
     Raises:
         OutriderError: if it is not a `vllm serve` command or has an unsupported flag.
     """
-    source, text = _read(text)
-    variables, arguments = find_command(source, text)
+    source, written = _read(text)
+    folder = Path(source).expanduser().absolute().parent if _is_file(source) else None
+    text = completed(written, folder)
+    variables, arguments, image = find_command_and_image(source, text)
     given, unknown = _arguments(source, _with_placed_config(source, arguments))
     if "model" not in given:
         raise OutriderError(f"{source}: no model; give `vllm serve MODEL ...`")
     given, speculative = _with_speculation(source, given)
+    check_plugin(source, speculative, unknown)
     _check_servable(source, given, unknown)
     target, engine, left_out = _sorted_arguments(source, DEFAULTS_OF_VLLM | given)
     environment = _sorted_variables(variables)
+    _check_values(source, environment.kept)
     if environment.kept:
         engine["environment"] = environment.kept
     notes = notes_on(given, left_out, environment, unknown)
-    if CONDITIONAL.search(text):
-        notes.append("conditions and loops of the script are not evaluated: check these values")
+    notes += _notes_on_script(text)
     values: dict[str, Any] = {"target": target, "serving": {"engine": engine}}
-    release = release_in(text)
-    if release is not None and (words := served_with(release)):
+    # A text that was completed has no comments.
+    release = release_in(text, image) or release_in(written, image)
+    if release is None and (why := why_no_release(text, image) or why_no_release(written, image)):
+        notes.append(f"vLLM in production: {why}")
+    elif release is not None and (words := served_with(release)):
         values["serving"]["production_release"] = release
-        notes.append(f"the image's vLLM: {words} (docs/how-to/vllm-releases.md)")
+        notes.append(f"vLLM in production: {words} (docs/how-to/vllm-releases.md)")
     if speculative:
         speculation, description = read_speculation(source, speculative, target["model"])
         values |= speculation
         notes.append(f"speculative_config, the endpoint's current speculator: {description}")
+    elif _SPECULATORS.search(target["model"]):
+        notes.append(_note_on_head(target["model"]))
     return ServeCommand(values, notes, unknown)
+
+
+def _note_on_head(model: str) -> str:
+    """A line about a model whose name is that of a head in the speculators format."""
+    return (
+        f"{model}: by its name a head in the speculators format, and no directory here: vLLM serves"
+        " the target that the head's config.json names (speculators_config.verifier.name_or_path)"
+        " and drafts with the head; set target.model to that target, speculator.base to a copy of"
+        " the head, and eval.current_k to speculators_config.proposal_methods[0].speculative_tokens"
+    )
+
+
+def _notes_on_script(text: str) -> list[str]:
+    """Lines about what a script does that is not read."""
+    notes = []
+    if CONDITIONAL.search(with_decided_branches(text)):
+        notes.append("conditions and loops of the script are not evaluated: check these values")
+    if files := sourced_files(text):
+        notes.append(f"sourced, but not read: {', '.join(files)}: check what it sets")
+    return notes
 
 
 def _with_speculation(source: str, given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -216,6 +249,15 @@ def _sorted_variables(variables: Mapping[str, str]) -> Variables:
     return Variables(kept, unread, others)
 
 
+def _check_values(source: str, variables: Mapping[str, str]) -> None:
+    """Refuses variables that are kept, but whose value the text does not have."""
+    if unknown := [name for name, value in variables.items() if UNRESOLVED.search(value)]:
+        raise OutriderError(
+            f"{source}: {', '.join(unknown)}: set to a variable that has no value here; write its"
+            " value"
+        )
+
+
 def _with_placed_config(source: str, words: list[str]) -> list[str]:
     """The words with the place of the file of `--config`.
 
@@ -303,13 +345,14 @@ def _arguments(source: str, words: Sequence[str]) -> tuple[dict[str, Any], list[
             parser.add_argument(flag_of(name), action=argparse.BooleanOptionalAction)
         else:
             parser.add_argument(flag_of(name))
+    words = _without_values_of_switches(words, parser)
     for action in parser._actions:
         action.default = argparse.SUPPRESS
         # The action of --lora-modules reads its words itself, JSON or not.
         if action.nargs != 0 and not isinstance(action, LoRAParserAction):
             action.type = _json_or(action.type or str)
     try:
-        given = vars(parser.parse_args(list(words)))
+        given = vars(parser.parse_args(words))
     except (OSError, AttributeError, AssertionError, ValueError, yaml.YAMLError) as error:
         # vLLM raises these for the file of --config; its other errors come through `error`.
         raise OutriderError(
@@ -320,6 +363,39 @@ def _arguments(source: str, words: Sequence[str]) -> tuple[dict[str, Any], list[
     if "model_tag" in given:
         given["model"] = given.pop("model_tag")
     return given, unknown
+
+
+def _without_values_of_switches(words: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
+    """Writes `--flag=False` and `--flag False` as `--no-flag`, and True as the flag alone.
+
+    vLLM before 0.9 read them so (`StoreBoolean`), as did YAML files of launchers.
+    """
+    switches = {
+        option
+        for action in parser._actions
+        if action.nargs == 0 and not isinstance(action, argparse._HelpAction)
+        for option in action.option_strings
+    }
+    kept: list[str] = []
+    for word in words:
+        flag, equals, value = word.partition("=")
+        flag = flag.replace("_", "-") if flag.startswith("--") else flag
+        before = kept[-1].replace("_", "-") if kept else ""
+        if not equals and before in switches:
+            flag = before
+            value = word
+        truth = value.lower()
+        if flag not in switches or truth not in ("true", "false"):
+            kept.append(word)
+            continue
+        if not equals:
+            kept.pop()
+        opposite = f"--no-{flag.removeprefix('--')}"
+        if truth == "true":
+            kept.append(flag)
+        elif opposite in switches:
+            kept.append(opposite)
+    return kept
 
 
 def _flags(words: Sequence[str]) -> list[str]:

@@ -16,6 +16,7 @@ import yaml
 
 from outrider.serving.serve_settings import words_of_config, words_of_kserve, words_of_settings
 from outrider.serving.serve_shell import END, words_of_script
+from outrider.serving.serve_variables import IMAGE_USED, VARIABLE
 
 IMAGE = re.compile(r"(?:[\w.:-]+/)*[\w.-]*vllm[\w.-]*(?:[:@][\w.:+-]+)?")
 """Name of an image, such as vllm/vllm-openai:v0.32.0, whose entry point is `vllm serve`."""
@@ -23,10 +24,9 @@ IMAGE = re.compile(r"(?:[\w.:-]+/)*[\w.-]*vllm[\w.-]*(?:[:@][\w.:+-]+)?")
 LONGEST_IMAGE = 500
 """Characters of an image's name that is compared."""
 
-VARIABLE = re.compile(
-    r"\$(?:(?P<plain>\w+)|\{(?P<braces>\w+)(?::?-(?P<default>[^}]*))?\}|\((?P<kube>\w+)\))"
-)
-"""$NAME, ${NAME}, ${NAME:-default} and, in Kubernetes, $(NAME)."""
+LONGEST_TEXT = 1_000_000
+"""Characters of a text that is searched. Kubernetes' objects are shorter than 1.5 MB, and vLLM's
+logs are reduced to the lines that name its arguments."""
 
 OF_INSPECT = {"Cmd": "command", "Entrypoint": "entrypoint", "Env": "environment", "Image": "image"}
 """What `docker inspect` calls the keys of Compose."""
@@ -56,10 +56,10 @@ def documents_in(text: str) -> list[Any]:
 
 def words_of_documents(documents: list[Any]) -> Iterator[list[str]]:
     """Yields the words of each command in YAML or JSON documents."""
-    mappings = list(_mappings(documents))
+    mappings = list(mappings_in(documents))
     # The field of a RayService that holds Ray Serve's configuration as text.
     embedded = [mapping.get(RAY_SERVE) for mapping in mappings]
-    mappings += _mappings([documents_in(text) for text in embedded if isinstance(text, str)])
+    mappings += mappings_in([documents_in(text) for text in embedded if isinstance(text, str)])
     yield from _tasks(mappings)
     yield from words_of_kserve(mappings)
     yield from words_of_settings(mappings)
@@ -67,7 +67,8 @@ def words_of_documents(documents: list[Any]) -> Iterator[list[str]]:
     for document in documents:
         of_kubernetes = isinstance(document, Mapping) and "apiVersion" in document
         for container in _containers(document):
-            yield _words_of_container(container, of_kubernetes)
+            words = _words_of_container(container, of_kubernetes)
+            yield [*_of_leader(document, words), *words]
     for mapping in mappings:
         for script in _texts(mapping):
             if "vllm" in script and "\n" in script.strip():
@@ -88,12 +89,15 @@ def files_of_documents(documents: list[Any]) -> dict[str, str]:
 
 def _words_of_container(container: Mapping[str, Any], of_kubernetes: bool) -> list[str]:
     words = [f"{name}={value}" for name, value in _environment(container)]
+    if isinstance(container.get("image"), str):
+        words.append(f"{IMAGE_USED}={container['image']}")
     # Kubernetes' `command` and the `entrypoint` of Compose and Ansible, whose `env` is a mapping,
     # replace the image's entry point.
     is_pod = of_kubernetes or "args" in container or isinstance(container.get("env"), list)
     replaces = "command" if is_pod else "entrypoint"
-    # Compose replaces ${NAME:-default} in the name, too.
+    # Compose replaces ${NAME:-default} in the name, too, and Ansible {{ name }}.
     image = VARIABLE.sub(lambda match: match["default"] or "", str(container.get("image", "")))
+    image = re.sub(r"\{\{[^{}]*\}\}", "", image).removesuffix(":")
     if is_image(image) and not container.get(replaces):
         words += ["docker", "run", image]
     for key in ("entrypoint", "command", "args"):
@@ -102,12 +106,27 @@ def _words_of_container(container: Mapping[str, Any], of_kubernetes: bool) -> li
     return words
 
 
+def _of_leader(document: Any, words: list[str]) -> list[str]:
+    """Returns the variables that LeaderWorkerSet sets on the first node, if its words have them.
+
+    Its docs, "labels, annotations and environment variables".
+    """
+    if not isinstance(document, Mapping) or document.get("kind") != "LeaderWorkerSet":
+        return []
+    spec = document.get("spec")
+    template = spec.get("leaderWorkerTemplate") if isinstance(spec, Mapping) else None
+    size = template.get("size", 1) if isinstance(template, Mapping) else 1
+    values = {"LWS_GROUP_SIZE": str(size), "LWS_WORKER_INDEX": "0"}
+    text = " ".join(words)
+    return [f"{name}={value}" for name, value in values.items() if name in text]
+
+
 def is_image(name: str) -> bool:
     """Whether this is the name of an image with vLLM's server."""
     return len(name) <= LONGEST_IMAGE and IMAGE.fullmatch(name) is not None
 
 
-def _mappings(documents: Any) -> Iterator[Mapping[str, Any]]:
+def mappings_in(documents: Any) -> Iterator[Mapping[str, Any]]:
     """Yields every mapping of YAML or JSON documents, once each, in document order."""
     waiting: list[Any] = [documents]
     read = set()  # a YAML alias is the same object again, possibly a billion times
@@ -140,7 +159,9 @@ def _tasks(mappings: list[Mapping[str, Any]]) -> Iterator[list[str]]:
             variables = task.get("envs") or task.get("env") or {}
             named = dict(variables) if isinstance(variables, Mapping) else {}
             named = _of_skypilot(task) | named
-            yield [*(f"{name}={text}" for name, text in named.items()), *words_of_script(script)]
+            # One without a value is set when the task is launched.
+            pairs = (f"{name}={text}" for name, text in named.items() if text is not None)
+            yield [*pairs, *words_of_script(script)]
 
 
 def _of_skypilot(task: Mapping[str, Any]) -> dict[str, str]:
@@ -152,16 +173,31 @@ def _of_skypilot(task: Mapping[str, Any]) -> dict[str, str]:
     resources = task.get("resources")
     if not isinstance(resources, Mapping):
         return {}
-    nodes = {"SKYPILOT_NUM_NODES": str(task.get("num_nodes", 1)), "SKYPILOT_NODE_RANK": "0"}
-    listed = resources.get("accelerators")
-    if isinstance(listed, Mapping):
-        numbers = {str(number or 1) for number in listed.values()}
-    else:
-        names = listed if isinstance(listed, list) else [listed]
-        numbers = {str(name).partition(":")[2] or "1" for name in names if name}
+    variables = {"SKYPILOT_NUM_NODES": str(task.get("num_nodes", 1)), "SKYPILOT_NODE_RANK": "0"}
+    choices = [resources]
+    for key in ("any_of", "ordered"):
+        listed = resources.get(key)
+        choices += listed if isinstance(listed, list) else []
+    numbers = {number for choice in choices for number in _numbers_of_gpus(choice)}
     if len(numbers) == 1:
-        nodes["SKYPILOT_NUM_GPUS_PER_NODE"] = numbers.pop()
-    return nodes
+        variables["SKYPILOT_NUM_GPUS_PER_NODE"] = numbers.pop()
+    return variables
+
+
+def _numbers_of_gpus(resources: Any) -> Iterator[str]:
+    """Yields the number of GPUs of each accelerator that a task may get.
+
+    They are NAME:NUMBER, lists or sets of these, or mappings of names to numbers (its docs, "task
+    YAML"). YAML reads the set `{H200:8, B200:8}` as a mapping whose keys are NAME:NUMBER.
+    """
+    listed = resources.get("accelerators") if isinstance(resources, Mapping) else None
+    if isinstance(listed, Mapping):
+        for name, number in listed.items():
+            yield str(number or str(name).partition(":")[2] or 1)
+        return
+    for name in listed if isinstance(listed, list) else [listed]:
+        if name:
+            yield str(name).partition(":")[2] or "1"
 
 
 def _one_command(text: str) -> list[str]:
@@ -171,7 +207,7 @@ def _one_command(text: str) -> list[str]:
 
 def _containers(documents: Any) -> Iterator[Mapping[str, Any]]:
     """Every mapping with an image and a command, in document order."""
-    for value in _mappings(documents):
+    for value in mappings_in(documents):
         if {"Cmd", "Entrypoint"} & value.keys():  # docker inspect
             yield {OF_INSPECT.get(str(key), str(key)): inner for key, inner in value.items()}
         elif {"command", "args", "entrypoint"} & value.keys():

@@ -9,8 +9,10 @@
 - NVIDIA Dynamo's worker: the module `dynamo.vllm` (0.7, components/src/dynamo/vllm/args.py)
 - KServe's Hugging Face runtime: the module `huggingfaceserver` (0.15, its __main__.py)
 - SageMaker's vLLM containers: variables SM_VLLM_NAME (sagemaker_entrypoint.sh)
-- RunPod's worker: variables with the names of flags, and MODEL_NAME (2.7)
-- DJL's LMI containers: `option.NAME` in serving.properties, or variables OPTION_NAME (0.33)
+- RunPod's worker: variables with the names of flags, MODEL_NAME, and flags in VLLM_EXTRA_ARGS
+  (2.7; 2.25, src/args_builder.py)
+- DJL's LMI containers: `option.NAME` in serving.properties, or variables OPTION_NAME (0.33,
+  vllm_rb_properties.py)
 - NVIDIA NIM: variables NIM_NAME, flags in NIM_PASSTHROUGH_ARGS or after `nim-serve` (2.0)
 """
 
@@ -19,9 +21,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from outrider.common.errors import OutriderError
-from outrider.serving.allowed import ARGUMENTS, KEYS_OF_ARGUMENTS
+from outrider.serving.serve_settings import FLAGS
 from outrider.serving.serve_shell import END, end_of_object, words_of_script
-from outrider.serving.vllm_flags import KNOWN
 
 
 class Launcher(NamedTuple):
@@ -37,6 +38,8 @@ class Launcher(NamedTuple):
     """Values of flags, under vLLM's names, for which the program sets another."""
     of_machine: Mapping[tuple[str, str], str] = {}
     """Values for which the program sets what the machine has, and what that is."""
+    unset: frozenset[tuple[str, str]] = frozenset()
+    """Values with which the program leaves a flag out."""
 
 
 _DYNAMO = Launcher(
@@ -87,14 +90,32 @@ _LMI = Launcher(
         "tensor_parallel_degree": "tensor_parallel_size",
         "pipeline_parallel_degree": "pipeline_parallel_size",
         "max_rolling_batch_size": "max_num_seqs",
+        "max_rolling_batch_prefill_tokens": "max_num_batched_tokens",
+        "quantize": "quantization",
+        "cpu_offload_gb_per_gpu": "cpu_offload_gb",
+    },
+    translated={
+        ("dtype", "bf16"): "bfloat16",
+        ("dtype", "fp16"): "float16",
+        ("dtype", "fp32"): "float32",
     },
     of_machine={("tensor_parallel_size", "max"): "the number of the instance's GPUs"},
 )
 _RUNPOD = Launcher(
-    own=frozenset(),
-    renamed={"model_name": "model", "model_revision": "revision", "tokenizer_name": "tokenizer"},
-    defaults={"enable_prefix_caching": "false"},
+    # Of other names than flags; the last two are no flags of vLLM's any more, and ignored.
+    own=frozenset({"host", "port", "api_key", "config", "help", "swap_space", "task"}),
+    renamed={
+        "model_name": "model",
+        "model_revision": "revision",
+        "tokenizer_name": "tokenizer",
+        "openai_served_model_name_override": "served_model_name",
+        "custom_chat_template": "chat_template",
+        "vllm_config_file": "config",
+    },
+    unset=frozenset({("max_num_batched_tokens", "0")}),
 )
+_RUNPOD_OF_2_7 = _RUNPOD._replace(defaults={"enable_prefix_caching": "false"})
+"""The worker before 2.24 made vLLM's arguments itself, with other defaults."""
 _NIM = Launcher(
     own=frozenset(),
     renamed={
@@ -124,7 +145,13 @@ _PREFIXES = (
 
 _MODEL_OF_LMI = "HF_MODEL_ID"
 _PASSTHROUGH = "NIM_PASSTHROUGH_ARGS"
-_RUNPOD_IMAGE = re.compile(r"worker(?:-v1)?-vllm")
+_RUNPOD_IMAGE = re.compile(r"worker(?:-v1)?-vllm(?::v?(\d+)\.(\d+))?")
+_RUNPOD_REWRITTEN = (2, 24)
+_RUNPOD_ARGUMENTS = "VLLM_EXTRA_ARGS"
+_TRUE = ("1", "yes", "on")
+_FALSE = ("0", "no", "off")
+_SWITCH = re.compile(r"(?:enable|disable|enforce|use|trust|async|skip|return)_")
+"""Beginnings of the names of flags without a value."""
 
 _SETTING = re.compile(
     r"([\"']?)\b(option\.\w+|[A-Z][A-Z0-9_]*)(?=[\"'\s:=,])"
@@ -178,10 +205,25 @@ def words_of_prefixes(text: str) -> list[str]:
             of_prefix.setdefault("MODEL_ID", model_of_lmi)
         if words := _command(launcher, of_prefix):
             return words
-    if _RUNPOD_IMAGE.search(text):
-        known = KNOWN | ARGUMENTS | KEYS_OF_ARGUMENTS.keys() | _RUNPOD.renamed.keys()
-        return _command(_RUNPOD, {n: value for n, value in settings if n.lower() in known})
+    if image := _RUNPOD_IMAGE.search(text):
+        return _of_runpod(dict(settings), image)
     return []
+
+
+def _of_runpod(variables: Mapping[str, str], image: re.Match[str]) -> list[str]:
+    """Returns the command of RunPod's worker, whose further flags come last and count."""
+    is_old = image[1] is not None and (int(image[1]), int(image[2])) < _RUNPOD_REWRITTEN
+    launcher = _RUNPOD_OF_2_7 if is_old else _RUNPOD
+    known = FLAGS | launcher.renamed.keys()
+    settings: dict[str, str] = {}
+    for name, value in variables.items():
+        if name.lower() in known and value:
+            is_switch = _SWITCH.match(name.lower()) is not None
+            on = "true" if is_switch and value.lower() in _TRUE else value
+            settings[name] = "false" if is_switch and value.lower() in _FALSE else on
+    words = _command(launcher, settings)
+    further = words_of_script(variables.get(_RUNPOD_ARGUMENTS, ""))
+    return words and [*words, *(word for word in further if word != END)]
 
 
 def of_nim(variables: Mapping[str, str], words: Sequence[str]) -> list[str]:
@@ -191,7 +233,7 @@ def of_nim(variables: Mapping[str, str], words: Sequence[str]) -> list[str]:
     other variables (its docs, "advanced configuration"). Without a number of GPUs there, a profile
     of the image decides.
     """
-    known = KNOWN | ARGUMENTS | KEYS_OF_ARGUMENTS.keys() | _NIM.renamed.keys()
+    known = FLAGS | _NIM.renamed.keys()
     named = {
         name.removeprefix(NIM): value for name, value in variables.items() if name.startswith(NIM)
     }
@@ -214,7 +256,8 @@ def _command(launcher: Launcher, settings: Mapping[str, str]) -> list[str]:
     for setting, value in settings.items():
         name = setting.lower() if setting.isupper() else setting
         if name not in launcher.own:
-            named[launcher.renamed.get(name, name)] = value
+            name = launcher.renamed.get(name, name)
+            named |= {} if (name, value) in launcher.unset else {name: value}
     if not named.get("model"):
         return []
     named["model"] = named["model"].removeprefix("hf://")

@@ -18,7 +18,9 @@ DERIVED = ("max_model_len", "max_num_seqs", "max_num_batched_tokens")
 
 LOG_STATS = "disable_log_stats"
 
-EXPLAINED = CHANGES_TEXT | ACROSS_NODES | {LOG_STATS}
+KV_TRANSFER = "kv_transfer_config"
+
+EXPLAINED = CHANGES_TEXT | ACROSS_NODES | {LOG_STATS, KV_TRANSFER}
 """Arguments with a line of their own, unless they are switched off."""
 
 
@@ -54,6 +56,7 @@ def notes_on(
     notes += _about_text(effective)
     notes += _about_adapters(given, effective)
     notes += _about_engines(effective)
+    notes += _about_transfer(given, effective)
     notes += _about_unread(variables.unread)
     if unknown:
         notes.append(f"unknown to vLLM {WRITTEN_FOR}: {', '.join(unknown)}")
@@ -102,6 +105,19 @@ def _about_engines(left_out: list[str]) -> Iterator[str]:
             " endpoint before `outrider deploy`, `confirm` or `eval --server`, which read its"
             " counts and times"
         )
+
+
+def _about_transfer(given: Mapping[str, Any], left_out: list[str]) -> Iterator[str]:
+    """A line about an exchange of KV caches, which often divides prefill and decoding."""
+    if KV_TRANSFER not in left_out:
+        return
+    settings = given[KV_TRANSFER]
+    connector = settings.get("kv_connector") if isinstance(settings, Mapping) else None
+    yield (
+        f"left out: {flag_of(KV_TRANSFER)}{f' ({connector})' if connector else ''}: Outrider's"
+        " engines prefill and decode by themselves; if other servers prefill for this one,"
+        " measured times to first token are not production's"
+    )
 
 
 def _about_unread(variables: list[str]) -> Iterator[str]:

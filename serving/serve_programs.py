@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from outrider.serving.serve_shell import END, words_of_script
+from outrider.serving.serve_variables import integer_of
 
 ENGINES = frozenset({"LLM", "EngineArgs", "AsyncEngineArgs", "LLMConfig"})
 """Classes whose arguments are an engine's: vLLM's, and Ray Serve LLM's."""
@@ -110,7 +111,8 @@ def words_of_hcl(text: str) -> list[str]:
         return []
     variables = [*_OF_HCL.findall(text), *_OF_TASK.findall(text)]
     words = [f"{name}={value}" for name, value in variables]
-    words += ["docker", "run", image[1]]
+    # The place of the command is known without the tag, which may be a variable.
+    words += ["docker", "run", re.sub(r":?\$\{[^{}]*\}", "", image[1])]
     for listed in _LIST.findall(text[image.end() :]):
         without_comments = re.sub(r"(?m)^\s*(?:#|//).*$", "", listed)
         of_strings = _ELEMENT_OF_HCL.sub(_as_string, without_comments)
@@ -179,17 +181,26 @@ def _starts(call: ast.Call) -> bool:
 
 
 def _variables(tree: ast.Module, known: dict[str, Any]) -> list[str]:
-    """Returns the variables that a program exports: os.environ["NAME"] = ..., or `env=`."""
+    """Returns the variables that a program exports: os.environ["NAME"] = ..., or `env=`.
+
+    Those of Modal's images are in `image.env({...})`.
+    """
     words: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
             target = node.targets[0]
             if ast.unparse(target.value) in ("os.environ", "env"):
                 words.append(f"{_value(target.slice, known)}={_value(node.value, known)}")
-        elif isinstance(node, ast.Call) and _starts(node):
-            passed = _named(node, known).get("env")
+        elif isinstance(node, ast.Call) and (_starts(node) or _sets_variables(node)):
+            of_image = _value(node.args[0], known) if _sets_variables(node) else None
+            passed = of_image or _named(node, known).get("env")
             words += [f"{k}={v}" for k, v in passed.items()] if isinstance(passed, dict) else []
     return words
+
+
+def _sets_variables(call: ast.Call) -> bool:
+    is_method = isinstance(call.func, ast.Attribute) and call.func.attr == "env"
+    return is_method and len(call.args) == 1 and isinstance(call.args[0], ast.Dict)
 
 
 def _run(statements: list[ast.stmt], known: dict[str, Any]) -> None:
@@ -240,6 +251,10 @@ def _value(node: ast.expr | None, known: dict[str, Any]) -> Any:
         return "".join(str(_value(part, known)) for part in node.values)
     if isinstance(node, ast.FormattedValue):
         return _value(node.value, known)
+    if isinstance(node, ast.BinOp):
+        number = integer_of(node, known.get)
+        if number is not None:
+            return number
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         return _sum(_value(node.left, known), _value(node.right, known))
     if isinstance(node, ast.IfExp):

@@ -3,10 +3,10 @@
     words_of_settings([{"modelURL": "org/model", "vllmConfig": {"tensorParallelSize": 8}}])
     # [["vllm", "serve", "org/model", "--tensor-parallel-size", "8"]]
 
-- vLLM's production stack: `modelURL` and `vllmConfig` of its chart, or `model` of its CRD
+- vLLM's production stack: the enabled `modelSpec` of its chart, or `model` of its CRD
 - Ray Serve LLM: `model_loading_config` and `engine_kwargs`, which are vLLM's own arguments
-- llm-d's modelservice and KServe's LLMInferenceService: a model's `uri`, `parallelism`, and the
-  container's arguments, also in VLLM_ADDITIONAL_ARGS
+- llm-d's modelservice and KServe's LLMInferenceService: a model's `uri`, `parallelism`,
+  `speculativeDecoding`, and the container's arguments, also in VLLM_ADDITIONAL_ARGS
 - KServe's Hugging Face runtime (`modelFormat`), KubeAI's kind Model, VS Code's launch.json
 - the file of `vllm serve --config` itself
 - what vLLM logs when it starts: `non-default args: {...}`
@@ -21,11 +21,20 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import yaml
+
 from outrider.common.errors import OutriderError
-from outrider.serving.allowed import ARGUMENTS, KEYS_OF_ARGUMENTS
+from outrider.serving.allowed import ARGUMENTS, KEYS_OF_ARGUMENTS, UNSERVABLE
+from outrider.serving.serve_variables import IMAGE_USED
 from outrider.serving.vllm_flags import KNOWN
 
 SERVE = ("vllm", "serve")
+
+OF_ENGINE = ARGUMENTS | KEYS_OF_ARGUMENTS.keys() | UNSERVABLE.keys()
+"""Arguments that change what the engine computes."""
+
+FLAGS = KNOWN | OF_ENGINE
+"""All flags of vLLM's, by their Python names."""
 
 PARALLELISM = {
     "expert": "enable_expert_parallel",
@@ -39,14 +48,25 @@ PARALLELISM = {
 ADDED = "VLLM_ADDITIONAL_ARGS"
 """The variable with further flags that KServe's containers read."""
 
-STACKS = frozenset({"extraArgs", "v0", "v1", "env"})
+STACKS = frozenset({"extraArgs", "v0", "v1", "env", "prometheusMultiprocDir"})
 """Keys of `vllmConfig` that are not vLLM's arguments."""
 
 OF_CHART = {"enablePrefixCaching": False}
 """What the stack's chart sets unless its values do (templates/deployment-vllm-multi.yaml)."""
 
-MODEL_KEYS = ("enableLoRA", "chatTemplate")
-"""Keys next to `vllmConfig` from which the chart makes flags that change the text."""
+MODEL_KEYS = {
+    "chatTemplate": "chat_template",
+    "enableLoRA": "enable_lora",
+    "enableTool": "enable_auto_tool_choice",
+    "modelRevision": "revision",
+    "toolCallParser": "tool_call_parser",
+}
+"""Arguments for the keys next to `vllmConfig`, where a model has them."""
+
+SPECULATION = {"method": "method", "numSpeculativeTokens": "num_speculative_tokens"}
+OF_SPECULATOR = {"tensorParallelSize": "draft_tensor_parallel_size", "maxModelLen": "max_model_len"}
+"""Keys of `speculative_config` for those of `speculativeDecoding`, and of its `speculator`
+(docs/samples/llmisvc/speculative-decoding of KServe)."""
 
 LOGGED = frozenset({"model", "model_tag", "subparser", "dispatch_function"})
 """Keys of the logged arguments that are no flags."""
@@ -63,9 +83,14 @@ _ARGUMENTS = re.compile(r"non-default args: (\{.*)")
 def words_of_settings(mappings: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
     """Yields the command that each of a document's mappings stands for.
 
-    Raises an `OutriderError` if Ray Serve serves several models, of which none is the target.
+    Raises an `OutriderError` if several models are served, of which none is the target.
     """
     mappings = list(mappings)
+    if len(enabled := _enabled_in_stack(mappings)) > 1:
+        raise OutriderError(
+            f"--from-serve-command: modelSpec enables several models, {', '.join(enabled)}; leave"
+            " only that of the target in the file, or set enabled: false in the others"
+        )
     models = {model: None for settings in mappings if (model := _model_of_ray(settings))}
     if len(models) > 1:
         raise OutriderError(
@@ -105,15 +130,18 @@ def words_of_kserve(mappings: Sequence[Mapping[str, Any]]) -> Iterator[list[str]
 
 
 def words_of_config(documents: Iterable[Any]) -> Iterator[list[str]]:
-    """Yields the command of each document that holds flags, as `vllm serve --config` reads it."""
-    flags = KNOWN | ARGUMENTS | KEYS_OF_ARGUMENTS.keys()
+    """Yields the command of each document that holds flags, as `vllm serve --config` reads it.
+
+    Its keys are flags, also `no-` forms. Without a model, at least one is an engine's.
+    """
     for document in documents:
-        if not isinstance(document, Mapping) or not isinstance(document.get("model"), str):
+        if not isinstance(document, Mapping) or len(document) < 2:
             continue
         arguments = {str(name).replace("-", "_"): value for name, value in document.items()}
-        if len(arguments) > 1 and arguments.keys() <= flags:
-            model = arguments.pop("model")
-            yield [*SERVE, model, *_flags(arguments)]
+        names = {name.removeprefix("no_") for name in arguments}
+        if names <= FLAGS and names & OF_ENGINE:
+            model = arguments.pop("model", None)
+            yield [*SERVE, *([model] if isinstance(model, str) else []), *_flags(arguments)]
 
 
 def words_of_config_file(documents: Sequence[Any], model: Sequence[str]) -> list[str]:
@@ -139,19 +167,33 @@ def words_of_log(text: str) -> Iterator[list[str]]:
 
 
 def _of_stack(settings: Mapping[str, Any]) -> list[str]:
-    section = settings.get("vllmConfig")
     of_crd = _mapping(settings, "model")
     model = settings.get("modelURL") or of_crd.get("modelURL")
-    if not isinstance(section, Mapping) or not model:
+    # The chart deploys a model unless it is disabled, and needs no vllmConfig.
+    section = settings.get("vllmConfig", {} if "modelURL" in settings else None)
+    if not isinstance(section, Mapping) or not model or settings.get("enabled") is False:
         return []
     sizes = {name: of_crd[name] for name in ("maxModelLen", "maxNumSeqs") if name in of_crd}
     arguments = {**sizes, **section}
     if settings.get("modelURL"):
         arguments = {**arguments, **OF_CHART, **arguments}
-        arguments |= {name: settings[name] for name in MODEL_KEYS if settings.get(name)}
     flags = {_snake(name): value for name, value in arguments.items() if name not in STACKS}
+    if settings.get("modelURL"):
+        flags |= {MODEL_KEYS[key]: settings[key] for key in MODEL_KEYS if settings.get(key)}
     more = map(str, _list(section, "extraArgs"))
-    return [*_variables(settings), *SERVE, str(model), *_flags(flags), *more]
+    variables = _variables(settings)
+    if "repository" in settings:
+        variables.append(f"{IMAGE_USED}={settings['repository']}:{settings.get('tag', 'latest')}")
+    return [*variables, *SERVE, str(model), *_flags(flags), *more]
+
+
+def _enabled_in_stack(mappings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns the models that the production stack's chart deploys, once each."""
+    specs = [spec for settings in mappings for spec in _list(settings, "modelSpec")]
+    enabled = (
+        spec for spec in specs if isinstance(spec, Mapping) and spec.get("enabled") is not False
+    )
+    return list(dict.fromkeys(str(spec["modelURL"]) for spec in enabled if spec.get("modelURL")))
 
 
 def _of_ray(settings: Mapping[str, Any]) -> list[str]:
@@ -191,7 +233,23 @@ def _of_chart(settings: Mapping[str, Any]) -> list[str]:
             arguments += shlex.split(value)
         else:
             variables.append(variable)
-    return [*variables, *SERVE, _SCHEME.sub("", uri), *_flags(sizes), *arguments]
+    speculation = _speculation_of(_mapping(settings, "speculativeDecoding"))
+    flags = _flags(sizes | ({"speculative_config": speculation} if speculation else {}))
+    return [*variables, *SERVE, _SCHEME.sub("", uri), *flags, *arguments]
+
+
+def _speculation_of(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns vLLM's `speculative_config` for an LLMInferenceService's `speculativeDecoding`."""
+    speculator = _mapping(section, "speculator")
+    settings = {SPECULATION[key]: section[key] for key in SPECULATION if key in section}
+    settings |= {OF_SPECULATOR[key]: speculator[key] for key in OF_SPECULATOR if key in speculator}
+    uri = _mapping(speculator, "model").get("uri")
+    if isinstance(uri, str):
+        settings["model"] = _SCHEME.sub("", uri)
+    # Further keys of vLLM's, whose values the resource has as texts.
+    for name, value in _mapping(section, "additionalConfig").items():
+        settings[name] = yaml.safe_load(value) if isinstance(value, str) else value
+    return settings
 
 
 def _of_kubeai(settings: Mapping[str, Any]) -> list[str]:
@@ -219,7 +277,8 @@ def _flags(arguments: Mapping[str, Any]) -> list[str]:
     for name, value in arguments.items():
         flag = name.replace("_", "-")
         if isinstance(value, bool):
-            words.append(f"--{flag}" if value else f"--no-{flag}")
+            negative = [] if flag.startswith("no-") else [f"--no-{flag}"]
+            words += [f"--{flag}"] if value else negative
         elif isinstance(value, list | tuple):
             words += [f"--{flag}", *map(str, value)]
         elif value is not None:

@@ -13,6 +13,7 @@ import re
 import shlex
 
 from outrider.common.errors import OutriderError
+from outrider.serving.serve_branches import with_decided_branches
 
 END = ";"
 """The word that ends a command."""
@@ -23,7 +24,20 @@ _HERE = re.compile(r"(?<!<)<<-?[ \t]*(['\"]?)([A-Za-z_]\w*)\1")
 _WRITTEN = re.compile(r"(?:(?<![<>&\d])>>?[ \t]*|\btee[ \t]+(?:-a[ \t]+)?)([\w./~-]+)")
 """The file that a command writes."""
 
-_ARRAY = re.compile(r"^[ \t]*(\w+)(\+?)=\(((?:[^()'\"]|'[^']*'|\"[^\"]*\")*)\)", re.MULTILINE)
+_ARRAY = re.compile(
+    r"^[ \t]*(?:(?:local|declare|typeset|readonly)[ \t]+(?:-\w+[ \t]+)*)?(\w+)(\+?)=\("
+    r"((?:(?<=\s)\#[^\n]*|\$\(\(?[^()\n]*\)\)?|[^()'\"]|'[^']*'|\"(?:[^\"\\]|\\.)*\")*)\)",
+    re.MULTILINE,
+)
+"""NAME=(WORDS), in which comments and quotations may have parentheses."""
+
+_ARRAY_NAME = re.compile(r"\b(\w+)\+?=\(")
+
+_SET_UNLESS_SET = re.compile(r"^[ \t]*:[ \t]+\"?\$\{(\w+):?=([^}\n]*)\}\"?", re.MULTILINE)
+"""`: "${NAME:=value}"`, which sets NAME unless it has a value."""
+
+_SPACED = re.compile(r"\$\(\([^()\n]*\)\)|\{\{[^{}\n]*\}\}")
+"""$((A * B)) and {{ name }}, each a word with spaces."""
 _ELEMENTS = re.compile(r"\"?\$\{(\w+)\[[@*]\]\}\"?")
 """${NAME[@]}, the elements of an array."""
 
@@ -132,7 +146,11 @@ def _as_bash(text: str) -> str:
     PowerShell continues a line with a backtick and cmd with ^.
     """
     text = re.sub(r"[ \t][`^][ \t]*\r?\n", " ", text)
-    elements: dict[str, list[str]] = {}
+    text = _SET_UNLESS_SET.sub(r'\1="${\1:-\2}"', text)
+    arrays = set(_ARRAY_NAME.findall(text))
+    text = _SPACED.sub(lambda match: re.sub(r"\s", "", match[0]), with_decided_branches(text))
+    # An array that only branches fill that are not taken is empty.
+    elements: dict[str, list[str]] = {name: [] for name in arrays - {*_ARRAY_NAME.findall(text)}}
     for name, is_added, words in _ARRAY.findall(text):
         if not is_added:
             elements[name] = []

@@ -20,7 +20,7 @@ from outrider.common.errors import OutriderError
 from outrider.common.redaction import redacted
 from outrider.serving.serve_documents import (
     LONGEST_IMAGE,
-    VARIABLE,
+    LONGEST_TEXT,
     documents_in,
     files_of_documents,
     is_image,
@@ -42,7 +42,9 @@ from outrider.serving.serve_settings import (
     words_of_settings,
 )
 from outrider.serving.serve_shell import END, shell_words, words_of_script, written_files
+from outrider.serving.serve_surroundings import missing_files, names_in, setter_of
 from outrider.serving.serve_units import words_of_lists, words_of_units
+from outrider.serving.serve_variables import IMAGE_USED, VARIABLE, resolved
 from outrider.serving.vllm_flags import ACROSS_NODES, HARMLESS
 
 SERVERS = ("vllm.entrypoints.openai.api_server", "vllm/entrypoints/openai/api_server.py")
@@ -88,13 +90,6 @@ EXPORTED = re.compile(r"[A-Z_][A-Z0-9_]*")
 UNRESOLVED = re.compile(r"\$[({\w@*]|`|\{\{|%\(\w+\)s")
 """What a shell, a template or supervisor (%(ENV_NAME)s) would still replace."""
 
-LONGEST_TEXT = 1_000_000
-"""Characters of a text that is searched. Kubernetes' objects are shorter than 1.5 MB, and vLLM's
-logs are reduced to the lines that name its arguments."""
-
-LONGEST_WORD = 20_000
-"""Characters of a word with variables replaced: fifteen lines `A=$A$A$A$A` stand for gigabytes."""
-
 LONGEST_VALUES = 10_000_000
 """Characters of all values that are assigned, with the variables in them replaced."""
 
@@ -107,6 +102,12 @@ def find_command(source: str, text: str) -> Command:
 
     Raises an `OutriderError` if there is none, or if a shell variable has no value in `text`.
     """
+    variables, words, _ = find_command_and_image(source, text)
+    return variables, words
+
+
+def find_command_and_image(source: str, text: str) -> tuple[dict[str, str], list[str], str]:
+    """As `find_command`, with the image of the command's container; empty if it is not named."""
     if len(text) > LONGEST_TEXT:
         text = "\n".join(line for line in text.splitlines() if "non-default args" in line)
         if not 0 < len(text) <= LONGEST_TEXT:
@@ -117,12 +118,15 @@ def find_command(source: str, text: str) -> Command:
     script, files = written_files(text)
     documents = documents_in(text)
     files |= files_of_documents(documents)
-    if command := _first_command(_candidates(text, script, documents)):
-        variables, words = command
-        return _checked(source, variables, _with_config_file(words, files))
+    command = _first_command(_candidates(text, script, documents))
     for written in files.values():
-        if command := _first_command(_candidates(written, written, documents_in(written))):
-            return _checked(source, *command)
+        command = command or _first_command(_candidates(written, written, documents_in(written)))
+    if command is not None:
+        variables, words = command
+        words = _with_config_file(words, files)
+        exported = {name: value for name, value in variables.items() if EXPORTED.fullmatch(name)}
+        checked = _checked(source, text, variables, words)
+        return exported, checked, variables.get(IMAGE_USED, "")
     try:
         words = shell_words(script)
     except ValueError as error:
@@ -227,10 +231,11 @@ def _commands_in(words: list[str]) -> Iterator[Command]:
     length = 0
     for index, word in enumerate(words):
         if VARIABLE.fullmatch(word):  # CMD="vllm serve ..."; exec $CMD
-            word = _resolved(word, variables)
+            word = resolved(word, variables)
         if " " in word and "vllm" in word:  # sh -c "vllm serve ..."
             for nested_variables, arguments in _commands_in(words_of_script(word)):
                 yield variables | nested_variables, arguments
+        variables |= _image_of(words, index, servers)
         begin = _begin_of_arguments(words, index, servers)
         if begin is not None:
             command = _until_end(words, begin)
@@ -249,13 +254,20 @@ def _commands_in(words: list[str]) -> Iterator[Command]:
         yield variables, of_nim(variables, [])
 
 
+def _image_of(words: list[str], index: int, servers: _Servers) -> dict[str, str]:
+    """The image of a `docker run`, with its tag, if it is at `index`."""
+    word = words[index]
+    is_tagged = index >= servers.container and re.search("[:@]", word) is not None
+    return {IMAGE_USED: word} if is_tagged and is_image(word) else {}
+
+
 def _assign(variables: dict[str, str], word: str) -> int:
     """Sets the variable that a word assigns, if any; returns the length of its value."""
     assigned = ASSIGNED.fullmatch(word.removeprefix("--env="))
     if assigned is None:
         return 0
     name = assigned["name"]
-    value = _resolved(assigned["value"].removesuffix(END), variables)
+    value = resolved(assigned["value"].removesuffix(END), variables)
     variables[name] = variables.get(name, "") + value if assigned["added"] else value
     return len(variables[name])
 
@@ -309,26 +321,6 @@ def _until_end(words: list[str], begin: int) -> list[str]:
     return command_words
 
 
-def _resolved(word: str, variables: Mapping[str, str]) -> str:
-    """Replaces variables that have a value, or a default in the word itself."""
-    length = 0
-
-    def value(match: re.Match[str]) -> str:
-        nonlocal length
-        name = match["plain"] or match["braces"] or match["kube"]
-        default = match[0] if match["default"] is None else match["default"]
-        replacement = variables.get(name, default)
-        length += len(replacement)
-        if length > LONGEST_WORD:  # before the values are joined
-            raise OutriderError(
-                f"--from-serve-command: the variable {name} stands for more than {LONGEST_WORD}"
-                " characters with those in it; write the command with shorter values"
-            )
-        return replacement
-
-    return VARIABLE.sub(value, word)
-
-
 def _flags_of(value: str) -> list[str]:
     """The words of a variable that holds several flags."""
     return [word for word in words_of_script(value) if word != END]
@@ -339,19 +331,19 @@ def _expanded(words: list[str], variables: Mapping[str, str]) -> Iterator[str]:
     for word in words:
         if word in ("$@", "$*"):
             continue
-        resolved = _resolved(word, variables)
-        if VARIABLE.fullmatch(word) and resolved.startswith(("-", " -")):
-            yield from _flags_of(resolved)
-        elif not resolved and word:  # as in a shell, without quotation marks
+        value = resolved(word, variables)
+        if VARIABLE.fullmatch(word) and value.startswith(("-", " -")):
+            yield from _flags_of(value)
+        elif not value and word:  # as in a shell, without quotation marks
             continue
         else:
-            yield resolved
+            yield value
 
 
-def _checked(source: str, variables: dict[str, str], words: list[str]) -> Command:
+def _checked(source: str, text: str, variables: Mapping[str, str], words: list[str]) -> list[str]:
     """Replaces variables that the text sets; refuses others, but in flags of the HTTP server."""
-    exported = {name: value for name, value in variables.items() if EXPORTED.fullmatch(name)}
     checked: list[str] = []
+    open_words: list[str] = []
     for word in _expanded(words, variables):
         if not UNRESOLVED.search(word):
             checked.append(word)
@@ -360,9 +352,31 @@ def _checked(source: str, variables: dict[str, str], words: list[str]) -> Comman
         if not equals and checked:
             flag = checked[-1]
         if not flag.startswith("--") or flag[2:].replace("-", "_") not in HARMLESS | ACROSS_NODES:
-            raise OutriderError(
-                f"{source}: {redacted(word)}: contains a shell variable; replace it with its value"
-            )
-        if not equals:
+            open_words.append(word)
+        elif not equals:
             checked.pop()
-    return exported, checked
+    if open_words:
+        raise OutriderError(f"{source}: {_why_open(text, open_words)}")
+    return checked
+
+
+def _why_open(text: str, words: list[str]) -> str:
+    """Names variables without a value as they are written, what sets them, and what to do."""
+    first, *further = dict.fromkeys(redacted(word) for word in words)
+    names = list(dict.fromkeys(names_in(words)))
+    setters = dict.fromkeys(setter for name in names if (setter := setter_of(name)))
+    files = missing_files(text)
+    why = f"{first}: contains a shell variable; replace it with its value"
+    if further:
+        why += f", and in the same way {', '.join(further)}"
+    if setters:
+        why += f" ({'; '.join(setters)})"
+    elif files:
+        which = ", ".join(files)
+        why += (
+            f", or put the file that sets {', '.join(names) or 'them'} next to this one"
+            f" ({which}: not here)"
+        )
+    elif "services:" in text:
+        why += ", or put Compose's .env next to this file"
+    return why

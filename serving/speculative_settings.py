@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.common.errors import OutriderError
-from outrider.serving.vllm_flags import LOSSY
+from outrider.serving.vllm_flags import LOSSY, PLUGIN_FLAGS
 from outrider.serving.vllm_version import WRITTEN_FOR
 from outrider.speculators.kinds import weightless_kind
 
@@ -48,6 +48,24 @@ NAMED = frozenset({
 METHODS = {"[ngram]": "ngram", "ngram_gpu": "ngram"}
 """Other names of methods; in one model runner, both n-gram methods draft the same tokens."""
 
+MTP = "mtp"
+
+OF_VLLM = frozenset({
+    "custom_class", "dflash", "draft_model", "dspark", "eagle", "eagle3", "extract_hidden_states",
+    "medusa", "mlp_speculator", MTP, "ngram", "suffix",
+})  # fmt: skip
+"""Methods of vLLM 0.32 (`SpeculativeMethod`), next to NAME_mtp, which it reads as `mtp`."""
+
+IN_NAMES = {"eagle-": "eagle", "eagle3": "eagle3", "dflash": "dflash", "dspark": "dspark"}
+"""Methods that vLLM 0.32 takes from a drafter's name if the command names none
+(`SpeculativeConfig.__post_init__`), in its order."""
+
+ARCTIC = "arctic"
+"""The method of the plug-in ArcticInference."""
+
+OF_ARCTIC = frozenset({"enable_suffix_decoding"})
+"""Keys that ArcticInference adds."""
+
 
 def read_speculation(
     source: str, section: dict[str, Any], target: str
@@ -60,7 +78,7 @@ def read_speculation(
     if model in METHODS:  # of releases before 0.8
         method = model
         model = None
-    method = METHODS.get(str(method), method)
+    method = _method_of(source, method, model)
     k = section.get("num_speculative_tokens")
     # vLLM takes it from the head's configuration: `n_predict`, or the block size of DSpark.
     number = "the default number of" if k is None else k
@@ -87,6 +105,37 @@ def read_speculation(
     if speculator:
         values["speculator"] = speculator
     return values, words + _left_out(section, method)
+
+
+def check_plugin(source: str, section: dict[str, Any], unknown: list[str]) -> None:
+    """Refuses the command of ArcticInference, with all that only this plug-in has."""
+    if section.get("method") != ARCTIC and not OF_ARCTIC & section.keys():
+        return
+    keys = [f"speculative_config.{key}" for key in sorted(OF_ARCTIC & section.keys())]
+    method = ["speculative_config.method = arctic"] if section.get("method") == ARCTIC else []
+    names = ", ".join([*method, *keys, *(flag for flag in unknown if flag in PLUGIN_FLAGS)])
+    raise OutriderError(
+        f"{source}: {names}: of the plug-in ArcticInference, and vLLM {WRITTEN_FOR} has no class"
+        " for its speculators; give the command without these, with --tensor-parallel-size at the"
+        " number of GPUs (Ulysses' degree times that of tensor parallelism), and without its"
+        " speculator, or with a method of vLLM, such as suffix or eagle3"
+    )
+
+
+def _method_of(source: str, method: Any, model: Any) -> Any:
+    """The method under vLLM's name, which it may take from the drafter's; None if unknown."""
+    method = METHODS.get(str(method), method)
+    if method is None:
+        in_name = (name for part, name in IN_NAMES.items() if part in str(model).lower())
+        return next(in_name, None)
+    if str(method).endswith(f"_{MTP}"):
+        return MTP
+    if method not in OF_VLLM:
+        raise OutriderError(
+            f"{source}: speculative_config.method = {method}: vLLM {WRITTEN_FOR} has no such"
+            f" method, but {', '.join(sorted(OF_VLLM))}; correct it, or remove speculative_config"
+        )
+    return method
 
 
 def _check_keys(source: str, section: dict[str, Any]) -> None:

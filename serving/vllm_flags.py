@@ -44,7 +44,11 @@ KV_SCALES = "vLLM 0.32 reads the scales of an FP8 KV cache from the checkpoint o
 
 REFUSED = {
     "additional_config": "settings of a platform's plug-in, whose effect is unknown",
-    "config_format": "only config.json and safetensors in Hugging Face's format are read",
+    "config_format": (
+        "only config.json and safetensors in Hugging Face's format are read, and with `mistral`"
+        " vLLM reads params.json and Mistral's own weights: set target.model to a directory of the"
+        " model in Hugging Face's format"
+    ),
     "diffusion_config": "for diffusion models, which are no supported targets",
     "headless": "the command of a further node; give the first node's, without --headless",
     "hf_config_path": "config.json is read from the target's directory; copy the file there",
@@ -206,6 +210,11 @@ SWITCHES = frozenset({
     "use_np_weights", "use_v2_block_manager", "verify_hash", "vllm_tensorized", "worker_use_ray",
 })  # fmt: skip
 """Flags of earlier releases without a value."""
+
+PLUGIN_FLAGS = frozenset({
+    "--enable-shift-parallel", "--shift-parallel-threshold", "--ulysses-sequence-parallel-size",
+})  # fmt: skip
+"""Flags that the plug-in ArcticInference adds (its vllm/args.py)."""
 
 KNOWN = CHANGES_TEXT | REFUSED.keys() | SPECULATIVE.keys() | HARMLESS | ACROSS_NODES
 

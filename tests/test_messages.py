@@ -18,6 +18,7 @@ OF_OTHERS = {
     "--include-body": "Helicone",
     "--shm-size": "Docker",
     "--ipc": "Docker",
+    "--env-file": "Docker",
     "--no-deps": "pip",
     "--object-store-memory": "Ray",
     "--gpus-per-task": "Slurm",

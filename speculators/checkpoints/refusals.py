@@ -81,6 +81,18 @@ ONE_LAYER_UNLESS_SET = frozenset({
 })  # fmt: skip
 """Of `OWN_DRAFTERS`: vLLM assumes one layer without such a key."""
 
+WITHOUT_STATES = frozenset({
+    "Cohere2ForCausalLM", "CohereForCausalLM", "Exaone4ForCausalLM", "ExaoneMoEForCausalLM",
+    "FalconH1ForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM",
+    "Gemma3ForConditionalGeneration", "Gemma3nForConditionalGeneration", "GemmaForCausalLM",
+    "Glm4ForCausalLM", "Glm4MoeLiteForCausalLM", "Glm4vForConditionalGeneration",
+    "Glm4vMoeForConditionalGeneration", "GraniteMoeForCausalLM", "InternLM2ForCausalLM",
+    "InternVLChatModel", "MixtralForCausalLM", "OlmoeForCausalLM", "Phi4MMForCausalLM",
+    "PhiMoEForCausalLM", "Qwen2MoeForCausalLM", "Qwen2VLForConditionalGeneration",
+    "StableLmForCausalLM", "Step3p5ForCausalLM",
+})  # fmt: skip
+"""Architectures without `SupportsEagle3` in vLLM 0.32, among those that are often served."""
+
 DSPARK = "deepseek_v41"
 """`model_type` of targets whose own drafter is DSpark's (stages under `mtp.*`)."""
 
@@ -90,6 +102,10 @@ def refusal(config: Mapping[str, Any], name: str) -> str:
     steps = [_reason(config, name)]
     if settings := own_drafter(config):
         steps.append(f"it ships a drafter: serve it with --speculative-config '{settings}'")
+    elif unserved := _unserved_layers(config):
+        steps.append(f"vLLM 0.32 has no MTP for it, in spite of {unserved}: no method mtp")
+    if name in WITHOUT_STATES:
+        steps.append("vLLM 0.32 has no EAGLE-3, P-EAGLE or DFlash for it")
     if nearest := _nearest(config, name):
         steps.append(f"nearest supported target: {nearest} ({EXAMPLES[nearest]})")
     else:
@@ -112,6 +128,15 @@ def own_drafter(config: Mapping[str, Any]) -> str | None:
     if not assumed and not any(isinstance(count, int) and count > 0 for count in counts):
         return None
     return '{"method": "mtp", "num_speculative_tokens": 1}'
+
+
+def _unserved_layers(config: Mapping[str, Any]) -> str | None:
+    """The key and the number of a target's MTP layers, which vLLM 0.32 does not serve."""
+    for key in DRAFTER_LAYERS:
+        count = config.get(key)
+        if isinstance(count, int) and count > 0:
+            return f"{key} = {count}"
+    return None
 
 
 def text_part(config: Mapping[str, Any]) -> str | None:

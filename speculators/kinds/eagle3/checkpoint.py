@@ -41,6 +41,7 @@ from outrider.speculators.kinds.eagle3.shape import (
     MAPS,
     T2D,
     EagleShape,
+    check_width,
     checkpoint_names,
 )
 from outrider.speculators.kinds.protocol import Origin
@@ -90,11 +91,7 @@ def load(
     path = directory / "config.json"
     stored = _stored(directory)
     shape = kind.shape(stored.layout.config, read_json(target_dir / "config.json"), path)
-    if shape.hidden != shape.target_hidden:
-        raise OutriderError(
-            f"{path}: hidden_size is {shape.hidden}, but the target's is {shape.target_hidden}:"
-            " such a head has its own embedding, so Outrider neither trains nor replays it"
-        )
+    check_width(shape, path)
     check_embedding(directory, read_layout(target_dir))
     names = kind.names(stored.layout.weight_map)
     ids_D = None

@@ -32,7 +32,6 @@ from outrider.speculators.kinds.eagle3.check import (
 )
 from outrider.speculators.kinds.eagle3.loadable import architecture_refusals, layer_refusals
 from outrider.speculators.kinds.eagle3.shape import (
-    DEEPSEEK_MODEL_TYPES,
     DEFAULT_AUX_STATES,
     EMBEDDING,
     LAYER_IDS,
@@ -41,8 +40,10 @@ from outrider.speculators.kinds.eagle3.shape import (
     EagleShape,
     auxiliary_layers,
     check_layers,
+    check_width,
     checkpoint_names,
     completed_config,
+    is_latent,
     layer_config,
     plain_config,
     twin_config,
@@ -154,7 +155,7 @@ class Eagle3(TrainableKind):
 
     def latent_cache(self, config: Mapping[str, Any]) -> bool | None:
         """True if the head has DeepSeek's attention."""
-        return layer_config(config).get("model_type") in DEEPSEEK_MODEL_TYPES
+        return is_latent(config)
 
     def fitted(self, config: Mapping[str, Any]) -> bool:
         """True for a head that drafts token by token, if closed_form.py fits its shape."""
@@ -175,7 +176,11 @@ class Eagle3(TrainableKind):
         if base_dir is not None:
             self.check_loadable(base_dir)
             path = Path(base_dir) / "config.json"
-            self.shape(read_json(path), target_config, path)
+            config = read_json(path)
+            check_width(self.shape(config, target_config, path), path)
+            count = target_config["num_hidden_layers"]
+            if layers := auxiliary_layers(config, count, path):
+                check_layers(layers, count, f"{path}: {LAYER_IDS}")
             if any((Path(base_dir) / name).is_file() for name in (INDEX, SINGLE)):
                 check_own_rows(Path(base_dir))
 

@@ -74,6 +74,9 @@ OF_THE_HEAD = (
 )
 """Keys of the plain config.json that do not describe the layer."""
 
+LLAMA = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
+"""Classes of heads with Llama's attention, whatever their `model_type` (vLLM's registry.py)."""
+
 DEEPSEEK_MODEL_TYPES = ("deepseek_v2", "kimi_k2")
 """`model_type` of a head with DeepSeek's attention. vLLM reads kimi_k2 as DeepSeek-V3's
 configuration (transformers_utils/config.py) and, unlike deepseek_v3, does not take it for MTP."""
@@ -122,7 +125,7 @@ class EagleShape:
         # The speculators format defaults `norm_before_residual` to true, or false for peagle.
         of_speculators = config.get("speculators_model_type") not in (None, PARALLEL_OF_SPECULATORS)
         _check_supported(layer, config, path)
-        latent = layer if layer.get("model_type") in DEEPSEEK_MODEL_TYPES else None
+        latent = layer if is_latent(config) else None
         eagle = config.get("eagle_config") or {}
         heads = layer["num_attention_heads"]
         hidden = layer["hidden_size"]
@@ -443,6 +446,22 @@ def llama_widths(hidden: int) -> dict[str, Any]:
     }
 
 
+def is_latent(config: Mapping[str, Any]) -> bool:
+    """Whether a head has DeepSeek's attention: by `model_type`, unless its class is Llama's."""
+    of_llama = set(LLAMA) & set(config.get("architectures") or ())
+    return layer_config(config).get("model_type") in DEEPSEEK_MODEL_TYPES and not of_llama
+
+
+def check_width(shape: EagleShape, path: object) -> None:
+    """Refuses a head that is not as wide as its target."""
+    if shape.hidden != shape.target_hidden:
+        raise OutriderError(
+            f"{path}: hidden_size is {shape.hidden}, but the target's is {shape.target_hidden}:"
+            " such a head has its own embedding, so Outrider neither trains nor replays it; choose"
+            " another base, or train a new head (speculator.base: none)"
+        )
+
+
 def chosen_theta(target_config: Mapping[str, Any], head: HeadConfig) -> float:
     """Base of a new head's rotary embedding."""
     if head.rope_theta == "target":
@@ -452,7 +471,13 @@ def chosen_theta(target_config: Mapping[str, Any], head: HeadConfig) -> float:
 
 def _check_supported(layer: Mapping[str, Any], config: Mapping[str, Any], path: object) -> None:
     model_type = layer.get("model_type", "llama")
-    latent = model_type in DEEPSEEK_MODEL_TYPES
+    latent = is_latent(config)
+    if not latent and model_type in DEEPSEEK_MODEL_TYPES:
+        raise OutriderError(
+            f"{path}: model_type = {model_type}, whose attention is DeepSeek's, but architectures ="
+            f' {config["architectures"]} is a class with Llama\'s; set model_type to "llama" in a'
+            " copy of the head"
+        )
     eagle = config.get("eagle_config") or {}
     # Null is no value (vLLM's llama_eagle3.py would take it for false); exporters fill templates.
     wrong = {

@@ -172,3 +172,20 @@ def test_another_vllm_than_the_tested_one_is_refused(
     monkeypatch.setattr(preflight, "vllm_version", lambda: "0.33.0")
     with pytest.raises(OutriderError, match=r"vLLM 0\.33\.0 has not .*pip install vllm==0\.32\.0"):
         check(load_recipe("resume_screening").recipe, dry_run)
+
+
+def test_a_deprecated_quantization_is_refused_unless_it_is_allowed(tmp_path: Path) -> None:
+    from vllm.model_executor.layers.quantization import DEPRECATED_QUANTIZATION_METHODS
+
+    assert set(DEPRECATED_QUANTIZATION_METHODS) == preflight.DEPRECATED_QUANTIZATIONS
+    target = write_tiny_decoder("LlamaForCausalLM", tmp_path / "target")
+    config = json.loads((target / "config.json").read_text())
+    section = {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}
+    (target / "config.json").write_text(json.dumps(config | {"quantization_config": section}))
+    words = [f"target.model={target}", f"traffic.path={LOG}", "serving.engine.max_model_len=512"]
+    words += ["speculator.kind=eagle3", "speculator.base=ngram"]
+    words.append("serving.engine.pipeline_parallel=2")
+    with pytest.raises(OutriderError, match=r"quant_method = fbgemm_fp8: deprecated, .* allowed"):
+        check(load_recipe("template", words).recipe, dry_run=True)
+    words[-1] = "serving.engine.extra_arguments.allow_deprecated_quantization=true"
+    check(load_recipe("template", words).recipe, dry_run=True)

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from outrider.speculators.checkpoints.refusals import (
     EXAMPLES,
     ONE_LAYER_UNLESS_SET,
     OWN_DRAFTERS,
+    WITHOUT_STATES,
     own_drafter,
 )
 
@@ -199,6 +201,25 @@ def test_a_checkpoint_without_the_layer_ships_no_drafter() -> None:
     text = message({"architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1})
     assert """--speculative-config '{"method": "mtp", "num_speculative_tokens": 1}'""" in text
     assert own_drafter({"model_type": "deepseek_v41"}) == '{"method": "dspark"}'
+
+
+def test_layers_of_mtp_that_vllm_does_not_serve_are_named() -> None:
+    config = {"architectures": ["MiniMaxM2ForCausalLM"], "model_type": "minimax_m2"}
+    assert "no MTP for it, in spite of num_mtp_modules = 3" in message(
+        {**config, "num_mtp_modules": 3}
+    )
+    assert "MTP" not in message(config)
+
+
+@pytest.mark.parametrize("name", sorted(WITHOUT_STATES))
+def test_an_architecture_without_states_has_no_eagle_3_in_vllm(name: str) -> None:
+    models = registry._TEXT_GENERATION_MODELS | registry._MULTIMODAL_MODELS
+    module, class_name = models[name]
+    source = (Path(registry.__file__).parent / f"{module}.py").read_text()
+    bases = re.search(rf"^class {class_name}\(([^)]*)\)", source, re.MULTILINE)
+    assert bases is not None and "SupportsEagle3" not in bases[1]
+    text = message({"architectures": [name], "model_type": "another"})
+    assert "no EAGLE-3, P-EAGLE or DFlash for it" in text
 
 
 def test_examples_are_the_supported_architectures() -> None:

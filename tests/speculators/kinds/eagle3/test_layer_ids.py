@@ -218,6 +218,27 @@ def test_a_base_that_can_mean_either_is_refused_before_training(tmp_path: Path) 
     EAGLE3.check_target(target, base, config_only=False)
 
 
+@pytest.mark.parametrize(
+    ("keys", "refused"),
+    [
+        ({"eagle_config": {IDS: [1, 4, 9]}}, r"\[1, 4, 9\], but the target has 8 layers"),
+        ({"target_hidden_size": 128, "hidden_size": 64}, "hidden_size is 64, but the target's is"),
+        ({"model_type": "kimi_k2"}, r"model_type = kimi_k2, .* set model_type to \"llama\""),
+    ],
+)
+def test_a_base_for_another_target_is_refused_by_its_config_json(
+    keys: dict[str, Any], refused: str, tmp_path: Path
+) -> None:
+    target = write_tiny_decoder("LlamaForCausalLM", tmp_path / "target", num_hidden_layers=8)
+    base = write_eagle3_head(target, tmp_path / "base")
+    config = read_json(base / "config.json")
+    (base / "config.json").write_text(
+        json.dumps({name: value for name, value in config.items() if name != IDS} | keys)
+    )
+    with pytest.raises(OutriderError, match=refused):
+        EAGLE3.check_target(target, base, config_only=True)
+
+
 def _layout(target: Path) -> Any:
     from outrider.speculators.checkpoints.layout import read_layout
 

@@ -1,0 +1,204 @@
+"""The branches of a shell script that its own variables decide.
+
+    with_decided_branches('A=1\nif [ "$A" = 1 ]; then\n  B=2\nfi')      # "A=1\n  B=2"
+
+A condition is decided if it compares texts or integers, or looks for an empty text, and the script
+gives its variables a value, such as `${DEBUG:-0}`. All branches of any other condition stay.
+"""
+
+import re
+import shlex
+from dataclasses import dataclass
+
+from outrider.serving.serve_variables import VARIABLE, resolved
+
+_IF = re.compile(r"if[ \t]+(.+?)[ \t]*(?:;[ \t]*then)?")
+_ELIF = re.compile(r"elif[ \t]+(.+?)[ \t]*(?:;[ \t]*then)?")
+_ONE_LINE = re.compile(
+    r"^[ \t]*if[ \t][^\n]{1,500};[ \t]*then[ \t][^\n]{1,500}\bfi[ \t]*$", re.MULTILINE
+)
+_PART = re.compile(r";?[ \t]*\b(then|else|fi)\b[ \t]*")
+_AND = re.compile(r"(\[\[?[ \t].+?[ \t]\]\]?)[ \t]*&&[ \t]*(.+)")
+_TEST = re.compile(r"\[\[?[ \t]+(.+?)[ \t]+\]\]?")
+_ASSIGNED = re.compile(
+    r"(?:(?:export|local|readonly|declare)[ \t]+)?([A-Za-z_]\w*)=(\S*|\".*\"|'.*')"
+)
+_LOOP = re.compile(r"(?:for|while|until|case)\b")
+_END_OF_LOOP = re.compile(r"(?:done|esac)\b")
+
+LONGEST_LINE = 1_000
+"""Characters of a line that may begin or end a branch."""
+
+LONGEST_VALUE = 200
+"""Characters of a value that is compared."""
+
+_OF_TEXTS = {"=": True, "==": True, "!=": False}
+"""Comparisons, and whether equal texts fulfil them."""
+
+_OF_NUMBERS = {
+    "-eq": (0,),
+    "-ne": (-1, 1),
+    "-gt": (1,),
+    "-ge": (0, 1),
+    "-lt": (-1,),
+    "-le": (-1, 0),
+}
+"""Comparisons of integers, and the signs of the difference that fulfil them."""
+
+
+@dataclass
+class _Condition:
+    """An `if` whose `fi` has not been read yet."""
+
+    is_decided: bool
+    is_kept: bool
+    """Whether the lines of the current branch stay."""
+    was_taken: bool
+    """Whether an earlier branch was taken."""
+    outer: "_Condition | None"
+    """The condition in whose branch this one is."""
+    outer_is_read: bool
+    outer_is_certain: bool
+
+    @classmethod
+    def of(cls, test: bool | None, outer: "_Condition | None") -> "_Condition":
+        """The condition that a test begins."""
+        return cls(
+            is_decided=test is not None,
+            is_kept=test is not False,
+            was_taken=bool(test),
+            outer=outer,
+            outer_is_read=outer is None or outer.is_read,
+            outer_is_certain=outer is None or outer.is_certain,
+        )
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the lines of the current branch, and those around it, stay."""
+        return self.is_kept and self.outer_is_read
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether this condition and those around it are decided."""
+        return self.is_decided and self.outer_is_certain
+
+
+class _Reader:
+    """Reads a script line by line, with the variables that it has set so far."""
+
+    def __init__(self) -> None:
+        self.variables: dict[str, str] = {}
+        self.condition: _Condition | None = None
+        self.loops = 0
+
+    def kept(self, line: str) -> str | None:
+        """The line as far as it stays; None if its branch is not taken."""
+        is_long = len(line) > LONGEST_LINE
+        words = "" if is_long else line.strip()
+        if self.condition is not None and not self.condition.is_read:
+            self._of_skipped(words)
+            return None
+        if is_long:
+            return line
+        if begin := _IF.fullmatch(words):
+            test = self._value_of(begin[1])
+            self.condition = _Condition.of(test, self.condition)
+            return line if test is None else None
+        if self.condition is not None and re.match(r"(?:then|elif|else|fi)\b", words):
+            return self._of_branch(self.condition, line, words)
+        if guarded := _AND.fullmatch(words):
+            test = self._value_of(guarded[1])
+            if test is None:
+                return self._guarded(guarded)
+            return self._assigned(guarded[2]) if test else None
+        return self._assigned(line)
+
+    def _guarded(self, guarded: re.Match[str]) -> str:
+        """A command behind a test that is not decided, on a line of its own."""
+        if assigned := _ASSIGNED.fullmatch(guarded[2]):
+            self.variables.pop(assigned[1], None)
+        return f"{guarded[1]} &&\n{guarded[2]}"
+
+    def _of_branch(self, condition: _Condition, line: str, words: str) -> str | None:
+        """Reads the line of a `then`, `elif`, `else` or `fi`."""
+        if re.match(r"fi\b", words):
+            self.condition = condition.outer
+            return None if condition.is_decided else line
+        if not condition.is_decided:
+            return line
+        if re.match(r"else\b", words):
+            condition.is_kept = not condition.was_taken
+        elif other := _ELIF.fullmatch(words):
+            test = False if condition.was_taken else self._value_of(other[1])
+            condition.is_kept = test is not False
+            condition.was_taken = condition.was_taken or bool(test)
+        return None
+
+    def _of_skipped(self, words: str) -> None:
+        """Reads a line of a branch that is not taken, for the end of the branch."""
+        if _IF.fullmatch(words):
+            self.condition = _Condition.of(False, self.condition)
+        elif self.condition is not None and re.match(r"(?:elif|else|fi)\b", words):
+            self._of_branch(self.condition, words, words)
+
+    def _assigned(self, line: str) -> str:
+        """Sets the variable that a line assigns; one in an undecided branch has no value."""
+        words = line.strip()
+        self.loops += bool(_LOOP.match(words)) - bool(_END_OF_LOOP.match(words))
+        if assigned := _ASSIGNED.fullmatch(words):
+            is_certain = self.loops <= 0 and (self.condition is None or self.condition.is_certain)
+            value = resolved(assigned[2].strip("'\""), self.variables)
+            if is_certain and len(value) <= LONGEST_VALUE and not re.search(r"[$`]", value):
+                self.variables[assigned[1]] = value
+            else:
+                self.variables.pop(assigned[1], None)
+        return line
+
+    def _value_of(self, test: str) -> bool | None:
+        """Whether a test is fulfilled; None if that is not known."""
+        inner = _TEST.fullmatch(test.strip())
+        if inner is None:
+            return None
+        try:
+            words = shlex.split(inner[1])
+        except ValueError:
+            return None
+        for word in words:
+            names = [match["plain"] or match["braces"] for match in VARIABLE.finditer(word)]
+            has_default = [match["default"] is not None for match in VARIABLE.finditer(word)]
+            if any(
+                name not in self.variables and not default
+                for name, default in zip(names, has_default, strict=True)
+            ):
+                return None
+        return _compared([resolved(word, self.variables) for word in words])
+
+
+def with_decided_branches(script: str) -> str:
+    """Returns a script without the branches that its variables rule out."""
+    if not re.search(r"^[ \t]*(?:if[ \t]|\[)", script, re.MULTILINE):
+        return script
+    lines = _ONE_LINE.sub(lambda line: _PART.sub(r"\n\1\n", line[0]), script)
+    joined = re.sub(r"(?:;[ \t]{0,20})?\n[ \t]{0,80}then\b", "; then", lines)
+    reader = _Reader()
+    kept_lines = [reader.kept(line) for line in joined.split("\n")]
+    return "\n".join(line for line in kept_lines if line is not None)
+
+
+def _compared(words: list[str]) -> bool | None:
+    """Whether the comparison that a test's words make is fulfilled; None for other tests."""
+    if any("$" in word or "`" in word or word in ("&&", "||") for word in words):
+        return None
+    if len(words) == 2 and words[0] in ("-n", "-z"):
+        return (words[1] == "") == (words[0] == "-z")
+    if len(words) != 3:
+        return None
+    left, comparison, right = words
+    if comparison in _OF_TEXTS and "*" not in right:
+        return (left == right) == _OF_TEXTS[comparison]
+    integers = all(re.fullmatch(r"-?\d{1,12}", word) for word in (left, right))
+    if comparison in _OF_NUMBERS and integers:
+        difference = int(left) - int(right)
+        sign = (difference > 0) - (difference < 0)
+        return sign in _OF_NUMBERS[comparison]
+    return None

@@ -1,0 +1,101 @@
+"""Branches that a script's variables decide, and arithmetic of its variables."""
+
+import pytest
+
+from outrider.serving.serve_branches import with_decided_branches
+from outrider.serving.serve_text import find_command
+from outrider.serving.serve_variables import resolved
+
+SCRIPT = """
+DEBUG="${{DEBUG:-0}}"
+N=8
+{}
+vllm serve org/model "${{ARGS[@]}}"
+"""
+IF = "if {}; then\n  ARGS+=(--seed 1)\nelse\n  ARGS+=(--seed 2)\nfi"
+
+
+@pytest.mark.parametrize(
+    ("test", "seed"),
+    [
+        ('[[ "$DEBUG" == "1" ]]', "2"),
+        ('[ "$DEBUG" = 0 ]', "1"),
+        ("[ $N -gt 4 ]", "1"),
+        ("[[ $N -le 4 ]]", "2"),
+        ('[ -n "$DEBUG" ]', "1"),
+        ('[ -z "${UNSET:-}" ]', "1"),
+        ('[[ "$DEBUG" != "0" ]]', "2"),
+    ],
+)
+def test_the_branch_that_is_taken_is_read(test: str, seed: str) -> None:
+    script = SCRIPT.format(IF.format(test))
+    assert find_command("serve.sh", script)[1] == ["org/model", "--seed", seed]
+
+
+@pytest.mark.parametrize(
+    "test", ['[ -n "$UNSET" ]', "command -v x", "[ -f x ]", '[[ "$DEBUG" == 1* ]]', "[ $N = $(x) ]"]
+)
+def test_all_branches_of_another_condition_stay(test: str) -> None:
+    script = SCRIPT.format(IF.format(test))
+    assert with_decided_branches(script) == script
+
+
+def test_further_branches_and_one_line() -> None:
+    script = (
+        "A=2\n"
+        "if [ $A = 1 ]\nthen\n  B=1\nelif [ $A = 2 ]; then\n  if [ $A = 3 ]; then\n    B=9\n  fi\n"
+        "  B=2\nelse\n  B=3\nfi\n"
+        "if [ $B = 2 ]; then C=1; fi\n"
+        "[ $B = 3 ] && C=2\n"
+        "[ $B = 2 ] && D=1\n"
+    )
+    assert with_decided_branches(script) == "A=2\n  B=2\nC=1\n\nD=1\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("if [ $N = 8 ]; then ARGS+=(-tp 2); else ARGS+=(-tp 4); fi", ["-tp", "2"]),
+        ("if [ $N = 9 ]; then ARGS+=(-tp 2); else ARGS+=(-tp 4); fi", ["-tp", "4"]),
+        ("if [ -f x ]; then ARGS+=(-tp 2); fi", ["-tp", "2"]),
+        ("[ -f x ] && ARGS+=(-tp 2)", ["-tp", "2"]),
+        ("[ $N = 9 ] && ARGS+=(-tp 2)", []),
+    ],
+)
+def test_no_words_of_a_branch_on_one_line_are_lost(lines: str, words: list[str]) -> None:
+    assert find_command("serve.sh", SCRIPT.format(lines))[1] == ["org/model", *words]
+
+
+def test_a_variable_of_an_undecided_branch_decides_nothing() -> None:
+    script = "A=1\nif [ -f x ]; then\n  A=2\nfi\nif [ $A = 1 ]; then\n  B=1\nfi\n"
+    assert with_decided_branches(script) == script
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        ("$((8 * 12))", "96"),
+        ("$((NODES*$GPUS))", "16"),
+        ("$(( (NODES + 1) * 2 ))", "6"),
+        ("$((GPUS/3))", "2"),
+        ("x$((${LOCAL:-0} * 8))", "x0"),
+        ("$((UNSET * 2))", "$((UNSET * 2))"),
+        ("$((2 ** 9))", "$((2 ** 9))"),
+        ("$((1 / 0))", "$((1 / 0))"),
+    ],
+)
+def test_arithmetic_of_integers_is_computed(word: str, value: str) -> None:
+    assert resolved(word, {"NODES": "2", "GPUS": "8"}) == value
+
+
+def test_arrays_have_comments_and_quotations_with_parentheses() -> None:
+    script = (
+        "declare -a ARGS=(\n  org/model # (the target)\n  --seed $((2 * 4))\n)\n"
+        ': "${LEN:=64K}"\n'
+        'ARGS+=(-sc "{\\"method\\":\\"ngram\\", \\"k\\":3}" --max-model-len $LEN)\n'
+        'vllm serve "${ARGS[@]}"\n'
+    )
+    assert find_command("serve.sh", script)[1] == [
+        *("org/model", "--seed", "8"),
+        *("-sc", '{"method":"ngram", "k":3}', "--max-model-len", "64K"),
+    ]
