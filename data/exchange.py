@@ -35,7 +35,7 @@ class Record:
     """Input of the format's `parse`: bytes of a JSON row, several rows, or a table row. Must be
     picklable."""
     rows: int = 1
-    """Number of log rows in the record."""
+    """Number of log rows in the record; 0 if all of them are also in other records."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Reject(Exception):
     - text or ids are missing: `content_not_logged`, `text_not_logged`, `no_token_ids`,
       `prompts_only`, `redacted`, `reasoning_missing`
     - the log was cut, and the detail names the option that prevents it: `truncated`,
-      `truncated_log`, `incomplete_line`, `text_log`
+      `truncated_log`, `incomplete_line`, `text_log`; a compressed file lacks its end: `file_cut`
     - the engine's input cannot be rebuilt: `tool_calls_without_ids`, `not_text`,
       `own_chat_template`, `prompt_not_messages`, `template_refuses`
     - does not fit the target: `token_out_of_vocabulary`, `longer_than_target`,

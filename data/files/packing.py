@@ -4,6 +4,10 @@
         head = content.peek(HEAD)
     members = unpack_archive(content, "tar", "log.tar.gz")
 
+A gzip file whose end is missing is still being written, or was copied too early. What is before the
+cut is read, and ends with `CUT_MARK`, which the row around the cut is rejected for. Damage of
+another kind, and in other compressions, is an error.
+
 Archives are unpacked into one temporary file without a name, in TMPDIR. The names of their members
 are shown, and never used as paths.
 """
@@ -57,6 +61,9 @@ CODECS: tuple[tuple[re.Pattern[bytes], str, Callable[[Any], Any]], ...] = (
 )
 """First bytes, name and reader of each compression."""
 
+CUT_MARK = b"\x1aoutrider: this gzip file has no end"
+"""Last bytes of the content of a gzip file that was cut. No JSON has the control character."""
+
 DAMAGE = (gzip.BadGzipFile, zlib.error, zstd.ZstdError, lzma.LZMAError, EOFError)
 
 
@@ -100,11 +107,20 @@ class _Stored(io.RawIOBase):
 
 
 class _Blocks(io.RawIOBase):
-    """A stream of whole blocks over `read`, so that `peek` returns as much as there is."""
+    """A stream of whole blocks over `read`, so that `peek` returns as much as there is.
 
-    def __init__(self, read: Callable[[int], bytes], damaged: Callable[[Exception], Exception]):
+    If `read` finds no end, the stream ends with `mark`; without a mark, this is an error.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[int], bytes],
+        damaged: Callable[[Exception], Exception],
+        mark: bytes = b"",
+    ):
         self._read = read
         self._damaged = damaged
+        self._mark = mark
 
     def readable(self) -> bool:
         return True
@@ -113,7 +129,7 @@ class _Blocks(io.RawIOBase):
         filled = 0
         try:
             while filled < len(buffer):
-                block = self._read(len(buffer) - filled)
+                block = self._next(len(buffer) - filled)
                 if not block:
                     break
                 buffer[filled : filled + len(block)] = block
@@ -127,30 +143,49 @@ class _Blocks(io.RawIOBase):
             raise self._damaged(error) from error
         return filled
 
+    def _next(self, size: int) -> bytes:
+        try:
+            return self._read(size)
+        except EOFError:
+            if not self._mark:
+                raise
+            self._read = io.BytesIO(self._mark).read
+            return self._read(size)
 
-def unpacked(stored: IO[bytes], name: str) -> io.BufferedReader:
-    """Returns the decompressed content, as UTF-8 if it is text in UTF-16 or UTF-32."""
+
+def unpacked(stored: IO[bytes], name: str, whole: bool = False) -> io.BufferedReader:
+    """Returns the decompressed content, as UTF-8 if it is text in UTF-16 or UTF-32.
+
+    With `whole`, a gzip file without its end is an error.
+    """
     content = _buffered(_Stored(stored))
     for _ in range(LAYERS):
         codec = codec_of(content.peek(HEAD))
         if codec is None:
             break
         kind, decompress = codec
-        content = _stream(decompress(content).read, f"{name}: damaged or truncated {kind}")
+        stream = decompress(content)
+        is_gzip = isinstance(stream, gzip.GzipFile)
+        # `read` would lose what it has read before a cut.
+        content = _stream(
+            stream.read1 if is_gzip else stream.read,
+            f"{name}: damaged or truncated {kind}",
+            CUT_MARK if is_gzip and not whole else b"",
+        )
     encoding = encoding_of(content.peek(HEAD))
     if encoding == "utf-8":
         return content
     return _stream(_transcoder(content, encoding), f"{name}: damaged {encoding}")
 
 
-def _stream(read: Callable[[int], bytes], problem: str) -> io.BufferedReader:
+def _stream(read: Callable[[int], bytes], problem: str, mark: bytes = b"") -> io.BufferedReader:
     def damaged(error: Exception) -> OutriderError:
         return OutriderError(
             f"{problem} ({error}); copy it again, or unpack what is readable and name that file in"
             " traffic.path"
         )
 
-    return _buffered(_Blocks(read, damaged))
+    return _buffered(_Blocks(read, damaged, mark))
 
 
 def _buffered(stream: io.RawIOBase) -> io.BufferedReader:

@@ -21,7 +21,7 @@ from typing import Any
 from outrider.common.errors import OutriderError
 from outrider.data.exchange import Place, Record, Reject
 from outrider.data.files.container_lines import STAMPED
-from outrider.data.files.packing import HEAD, archive_of
+from outrider.data.files.packing import CUT_MARK, HEAD, archive_of
 from outrider.data.files.python_text import python_value
 from outrider.data.files.record_lines import lines_in
 from outrider.data.files.sources import BLANK, LONGEST_LINE, LogFile, lines_of, read_ahead
@@ -58,6 +58,12 @@ EXTENDED_NUMBERS: dict[str, Callable[[Any], float]] = {
     "$numberDecimal": float,
 }
 """Keys of numbers in `mongoexport --jsonFormat=canonical` (MongoDB Extended JSON v2)."""
+
+FILE_CUT = (
+    "the gzip file ends here without its end: it was still being written, or copied too early; copy"
+    " it again"
+)
+"""Detail of the reject `file_cut`."""
 
 Row = bytes | dict[str, Any]
 
@@ -140,6 +146,8 @@ def parse_row(row: Row | None) -> dict[str, Any]:
     """
     if row is None:
         raise Reject("line_too_long", f"more than {LONGEST_LINE >> 20} MB")
+    if isinstance(row, bytes) and row.endswith(CUT_MARK):
+        raise Reject("file_cut", FILE_CUT)
     value = row if isinstance(row, dict) else _decoded_row(row)
     if value == []:
         raise Reject("not_a_generation", "a batch without rows")

@@ -142,10 +142,10 @@ class LogFile:
                 self._held = None
 
     @contextlib.contextmanager
-    def open(self) -> Iterator[Any]:
-        """Opens the file's decompressed content, a buffered stream."""
+    def open(self, whole: bool = False) -> Iterator[Any]:
+        """Opens the file's decompressed content, a buffered stream (`packing.unpacked`)."""
         with self.stored() as stored:
-            yield unpacked(stored, self.name)
+            yield unpacked(stored, self.name, whole)
 
     def lines(self) -> Iterator[tuple[int, bytes | None]]:
         """Yields non-blank lines, numbered; None replaces lines longer than `LONGEST_LINE`."""
@@ -194,7 +194,7 @@ def members_of(file: LogFile, kind: str) -> list[LogFile]:
     """Unpacks an archive; returns its files, or none if it is inside another archive."""
     if file.member:
         return []
-    with file.open() as content:
+    with file.open(whole=True) as content:
         members = unpack_archive(content, kind, file.name)
     names: Counter[str] = Counter()
     files = []

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 from outrider.common.errors import OutriderError
-from outrider.data.files.packing import HEAD, spooled
+from outrider.data.files.packing import CUT_MARK, HEAD, spooled
 from outrider.data.files.sources import CHUNK, LONGEST_LINE, without_blanks
 
 TABLE_ROWS = 64
@@ -180,7 +180,8 @@ def _is_table(text: str, dialect: dict[str, Any]) -> bool:
 def csv_rows(content: io.BufferedReader, name: str) -> Iterator[dict[str, Any] | bytes]:
     """Yields the rows of a CSV or TSV table, without empty cells.
 
-    A row with too many cells, in which a delimiter was not quoted, is yielded as text.
+    A row with too many cells, in which a delimiter was not quoted, is yielded as text, and so is
+    the last row of a file that was cut.
     """
     dialect = csv_dialect(content.peek(HEAD))
     csv.field_size_limit(LONGEST_LINE)
@@ -195,7 +196,7 @@ def csv_rows(content: io.BufferedReader, name: str) -> Iterator[dict[str, Any] |
                 cells = [_ESCAPE.sub(_unescaped, cell) for cell in cells]
             if lines.line_num == 2 and all(map(_TYPE.fullmatch, cells)):
                 continue
-            if len(cells) > len(header):
+            if len(cells) > len(header) or cells[-1].encode("utf-8", "replace").endswith(CUT_MARK):
                 yield ",".join(cells).encode("utf-8", "surrogateescape")
             else:
                 filled = zip(header, map(str.strip, cells), strict=False)

@@ -8,6 +8,8 @@ and, if an exchange is not a single row,
     records(files, scratch) -> Iterator        `Record`s and `Reject`s that cover every row; cheap,
                                                runs in the main process in constant memory;
                                                `scratch` is a folder for temporary files
+or, if rows are calls that lack what other rows have,
+    call_records(files, scratch) -> Iterator   the same, with one row as each record's payload
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,6 +24,7 @@ from outrider.data.files.packing import document_of
 from outrider.data.files.rows import Sample, count_rows, parse_row, row_records, sample_of
 from outrider.data.files.sources import LogFile, members_of, read_ahead
 from outrider.data.formats import (
+    azure_llm,
     chat_messages,
     helicone,
     langfuse,
@@ -48,6 +51,7 @@ _BUILT_IN: dict[str, Any] = {
     "openai_batch": openai_batch,
     "helicone": helicone,
     "langfuse": langfuse,
+    "azure_llm": azure_llm,
     "otel_genai": otel_genai,
     "token_ids": token_ids,
     "openai_pairs": openai_pairs,
@@ -62,7 +66,7 @@ _ADDED = plugins("outrider.formats", taken=("auto", "unknown", *_BUILT_IN))
 FORMATS: dict[str, Any] = {**_ADDED, **_BUILT_IN}
 """The first format that recognizes a file reads it, so specific formats come first."""
 
-JOINING = frozenset({"openai_batch", "openai_joined", "vllm_log"}) | {
+JOINING = frozenset({"azure_llm", "openai_batch", "openai_joined", "otel_genai", "vllm_log"}) | {
     name for name, module in _ADDED.items() if hasattr(module, "records")
 }
 """Formats whose exchanges span several rows."""
@@ -145,7 +149,9 @@ def _recognized(sample: Sample) -> str:
 def read_records(name: str, files: Sequence[LogFile], scratch: Path) -> Iterator[Record | Reject]:
     """Yields the records of one format; for `UNKNOWN`, one reject per file."""
     if name != UNKNOWN:
-        yield from getattr(FORMATS[name], "records", row_records)(files, scratch)
+        module = FORMATS[name]
+        by_row = getattr(module, "call_records", row_records)
+        yield from getattr(module, "records", by_row)(files, scratch)
         return
     for file in read_ahead(files):
         # A file that is not text has no rows and counts as one.

@@ -1,7 +1,7 @@
 """Joins the separate rows of an exchange by id, in constant memory.
 
     def records(files, scratch):
-        return joined_records(files, scratch, member_of)    # member_of(row) -> id, side
+        return joined_records(files, scratch, member_of)    # member_of(row) -> id, side, model
     def parse(record):
         request_row, response_rows = record.payload
 
@@ -15,12 +15,13 @@ import sqlite3
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from outrider.common.files import SCRATCH
 from outrider.data.exchange import DUPLICATE, Place, Record, Reject
 from outrider.data.files.rows import Row, rows
 from outrider.data.files.sources import LONGEST_LINE, LogFile, read_ahead
+from outrider.data.formats.embedded import json_of
 
 ROW_OVERHEAD = 200
 """Memory that a row takes in addition to its content, in bytes."""
@@ -33,29 +34,22 @@ class Member(NamedTuple):
     """`request`, `response`, or `chunk` of a streamed response."""
     place: Place
     row: bytes
+    model: str | None
+    """Name of the model that the row asks or that answered, if it was logged."""
+
+
+MemberOf = Callable[[Row | None], tuple[str, str, str | None]]
+"""Returns the id, side and model of a row, or raises a `Reject` for that row."""
 
 
 def joined_records(
-    files: Sequence[LogFile], scratch: Path, member_of: Callable[[Row | None], tuple[str, str]]
+    files: Sequence[LogFile], scratch: Path, member_of: MemberOf
 ) -> Iterator[Record | Reject]:
-    """Yields responses with their requests, ordered by each id's first row.
-
-    `member_of` returns the id and side of a row, or raises a `Reject` for that row.
-    """
-    with contextlib.closing(_database(scratch)) as database:
-        database.execute("CREATE TABLE rows (key TEXT, side TEXT, file INT, line INT, row BLOB)")
-        for index, file in enumerate(read_ahead(files)):
-            for number, row in rows(file):
-                try:
-                    key, side = member_of(row)
-                except Reject as reject:
-                    reject.place = Place(file.name, number)
-                    yield reject
-                    continue
-                # Table rows are converted to JSON; `member_of` has rejected rows that are None.
-                content = row if isinstance(row, bytes) else json.dumps(row, default=str).encode()
-                values = (key, side, index, number, content)
-                database.execute("INSERT INTO rows VALUES (?, ?, ?, ?, ?)", values)
+    """Yields responses with their requests, ordered by each id's first row."""
+    with contextlib.closing(database_in(scratch)) as database:
+        yield from _stored(database, files, member_of)
+        asked = database.execute("SELECT DISTINCT model FROM rows WHERE side = 'request'")
+        asked_models = {model for (model,) in asked}
         database.execute("CREATE INDEX by_key ON rows (key)")
         for key, first, count, size in database.execute(
             "SELECT key, MIN(rowid) AS first, COUNT(*), SUM(LENGTH(row)) FROM rows GROUP BY key"
@@ -63,22 +57,55 @@ def joined_records(
         ):
             is_large = size + ROW_OVERHEAD * count > LONGEST_LINE
             joined_rows = database.execute(
-                "SELECT side, file, line, row FROM rows WHERE "
+                "SELECT side, file, line, row, model FROM rows WHERE "
                 + ("rowid = ?" if is_large else "key = ? ORDER BY rowid"),
                 (first if is_large else key,),
             )
             members = [
-                Member(side, Place(files[at].name, line), row)
-                for side, at, line, row in joined_rows
+                Member(side, Place(files[at].name, line), row, model)
+                for side, at, line, row, model in joined_rows
             ]
             if is_large:
                 detail = f"more than {LONGEST_LINE >> 20} MB under one id"
                 yield Reject("line_too_long", detail, members[0].place, rows=count)
             else:
-                yield from _records(members)
+                yield from _records(members, asked_models)
 
 
-def _database(folder: Path) -> sqlite3.Connection:
+def model_of(body: dict[str, Any]) -> str | None:
+    """Returns the model that a request or a response names."""
+    return storable(body.get("model"))
+
+
+def storable(value: Any) -> str | None:
+    """Returns a text as SQLite stores it, without lone surrogates; None if empty or no text."""
+    return value.encode("utf-8", "replace").decode() or None if isinstance(value, str) else None
+
+
+def _stored(
+    database: sqlite3.Connection, files: Sequence[LogFile], member_of: MemberOf
+) -> Iterator[Reject]:
+    """Writes all rows to the table `rows`; yields the rejects of rows that no id joins."""
+    database.execute(
+        "CREATE TABLE rows (key TEXT, side TEXT, file INT, line INT, row BLOB, model TEXT)"
+    )
+    for index, file in enumerate(read_ahead(files)):
+        for number, row in rows(file):
+            try:
+                key, side, model = member_of(row)
+            except Reject as reject:
+                reject.place = Place(file.name, number)
+                yield reject
+                continue
+            finally:
+                json_of.cache_clear()  # nothing is kept for the next row, which may have 64 MB
+            # Table rows are converted to JSON; `member_of` has rejected rows that are None.
+            content = row if isinstance(row, bytes) else json.dumps(row, default=str).encode()
+            values = (key, side, index, number, content, model)
+            database.execute("INSERT INTO rows VALUES (?, ?, ?, ?, ?, ?)", values)
+
+
+def database_in(folder: Path) -> sqlite3.Connection:
     """Opens an empty database in a file whose name in `folder` is removed."""
     with tempfile.NamedTemporaryFile(dir=folder, prefix=SCRATCH) as file:  # mode 0600
         database = sqlite3.connect(file.name)
@@ -87,28 +114,55 @@ def _database(folder: Path) -> sqlite3.Connection:
     return database
 
 
-def _records(members: list[Member]) -> Iterator[Record | Reject]:
+def _records(members: list[Member], asked_models: set[str | None]) -> Iterator[Record | Reject]:
     """Yields the records of one id.
 
-    If an id has different requests, each folder is joined separately, since batches may each number
-    their requests from 1.
+    Runs may each number their requests from 1. So each model's rows are joined separately and, if
+    requests of one model differ, those of each folder.
     """
-    folders: dict[str, list[Member]] = {"": members}
-    if _is_ambiguous(members):
-        folders = {}
-        for member in members:
-            folders.setdefault(str(PurePosixPath(member.place.file).parent), []).append(member)
-    for together in folders.values():
-        if _is_ambiguous(together):  # it is unknown which request a response answers
-            place = together[0].place
-            count = len(together)
-            yield Reject("ambiguous_id", "different requests under one id", place, rows=count)
-        else:
-            yield from _pairs(together)
+    for of_model in _by_model(members, asked_models):
+        groups: dict[str, list[Member]] = {"": of_model}
+        if _is_ambiguous(of_model):
+            groups = {}
+            for member in of_model:
+                folder = str(PurePosixPath(member.place.file).parent)
+                groups.setdefault(folder, []).append(member)
+        for together in groups.values():
+            if _is_ambiguous(together):  # it is unknown which request a response answers
+                place = together[0].place
+                count = len(together)
+                yield Reject("ambiguous_id", "different requests under one id", place, rows=count)
+            else:
+                yield from _pairs(together)
+
+
+def _by_model(members: list[Member], asked_models: set[str | None]) -> list[list[Member]]:
+    """Groups the rows of one id by the model that was asked.
+
+    A response has the request's name for the model, unless that is an alias or has no date
+    (`gpt-4o-2024-08-06`): then no request of the log has the response's name. Failed requests have
+    none (vLLM's run-batch). Such rows belong to those whose other half has no name, either.
+    """
+    named: dict[str, list[Member]] = {}
+    for member in members:
+        if member.model is not None and member.model in asked_models:
+            named.setdefault(member.model, []).append(member)
+    unnamed = [member for member in members if member.model not in named]
+    sides_unnamed = set(map(_is_request, unnamed))
+    for model, group in list(named.items()):
+        sides_missing = {True, False} - set(map(_is_request, group))
+        if sides_missing & sides_unnamed:
+            named.pop(model)
+    rest = [member for member in members if member.model not in named]
+    return [*named.values(), *([rest] if rest else [])]
+
+
+def _is_request(member: Member) -> bool:
+    return member.side == "request"
 
 
 def _is_ambiguous(members: Iterable[Member]) -> bool:
-    return len({member.row for member in members if member.side == "request"}) > 1
+    return len({member.row for member in members if _is_request(member)}) > 1
 
 
 def _pairs(members: list[Member]) -> Iterator[Record | Reject]:

@@ -52,9 +52,11 @@ TRAJECTORY = (
 N8N = "n8n's executions: log the endpoint's /v1/chat/completions"
 
 AZURE = (
-    "Azure's LLM log, which cuts messages into rows and has no sampling parameters: log whole"
-    " request and response bodies, for instance with log-to-eventhub"
+    "Azure API Management's log without texts: enable Log LLM messages in the API's Azure Monitor"
+    " settings, with Log prompts and Log completions"
 )
+
+AZURE_IDS = "Azure's LLM log: export its columns CorrelationId and SequenceNumber, too"
 
 AZURE_OPENAI = (
     "Azure OpenAI's diagnostic log, without texts: put a gateway in front that logs request and"
@@ -150,7 +152,7 @@ SHAPES: tuple[tuple[frozenset[str], str], ...] = (
         "SGLang's metrics of requests, without texts: start SGLang with --log-requests"
         " --log-requests-level 3 --log-requests-format json",
     ),
-    (frozenset({"request_messages", "response_messages", "sequence_number"}), AZURE),
+    (frozenset({"request_messages", "response_messages"}), AZURE_IDS),
     (
         frozenset({"inputs", "generated_text"}),
         "TGI's /generate: log the endpoint's /v1/chat/completions",

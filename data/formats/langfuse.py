@@ -12,12 +12,22 @@ To get them, use the blob-storage integration (name the folder `observations_v2/
 with the input, output, model and usage field groups. Only observations of type `GENERATION` are
 read, also those inside a downloaded trace (`observations`). Langfuse's OpenAI wrapper drops the
 reasoning (`reasoning_missing`) and writes temperature 1 if a request had none.
+
+The legacy export, and the tables of ClickHouse, have session and user in `traces/` alone; they are
+joined by `trace_id` if `traffic.path` is the folder around both
+(langfuse.com/docs, blob-storage-export-fields). Traces, scores and manifests are no calls.
 """
 
+import contextlib
+import re
+import sqlite3
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from outrider.data.exchange import Exchange, Place, Record, Reject
-from outrider.data.files.rows import Sample
+from outrider.data.files.rows import Row, Sample, parse_row, rows
+from outrider.data.files.sources import LogFile, read_ahead
 from outrider.data.formats.cache_hits import check_generated
 from outrider.data.formats.fields import (
     first,
@@ -31,12 +41,13 @@ from outrider.data.formats.fields import (
     unpacked_or_text,
 )
 from outrider.data.formats.finish_reasons import end_by_limit
+from outrider.data.formats.join import database_in, storable
 from outrider.data.formats.message_parts import openai_message, openai_messages
 from outrider.data.formats.nested_rows import outcomes_of
 from outrider.data.formats.openai import exchanges
 from outrider.data.formats.row_fields import seconds_of
 from outrider.data.formats.sampling import CONSTRAINTS, NUMBERS
-from outrider.data.formats.wrappers import OBSERVATIONS, is_observation, open_row
+from outrider.data.formats.wrappers import OBSERVATIONS, TRACE, is_observation, open_row
 
 OWNERS = ("session", "user")
 
@@ -60,9 +71,73 @@ MESSAGE = {
 """Keys of an assistant's message. An output with other keys is text that happens to be JSON."""
 
 
+SCORE = frozenset({"trace_id", "observation_id", "data_type", "string_value"})
+
+TRACES = re.compile(r"(?:^|[/:])traces(?![a-z])[^/]*(?:/(?!observations)[^/]*)?\Z")
+"""The path of a file whose name, or whose folder's name, is that of traces."""
+
+
 def recognizes(sample: Sample) -> bool:
     tests = (is_observation, _is_trace, _is_trace_alone)
-    return any(test(row) for row in sample.rows for test in tests)
+    is_read = any(test(row) for row in sample.rows for test in tests)
+    return is_read or any(_other_kind(row) is not None for row in sample.rows)
+
+
+def _other_kind(row: dict[str, Any]) -> str | None:
+    """Returns what a row of an export is that is no observation; None for any other row."""
+    if row.keys() >= SCORE:
+        return "a score"
+    if row.keys() >= TRACE and "trace_id" not in row:
+        return "a trace: the calls are its observations, which take its session and user"
+    files = row.get("files")
+    if isinstance(files, list) and any("observations" in str(file) for file in files):
+        return "a manifest"
+    return None
+
+
+def call_records(files: Sequence[LogFile], scratch: Path) -> Iterator[Record | Reject]:
+    """Yields a record per row; observations have the session and user of their trace.
+
+    Files of traces are read first, into a table on the disk.
+    """
+    of_traces = [file for file in files if TRACES.search(file.name)]
+    others = [file for file in files if not TRACES.search(file.name)]
+    with contextlib.closing(database_in(scratch)) as database:
+        database.execute("CREATE TABLE traces (id TEXT PRIMARY KEY, session TEXT, user TEXT)")
+        for file in read_ahead(of_traces):
+            for number, row in rows(file):
+                _store(database, row)
+                yield Record(Place(file.name, number), row)
+        is_joined = bool(of_traces)
+        for file in read_ahead(others):
+            for number, row in rows(file):
+                payload = _of_trace(database, row) if is_joined else row
+                yield Record(Place(file.name, number), payload)
+
+
+def _store(database: sqlite3.Connection, row: Row | None) -> None:
+    """Adds a row to the table of traces if it is one; a later row replaces a former one."""
+    try:
+        trace = parse_row(row)
+    except Reject:  # parsed again, and rejected, by a worker
+        return
+    if _other_kind(trace) is not None:
+        values = [storable(trace.get(key)) for key in ("id", "session_id", "user_id")]
+        database.execute("INSERT OR REPLACE INTO traces VALUES (?, ?, ?)", values)
+
+
+def _of_trace(database: sqlite3.Connection, row: Row | None) -> Row | None:
+    """Returns an observation with the session and user of its trace."""
+    try:
+        observation = parse_row(row)
+    except Reject:
+        return row
+    key = storable(first(observation.get("trace_id"), observation.get("traceId")))
+    query = "SELECT session, user FROM traces WHERE id = ?"
+    session, user = database.execute(query, (key,)).fetchone() or (None, None)
+    given = {"session_id": session, "user_id": user}
+    lacking = {name: value for name, value in given.items() if value and not observation.get(name)}
+    return {**observation, **lacking} if lacking else row
 
 
 def _is_trace(row: dict[str, Any]) -> bool:
@@ -86,6 +161,9 @@ def parse(record: Record) -> list[Exchange | Reject]:
             "a trace without its observations, whose input and output are not the call's: export"
             " the observations (GET /api/public/observations)",
         )
+    kind = _other_kind(row)
+    if kind is not None and not is_observation(row) and not _is_trace(row):
+        raise Reject("not_a_generation", kind)
     if not _is_trace(row):
         return _outcomes(row, record.place)
     # The API's observations lack the session and user of their trace.

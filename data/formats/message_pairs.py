@@ -27,7 +27,7 @@ from outrider.data.formats.message_sides import (
     sent_parameters,
 )
 from outrider.data.formats.openai import exchanges
-from outrider.data.formats.other_rows import FAILURES
+from outrider.data.formats.other_rows import FAILURES, check_served, check_status
 from outrider.data.formats.row_fields import fields
 from outrider.data.formats.wrappers import check_call, objects_in, open_row
 
@@ -47,6 +47,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
     if sides is None:
         if any(map(_has_failed, [row, *objects_in(row)])):
             raise Reject("error_response", "the call failed")
+        check_served(row)
         check_whole(row, "row")
         raise Reject("incomplete_pair", "no messages, or no answer with the assistant's role")
     return outcomes(row, sides, record.place)
@@ -59,6 +60,8 @@ def outcomes(
     check_generated(row)
     if any(map(_has_failed, [row, *sides.holders])):
         raise Reject("error_response", "the call failed")
+    for holder in [row, *sides.holders]:
+        check_status(holder)
     about = logged_about(row)
     request = {
         **sent_parameters(row),

@@ -289,8 +289,19 @@ def _choice(message: dict[str, Any], end: Any) -> dict[str, Any]:
 
 def _is_answers_name(ends: set[str], holder: dict[str, Any]) -> bool:
     """Whether a text's path is that of an answer; `answer` alone may be a data set's solution."""
-    is_models = not set(map(normal_name, holder)).isdisjoint({*COUNTS, *THOUGHTS})
-    return bool(ends & ANSWERS) or ("answer" in ends and is_models)
+    return bool(ends & ANSWERS) or ("answer" in ends and _is_models(holder))
+
+
+def _is_models(holder: dict[str, Any]) -> bool:
+    """Whether an object has the reasoning or count of tokens of a model's response."""
+    return not set(map(normal_name, holder)).isdisjoint({*COUNTS, *THOUGHTS})
+
+
+def _are_calls(value: Any) -> bool:
+    """Whether a value is a list of OpenAI's tool calls."""
+    if not isinstance(value, list) or not value:
+        return False
+    return all(isinstance(call, dict) and isinstance(call.get("function"), dict) for call in value)
 
 
 def _has_answer_inside(text: str) -> bool:
@@ -304,18 +315,22 @@ def _answer_text(row: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[s
     answer: dict[str, Any] = {}
     around: list[dict[str, Any]] = []
     for path, value, holders in _values(row):
+        name = path.rpartition(".")[2]
+        if name == "tool_calls" and _are_calls(value) and _is_models(holders[-1]):  # Higress
+            answer.setdefault("tool_calls", value)
+            around = around or holders
         if isinstance(value, list) and len(value) == 1:  # agentgateway's `gen_ai.completion`
             (value,) = value
         if not isinstance(value, str) or not value or _has_answer_inside(value):
             continue
-        ends = {path.rpartition(".")[2], ".".join(path.split(".")[-2:])}
+        ends = {name, ".".join(path.split(".")[-2:])}
         if _is_answers_name(ends, holders[-1]) and "content" not in answer:
             answer["content"] = value
             around = holders
         elif ends & THOUGHTS and value not in SWITCHES and "reasoning_content" not in answer:
             answer["reasoning_content"] = value
-    if "content" not in answer:
+    if answer.keys().isdisjoint(("content", "tool_calls")):
         return [], []
-    if END_THINK in answer["content"]:  # the reasoning is in the text
+    if END_THINK in answer.get("content", ""):  # the reasoning is in the text
         answer.pop("reasoning_content", None)
     return [_choice({"role": "assistant", **answer}, None)], around

@@ -6,15 +6,17 @@
      "response": {"status_code": 200, "body": {"choices": [...]}}}
 
 `traffic.path` names both files (and the error file) in any order. vLLM's `run-batch` writes the
-same format. Request times are not logged.
+same format. Request times are not logged. Runs may number their requests alike, so rows are joined
+by `custom_id` and model (data/formats/join.py).
 """
 
 import functools
 
 from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.files.rows import Row, Sample
+from outrider.data.formats.embedded import object_of
 from outrider.data.formats.fields import take, take_text
-from outrider.data.formats.join import joined_records
+from outrider.data.formats.join import joined_records, model_of
 from outrider.data.formats.openai import body, exchanges
 from outrider.data.formats.wrappers import open_row
 
@@ -26,12 +28,16 @@ def recognizes(sample: Sample) -> bool:
     return any("custom_id" in row and ("body" in row or "response" in row) for row in sample.rows)
 
 
-def _member_of(row: Row | None) -> tuple[str, str]:
+def _member_of(row: Row | None) -> tuple[str, str, str | None]:
     parsed = open_row(row)
     key = take_text(parsed, "custom_id", "row")
     if key is None:
         raise Reject("no_id", "no custom_id")
-    return key, "request" if "body" in parsed else "response"
+    side = "request" if "body" in parsed else "response"
+    holder = parsed if side == "request" else object_of(parsed.get("response")) or {}
+    # Fireworks writes the completion itself.
+    side_body = object_of(holder.get("body")) or holder
+    return key, side, model_of(side_body)
 
 
 records = functools.partial(joined_records, member_of=_member_of)

@@ -14,8 +14,8 @@ to a request's id is ignored. A response with logged prompt ids needs no request
 KServe's and Seldon's loggers (CloudEvents) are joined by the id that request and response share.
 
 Client-side logs have this form. Tenant and session are lost unless the rows have them. Send
-`X-Request-Id` to choose the id. If different requests share an id, each folder is joined
-separately; if an id is still ambiguous within a folder, its rows are rejected as `ambiguous_id`.
+`X-Request-Id` to choose the id. If different requests share an id, each model and then each folder
+is joined separately; if an id is still ambiguous, its rows are rejected as `ambiguous_id`.
 """
 
 import functools
@@ -24,8 +24,9 @@ from typing import Any
 from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.files.rows import Row, Sample
 from outrider.data.formats.cache_hits import check_generated
+from outrider.data.formats.embedded import object_of
 from outrider.data.formats.fields import first, take_text
-from outrider.data.formats.join import joined_records
+from outrider.data.formats.join import joined_records, model_of
 from outrider.data.formats.openai import body, exchanges
 from outrider.data.formats.openai_stream import join_chunks
 from outrider.data.formats.other_rows import check_completion
@@ -75,7 +76,7 @@ def _side(row: dict[str, Any]) -> str | None:
     return "request" if isinstance(row.get("request"), dict | str) else None
 
 
-def _member_of(row: Row | None) -> tuple[str, str]:
+def _member_of(row: Row | None) -> tuple[str, str, str | None]:
     parsed = open_row(row)
     side = _side(parsed) or _side_of_other_row(parsed)
     if str(parsed.get("datainblob")).lower() == "true":  # Azure Machine Learning, above 4 MB
@@ -85,7 +86,8 @@ def _member_of(row: Row | None) -> tuple[str, str]:
     key = _id_of(parsed)
     if key is None:
         raise Reject("no_id", NO_ID)
-    return key.removeprefix("chatcmpl-"), side
+    body_of_side = object_of(parsed.get("request" if side == "request" else "response"))
+    return key.removeprefix("chatcmpl-"), side, model_of(body_of_side or parsed)
 
 
 def _id_of(row: dict[str, Any]) -> str | None:

@@ -7,8 +7,9 @@
 
 The conventions also allow the attributes on an event (`gen_ai.client.inference.operation.details`),
 which is a log record or part of a span; both are read. A row with many spans is one record; each
-of its spans or log records becomes an outcome, numbered by `choice`. Also read are a span's events
-before 1.37 (`gen_ai.user.message`), and the attributes of OpenLLMetry (`gen_ai.prompt.0.content`),
+of its spans or log records becomes an outcome, numbered by `choice`. Also read are events of one
+message each before 1.37 (`gen_ai.user.message`), in a span or as log records (give the traces file,
+too, which has model and sampling), and the attributes of OpenLLMetry (`gen_ai.prompt.0.content`),
 OpenInference (`llm.input_messages.0.message.content`) and Vercel's AI SDK (`ai.prompt.messages`).
 
 To export such spans, use the collector's file exporter, with `OTEL_SEMCONV_STABILITY_OPT_IN` set
@@ -19,6 +20,7 @@ and ClickHouse are read, too (data/formats/span_attributes.py). vLLM's own spans
 """
 
 import re
+from dataclasses import replace
 from typing import Any
 
 from outrider.data.exchange import Exchange, Place, Record, Reject
@@ -41,6 +43,15 @@ from outrider.data.formats.message_parts import openai_message, openai_messages
 from outrider.data.formats.message_sides import MessageSides, message_sides
 from outrider.data.formats.nested_rows import outcomes_of
 from outrider.data.formats.openai import exchanges
+from outrider.data.formats.otel_events import (
+    CALL,
+    EVENT,
+    JOINED,
+    check_captured,
+    event_name,
+    joined_calls,
+    key_of,
+)
 from outrider.data.formats.row_fields import fields, find, seconds_of
 from outrider.data.formats.sampling import NUMBERS
 from outrider.data.formats.span_attributes import (
@@ -52,9 +63,6 @@ from outrider.data.formats.span_attributes import (
     spans_of,
 )
 from outrider.data.formats.wrappers import PAIR, check_call, open_row, sides, unwrapped
-
-_EVENT = re.compile(r"gen_ai\.(choice|(system|user|assistant|tool)\.message)")
-"""Names of events with a message each."""
 
 ADK_REQUEST = "gcp.vertex.agent.llm_request"
 
@@ -87,9 +95,10 @@ NO_FIELDS = (
     " gateway that logs request and response in front of the endpoint"
 )
 APART = (
-    "each message is a record of its own, without the request's sampling; use instrumentation that"
-    " writes them together (OTEL_SEMCONV_STABILITY_OPT_IN=gen_ai_latest_experimental)"
+    "a message of its own, without the id of its call's span; use instrumentation that writes"
+    " messages together (OTEL_SEMCONV_STABILITY_OPT_IN=gen_ai_latest_experimental)"
 )
+WITH_SPAN = "messages of calls, which are read with their spans"
 
 _WRAPPER = re.compile(r"ai\.(generate|stream)(Text|Object)")
 """Values of `ai.operationId` in spans around those of Vercel's calls (`ai.streamText.doStream`)."""
@@ -116,19 +125,44 @@ NAMES = {
 """Attribute names for each field of an exchange, in order of preference."""
 
 
+call_records = joined_calls
+
+
 def recognizes(sample: Sample) -> bool:
     return any(is_otlp(row) or has_genai_attributes(row) for row in sample.rows)
 
 
 def parse(record: Record) -> list[Exchange | Reject]:
     row = open_row(record.payload)
+    call = row.pop(CALL, None)
+    if call is not None:
+        return [
+            replace(outcome, call=call) if isinstance(outcome, Exchange) else outcome
+            for outcome in _of_joined(row, record.place)
+        ]
+    joined = frozenset(row.pop(JOINED, ()))
+    records = list(spans_of(row)) if is_otlp(row) else [row]
+    others = [one for one in records if event_name(one) is None or key_of(one) is None]
+    if records and not others:
+        raise Reject("not_a_generation", WITH_SPAN)
     if not is_otlp(row):
-        return _outcomes(row, record.place)
-    return outcomes_of(spans_of(row), lambda span: _outcomes(span, record.place), "span")
+        return _outcomes(row, record.place, joined)
+    return outcomes_of(others, lambda span: _outcomes(span, record.place, joined), "span")
 
 
-def _outcomes(span: dict[str, Any], place: Place) -> list[Exchange | Reject]:
+def _of_joined(span: dict[str, Any], place: Place) -> list[Exchange | Reject]:
+    """Returns the outcomes of a call whose messages were events of their own."""
+    if not (attributes_of(span).get("error.type") or _has_failed(span)):
+        check_captured(span["events"])
+    return _outcomes(span, place, frozenset())
+
+
+def _outcomes(
+    span: dict[str, Any], place: Place, joined: frozenset[str]
+) -> list[Exchange | Reject]:
     logged = attributes_of(span)
+    if key_of(span) in joined and "gen_ai.input.messages" not in logged:
+        raise Reject("not_a_generation", "the span's messages are log records, which are read")
     details = "gen_ai.client.inference.operation.details"  # event with the messages
     for event in take(span, "events", list, "span") or ():
         if isinstance(event, dict) and event.get("name") == details:
@@ -216,13 +250,6 @@ def _has_failed(span: dict[str, Any]) -> bool:
     return code in FAILED or (status is not None and status >= 400)
 
 
-def _is_message_alone(record: dict[str, Any]) -> bool:
-    """Whether a log record is the event of one message (conventions 1.28 to 1.36)."""
-    where = find(record, "event_name")
-    name = where.holder[where.key] if where else attributes_of(record).get("event.name")
-    return _EVENT.fullmatch(str(name)) is not None
-
-
 def _other_messages(
     span: dict[str, Any], logged: dict[str, Any]
 ) -> tuple[dict[str, Any], MessageSides | None]:
@@ -244,7 +271,7 @@ def _of_events(span: dict[str, Any]) -> dict[str, Any]:
     """Returns the messages and choices in a span's events (conventions 1.28 to 1.36)."""
     messages: dict[str, list[dict[str, Any]]] = {"gen_ai.prompt": [], "gen_ai.completion": []}
     for event in take(span, "events", list, "span") or ():
-        kind = _EVENT.fullmatch(str(event.get("name"))) if isinstance(event, dict) else None
+        kind = EVENT.fullmatch(str(event.get("name"))) if isinstance(event, dict) else None
         if kind is None:
             continue
         logged = attributes_of(event)
@@ -265,7 +292,7 @@ def _of_events(span: dict[str, Any]) -> dict[str, Any]:
 
 def _of_body(record: dict[str, Any], place: Place) -> list[Exchange | Reject]:
     """Returns the exchange that an application logged as the body of a log record."""
-    if _is_message_alone(record):
+    if event_name(record) is not None:
         raise Reject("content_not_logged", APART)
     # A record of a single line is given without OTLP around it.
     row = object_of(plain_value(record.get("body", record)))

@@ -58,9 +58,17 @@ LOG_PAYLOADS = (
     " ai-proxy-advanced"
 )
 
+LOG_ATTRIBUTES = (
+    "Higress' statistics, without texts: set use_default_attributes: true in the plugin"
+    " ai-statistics, instead of use_default_response_attributes"
+)
+
 STATISTICS = {
-    path: LOG_PAYLOADS
-    for path in ("ai.proxy.usage", "ai.ai-proxy.usage", "ai.ai-proxy-advanced.usage")
+    **{
+        path: LOG_PAYLOADS
+        for path in ("ai.proxy.usage", "ai.ai-proxy.usage", "ai.ai-proxy-advanced.usage")
+    },
+    "ai_log.output_token": LOG_ATTRIBUTES,
 }
 """Paths of what a gateway logs about a call, next to which the bodies are missing, and the option
 that logs them."""
@@ -84,9 +92,7 @@ def check_completion(row: dict[str, Any], request: Any, response: Any) -> None:
     # HTTP-shaped rows have the status next to the body.
     parts = (row, row.get("response"), answer)
     for side in (part for part in parts if isinstance(part, dict)):
-        code = _failed_status(side)
-        if code is not None:
-            raise Reject("error_response", f"HTTP status {code}")
+        check_status(side)
     if isinstance(response, str) and is_proxys_text(response):
         raise Reject("error_response", "a proxy's text instead of a response")
     if answer.get("error"):
@@ -94,6 +100,20 @@ def check_completion(row: dict[str, Any], request: Any, response: Any) -> None:
     if not answer.get("choices") and not isinstance(response, str | list):
         _check_failure(row, answer)
         _check_api(row, request if isinstance(request, dict) else {}, answer)
+
+
+def check_served(row: dict[str, Any]) -> None:
+    """Raises a `Reject` if an access log's row without texts failed, or is of another endpoint."""
+    check_status(row)
+    if "method" in row and not row.keys().isdisjoint(STATUSES):
+        _check_endpoint(row, {})
+
+
+def check_status(side: dict[str, Any]) -> None:
+    """Raises a `Reject` if a row or a side of it has the HTTP status of a failed request."""
+    code = failed_status(side)
+    if code is not None:
+        raise Reject("error_response", f"HTTP status {code}")
 
 
 def is_error(body: dict[str, Any]) -> bool:
@@ -124,16 +144,7 @@ def _check_failure(row: dict[str, Any], answer: dict[str, Any]) -> None:
 
 def _check_api(row: dict[str, Any], request: dict[str, Any], answer: dict[str, Any]) -> None:
     """Raises a `Reject` if a row without choices belongs to another API."""
-    for counted, remedy in STATISTICS.items():
-        where = find(row, counted)
-        payload = where.holder.get("payload", {}) if where else None
-        if isinstance(payload, dict) and "response" not in payload:
-            raise Reject("content_not_logged", remedy)
-    for path in (side.get(key) for side in (row, request) for key in PATHS):
-        if not isinstance(path, str) or "/" not in path:
-            continue
-        if not GENERATING.search(path.partition("?")[0]):
-            raise Reject("not_a_generation", f"the path is another endpoint's; {LOG_CHATS}")
+    _check_endpoint(row, request)
     if not answer or "choices" in answer or "body" in answer:
         return
     is_completion = str(answer.get("object", "chat.completion")) in COMPLETIONS
@@ -146,6 +157,20 @@ def _check_api(row: dict[str, Any], request: dict[str, Any], answer: dict[str, A
         raise Reject("not_a_generation", f"the request is another API's; {LOG_CHATS}")
 
 
+def _check_endpoint(row: dict[str, Any], request: dict[str, Any]) -> None:
+    """Raises a `Reject` if a row is a gateway's statistics, or has another endpoint's path."""
+    for counted, remedy in STATISTICS.items():
+        where = find(row, counted)
+        payload = where.holder.get("payload", {}) if where else None
+        if isinstance(payload, dict) and "response" not in payload:
+            raise Reject("content_not_logged", remedy)
+    for path in (side.get(key) for side in (row, request) for key in PATHS):
+        if not isinstance(path, str) or "/" not in path:
+            continue
+        if not GENERATING.search(path.partition("?")[0]):
+            raise Reject("not_a_generation", f"the path is another endpoint's; {LOG_CHATS}")
+
+
 def _header(side: dict[str, Any], name: str) -> Any:
     """Returns the value of a header in an HTTP message that Envoy has tapped."""
     headers = side.get("headers")
@@ -155,7 +180,7 @@ def _header(side: dict[str, Any], name: str) -> Any:
     return next((pair.get("value") for pair in pairs if pair.get("key") == name), None)
 
 
-def _failed_status(side: dict[str, Any]) -> int | None:
+def failed_status(side: dict[str, Any]) -> int | None:
     """Returns the HTTP status of a failed request, if one was logged."""
     for key in STATUSES:
         value: Any = side.get(key, _header(side, f":{key}"))

@@ -43,6 +43,7 @@ FIELDS = {
         *("user_properties.user_id", "request_data.user"),  # HoneyHive, Logfire
         *("usr.id", "attributes.usr.id"),  # Datadog's standard attributes
         "trace_metadata.mlflow.trace.user",
+        "consumer",  # Higress
     ),
     "tenant": ("tenant", "tenant_id", "metadata.tenant", "workspace_id"),
     "route": ("route", "route.name", "metadata.route", "model_group", "prompt_slug"),

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.data.exchange import Exchange, Place, Record, Reject
+from outrider.data.files.packing import CUT_MARK
 from outrider.data.files.rows import Sample, parse_row, with_other_lines
 from outrider.data.files.sources import LogFile, read_ahead
 from outrider.data.formats.engine_lines import engine_lines
@@ -55,8 +56,8 @@ def records(files: Sequence[LogFile], scratch: Path) -> Iterator[Record | Reject
 
 def _item(place: Place, line: bytes | None) -> Record | Reject | Place:
     """Returns the record or reject of a line, or the place of an unrelated line."""
-    if line is None:
-        return Record(place, None)
+    if line is None or line.endswith(CUT_MARK):
+        return Record(place, line)
     event = _EVENT.search(line, 0, 1000)
     begin = line.find(b"{", 0, 200)
     if event is None and _TEXT_EVENT.search(line, 0, 1000):

@@ -167,6 +167,13 @@ _WITH_OBJECT = re.compile(rb"^[^{\n]+\{\"[^\n]*\}\s*$", re.MULTILINE)
 _DUMP = re.compile(rb"(?:/\*.*\*/\s+|--\s+)?-- (?:PostgreSQL database|MySQL|MariaDB) dump")
 """How pg_dump, mysqldump and mariadb-dump begin, as text."""
 
+_NEW_API = re.compile(
+    rb"CREATE TABLE [`\"\w.]*\blogs[`\"]? \((?=[^;]*\bquota\b)(?=[^;]*\bcompletion_tokens\b)"
+    rb"(?=[^;]*\btoken_name\b)"
+)
+"""New API's and One API's table (QuantumNous/new-api, model/log.go): `content` is a note about the
+price, or an error."""
+
 _DATABASE = re.compile(rb"SQLite format 3\0")
 """SQLite keeps texts as they are, so its pages may have lines of JSON."""
 
@@ -278,6 +285,11 @@ def _of_capture(head: bytes) -> Description:
         return Description(what, GATEWAY)
     if _NO_HEADER.match(head):
         return Description("a table without a header", WITH_HEADER)
+    if _NEW_API.search(head):
+        what = (
+            "a dump of New API's table logs, whose rows are billing and have no texts of requests"
+        )
+        return Description(what, f"{GATEWAY}, or start the engine with its request log")
     return Description("a dump of a database", f"{EXPORT}; for PostgreSQL, {TO_JSON}")
 
 

@@ -1,4 +1,4 @@
-"""vLLM's DEBUG request log: token ids, joined by request id.
+"""vLLM's DEBUG request log: token ids or texts, joined by request id.
 
     DEBUG 07-01 12:00:00 [...] Request chatcmpl-17 details: prompt: '<｜User｜>...',
       prompt_token_ids: [0, ...], prompt_embeds shape: None.
@@ -10,9 +10,12 @@
 Texts are Python literals (`%r`), so every event is one line.
 
 To get this log, run `VLLM_LOGGING_LEVEL=DEBUG vllm serve MODEL --enable-log-requests
---enable-log-outputs` without `--max-log-len` (tested with 0.32). Exchanges without token ids are
-rejected as `no_token_ids`: streamed ones, whose ids vLLM does not log, and all in logs at level
-INFO or from releases before 0.11.2. A gateway log with `return_token_ids` has no such limitation.
+--enable-log-outputs` without `--max-log-len` (tested with 0.32). Releases of 0.11 log a chat's
+prompt as text alone. A streamed response is read from its deltas if the last line of the stream is
+`<streaming_complete: 27 tokens>`: then no parser has changed them (0.11, serving_chat.py), and the
+count confirms them. Other exchanges without token ids are rejected as `no_token_ids`: other
+streams, whose ids vLLM does not log, and all in logs at level INFO or from releases before 0.11.2.
+A gateway log with `return_token_ids` has no such limitation.
 
 vLLM's times have no year, so times are read only from logs saved with `docker logs -t` or
 `kubectl logs --timestamps`, from the runtime's own files (Docker's `json-file`, CRI), and from the
@@ -21,6 +24,8 @@ Cloud, Datadog, Splunk, OpenTelemetry. Session, user and tenant come from the li
 body.
 """
 
+import ast
+import io
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -29,14 +34,20 @@ from pathlib import Path
 from typing import Any
 
 from outrider.data.exchange import Exchange, Place, Record, Reject
-from outrider.data.files.rows import Sample, parse_row, with_other_lines
+from outrider.data.files.packing import CUT_MARK
+from outrider.data.files.rows import FILE_CUT, Sample, parse_row, with_other_lines
 from outrider.data.files.sources import LONGEST_LINE, LogFile, read_ahead
 from outrider.data.formats.engine_lines import engine_lines
 from outrider.data.formats.fields import take, take_ids, take_text, take_time
-from outrider.data.formats.finish_reasons import finish_reason
+from outrider.data.formats.finish_reasons import end_by_limit, finish_reason
 from outrider.data.formats.sampling import NUMBERS, constraint_of
 
-FIX = "set VLLM_LOGGING_LEVEL=DEBUG, or log token ids through the API (`return_token_ids`)"
+RETURN_IDS = "log token ids through the API (`return_token_ids`)"
+FIX = f"set VLLM_LOGGING_LEVEL=DEBUG, or {RETURN_IDS}"
+NO_STREAM = f"vLLM does not log the ids of a stream: {RETURN_IDS}"
+
+CUT = "cut"
+"""Replaces a piece of a stream's text whose line lacks its end."""
 
 MOST_WAITING = 2000
 """Maximum number of requests kept waiting for a response. Some never get one: if the client
@@ -53,6 +64,8 @@ _BYTES = re.compile(rb"Received request |Generated response |Request \S{1,500} (
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S*")
 
 _TEXT = re.compile(r"""(?:prompt|output): ('(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+")""")
+_STREAM = re.compile(r"output: '<streaming_complete: (\d{1,9}) tokens>'")
+"""Replaces a stream's text in its last line if no parser has collected it."""
 _ESCAPE = re.compile(r"\\(?:x..|u.{4}|U.{8}|.)")
 _IDS = re.compile(r"(?:prompt|output)_token_ids: (\[[\d, ]*+\])")
 _PARAMETERS = re.compile(r"params: SamplingParams\((.*)\), lora_request: [^\n]*\.\s*\Z", re.DOTALL)
@@ -60,6 +73,7 @@ _NUMBER = re.compile(
     rf"\b({'|'.join(NUMBERS)})=(-?\d{{1,18}}(?:\.\d{{0,30}})?(?:e-?\d{{1,3}})?)(?:,|\Z)"
 )
 _CHOICES = re.compile(r"params: SamplingParams\(n=([1-9]\d{0,3}),")
+_LIMIT = re.compile(r"\bmax_tokens=(\d{1,9})\b")
 _GRAMMAR = re.compile(r"\bstructured_outputs=(?!None)")
 _OTHER = re.compile(r"\b(?:bad_words=\[[^\]]|thinking_token_budget=\d|min_tokens=[1-9])")
 _FINISH = re.compile(r", finish_reason: (\w+)(?: \[repeated \d+x across cluster\].*)?\s*\Z")
@@ -89,6 +103,8 @@ class _Waiting:
     """The `rest` of each line of the request, by kind."""
     outputs: list[dict[str, str]] = field(default_factory=list)
     """The same for the response lines of each choice."""
+    deltas: io.StringIO = field(default_factory=io.StringIO)
+    """The pieces of a stream's text, as literals, one per line."""
 
     def add(self, kind: str, rest: str) -> None:
         """Adds a line to the request or to a choice."""
@@ -107,7 +123,8 @@ class _Waiting:
         if not self.lines.keys() & {"received", "details"}:
             return Reject("unmatched_response", "no request with this id", self.place, self.rows)
         payload = {"lines": self.lines, "outputs": self.outputs, "longest": self.longest}
-        return Record(self.place, payload | {"time": self.time}, self.rows)
+        payload |= {"time": self.time, "deltas": self.deltas.getvalue()}
+        return Record(self.place, payload, self.rows)
 
 
 def recognizes(sample: Sample) -> bool:
@@ -137,6 +154,9 @@ def _join(files: Sequence[LogFile]) -> Iterator[Record | Reject | Place | None]:
                 place = Place(file.name, number)
                 if line is None:
                     yield Reject("line_too_long", f"more than {LONGEST_LINE >> 20} MB", place)
+                    continue
+                if line.endswith(CUT_MARK):
+                    yield Reject("file_cut", FILE_CUT, place)
                     continue
                 event = _event(line)
                 kind = KINDS.get((event["verb"], event["what"])) if event else None
@@ -173,8 +193,11 @@ def _joined(
     request = waiting.setdefault(key, _Waiting(place, time[0] if time else None))
     request.rows += 1
     request.longest = max(request.longest, longest)
-    if event["stream"] != " (streaming delta)":  # skips deltas: the whole stream's line follows
+    if event["stream"] != " (streaming delta)":
         request.add(kind, event["rest"])
+    elif kind == "output":
+        piece = _TEXT.match(event["rest"])
+        request.deltas.write(f"{piece[1] if piece else CUT}\n")
     choices_match = _CHOICES.match(request.lines.get("received", ""))
     count = int(choices_match[1]) if choices_match else 1
     if len(request.outputs) >= count and "output" in request.outputs[-1]:
@@ -194,7 +217,7 @@ def _lengths(rest: str) -> tuple[int, int]:
 def parse(record: Record) -> list[Exchange | Reject]:
     logged = record.payload
     lines = record.payload["lines"]
-    prompt_ids = _ids_of(lines.get("details", ""), logged["longest"])
+    prompt = _prompt(lines.get("details"), logged["longest"])
     parameters = _PARAMETERS.match(lines.get("received", ""))
     if parameters is None:
         raise Reject("incomplete_line", "no sampling parameters, or a truncated line")
@@ -206,7 +229,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
     metadata = take(body, "metadata", dict, "request") or {}
     shared: dict[str, Any] = {
         "place": record.place,
-        "prompt_token_ids": prompt_ids,
+        **prompt,
         "model": take_text(body, "model", "request"),
         "session": take_text(metadata, "session_id", "metadata"),
         "user": take_text(body, "user", "request"),
@@ -221,19 +244,72 @@ def parse(record: Record) -> list[Exchange | Reject]:
         try:
             finish = _FINISH.search(output.get("output", ""))
             if finish and finish[1] == "streaming_complete":
-                raise Reject("no_token_ids", FIX)
-            ended = finish_reason(finish[1] if finish else None)
-            # A prefix of a response that reached its length limit is itself such a response, so cut
-            # ids are accepted.
-            # Before 0.11.2, the ids are in the line of the output.
-            line = output.get("ids") or output.get("output", "")
-            ids = _ids_of(line, logged["longest"] if ended == "stop" else 0)
-            outcomes.append(
-                Exchange(choice=number, completion_token_ids=ids, finish_reason=ended, **shared)
-            )
+                answer = _streamed(logged, parameters[1])
+            else:
+                answer = _answer(output, finish[1] if finish else None, logged["longest"])
+            outcomes.append(Exchange(choice=number, **answer, **shared))
         except Reject as reject:
             outcomes.append(reject)
     return outcomes
+
+
+def _prompt(details: str | None, longest: int) -> dict[str, Any]:
+    """Returns the prompt's ids, or its text if the line has no ids (0.11)."""
+    if details is None:
+        raise Reject("no_token_ids", FIX)
+    if _IDS.search(details):
+        return {"prompt_token_ids": _ids_of(details, longest)}
+    text = _TEXT.match(details)
+    if text is None:
+        raise Reject("no_token_ids", RETURN_IDS)
+    return {"prompt_text": _text(text[1], longest)}
+
+
+def _answer(output: dict[str, str], reason: str | None, longest: int) -> dict[str, Any]:
+    """Returns the ids and end of a response that was not streamed."""
+    ended = finish_reason(reason)
+    # A prefix of a response that reached its length limit is itself such a response, so cut ids are
+    # accepted.
+    # Before 0.11.2, the ids are in the line of the output.
+    line = output.get("ids") or output.get("output", "")
+    ids = _ids_of(line, longest if ended == "stop" else 0)
+    return {"completion_token_ids": ids, "finish_reason": ended}
+
+
+def _streamed(logged: dict[str, Any], parameters: str) -> dict[str, Any]:
+    """Returns the text, count and end of a streamed response, whose deltas no parser changed."""
+    outputs = logged["outputs"]
+    complete = _STREAM.match(outputs[0].get("output", ""))
+    if complete is None or len(outputs) > 1 or not logged["deltas"]:
+        raise Reject("no_token_ids", NO_STREAM)
+    pieces = logged["deltas"].split("\n")[:-1]
+    texts = [_text(piece, logged["longest"]) for piece in pieces]
+    used = int(complete[1])
+    limit = _LIMIT.search(parameters)
+    # A delta without text is not logged, so the last one may lack the finish reason.
+    return {
+        "content": "".join(texts),
+        "completion_is_raw": True,
+        "completion_tokens": used,
+        "finish_reason": end_by_limit(float(limit[1]) if limit else None, used),
+    }
+
+
+def _text(literal: str, longest: int) -> str:
+    """Returns the text that a Python literal spells.
+
+    `--max-log-len` cuts texts to the same length. So a text as long as the `longest` text or list
+    in the log may have been cut; without the option, that is one text of a log.
+    """
+    try:
+        text = ast.literal_eval(literal)
+    except (SyntaxError, ValueError):
+        raise Reject("incomplete_line", "a text without its end, or damaged") from None
+    if len(take({"text": text}, "text", str, "line")) >= longest:
+        detail = "as long as the log's longest text, so it may be cut: start vLLM without"
+        raise Reject("truncated_log", f"{detail} --max-log-len")
+    assert isinstance(text, str)
+    return text
 
 
 def _ids_of(rest: str, longest: int) -> list[int]:
@@ -245,7 +321,7 @@ def _ids_of(rest: str, longest: int) -> list[int]:
     text = _TEXT.match(rest)
     ids_match = _IDS.search(rest, text.end() if text else 0)
     if ids_match is None:
-        raise Reject("no_token_ids", FIX)
+        raise Reject("no_token_ids", RETURN_IDS)
     try:
         ids = take_ids({"token_ids": json.loads(ids_match[1])}, "token_ids", "line") or []
     except ValueError:

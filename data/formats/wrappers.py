@@ -28,7 +28,7 @@ from outrider.data.formats.fields import first
 from outrider.data.formats.message_sides import message_sides
 from outrider.data.formats.native_apis import native_request, native_response
 from outrider.data.formats.openai_stream import is_chunk_lines
-from outrider.data.formats.other_rows import ERROR_KEYS, FAILURES, is_error
+from outrider.data.formats.other_rows import ERROR_KEYS, FAILURES, failed_status, is_error
 from outrider.data.formats.result_tables import rows_of
 from outrider.data.formats.row_fields import fields, find, normal_name
 from outrider.data.formats.span_attributes import (
@@ -41,6 +41,9 @@ from outrider.data.formats.span_attributes import (
 DEEPEST = 6
 """Levels that are searched; Kong's `ai.proxy.payload.request` in a collector's record is at 5."""
 
+TRACE = frozenset({"session_id", "user_id", "public", "bookmarked", "tags"})
+"""Keys of a trace in Langfuse's export, whose observations lack its session and user."""
+
 PRODUCERS = tuple(
     frozenset(keys.split())
     for keys in (
@@ -50,6 +53,7 @@ PRODUCERS = tuple(
         "custom_id response",
         "request_created_at request_body",  # Helicone
         "observations",  # Langfuse's traces
+        " ".join(TRACE),
         "prompt_token_ids completion_token_ids",
         "prompt_token_ids generated_tokens",  # Ray Data LLM
     )
@@ -250,6 +254,9 @@ def _failure(holders: list[dict[str, Any]]) -> dict[str, Any]:
             return {"error": holder.get("error") or holder}
         if str(holder.get("status")).lower() in FAILURES:
             return {"status": holder["status"]}
+        code = failed_status(holder)
+        if code is not None:
+            return {"status_code": code}
     return {}
 
 

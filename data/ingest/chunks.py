@@ -235,8 +235,9 @@ class Work:
             tally.formats[chunk.format] += item.rows
             outcomes = [item] if isinstance(item, Reject) else parse_record(chunk.format, item)
             if isinstance(item, Record):
-                tally.joined += item.rows - 1
-                tally.extra_choices += len(outcomes) - 1
+                # A call whose messages are in rows of several calls has no row of its own.
+                tally.joined += max(item.rows - 1, 0)
+                tally.extra_choices += len(outcomes) - min(item.rows, 1)
             for outcome in outcomes:
                 try:
                     has_model = outcome.model or isinstance(outcome, Exchange)

@@ -191,6 +191,7 @@ LOSE_IDS = {
     "litellm": "LiteLLM",
     "helicone": "Helicone",
     "langfuse": "Langfuse",
+    "azure_llm": "Azure API Management",
     "otel_genai": "OpenTelemetry",
     "message_pairs": "a trace store",
 }
@@ -200,7 +201,8 @@ KEEP_IDS = {
     ("openai_pairs", "openai_joined", "openai_batch"): "send `return_token_ids: true` with every"
     " request, from the client or the gateway; vLLM then returns prompt_token_ids and token_ids in"
     " the response",
-    ("vllm_log",): "run vLLM with VLLM_LOGGING_LEVEL=DEBUG",
+    ("vllm_log",): "log requests and responses at a gateway, with `return_token_ids: true`: vLLM's"
+    " log has no ids of streams, and in release 0.11 none of a chat's prompt",
     ("sglang",): "start SGLang with --log-requests-level 3",
 }
 """How to log token ids, by formats. The other formats are data sets, which were not logged."""

@@ -22,7 +22,7 @@ from outrider.common.errors import OutriderError
 from outrider.common.fingerprint import value_digest
 from outrider.data.exchange import Exchange, Reject
 from outrider.data.files import packing
-from outrider.data.files.rows import rows
+from outrider.data.files.rows import parse_row, rows
 from outrider.data.files.sources import log_files
 from outrider.data.formats import files_by_format
 from tests.data.files.packers import (
@@ -218,8 +218,13 @@ def test_an_encrypted_archive_is_named(tmp_path):
         files_by_format(log_files(str(path)))
 
 
-@pytest.mark.parametrize("codec", ["gzip", "zstd", "bzip2", "xz"])
-@pytest.mark.parametrize("damage", ["cut", "changed"])
+@pytest.mark.parametrize(
+    ("codec", "damage"),
+    [
+        *((codec, "changed") for codec in ("gzip", "zstd", "bzip2", "xz")),
+        *((codec, "cut") for codec in ("zstd", "bzip2", "xz")),
+    ],
+)
 def test_damaged_compression_is_named(tmp_path, codec, damage):
     lines = FRAMINGS["lines"](PAIRS).encode() * 20
     content = bytearray(CODECS[codec](lines))
@@ -231,6 +236,43 @@ def test_damaged_compression_is_named(tmp_path, codec, damage):
     path.write_bytes(content)
     with pytest.raises(OutriderError, match=f"log: damaged or truncated {codec}"):
         list(rows(log_files(str(path))[0]))
+
+
+LINES = "".join(f'{{"n": {number}, "text": "{"x" * (number % 7)}"}}\n' for number in range(400))
+TABLE = "n,text\n" + "".join(f'{number},"x, {number}"\n' for number in range(400))
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize(
+    "text",
+    [LINES, f"[{LINES.strip().replace(chr(10), ',')}]", TABLE],
+    ids=["lines", "array", "csv"],
+)
+def test_a_gzip_without_its_end_is_read_up_to_the_cut(tmp_path, text, share):
+    whole_path = tmp_path / "whole.gz"
+    whole_path.write_bytes(gzip.compress(text.encode()))
+    whole = [parse_row(row) for _, row in rows(log_files(str(whole_path))[0])]
+    stored = whole_path.read_bytes()
+    path = tmp_path / "cut.gz"
+    path.write_bytes(stored[: round((len(stored) - 1) * share)])
+    (file,) = log_files(str(path))
+    *complete, last = [row for _, row in rows(file)]
+    parsed = [parse_row(row) for row in complete]
+    assert parsed == whole[: len(parsed)] and len(parsed) > 0.5 * share * len(whole) - 20
+    with pytest.raises(Reject) as rejected:
+        parse_row(last)
+    assert rejected.value.reason == "file_cut" and file.rows == len(parsed) + 1
+
+
+@pytest.mark.parametrize("log", ["vllm_log/debug.log", "sglang/level3.jsonl", "openai_pairs"])
+def test_the_cut_of_a_log_is_counted_once(tmp_path, log):
+    source = GOLDEN / log
+    text = source.read_bytes() if source.is_file() else FRAMINGS["lines"](PAIRS).encode() * 20
+    path = tmp_path / "log.gz"
+    path.write_bytes(gzip.compress(text)[:-9])
+    outcomes = list(read_exchanges(log_files(str(path))))
+    assert [getattr(one, "reason", "") for one in outcomes].count("file_cut") == 1
+    assert any(isinstance(outcome, Exchange) for outcome in outcomes)
 
 
 def test_rows_of_utf_16_that_are_no_text_are_rejected_alone(tmp_path):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from outrider.data.exchange import Exchange
+from outrider.data.exchange import Exchange, Reject
 from outrider.data.files.sources import log_files
 from tests.data.logs import pair, read_exchanges, write_log
 
@@ -181,3 +181,47 @@ def test_other_rows_of_a_joined_log_take_their_requests_with_them(tmp_path):
     log = write_log(tmp_path / "log.jsonl", rows)
     reasons = [one.reason for one in read_exchanges(log_files(str(log)), "openai_joined")]
     assert reasons == ["error_response", "not_a_generation"]
+
+
+HIGRESS = {"method": "POST", "path": "/v1/chat/completions", "response_code": "200"}
+
+
+@pytest.mark.parametrize(
+    ("logged", "about", "reason"),
+    [
+        ({"answer": "a", "output_token": 3}, {}, ""),
+        ({"answer": None, "output_token": 3}, {}, "incomplete_pair"),
+        ({"output_token": 3}, {"response_code": "504"}, "error_response"),
+        ({"answer": "a", "output_token": 3}, {"response_code": 503}, "error_response"),
+    ],
+)
+def test_a_row_of_higress_with_messages(tmp_path, logged, about, reason):
+    asked = {"messages": [{"role": "user", "content": "Hi"}], "consumer": "team"}
+    read = {**HIGRESS, "ai_log": json.dumps({**asked, "answer": "a", "output_token": 3})}
+    row = {**HIGRESS, "ai_log": json.dumps({**asked, **logged}), **about}
+    _, outcome = read_exchanges(log_files(str(write_log(tmp_path / "log.jsonl", [read, row]))))
+    assert getattr(outcome, "reason", "") == reason
+    assert not reason or isinstance(outcome, Reject)
+    assert reason or (isinstance(outcome, Exchange) and outcome.user == "team")
+
+
+def test_rows_of_higress_without_messages(tmp_path):
+    rows = [
+        {**HIGRESS, "ai_log": '{"model": "r1", "output_token": 3}'},
+        {**HIGRESS, "ai_log": '{"model": "e", "input_token": 3}', "path": "/v1/embeddings"},
+        {**HIGRESS, "ai_log": "-", "path": "/healthz"},
+    ]
+    used = {"messages": [{"role": "user", "content": "Hi"}], "answer": "a", "output_token": 3}
+    rows.append({**HIGRESS, "ai_log": json.dumps(used)})
+    outcomes = list(read_exchanges(log_files(str(write_log(tmp_path / "log.jsonl", rows)))))
+    reasons = [getattr(outcome, "reason", "") for outcome in outcomes]
+    assert reasons == ["content_not_logged", "not_a_generation", "not_a_generation", ""]
+
+
+def test_an_answer_that_is_a_tool_call_alone(tmp_path):
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    logged = {"messages": [{"role": "user", "content": "Hi"}], "answer": None, "reasoning": "Hm."}
+    row = {**HIGRESS, "ai_log": json.dumps({**logged, "tool_calls": [call], "output_token": 3})}
+    (outcome,) = read_exchanges(log_files(str(write_log(tmp_path / "log.jsonl", [row]))))
+    assert isinstance(outcome, Exchange)
+    assert (outcome.reasoning, outcome.tool_calls) == ("Hm.", [call])

@@ -169,3 +169,15 @@ def test_short_texts_are_texts(tmp_path):
     assert "without texts" not in described(tmp_path, json.dumps(row).encode()).detail
     counts = {"latency_ms": 5, "total_tokens": 9, "status": "success", "response": {"code": 200}}
     assert "without texts" in described(tmp_path, json.dumps(counts).encode()).detail
+
+
+def test_new_apis_table_in_a_dump_is_named(tmp_path):
+    columns = "`id` bigint, `content` longtext, `token_name` text, `quota` bigint"
+    path = tmp_path / "logs.sql"
+    path.write_text(
+        "-- MySQL dump 10.13\n\nCREATE TABLE `logs` (\n"
+        f"{columns}, `completion_tokens` bigint);\nINSERT INTO `logs` VALUES (1,'x','t',2,3);\n"
+    )
+    (outcome,) = read_exchanges(log_files(str(path)))
+    assert isinstance(outcome, Reject) and outcome.reason == "unknown_format"
+    assert "New API's table" in outcome.detail and "engine with its request log" in outcome.detail

@@ -1,0 +1,80 @@
+"""Rows of several runs under the same ids: joined by id, model and folder."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+from outrider.data.exchange import Exchange, Reject
+from outrider.data.files.sources import log_files
+from tests.data.logs import read_exchanges
+
+R1, QWEN = "deepseek-r1", "qwen"
+
+
+def asked(key: str, model: str | None, question: str) -> dict:
+    body = {"messages": [{"role": "user", "content": question}]}
+    return {"custom_id": key, "body": body | ({"model": model} if model else {})}
+
+
+def answered(key: str, model: str | None, answer: str) -> dict:
+    message = {"reasoning": "r", "content": answer}
+    choices = [{"message": message, "finish_reason": "stop"}]
+    body = {"choices": choices} | ({"model": model} if model else {})
+    return {"custom_id": key, "response": {"status_code": 200, "body": body}}
+
+
+def failed(key: str) -> dict:
+    return {"custom_id": key, "response": {"status_code": 400, "body": None}, "error": "no"}
+
+
+def outcomes_of(folder: Path, rows: list[dict]) -> list[Exchange | Reject]:
+    path = folder / "batch.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return list(read_exchanges(log_files(str(path))))
+
+
+def joined(folder: Path, rows: list[dict]) -> tuple[list[tuple[str, str | None]], Counter[str]]:
+    """Questions with their answers, and the reasons of rejects."""
+    outcomes = outcomes_of(folder, rows)
+    pairs = [
+        (outcome.messages[-1]["content"], outcome.content)
+        for outcome in outcomes
+        if isinstance(outcome, Exchange) and outcome.messages
+    ]
+    return sorted(pairs), Counter(one.reason for one in outcomes if isinstance(one, Reject))
+
+
+def test_runs_of_two_models_with_the_same_ids_are_joined_by_model(tmp_path):
+    rows = [asked("1", R1, "r"), asked("1", QWEN, "q")]
+    rows += [answered("1", QWEN, "Q"), answered("1", R1, "R")]
+    assert joined(tmp_path, rows) == ([("q", "Q"), ("r", "R")], Counter())
+
+
+def test_a_failed_request_without_a_model_belongs_to_the_run_without_an_answer(tmp_path):
+    rows = [asked("1", R1, "r"), asked("1", QWEN, "q"), failed("1"), answered("1", QWEN, "Q")]
+    assert joined(tmp_path, rows) == ([("q", "Q")], Counter({"error_response": 1}))
+
+
+def test_an_answer_of_another_asked_model_is_not_joined(tmp_path):
+    rows = [asked("1", R1, "r"), asked("2", QWEN, "q"), answered("1", QWEN, "Q")]
+    reasons = Counter({"unmatched_request": 2, "unmatched_response": 1})
+    assert joined(tmp_path, rows) == ([], reasons)
+
+
+def test_a_dated_name_of_the_model_is_joined(tmp_path):
+    rows = [asked("1", R1, "r"), answered("1", f"{R1}-2026-01-01", "R")]
+    assert joined(tmp_path, rows) == ([("r", "R")], Counter())
+    rows += [asked("1", QWEN, "q"), answered("1", QWEN, "Q")]
+    assert joined(tmp_path, rows) == ([("q", "Q"), ("r", "R")], Counter())
+
+
+def test_a_request_without_a_model_is_joined(tmp_path):
+    rows = [asked("1", None, "r"), answered("1", R1, "R"), asked("2", R1, "s")]
+    reasons = Counter({"unmatched_request": 1})
+    assert joined(tmp_path, rows) == ([("r", "R")], reasons)
+
+
+def test_different_requests_of_one_model_stay_ambiguous(tmp_path):
+    rows = [asked("1", R1, "a"), asked("1", R1, "b"), answered("1", R1, "A")]
+    rows += [asked("1", QWEN, "q"), answered("1", QWEN, "Q")]
+    assert joined(tmp_path, rows) == ([("q", "Q")], Counter({"ambiguous_id": 1}))
