@@ -89,6 +89,8 @@ class Exchange:
     """`messages` as SGLang joins their text parts, if that differs from vLLM."""
     session: str | None = None
     """Id of the conversation."""
+    trace: str | None = None
+    """Id of a conversation or of this call alone: which, the other rows of the log show."""
     user: str | None = None
     """Id of the end user, shared by all of their conversations."""
     tenant: str | None = None

@@ -8,7 +8,8 @@
 
 To get it, use a logging callback to files or a bucket (S3, GCS and Azure get one file per call).
 Token ids are lost. Sampling is read from `model_parameters`, the session from `session_id` in the
-client's metadata or from `user`, and the tenant from the key's team, organization or alias.
+client's metadata or from `litellm_session_id`, the user from `user`, and the tenant from the key's
+team, organization or alias. A UUID that only one call has is that call's, and no session.
 
 Rows of the table LiteLLM_SpendLogs are read if `store_prompts_in_spend_logs` was on: the request is
 in `proxy_server_request`. LiteLLM cuts strings above 2,048 characters there, and such rows are
@@ -85,28 +86,22 @@ def parse(record: Record) -> list[Exchange | Reject]:
     usage = {"completion_tokens": counted} if counted else {}
     log_id = first(take_text(row, "request_id", "row"), take_text(row, "id", "row"))
     began = take_time(row, "startTime")
+    session = take_text(row, "session_id", "row") or take_text(row, "trace_id", "row")
+    # The client's `litellm_session_id`, or else a UUID of each call (litellm_logging.py,
+    # `_get_standard_logging_payload_trace_id`). Clients also send UUIDs, each with several calls.
+    is_drawn = session is not None and _UUID.fullmatch(session) is not None
     return exchanges(
         _request(row, metadata),
         {"usage": usage, **response},
         record.place,
         **take_names(metadata, {"tenant": TENANTS}, "metadata"),
-        session=_session(row),
+        session=None if is_drawn else session,
+        trace=session if is_drawn else None,
         route=take_text(row, "model_group", "row"),
         time=began,
         seconds=seconds_of(row, began),
         log_id=log_id,
     )
-
-
-def _session(row: dict[str, Any]) -> str | None:
-    """Returns the session of a spend log, or of a payload whose client has sent one.
-
-    The payload's `trace_id` is the client's `litellm_session_id`, or else a UUID of each call or
-    the id of a trace (litellm_logging.py, `_get_standard_logging_payload_trace_id`).
-    """
-    session = take_text(row, "session_id", "row")
-    trace = take_text(row, "trace_id", "row")
-    return session or (None if trace is None or _UUID.fullmatch(trace) else trace) or None
 
 
 def _request(row: dict[str, Any], metadata: dict[str, Any]) -> dict[str, Any]:

@@ -102,7 +102,8 @@ def exchanges(
 ) -> list[Exchange | Reject]:
     """Returns an exchange or reject for each choice, with the model's name.
 
-    `logged` holds what `_exchanges` takes besides: session, tenant, route, time, seconds, user.
+    `logged` holds what `_exchanges` takes besides: session, trace, tenant, route, time, seconds,
+    user.
     """
     model = take_text(response, "model", "response") or take_text(request, "model", "request")
     try:
@@ -122,6 +123,7 @@ def _exchanges(
     model: str | None,
     *,
     session: str | None = None,
+    trace: str | None = None,
     tenant: str | None = None,
     route: str | None = None,
     time: float | None = None,
@@ -158,6 +160,7 @@ def _exchanges(
         "response_id": _id_of(response),
         "log_id": log_id,
         "session": _text_of(metadata, "session_id") or session,
+        "trace": trace,
         "user": _text_of(request, "user") or _text_of(request, "safety_identifier") or user,
         "tenant": _text_of(metadata, "tenant") or tenant,
         "route": _text_of(metadata, "route") or route,

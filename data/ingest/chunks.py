@@ -95,6 +95,7 @@ were not logged are empty strings."""
 PART_SCHEMA = pa.schema(
     [
         *SCHEMA,
+        ("trace", pa.string()),
         ("file", pa.string()),
         ("line", pa.int64()),
         ("prompt_agrees", pa.bool_()),
@@ -348,6 +349,7 @@ def _table_row(exchange: Exchange, sequence: TokenSequence, work: Work) -> dict[
         "constraint": sequence.constraint,
         "grammar": sequence.grammar,
         "prompt_text": sequence.prompt_text,
+        "trace": "" if exchange.session else exchange.trace or "",
         "file": place.file,
         "line": place.line,
         "prompt_agrees": sequence.prompt_agrees_with_usage if is_prompt_retokenized else None,

@@ -24,7 +24,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from datasets import Dataset, disable_progress_bars
+from numpy.typing import NDArray
 from rich.console import Console
 
 from outrider.common.errors import OutriderError
@@ -32,7 +34,15 @@ from outrider.common.files import publish, read_json, write_json
 from outrider.common.fingerprint import file_digest, path_digest, resume_or_clear, value_digest
 from outrider.common.inert import printable
 from outrider.data.config import PrivacyConfig, TrafficConfig
-from outrider.data.exchange import ASIDE, DELETES, DUPLICATE, NOT_GENERATIONS, Record, Reject
+from outrider.data.exchange import (
+    ASIDE,
+    CONVERSATION,
+    DELETES,
+    DUPLICATE,
+    NOT_GENERATIONS,
+    Record,
+    Reject,
+)
 from outrider.data.files.sources import LogFile, log_files, summary_of
 from outrider.data.formats import FORMATS, JOINING, UNKNOWN, files_by_format, read_records
 from outrider.data.ingest.chunks import (
@@ -217,19 +227,41 @@ def _copies_of(part: Path, copies: Copies) -> list[tuple[dict[str, Any], dict[st
     ]
 
 
-def _kept_rows(part: Path, copies: Copies) -> pa.Table:
-    """Returns a part's table without copies, mapped from a file: memory use does not grow."""
-    table = pa.ipc.open_stream(pa.memory_map(str(part))).read_all().select(SCHEMA.names)
-    table = table.replace_schema_metadata(SCHEMA.metadata)
+def _kept_rows(part: Path, copies: Copies, sessions: pa.Array) -> pa.Table:
+    """Returns a part's table without copies, mapped from a file: memory use does not grow.
+
+    A row whose trace is among `sessions` belongs to that conversation.
+    """
+    stored = pa.ipc.open_stream(pa.memory_map(str(part))).read_all()
+    table = stored.select(SCHEMA.names).replace_schema_metadata(SCHEMA.metadata)
+    is_session = pc.is_in(stored["trace"], value_set=sessions)
     originals = copies.get(part, {})
-    if not originals:
+    if not originals and not pc.any(is_session).as_py():
         return table
-    is_kept = np.ones(len(table), bool)
-    is_kept[list(originals)] = False
+    for name, value in (("session", stored["trace"]), ("session_kind", CONVERSATION)):
+        column = pc.if_else(is_session, value, table[name])
+        table = table.set_column(table.schema.get_field_index(name), SCHEMA.field(name), column)
     kept_path = part.with_suffix(".kept")
     with pa.ipc.new_stream(str(kept_path), table.schema) as writer:
-        writer.write_table(table.filter(is_kept))
+        writer.write_table(table.filter(_is_kept(len(table), originals)))
     return pa.ipc.open_stream(pa.memory_map(str(kept_path))).read_all()
+
+
+def _is_kept(rows: int, originals: Mapping[int, tuple[str, int]]) -> NDArray[np.bool_]:
+    is_kept = np.ones(rows, bool)
+    is_kept[list(originals)] = False
+    return is_kept
+
+
+def _shared_traces(parts: list[Path], copies: Copies) -> pa.Array:
+    """Returns the traces that several rows have, copies not counted: they are conversations."""
+    columns = []
+    for part in parts:
+        traces = pa.ipc.open_stream(pa.memory_map(str(part))).read_all()["trace"]
+        columns += traces.filter(_is_kept(len(traces), copies.get(part, {}))).chunks
+    counts = pc.value_counts(pa.chunked_array(columns, pa.string()))
+    shared = counts.filter(pc.greater(counts.field("counts"), 1)).field("values")
+    return shared.filter(pc.not_equal(shared, ""))
 
 
 def _assemble(parts: list[Path], copies: Copies, sequences_dir: Path) -> None:
@@ -238,7 +270,8 @@ def _assemble(parts: list[Path], copies: Copies, sequences_dir: Path) -> None:
     The fingerprint depends only on the content, so that a repeated ingest gives the same bytes and
     later stages are not rerun.
     """
-    tables = [_kept_rows(part, copies) for part in parts]
+    sessions = _shared_traces(parts, copies)
+    tables = [_kept_rows(part, copies, sessions) for part in parts]
     digest = value_digest([file_digest(part) for part in parts])[:16]
     table = Dataset(pa.concat_tables(tables), fingerprint=digest)
     disable_progress_bars()  # the ingest shows its own
