@@ -37,7 +37,7 @@ target:
 traffic:
   path: {path}  # {formats}{chosen}
 
-effort: {effort}  # trial: a first verdict; standard; thorough: for a release
+effort: {effort}  # start with trial: a first verdict in a few hours; thorough: for a release
 
 speculator:
   kind: {kind}  # {reason}
@@ -53,6 +53,7 @@ serving:
 {limit}{seats}
 eval:
   concurrency: {concurrency}  # {load}; the first value decides
+  max_tokens: {timed}  # longest timed response; nine in ten of the log are shorter
   verification_max_tokens: {verified}  # longest checked response; 99 of 100 of the log are shorter
   task: null  # your check of a response: `module:function`
 """
@@ -264,7 +265,7 @@ def _values(
 ) -> dict[str, Any]:
     """Values for the recipe template, from the log and the target."""
     from outrider.data.ingest.traffic_facts import counted
-    from outrider.eval.config import rounded_up
+    from outrider.eval.config import LONGEST_TIMED, rounded_up
     from outrider.pipeline.plan.target_size import target_size
     from outrider.pipeline.plan.training_cost import ASSUMED_GPU
 
@@ -296,6 +297,7 @@ def _values(
         "tensor_parallel": ranks or engine.tensor_parallel,
         "limit": limit,
         **_load_values(facts["load"], template),
+        "timed": min(rounded_up(lengths["p90"]), LONGEST_TIMED, longest),
         "verified": min(rounded_up(lengths["p99"]), 8192, longest),
     }
 

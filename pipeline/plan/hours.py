@@ -305,6 +305,13 @@ def training_seconds(
     return {part: seconds for part, seconds in parts.items() if seconds}
 
 
+def assumed_response_tokens(recipe: Recipe, volume: Volume) -> int | None:
+    """Length of timed responses that hours assume before the log is read; None if it is known."""
+    if volume.response_p90 is not None or "max_tokens" in recipe.eval.model_fields_set:
+        return None
+    return recipe.eval.timed_like(None, recipe.serving.engine.max_model_len).max_tokens
+
+
 def evaluation_seconds(recipe: Recipe, volume: Volume, rates: Rates) -> dict[str, float]:
     """Returns the seconds of one evaluation by part."""
     measured = recipe.eval.timed_like(volume.response_p90, recipe.serving.engine.max_model_len)

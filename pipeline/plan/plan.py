@@ -109,6 +109,13 @@ def _print_hours(
     parts = [priced["stages"].get(name, {}) for name, row in rows.items() if row["cost"]]
     if seconds := sum(sum(stage_parts.values()) for stage_parts in parts):
         _say(console, f"total {duration(seconds)} ({priced['rates']['source']})")
+    if priced["assumed_response_tokens"] is not None and priced["no_hours"] is None:
+        _say(
+            console,
+            "an upper bound: timed responses are assumed to have"
+            f" {priced['assumed_response_tokens']:,} tokens until the log is read; set"
+            " eval.max_tokens to a length that nine in ten do not exceed",
+        )
     if priced["no_hours"] is not None:
         _say(console, f"no hours: {priced['no_hours']}")
     if priced["download"] is not None:

@@ -22,7 +22,13 @@ from outrider.common.files import read_json
 from outrider.common.gpu_cards import CARDS, Card, card_named
 from outrider.data.config import bytes_per_token
 from outrider.eval.report.formatting import bytes_text, duration
-from outrider.pipeline.plan.hours import ASSUMED_CARD, rates_of, stage_seconds, traffic_volume
+from outrider.pipeline.plan.hours import (
+    ASSUMED_CARD,
+    assumed_response_tokens,
+    rates_of,
+    stage_seconds,
+    traffic_volume,
+)
 from outrider.pipeline.plan.target_size import FP8_BYTES, target_size
 from outrider.pipeline.preflight import has_weights, local_target
 from outrider.pipeline.provenance import gpus
@@ -107,6 +113,7 @@ def price(
     cost: dict[str, Any] = {
         "target": of_target | _load(run, recipe),
         "traffic": volume._asdict(),
+        "assumed_response_tokens": assumed_response_tokens(recipe, volume),
         "features": features_cost(volume.captured, recipe, config),
         "rates": None if rates is None else dataclasses.asdict(rates),
         "no_hours": no_hours,
