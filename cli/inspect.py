@@ -14,7 +14,7 @@ def inspect_traffic(
     samples: int | None = None,
     as_json: AsJson = False,
 ) -> int:
-    """Report a log's contents, its usable share, and the cost of training.
+    """Report a log's contents, its usable share, and what lookup would deliver.
 
     Writes nothing. For logs without a recipe, give traffic.path=LOGS [target.model=DIR].
 
@@ -37,6 +37,13 @@ def inspect_traffic(
         raise UsageError(
             "nothing to inspect: give a recipe, or traffic.path=LOGS for logs without a recipe"
         )
+
+    if recipe is None and not any("speculator.kind" in word for word in overrides):
+        # Lookups suit every target; the default kind and base need an MTP layer.
+        from outrider.speculators.kinds import lookup_names
+
+        of_any_target = (f"speculator.kind={lookup_names()[0]}", "speculator.base=none")
+        overrides = (*of_any_target, *overrides)
 
     from outrider.pipeline.paths import check_paths
     from outrider.pipeline.recipe.load import load_overrides, load_recipe

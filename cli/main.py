@@ -16,6 +16,7 @@ import contextlib
 import functools
 import logging
 import os
+import select
 import sys
 import traceback
 from collections.abc import Callable
@@ -113,9 +114,25 @@ def _outcome(name: str, words: list[str], quiet: bool) -> tuple[int, str]:
         return signal.exit_code, f"stopped by {signal}; rerun the command to resume"
     except KeyboardInterrupt:
         return 130, ""  # as shells report it: 128 + SIGINT
+    except BrokenPipeError:
+        if not _lost_its_reader():
+            traceback.print_exc()
+            return 1, UNEXPECTED
+        return 141, ""  # 128 + SIGPIPE
     except Exception:
         traceback.print_exc()
         return 1, UNEXPECTED
+
+
+def _lost_its_reader() -> bool:
+    """Whether stdout is a pipe whose reader has ended, such as `head`; nothing is written then."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    if not any(event & select.POLLERR for _, event in poll.poll(0)):
+        return False
+    # Python flushes stdout again at its end.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return True
 
 
 def _mistake(error: Exception, status: int, name: str, words: list[str]) -> str:

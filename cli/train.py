@@ -89,7 +89,10 @@ def _card(name: str) -> Card:
     card = card_named(name)
     if card is None:
         known = ", ".join(card.name for card in CARDS)
-        raise UsageError(f"--gpu {name}: no data sheet of it here; known are {known}")
+        raise UsageError(
+            f"--gpu {name}: no data sheet of it here; known are {known};"
+            " --gpu-memory GB prints the memory without hours"
+        )
     return card
 
 

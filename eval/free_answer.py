@@ -215,6 +215,7 @@ def advice(answer: Mapping[str, Any]) -> str:
     keys = f"speculator.kind={name}" + (" lookup.shared=true" if sharing else "")
     return (
         f"{words} delivers {delivered} without training"
-        f"{', if all tenants share a history' if sharing else ''}: {keys} measures and ships it,"
-        " and speculator.kind=auto also trains the other kinds and ships the fastest"
+        f"{', if all tenants share a history' if sharing else ''}: {keys} measures it, and"
+        " ships it if it is faster; speculator.kind=auto also trains the other kinds and ships the"
+        " fastest"
     )

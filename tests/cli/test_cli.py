@@ -147,6 +147,15 @@ def test_weights_that_do_not_fit_are_known_before_the_first_stage(
     assert not (workplace / "runs" / "unfit" / "stages").exists()
 
 
+def test_a_reader_that_ends_is_no_error(workplace):
+    command = Path(sys.executable).with_name("outrider")
+    line = f"{command} doctor --json | head -c 1 > /dev/null; echo ${{PIPESTATUS[0]}}"
+    for _ in range(3):
+        done = subprocess.run(["bash", "-c", line], cwd=workplace, capture_output=True, text=True)
+        assert int(done.stdout) in (0, 1, 141), "1: a finding"
+        assert "Traceback" not in done.stderr
+
+
 def test_help_and_recipes_do_not_import_torch():
     script = (
         "import sys, outrider.cli.main, outrider.pipeline.recipe.load as load\n"
