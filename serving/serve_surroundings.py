@@ -35,7 +35,7 @@ _OF_COMPOSE = re.compile(
     r"\$(?:(?P<escaped>\$)|(?P<plain>[A-Za-z_]\w*)"
     r"|\{(?P<braces>[A-Za-z_]\w*)(?:(?P<operator>:?[-?+])(?P<word>[^{}]*))?\})"
 )
-"""What Compose replaces; `$$` stands for a dollar sign."""
+"""What Compose replaces; `$$` is a dollar sign."""
 
 _UNIT_FILE = re.compile(r"^EnvironmentFile[ \t]*=[ \t]*-?[ \t]*(\S+)[ \t]*$", re.MULTILINE)
 _OF_DOCKER = re.compile(r"--env-file(?:=|[ \t]+)[\"']?([^\s\"']+)[\"']?")
@@ -125,19 +125,20 @@ def _variables_in(text: str) -> dict[str, str]:
 def _with_files(text: str, folder: Path) -> str:
     """Replaces the names of files with variables by those variables."""
 
-    def of_unit(match: re.Match[str]) -> str:
-        content = _read(match[1], folder)
+    def quoted_pairs(file_name: str) -> list[str] | None:
+        content = _read(file_name, folder)
         if content is None:
-            return match[0]
-        pairs = [f"{name}={value}" for name, value in _variables_in(content).items()]
-        return "\n".join(f"Environment={shlex.quote(pair)}" for pair in pairs)
+            return None
+        variables = _variables_in(content)
+        return [shlex.quote(f"{name}={value}") for name, value in variables.items()]
+
+    def of_unit(match: re.Match[str]) -> str:
+        pairs = quoted_pairs(match[1])
+        return match[0] if pairs is None else "\n".join(f"Environment={pair}" for pair in pairs)
 
     def of_docker(match: re.Match[str]) -> str:
-        content = _read(match[1], folder)
-        if content is None:
-            return match[0]
-        pairs = [f"{name}={value}" for name, value in _variables_in(content).items()]
-        return " ".join(f"-e {shlex.quote(pair)}" for pair in pairs)
+        pairs = quoted_pairs(match[1])
+        return match[0] if pairs is None else " ".join(f"-e {pair}" for pair in pairs)
 
     def of_script(match: re.Match[str]) -> str:
         is_activation = match[2].endswith("/activate")

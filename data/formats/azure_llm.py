@@ -61,7 +61,7 @@ def _is_entry(named: dict[str, Any]) -> bool:
 
 
 def _member_of(row: Row | None) -> tuple[str, str, str | None]:
-    """Returns a row as a piece of its exchange; the sides are told apart once all are there."""
+    """Returns a row as a piece of its exchange; its side is known once all of them are joined."""
     named = _named(open_row(row))
     key = take_text(named, "correlation_id", "row")
     if not key:
