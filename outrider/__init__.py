@@ -270,8 +270,8 @@ def _load(recipe: str, overrides: "Sequence[str]", serve_command: str | None) ->
 
     if serve_command is None:
         return load_recipe(recipe, list(overrides))
+    from outrider.serving.commands.serve_command import check_known, read_serve_command
     from outrider.serving.engine import in_process
-    from outrider.serving.serve_command import check_known, read_serve_command
 
     command = read_serve_command(serve_command)
     loaded = load_recipe(recipe, list(overrides), command)

@@ -28,7 +28,7 @@ from outrider.pipeline.recipe.shipped import (
     shipped_heads,
     shipped_recipes,
 )
-from outrider.serving.serve_command import ServeCommand
+from outrider.serving.commands.serve_command import ServeCommand
 from outrider.speculators.base import is_directory
 
 RESOLVED = "recipe.resolved.yaml"

@@ -18,7 +18,7 @@ import outrider
 from outrider.cli.init import write_recipe
 from outrider.common.errors import OutriderError
 from outrider.pipeline.plan.target_size import target_size
-from outrider.serving.serve_command import read_serve_command
+from outrider.serving.commands.serve_command import read_serve_command
 from outrider.speculators.checkpoints.layout import read_target_config
 from outrider.speculators.kinds import check_speculator, kind_of
 from tests.cli.workplace import write_workplace

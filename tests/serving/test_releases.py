@@ -6,8 +6,8 @@ import pytest
 from packaging.version import Version
 
 from outrider.cli import doctor as doctor_module
+from outrider.serving.commands.serve_command import read_serve_command
 from outrider.serving.releases import FIRST, FIRST_OF_KEYS, release_in, served_with
-from outrider.serving.serve_command import read_serve_command
 from outrider.serving.vllm_version import WRITTEN_FOR
 from outrider.speculators.kinds import KINDS, kind_named
 

@@ -1,21 +1,20 @@
-"""Commands that programs and other tools' files build: Python, Make, HCL (Nomad, Terraform).
+"""Commands that Python programs build.
 
     words_of_program('cmd = ["vllm", "serve", MODEL]\\ncmd += ["--seed", str(3)]')
     # [["vllm", "serve", "${MODEL}", "--seed", "3"]]
 
-Nothing is executed: of Python, constants, lists and texts of them are followed through assignments.
+Nothing is executed: constants, lists and texts of them are followed through assignments.
 What is not known stays a variable, `${MODEL}`, which the caller refuses by name.
 """
 
 import ast
 import json
 import re
-import shlex
 from collections.abc import Iterator
 from typing import Any
 
-from outrider.serving.serve_shell import END, words_of_script
-from outrider.serving.serve_variables import integer_of
+from outrider.serving.commands.shell import END, words_of_script
+from outrider.serving.commands.variables import integer_of
 
 ENGINES = frozenset({"LLM", "EngineArgs", "AsyncEngineArgs", "LLMConfig"})
 """Classes whose arguments are an engine's: vLLM's, and Ray Serve LLM's."""
@@ -28,106 +27,8 @@ STARTS = frozenset({
 
 _SERVER = re.compile(r"\bvllm serve\b|vllm\.entrypoints")
 
-_RULE = re.compile(r"^[\w./%$()-]+(?:[ \t]+[\w./%-]+)*[ \t]*:(?![=:]).*\n\t", re.MULTILINE)
-"""A rule of a Makefile: a target, and a line that begins with a tab."""
-
-_OF_MAKE = re.compile(r"^(?:export[ \t]+)?(\w+)[ \t]*(\?|\+|:{1,3})?=[ \t]*(.*?)[ \t]*$")
-_RECIPE = re.compile(r"\t[ \t]*[@+-]{0,3}(.*)$")
-
 _NAME = re.compile(r"(?:^|/)vllm(?:$|\.entrypoints)|^dynamo\.vllm$")
 """The server's name as a word."""
-
-_IMAGE = re.compile(r"^[ \t]*image[ \t]*=[ \t]*\"([^\"\n]+)\"", re.MULTILINE)
-_LIST = re.compile(
-    r"^[ \t]*(?:command|args|entrypoint|entryPoint)[ \t]*=[ \t]*(\[[^\]]*\]|\"[^\"\n]*\")",
-    re.MULTILINE,
-)
-_ELEMENT_OF_HCL = re.compile(r"\"(?:[^\"\\]|\\.)*\"|[^\s,\[\]\"]+", re.DOTALL)
-"""An element of a list: a string, a number, or an expression such as var.model."""
-
-_JUST = re.compile(r"^(\w+)[ \t]*:=[ \t]*([\"'])(.*?)\2[ \t]*$", re.MULTILINE)
-_JUST_RECIPE = re.compile(r"^[\w-]+(?:[ \t][^\n]*?)?:(?!=)[^\n]*$", re.MULTILINE)
-"""The line of a recipe's name, parameters and dependencies."""
-
-_JUST_PARAMETER = re.compile(r"(?:(\w+)=([\"'])(.*?)\2|\*(\w+))")
-"""A parameter with a default, or *NAME, which may be empty."""
-
-_PM2_SCRIPT = re.compile(r"\bscript[\"']?\s*:\s*[\"']([^\"'\s]*vllm)[\"']")
-_PM2_ARGUMENTS = re.compile(r"\bargs[\"']?\s*:\s*[\"'](serve [^\"']*)[\"']")
-_PM2_VARIABLE = re.compile(r"[\"']?\b(VLLM_[A-Z0-9_]+)[\"']?\s*:\s*[\"']([^\"']*)[\"']")
-
-_OF_TASK = re.compile(
-    r"\bname[ \t]*=[ \t]*\"([A-Z_][A-Z0-9_]*)\"[\s,]*value[ \t]*=[ \t]*\"([^\"\n]*)\""
-)
-_OF_HCL = re.compile(r"^[ \t]*\"?([A-Z_][A-Z0-9_]*)\"?[ \t]*=[ \t]*\"([^\"\n]*)\"", re.MULTILINE)
-
-
-def script_of_makefile(text: str) -> str:
-    """Returns a Makefile as a script: variables, then the recipes; empty for any other text."""
-    if not _RULE.search(text):
-        return ""
-    lines: list[str] = []
-    for line in re.sub(r"\\\n[ \t]*", " ", text).splitlines():
-        assigned = _OF_MAKE.match(line)
-        recipe = _RECIPE.match(line)
-        if recipe:
-            lines.append(recipe[1].replace("$$", "$"))
-        elif assigned and assigned[2] == "+":
-            lines.append(f"{assigned[1]}+={shlex.quote(' ' + assigned[3])}")
-        elif assigned:
-            lines.append(f"{assigned[1]}={shlex.quote(assigned[3])}")
-    return "\n".join(lines)
-
-
-def script_of_justfile(text: str) -> str:
-    """Returns a justfile as a script, in whose recipes `{{name}}` is a variable."""
-    if not _JUST.search(text):
-        return ""
-    recipes = _JUST_RECIPE.sub(_defaults_of_recipe, text)
-    assigned = _JUST.sub(lambda match: f"{match[1]}={shlex.quote(match[3])}", recipes)
-    return re.sub(r"\{\{\s*(\w+)\s*\}\}", r"${\1}", assigned)
-
-
-def _defaults_of_recipe(recipe: re.Match[str]) -> str:
-    """Returns a recipe's parameters that have a default, as assignments."""
-    found = _JUST_PARAMETER.findall(recipe[0])
-    return "\n".join(f"{name or rest}={shlex.quote(value)}" for name, _, value, rest in found)
-
-
-def words_of_pm2(text: str) -> list[str]:
-    """Returns the command of pm2's ecosystem file: a script, and its arguments as text."""
-    script = _PM2_SCRIPT.search(text)
-    arguments = _PM2_ARGUMENTS.search(text)
-    if script is None or arguments is None:
-        return []
-    variables = [f"{name}={value}" for name, value in _PM2_VARIABLE.findall(text)]
-    return [*variables, script[1], *arguments[1].split()]
-
-
-def words_of_hcl(text: str) -> list[str]:
-    """Returns the command of a container in HCL; empty for any other text."""
-    image = _IMAGE.search(text)
-    if image is None:
-        return []
-    variables = [*_OF_HCL.findall(text), *_OF_TASK.findall(text)]
-    words = [f"{name}={value}" for name, value in variables]
-    # The place of the command is known without the tag, which may be a variable.
-    words += ["docker", "run", re.sub(r":?\$\{[^{}]*\}", "", image[1])]
-    for listed in _LIST.findall(text[image.end() :]):
-        without_comments = re.sub(r"(?m)^\s*(?:#|//).*$", "", listed)
-        of_strings = _ELEMENT_OF_HCL.sub(_as_string, without_comments)
-        try:
-            value = json.loads(re.sub(r",(\s*\])", r"\1", of_strings))
-        except ValueError:
-            continue
-        words += shlex.split(value) if isinstance(value, str) else map(str, value)
-    return words
-
-
-def _as_string(element: re.Match[str]) -> str:
-    """Returns an element of a list as it is or, for an expression, as a reference to it."""
-    is_literal = re.fullmatch(r"\".*|-?[\d.]+|true|false|null", element[0], re.DOTALL)
-    return element[0] if is_literal else json.dumps("${" + element[0] + "}")
 
 
 def _parsed(text: str) -> ast.Module | None:

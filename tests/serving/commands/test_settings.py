@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from outrider.common.errors import OutriderError
-from outrider.serving.serve_text import find_command
+from outrider.serving.commands.find import find_command
 
 SIZES = ["--tensor-parallel-size", "8", "--max-model-len", "65536"]
 DRAFTS = {"method": "mtp", "num_speculative_tokens": 1}

@@ -5,10 +5,10 @@
     words            # ["org/model", "-tp", "8"]
 
 Read are `vllm serve`, the module of vLLM's API server, `docker run` of an image whose entry point
-is either, scripts (serve_shell.py), manifests and other documents (serve_documents.py), unit files
-and what `kubectl describe` shows (serve_units.py), settings of charts and frameworks
-(serve_settings.py), other programs that start vLLM (serve_launchers.py), and commands that Python,
-Make, Nomad and Terraform build (serve_programs.py).
+is either, scripts (shell.py), manifests and other documents (documents.py), unit files and what
+`kubectl describe` shows (units.py), settings of charts and frameworks (settings.py), other programs
+that start vLLM (launchers.py), and commands that Python (python_programs.py), Make (make_files.py),
+Nomad and Terraform (hcl.py) build.
 """
 
 import re
@@ -17,8 +17,7 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from outrider.common.errors import OutriderError
-from outrider.common.redaction import redacted
-from outrider.serving.serve_documents import (
+from outrider.serving.commands.documents import (
     LONGEST_IMAGE,
     LONGEST_TEXT,
     documents_in,
@@ -26,26 +25,21 @@ from outrider.serving.serve_documents import (
     is_image,
     words_of_documents,
 )
-from outrider.serving.serve_launchers import LAUNCHERS, of_launcher, of_nim, words_of_prefixes
-from outrider.serving.serve_programs import (
-    calls_in_program,
-    script_of_justfile,
-    script_of_makefile,
-    words_of_hcl,
-    words_of_pm2,
-    words_of_program,
-)
-from outrider.serving.serve_settings import (
+from outrider.serving.commands.flags import ACROSS_NODES, HARMLESS
+from outrider.serving.commands.hcl import words_of_hcl
+from outrider.serving.commands.launchers import LAUNCHERS, of_launcher, of_nim, words_of_prefixes
+from outrider.serving.commands.make_files import script_of_justfile, script_of_makefile
+from outrider.serving.commands.python_programs import calls_in_program, words_of_program
+from outrider.serving.commands.settings import (
     words_of_config,
     words_of_config_file,
     words_of_log,
     words_of_settings,
 )
-from outrider.serving.serve_shell import END, shell_words, words_of_script, written_files
-from outrider.serving.serve_surroundings import missing_files, names_in, setter_of
-from outrider.serving.serve_units import words_of_lists, words_of_units
-from outrider.serving.serve_variables import IMAGE_USED, VARIABLE, resolved
-from outrider.serving.vllm_flags import ACROSS_NODES, HARMLESS
+from outrider.serving.commands.shell import END, shell_words, words_of_script, written_files
+from outrider.serving.commands.units import words_of_lists, words_of_pm2, words_of_units
+from outrider.serving.commands.unresolved import UNRESOLVED, why_unresolved
+from outrider.serving.commands.variables import IMAGE_USED, VARIABLE, resolved
 
 SERVERS = ("vllm.entrypoints.openai.api_server", "vllm/entrypoints/openai/api_server.py")
 """The module of vLLM's API server, and its file."""
@@ -86,9 +80,6 @@ ASSIGNED = re.compile(r"(?P<name>[A-Za-z_]\w*)(?P<added>\+?)=(?P<value>.*)", re.
 
 EXPORTED = re.compile(r"[A-Z_][A-Z0-9_]*")
 """Names of variables that a program may read. A script's own are often in lower case."""
-
-UNRESOLVED = re.compile(r"\$[({\w@*]|`|\{\{|%\(\w+\)s")
-"""What a shell, a template or supervisor (%(ENV_NAME)s) would still replace."""
 
 LONGEST_VALUES = 10_000_000
 """Characters of all values that are assigned, with the variables in them replaced."""
@@ -356,27 +347,5 @@ def _checked(source: str, text: str, variables: Mapping[str, str], words: list[s
         elif not equals:
             checked.pop()
     if open_words:
-        raise OutriderError(f"{source}: {_why_open(text, open_words)}")
+        raise OutriderError(f"{source}: {why_unresolved(text, open_words)}")
     return checked
-
-
-def _why_open(text: str, words: list[str]) -> str:
-    """Names variables without a value as they are written, what sets them, and what to do."""
-    first, *further = dict.fromkeys(redacted(word) for word in words)
-    names = list(dict.fromkeys(names_in(words)))
-    setters = dict.fromkeys(setter for name in names if (setter := setter_of(name)))
-    files = missing_files(text)
-    why = f"{first}: contains a shell variable; replace it with its value"
-    if further:
-        why += f", and in the same way {', '.join(further)}"
-    if setters:
-        why += f" ({'; '.join(setters)})"
-    elif files:
-        which = ", ".join(files)
-        why += (
-            f", or put the file that sets {', '.join(names) or 'them'} next to this one"
-            f" ({which}: not here)"
-        )
-    elif "services:" in text:
-        why += ", or put Compose's .env next to this file"
-    return why

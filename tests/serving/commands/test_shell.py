@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from outrider.common.errors import OutriderError
-from outrider.serving import serve_text
-from outrider.serving.serve_shell import END, shell_words, written_files
-from outrider.serving.serve_text import find_command
+from outrider.serving.commands import find
+from outrider.serving.commands.find import find_command
+from outrider.serving.commands.shell import END, shell_words, written_files
 
 
 def test_words_are_those_of_a_shell() -> None:
@@ -96,7 +96,7 @@ class _Counted(list[str]):
 )
 def test_every_word_is_looked_at_a_few_times(script: str) -> None:
     words = _Counted(shell_words(script))
-    assert [*serve_text._commands_in(words)]
+    assert [*find._commands_in(words)]
     assert words.taken < 10 * len(words)
 
 
@@ -109,8 +109,8 @@ def test_many_of_anything_are_read(line: str) -> None:
 
 
 def test_ten_megabytes_are_refused_before_they_are_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(serve_text, "shell_words")
-    monkeypatch.delattr(serve_text, "documents_in")
+    monkeypatch.delattr(find, "shell_words")
+    monkeypatch.delattr(find, "documents_in")
     with pytest.raises(OutriderError, match=r"more than 1000000 characters.*give the part"):
         find_command("x", "vllm serve m " + "\\\n --port 1" * 1_000_000)
 

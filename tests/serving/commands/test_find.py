@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.common.errors import OutriderError
-from outrider.serving.serve_text import find_command
+from outrider.serving.commands.find import find_command
 
 SETTINGS = '{"method": "mtp", "num_speculative_tokens": 1}'
 WORDS = ["org/model", "-tp", "8", "--speculative-config", SETTINGS, "--port=8000"]

@@ -4,19 +4,19 @@
     # yields ["docker", "run", "vllm/vllm-openai", "--model", "org/model"]
 
 Read are the containers of Kubernetes, Docker Compose, ECS and `docker inspect`, SkyPilot's tasks,
-the settings of charts and frameworks (serve_settings.py), and scripts of several lines under any
+the settings of charts and frameworks (settings.py), and scripts of several lines under any
 key, such as those of a ConfigMap.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import yaml
 
-from outrider.serving.serve_settings import words_of_config, words_of_kserve, words_of_settings
-from outrider.serving.serve_shell import END, words_of_script
-from outrider.serving.serve_variables import IMAGE_USED, VARIABLE
+from outrider.serving.commands.settings import words_of_config, words_of_kserve, words_of_settings
+from outrider.serving.commands.shell import END, words_of_script
+from outrider.serving.commands.variables import IMAGE_USED, VARIABLE
 
 IMAGE = re.compile(r"(?:[\w.:-]+/)*[\w.-]*vllm[\w.-]*(?:[:@][\w.:+-]+)?")
 """Name of an image, such as vllm/vllm-openai:v0.32.0, whose entry point is `vllm serve`."""
@@ -228,3 +228,23 @@ def _environment(container: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         elif isinstance(entry, str):
             name, _, value = entry.partition("=")
             yield name, value
+
+
+def with_texts(value: Any, change: Callable[[str], str], done: dict[int, Any]) -> Any:
+    """Returns a document with its texts changed; an alias of YAML stays one object."""
+    if isinstance(value, str):
+        return change(value)
+    if id(value) in done:
+        return done[id(value)]
+    if isinstance(value, Mapping):
+        mapping: dict[Any, Any] = {}
+        done[id(value)] = mapping
+        for key, inner in value.items():
+            mapping[key] = with_texts(inner, change, done)
+        return mapping
+    if isinstance(value, list):
+        items: list[Any] = []
+        done[id(value)] = items
+        items.extend(with_texts(inner, change, done) for inner in value)
+        return items
+    return value

@@ -8,7 +8,7 @@ vLLM's own parser reads the flags. A flag with a recipe key sets that key. Other
 change what the engine computes go to `serving.engine.extra_arguments` unchanged, and environment
 variables that do so go to `serving.engine.environment` (allowed.py). A flag that changes what the
 engine computes and has no equal here is an error. All others, such as the port, API key and tool
-parsers, are left out; a note lists their names but never their values (vllm_flags.py). A flag that
+parsers, are left out; a note lists their names but never their values (flags.py). A flag that
 vLLM does not know is unknown, and a run refuses it.
 """
 
@@ -31,19 +31,20 @@ from outrider.serving.allowed import (
     why_not_argument,
     why_not_variable,
 )
-from outrider.serving.releases import release_in, served_with, why_no_release
-from outrider.serving.serve_branches import with_decided_branches
-from outrider.serving.serve_notes import Variables, flag_of, notes_on
-from outrider.serving.serve_surroundings import completed, sourced_files
-from outrider.serving.serve_text import UNRESOLVED, find_command_and_image
-from outrider.serving.speculative_settings import check_plugin, read_speculation
-from outrider.serving.vllm_flags import (
+from outrider.serving.commands.branches import with_decided_branches
+from outrider.serving.commands.find import UNRESOLVED, find_command_and_image
+from outrider.serving.commands.flags import (
     KNOWN,
     NEUTRAL,
     REFUSED,
     SPECULATIVE,
     SWITCHES,
 )
+from outrider.serving.commands.notes import Variables, flag_of, notes_on
+from outrider.serving.commands.speculation import check_plugin, read_speculation
+from outrider.serving.commands.surroundings import completed
+from outrider.serving.commands.variable_files import sourced_files
+from outrider.serving.releases import release_in, served_with, why_no_release
 from outrider.serving.vllm_version import WRITTEN_FOR
 
 DEFAULTS_OF_VLLM = {

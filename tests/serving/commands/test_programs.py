@@ -3,7 +3,7 @@
 import pytest
 
 from outrider.common.errors import OutriderError
-from outrider.serving.serve_text import find_command
+from outrider.serving.commands.find import find_command
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@
 import pytest
 
 from outrider.common.errors import OutriderError
-from outrider.serving.serve_launchers import of_launcher, words_of_prefixes
-from outrider.serving.serve_text import find_command
+from outrider.serving.commands.find import find_command
+from outrider.serving.commands.launchers import of_launcher, words_of_prefixes
 
 SERVE = ["vllm", "serve", "--model", "org/model"]
 

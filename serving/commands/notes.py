@@ -9,7 +9,7 @@ No value is quoted, but for names of adapters and of the model: others may be se
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from outrider.serving.vllm_flags import ACROSS_NODES, ADAPTERS, CHANGES_TEXT, FLAGS_OF_VARIABLES
+from outrider.serving.commands.flags import ACROSS_NODES, ADAPTERS, CHANGES_TEXT, FLAGS_OF_VARIABLES
 from outrider.serving.vllm_version import WRITTEN_FOR
 
 DERIVED = ("max_model_len", "max_num_seqs", "max_num_batched_tokens")

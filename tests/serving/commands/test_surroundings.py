@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from outrider.common.errors import OutriderError
-from outrider.serving.serve_command import read_serve_command
+from outrider.serving.commands.serve_command import read_serve_command
 
-COMMANDS = Path(__file__).parent / "commands"
+COMMANDS = Path(__file__).parent / "blind"
 CASES = json.loads((COMMANDS / "cases.json").read_text(encoding="utf-8"))
 
 SECRETS = ("sk-local-1234567890", "hf_secret", "vault_hf_token")
@@ -190,7 +190,7 @@ def test_the_methods_are_vllm_s() -> None:
 
     from vllm.config.speculative import SpeculativeMethod
 
-    from outrider.serving.speculative_settings import METHODS, OF_VLLM
+    from outrider.serving.commands.speculation import METHODS, OF_VLLM
 
     def names(literal: object) -> set[str]:
         inner = get_args(literal)

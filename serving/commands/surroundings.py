@@ -1,0 +1,48 @@
+"""A file with a serve command, completed with what other files and its other parts set.
+
+completed("services: ...", Path("deploy"))    # with the values of deploy/.env
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from outrider.serving.commands import hcl, slurm
+from outrider.serving.commands.compose import completed_compose
+from outrider.serving.commands.documents import LONGEST_TEXT, documents_in
+from outrider.serving.commands.templates import with_vars
+from outrider.serving.commands.variable_files import with_files
+
+_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+
+def completed(text: str, folder: Path | None) -> str:
+    """Returns a text with what its surroundings set; without a folder no file is read."""
+    if len(text) > LONGEST_TEXT:
+        return text
+    text = slurm.with_variables(hcl.with_values(text))
+    if folder is not None:
+        text = with_files(text, folder)
+    if "services:" in text or "{{" in text or '"services"' in text:
+        text = _with_documents(text, folder)
+    return text
+
+
+def _with_documents(text: str, folder: Path | None) -> str:
+    """Completes Compose files and Ansible's; any other text stays as it is."""
+    documents = documents_in(text)
+    try:
+        changed = [_completed_document(document, folder) for document in documents]
+        if changed == documents:
+            return text
+        return yaml.dump_all(changed, Dumper=_DUMPER, sort_keys=False, width=LONGEST_TEXT)
+    except RecursionError:  # a list in a thousand others
+        return text
+
+
+def _completed_document(document: Any, folder: Path | None) -> Any:
+    if isinstance(document, Mapping) and isinstance(document.get("services"), Mapping):
+        return completed_compose(document, folder)
+    return with_vars(document)

@@ -1,0 +1,89 @@
+"""Files with variables that a serve command's file names: read where they are here.
+
+- systemd and Quadlet: `EnvironmentFile=`
+- `docker run --env-file`, and Compose's `env_file` (compose.py)
+- files that a script sources
+
+They are looked for at their path and next to the file with the command.
+"""
+
+import contextlib
+import re
+import shlex
+from pathlib import Path, PurePosixPath
+
+LONGEST_FILE = 100_000
+"""Bytes of a file with variables that is read."""
+
+_LINE = re.compile(r"[ \t]*(?:export[ \t]+)?([A-Za-z_][\w.]*)[ \t]*=[ \t]*(.*?)[ \t]*$")
+
+_UNIT_FILE = re.compile(r"^EnvironmentFile[ \t]*=[ \t]*-?[ \t]*(\S+)[ \t]*$", re.MULTILINE)
+_OF_DOCKER = re.compile(r"--env-file(?:=|[ \t]+)[\"']?([^\s\"']+)[\"']?")
+_ENV_FILE = re.compile(r"^[ \t]*env_file:(?:\s*-)?[ \t]*([^\s\[\]#-]\S*)", re.MULTILINE)
+_SOURCED = re.compile(r"(?:^|&&|;)[ \t]*(?:source|\.)[ \t]+([\"']?)([^\s\"';&|]+)\1", re.MULTILINE)
+
+
+def missing_files(text: str) -> list[str]:
+    """Returns the files with variables that a text names and that `completed` has not read."""
+    names = [f"EnvironmentFile={name}" for name in _UNIT_FILE.findall(text)]
+    names += [f"--env-file {name}" for name in _OF_DOCKER.findall(text)]
+    names += [f"source {name}" for name in sourced_files(text)]
+    names += [f"env_file {name}" for name in _ENV_FILE.findall(text)]
+    return list(dict.fromkeys(names))
+
+
+def sourced_files(text: str) -> list[str]:
+    """Returns the files that a script sources, but for a virtual environment's."""
+    names = (name for _, name in _SOURCED.findall(text))
+    return list(dict.fromkeys(name for name in names if not name.endswith("/activate")))
+
+
+def read_near(name: str, folder: Path) -> str | None:
+    """Returns a file at its path or next to the command's; None if there is none."""
+    for path in (folder / Path(name).expanduser(), folder / PurePosixPath(name).name):
+        # A file that this user may not read is as good as one that is not here.
+        with contextlib.suppress(OSError, ValueError):
+            if path.is_file() and path.stat().st_size <= LONGEST_FILE:
+                return path.read_text(encoding="utf-8", errors="replace")
+    return None
+
+
+def variables_in(text: str) -> dict[str, str]:
+    """Returns the variables of lines NAME=VALUE, as Compose and systemd read them."""
+    variables: dict[str, str] = {}
+    for line in text.splitlines():
+        assigned = _LINE.fullmatch(line)
+        if assigned is None:
+            continue
+        value = assigned[2]
+        quoted = re.match(r"(['\"])(.*)\1", value)
+        variables[assigned[1]] = quoted[2] if quoted else re.split(r"\s#", value)[0].rstrip()
+    return variables
+
+
+def with_files(text: str, folder: Path) -> str:
+    """Replaces the names of files with variables by those variables."""
+
+    def quoted_pairs(file_name: str) -> list[str] | None:
+        content = read_near(file_name, folder)
+        if content is None:
+            return None
+        variables = variables_in(content)
+        return [shlex.quote(f"{name}={value}") for name, value in variables.items()]
+
+    def of_unit(match: re.Match[str]) -> str:
+        pairs = quoted_pairs(match[1])
+        return match[0] if pairs is None else "\n".join(f"Environment={pair}" for pair in pairs)
+
+    def of_docker(match: re.Match[str]) -> str:
+        pairs = quoted_pairs(match[1])
+        return match[0] if pairs is None else " ".join(f"-e {pair}" for pair in pairs)
+
+    def of_script(match: re.Match[str]) -> str:
+        is_activation = match[2].endswith("/activate")
+        content = None if is_activation or "$" in match[2] else read_near(match[2], folder)
+        return match[0] if content is None else f"\n{content}\n"
+
+    text = _UNIT_FILE.sub(of_unit, text)
+    text = _OF_DOCKER.sub(of_docker, text)
+    return _SOURCED.sub(of_script, text) if "vllm" in text else text
