@@ -33,7 +33,8 @@ from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from outrider.data.config import TrafficConfig
 from outrider.data.exchange import Place, Record
-from outrider.data.formats import embedded, openai_pairs
+from outrider.data.formats.readers import openai_pairs
+from outrider.data.formats.rows import embedded
 from outrider.data.ingest.ingest import ingest
 
 TARGET = Path(__file__).parents[1] / "recipes" / "nano_r1" / "target"

@@ -27,7 +27,8 @@ from outrider.adapt import metrics as adapt_metrics
 from outrider.adapt.state import AdaptState
 from outrider.cli.main import command_app
 from outrider.data.exchange import Reject
-from outrider.data.formats import FORMATS, openai, sampling
+from outrider.data.formats import FORMATS
+from outrider.data.formats.calls import openai, sampling
 from outrider.eval.results.report import Report
 from outrider.live import metrics as live_metrics
 from outrider.live.endpoint_file import SHIPPED_ENDPOINTS, Endpoint

@@ -23,7 +23,7 @@ from outrider.data.exchange import Exchange, Place, Record, Reject
 from outrider.data.files.packing import document_of
 from outrider.data.files.rows import Sample, count_rows, parse_row, row_records, sample_of
 from outrider.data.files.sources import LogFile, members_of, read_ahead
-from outrider.data.formats import (
+from outrider.data.formats.readers import (
     azure_llm,
     chat_messages,
     helicone,
@@ -38,11 +38,11 @@ from outrider.data.formats import (
     token_ids,
     vllm_log,
 )
-from outrider.data.formats.change_events import check_kept
-from outrider.data.formats.embedded import json_of
-from outrider.data.formats.nested_rows import outcomes_of
+from outrider.data.formats.rows.change_events import check_kept
+from outrider.data.formats.rows.embedded import json_of
+from outrider.data.formats.rows.nested_rows import outcomes_of
+from outrider.data.formats.rows.wrappers import calls_of, unwrapped
 from outrider.data.formats.unknown import describe, is_capture
-from outrider.data.formats.wrappers import calls_of, unwrapped
 
 _BUILT_IN: dict[str, Any] = {
     "sglang": sglang,

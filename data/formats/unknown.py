@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from outrider.data.exchange import Reject
 from outrider.data.files.packing import DOCUMENTS, PYTORCH
 from outrider.data.files.rows import Sample, decode
-from outrider.data.formats.embedded import object_of
 from outrider.data.formats.known_rows import (
     CHAT_EXPORT,
     GATEWAY,
@@ -23,8 +22,9 @@ from outrider.data.formats.known_rows import (
     SHAPES,
     WRITE_MESSAGES,
 )
-from outrider.data.formats.row_fields import normal_name
-from outrider.data.formats.wrappers import is_chat_export
+from outrider.data.formats.rows.embedded import object_of
+from outrider.data.formats.rows.row_fields import normal_name
+from outrider.data.formats.rows.wrappers import is_chat_export
 
 SHOWN_KEYS = 8
 """Maximum number of keys in a description."""

@@ -6,7 +6,7 @@ import pytest
 
 from outrider.data.exchange import Exchange
 from outrider.data.files.sources import log_files
-from outrider.data.formats.azure_llm import FULL_ROW
+from outrider.data.formats.readers.azure_llm import FULL_ROW
 from tests.data.logs import read_exchanges, write_log
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from outrider.data.exchange import Exchange, Reject
 from outrider.data.files.sources import log_files
-from outrider.data.formats.engine_lines import engine_lines
+from outrider.data.formats.rows.engine_lines import engine_lines
 from tests.data.files.packers import COLLECTORS, SECOND, TIMED_COLLECTORS
 from tests.data.logs import pair, read_exchanges, write_log
 

@@ -20,7 +20,7 @@ from datasets import Dataset, DatasetDict
 from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.files.sources import log_files
 from outrider.data.formats import FORMATS, files_by_format, parse_record, read_records
-from outrider.data.formats.sampling import constraint_of, sampling_of
+from outrider.data.formats.calls.sampling import constraint_of, sampling_of
 from outrider.data.tokenize.tokens import SequenceBuilder
 from tests.data.logs import read_exchanges
 

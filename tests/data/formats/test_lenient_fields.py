@@ -6,10 +6,10 @@ import pytest
 
 from outrider.data.exchange import Exchange
 from outrider.data.files.sources import log_files
+from outrider.data.formats.calls.finish_reasons import CUT, FINISHED
+from outrider.data.formats.calls.openai import reasoning_and_content
 from outrider.data.formats.fields import take_time
-from outrider.data.formats.finish_reasons import CUT, FINISHED
-from outrider.data.formats.openai import reasoning_and_content
-from outrider.data.formats.row_fields import fields
+from outrider.data.formats.rows.row_fields import fields
 from tests.data.logs import pair, read_exchanges, write_log
 
 MESSAGES = [{"role": "user", "content": "Hi"}]

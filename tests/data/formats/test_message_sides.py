@@ -7,7 +7,7 @@ import pytest
 from outrider.data.exchange import Exchange
 from outrider.data.files.rows import parse_row
 from outrider.data.files.sources import log_files
-from outrider.data.formats.message_sides import message_sides, nested
+from outrider.data.formats.calls.message_sides import message_sides, nested
 from tests.data.formats.test_elsewhere import read_rows
 from tests.data.logs import pair, read_exchanges, write_log
 

@@ -4,7 +4,7 @@ import base64
 import json
 
 from outrider.data.exchange import Exchange, Reject
-from outrider.data.formats.embedded import plain_text
+from outrider.data.formats.rows.embedded import plain_text
 from tests.data.formats.test_elsewhere import ANSWERED, ASKED, QUESTION, STREAM, read_rows
 
 

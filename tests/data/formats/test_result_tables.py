@@ -7,7 +7,7 @@ import pytest
 
 from outrider.data.exchange import Exchange, Reject
 from outrider.data.files.sources import log_files
-from outrider.data.formats.result_tables import rows_of
+from outrider.data.formats.rows.result_tables import rows_of
 from tests.data.logs import pair, read_exchanges
 
 NAMES = ["time", "who", "request", "response"]

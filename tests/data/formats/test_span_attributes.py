@@ -5,7 +5,7 @@ import json
 import pytest
 
 from outrider.data.exchange import Exchange, Reject
-from outrider.data.formats.span_attributes import attributes_of, plain_value
+from outrider.data.formats.rows.span_attributes import attributes_of, plain_value
 from tests.data.formats.test_elsewhere import read_rows
 
 MESSAGE = [{"role": "user", "parts": [{"type": "text", "content": "Hi"}]}]

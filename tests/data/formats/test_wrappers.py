@@ -11,7 +11,8 @@ import pytest
 
 from outrider.data.exchange import Exchange, Place, Record
 from outrider.data.files.sources import log_files
-from outrider.data.formats import embedded, parse_record
+from outrider.data.formats import parse_record
+from outrider.data.formats.rows import embedded
 from tests.data.logs import pair, read_exchanges, write_log
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -17,7 +17,7 @@ from outrider.common.process_tree import wait_until
 from outrider.data.config import PrivacyConfig, TrafficConfig
 from outrider.data.exchange import Reject
 from outrider.data.files.sources import log_files
-from outrider.data.formats.change_events import check_kept
+from outrider.data.formats.rows.change_events import check_kept
 from outrider.data.ingest import chunks
 from outrider.data.ingest.chunks import Work
 from outrider.data.ingest.ingest import ingest

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.data.formats.sampling import grammar_of
+from outrider.data.formats.calls.sampling import grammar_of
 from outrider.serving.vllm_hooks.grammar_masks import GrammarMasks, TokenMasks
 
 VOCABULARY = 4096

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from outrider.common.errors import OutriderError
 from outrider.data.exchange import Exchange, Place, Record
-from outrider.data.formats import openai_pairs
+from outrider.data.formats.readers import openai_pairs
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.server import Server
 from tests.tiny_decoders import write_tiny_decoder

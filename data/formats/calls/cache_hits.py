@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from outrider.data.exchange import CACHED, Reject
-from outrider.data.formats.embedded import object_of
+from outrider.data.formats.rows.embedded import object_of
 
 FLAGS = frozenset(
     {

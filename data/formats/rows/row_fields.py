@@ -11,8 +11,8 @@ import functools
 import re
 from typing import Any, NamedTuple
 
-from outrider.data.formats.embedded import object_of
 from outrider.data.formats.fields import number, take_text, take_time
+from outrider.data.formats.rows.embedded import object_of
 
 FIRST_SECOND = 1e9
 """Smaller numbers are no Unix times but, for instance, milliseconds since a process started

@@ -6,7 +6,7 @@
 
 Exports of LangSmith, Braintrust, Datadog LLM Observability, PostHog, Lunary, Humanloop, LangWatch,
 Bifrost, Arize and others, under any of their names: messages are recognized by their roles,
-parameters, counts and ends by their names (data/formats/message_sides.py). Spans of other kinds
+parameters, counts and ends by their names (message_sides.py). Spans of other kinds
 than calls are set aside. Most have no finish reason, so that an answer that used all of its
 `max_tokens` counts as truncated, and any other as finished. Token ids are lost, and often the
 reasoning (`reasoning_missing`); a gateway's log of requests and responses has more.
@@ -16,20 +16,20 @@ from typing import Any
 
 from outrider.data.exchange import Exchange, Place, Record, Reject
 from outrider.data.files.rows import Sample
-from outrider.data.formats.cache_hits import check_generated
-from outrider.data.formats.cut_texts import check_whole
-from outrider.data.formats.finish_reasons import end_by_limit
-from outrider.data.formats.message_parts import openai_messages
-from outrider.data.formats.message_sides import (
+from outrider.data.formats.calls.cache_hits import check_generated
+from outrider.data.formats.calls.cut_texts import check_whole
+from outrider.data.formats.calls.finish_reasons import end_by_limit
+from outrider.data.formats.calls.message_parts import openai_messages
+from outrider.data.formats.calls.message_sides import (
     MessageSides,
     logged_about,
     message_sides,
     sent_parameters,
 )
-from outrider.data.formats.openai import exchanges
-from outrider.data.formats.other_rows import FAILURES, check_served, check_status
-from outrider.data.formats.row_fields import fields
-from outrider.data.formats.wrappers import check_call, objects_in, open_row
+from outrider.data.formats.calls.openai import exchanges
+from outrider.data.formats.rows.other_rows import FAILURES, check_served, check_status
+from outrider.data.formats.rows.row_fields import fields
+from outrider.data.formats.rows.wrappers import check_call, objects_in, open_row
 
 FAILED = ("error", "exception", "error_message", "error.type", "$ai_is_error")
 """Keys that are set if a call failed."""

@@ -12,7 +12,7 @@ HAR file and each LLM span of an MLflow trace is a call. A streamed response is 
 text or a list of its chunks. Token ids are included if requests set `return_token_ids`.
 
 Session, user, tenant, route and time are read from the names that these producers use
-(data/formats/wrappers.py). Failed requests, rows of other APIs and answers from a gateway's cache
+(rows/wrappers.py). Failed requests, rows of other APIs and answers from a gateway's cache
 are set aside.
 """
 
@@ -20,16 +20,16 @@ from typing import Any
 
 from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.files.rows import Sample
-from outrider.data.formats import message_pairs
-from outrider.data.formats.cache_hits import check_generated
-from outrider.data.formats.cut_texts import check_complete, check_stored, check_whole
-from outrider.data.formats.embedded import object_of
+from outrider.data.formats.calls.cache_hits import check_generated
+from outrider.data.formats.calls.cut_texts import check_complete, check_stored, check_whole
+from outrider.data.formats.calls.message_sides import message_sides, sent_parameters
+from outrider.data.formats.calls.openai import body, exchanges
+from outrider.data.formats.calls.sampling import NUMBERS
 from outrider.data.formats.fields import first, unpacked
-from outrider.data.formats.message_sides import message_sides, sent_parameters
-from outrider.data.formats.openai import body, exchanges
-from outrider.data.formats.other_rows import check_completion, is_proxys_text
-from outrider.data.formats.sampling import NUMBERS
-from outrider.data.formats.wrappers import check_call, objects_in, open_row, pair_fields, sides
+from outrider.data.formats.readers import message_pairs
+from outrider.data.formats.rows.embedded import object_of
+from outrider.data.formats.rows.other_rows import check_completion, is_proxys_text
+from outrider.data.formats.rows.wrappers import check_call, objects_in, open_row, pair_fields, sides
 
 TYK = "Tyk's record without bodies: set enable_detailed_recording"
 

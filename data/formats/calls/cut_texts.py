@@ -15,7 +15,7 @@ import re
 from typing import Any, NoReturn
 
 from outrider.data.exchange import Reject
-from outrider.data.formats.row_fields import find
+from outrider.data.formats.rows.row_fields import find
 
 CALLBACK = "log with a callback to files, S3, GCS or Azure instead"
 

@@ -37,10 +37,10 @@ from outrider.data.exchange import Exchange, Place, Record, Reject
 from outrider.data.files.packing import CUT_MARK
 from outrider.data.files.rows import FILE_CUT, Sample, parse_row, with_other_lines
 from outrider.data.files.sources import LONGEST_LINE, LogFile, read_ahead
-from outrider.data.formats.engine_lines import engine_lines
+from outrider.data.formats.calls.finish_reasons import end_by_limit, finish_reason
+from outrider.data.formats.calls.sampling import NUMBERS, constraint_of
 from outrider.data.formats.fields import take, take_ids, take_text, take_time
-from outrider.data.formats.finish_reasons import end_by_limit, finish_reason
-from outrider.data.formats.sampling import NUMBERS, constraint_of
+from outrider.data.formats.rows.engine_lines import engine_lines
 
 RETURN_IDS = "log token ids through the API (`return_token_ids`)"
 FIX = f"set VLLM_LOGGING_LEVEL=DEBUG, or {RETURN_IDS}"

@@ -28,7 +28,11 @@ from typing import Any
 from outrider.data.exchange import Exchange, Place, Record, Reject
 from outrider.data.files.rows import Row, Sample, parse_row, rows
 from outrider.data.files.sources import LogFile, read_ahead
-from outrider.data.formats.cache_hits import check_generated
+from outrider.data.formats.calls.cache_hits import check_generated
+from outrider.data.formats.calls.finish_reasons import end_by_limit
+from outrider.data.formats.calls.message_parts import openai_message, openai_messages
+from outrider.data.formats.calls.openai import exchanges
+from outrider.data.formats.calls.sampling import CONSTRAINTS, NUMBERS
 from outrider.data.formats.fields import (
     first,
     mapping,
@@ -40,14 +44,10 @@ from outrider.data.formats.fields import (
     unpacked,
     unpacked_or_text,
 )
-from outrider.data.formats.finish_reasons import end_by_limit
-from outrider.data.formats.join import database_in, storable
-from outrider.data.formats.message_parts import openai_message, openai_messages
-from outrider.data.formats.nested_rows import outcomes_of
-from outrider.data.formats.openai import exchanges
-from outrider.data.formats.row_fields import seconds_of
-from outrider.data.formats.sampling import CONSTRAINTS, NUMBERS
-from outrider.data.formats.wrappers import OBSERVATIONS, TRACE, is_observation, open_row
+from outrider.data.formats.rows.join import database_in, storable
+from outrider.data.formats.rows.nested_rows import outcomes_of
+from outrider.data.formats.rows.row_fields import seconds_of
+from outrider.data.formats.rows.wrappers import OBSERVATIONS, TRACE, is_observation, open_row
 
 OWNERS = ("session", "user")
 

@@ -25,11 +25,11 @@ from outrider.data.exchange import Exchange, Place, Record, Reject
 from outrider.data.files.packing import CUT_MARK
 from outrider.data.files.rows import Sample, parse_row, with_other_lines
 from outrider.data.files.sources import LogFile, read_ahead
-from outrider.data.formats.engine_lines import engine_lines
+from outrider.data.formats.calls.finish_reasons import finish_reason
+from outrider.data.formats.calls.openai import stop_strings
+from outrider.data.formats.calls.sampling import sampling_of
 from outrider.data.formats.fields import first, take, take_ids, take_number, take_text, take_time
-from outrider.data.formats.finish_reasons import finish_reason
-from outrider.data.formats.openai import stop_strings
-from outrider.data.formats.sampling import sampling_of
+from outrider.data.formats.rows.engine_lines import engine_lines
 
 FINISHED = "request.finished"
 

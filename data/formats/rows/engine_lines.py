@@ -20,7 +20,7 @@ from outrider.data.files.packing import HEAD
 from outrider.data.files.record_lines import Line, lines_in
 from outrider.data.files.rows import framing, rows_in
 from outrider.data.files.sources import LONGEST_LINE, LogFile, lines_of
-from outrider.data.formats.row_fields import fields
+from outrider.data.formats.rows.row_fields import fields
 
 NOTHING = b"-"
 """Replaces a record without a line, so that it is counted."""

@@ -24,8 +24,9 @@ from typing import Any
 
 from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.files.rows import Sample
-from outrider.data.formats.cache_hits import check_generated
-from outrider.data.formats.cut_texts import check_whole
+from outrider.data.formats.calls.cache_hits import check_generated
+from outrider.data.formats.calls.cut_texts import check_whole
+from outrider.data.formats.calls.openai import body, exchanges
 from outrider.data.formats.fields import (
     first,
     mapping,
@@ -37,9 +38,8 @@ from outrider.data.formats.fields import (
     unpacked,
     unpacked_or_text,
 )
-from outrider.data.formats.openai import body, exchanges
-from outrider.data.formats.row_fields import seconds_of
-from outrider.data.formats.wrappers import open_row
+from outrider.data.formats.rows.row_fields import seconds_of
+from outrider.data.formats.rows.wrappers import open_row
 
 TENANTS = tuple(f"user_api_key_{key}" for key in ("team_alias", "team_id", "org_id", "alias"))
 """Metadata keys that name the tenant, in order of preference."""

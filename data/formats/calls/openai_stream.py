@@ -13,9 +13,9 @@ from typing import Any
 
 from outrider.data.exchange import Reject
 from outrider.data.files.rows import parse_row
+from outrider.data.formats.calls.finish_reasons import ENDS, normal_name
 from outrider.data.formats.fields import first, take, take_count, take_ids
-from outrider.data.formats.finish_reasons import ENDS, normal_name
-from outrider.data.formats.other_rows import LOG_CHATS
+from outrider.data.formats.rows.other_rows import LOG_CHATS
 
 DATA = "data:"
 CHUNK = '"chat.completion.chunk"'

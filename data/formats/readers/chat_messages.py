@@ -20,14 +20,14 @@ from typing import Any
 
 from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.files.rows import Sample
+from outrider.data.formats.calls.message_parts import openai_messages
+from outrider.data.formats.calls.message_sides import sent_parameters
+from outrider.data.formats.calls.openai import exchanges
+from outrider.data.formats.calls.sampling import CONSTRAINTS, NUMBERS
 from outrider.data.formats.fields import take, take_number, unpacked
-from outrider.data.formats.message_parts import openai_messages
-from outrider.data.formats.message_sides import sent_parameters
-from outrider.data.formats.openai import exchanges
-from outrider.data.formats.other_rows import FAILURES
-from outrider.data.formats.row_fields import fields
-from outrider.data.formats.sampling import CONSTRAINTS, NUMBERS
-from outrider.data.formats.wrappers import open_row
+from outrider.data.formats.rows.other_rows import FAILURES
+from outrider.data.formats.rows.row_fields import fields
+from outrider.data.formats.rows.wrappers import open_row
 
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant"}
 """ShareGPT's names of roles; others are used unchanged."""

@@ -24,11 +24,11 @@ from typing import Any
 from outrider.data.exchange import Place, Record, Reject
 from outrider.data.files.rows import Row, parse_row, rows
 from outrider.data.files.sources import LONGEST_LINE, LogFile, read_ahead
-from outrider.data.formats.embedded import json_of, object_of
 from outrider.data.formats.fields import number
-from outrider.data.formats.join import database_in, storable
-from outrider.data.formats.row_fields import fields, find
-from outrider.data.formats.span_attributes import attributes_of, is_otlp, plain_value, spans_of
+from outrider.data.formats.rows.embedded import json_of, object_of
+from outrider.data.formats.rows.join import database_in, storable
+from outrider.data.formats.rows.row_fields import fields, find
+from outrider.data.formats.rows.span_attributes import attributes_of, is_otlp, plain_value, spans_of
 
 EVENT = re.compile(r"gen_ai\.(choice|(system|user|assistant|tool)\.message)")
 """Names of events with a message each."""

@@ -21,7 +21,7 @@ from outrider.common.files import SCRATCH
 from outrider.data.exchange import DUPLICATE, Place, Record, Reject
 from outrider.data.files.rows import Row, rows
 from outrider.data.files.sources import LONGEST_LINE, LogFile, read_ahead
-from outrider.data.formats.embedded import json_of
+from outrider.data.formats.rows.embedded import json_of
 
 ROW_OVERHEAD = 200
 """Memory that a row takes in addition to its content, in bytes."""

@@ -16,7 +16,7 @@ To export such spans, use the collector's file exporter, with `OTEL_SEMCONV_STAB
 to `gen_ai_latest_experimental`, `OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=SPAN_ONLY`, no
 `OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT` (cut values are rejected as `truncated`) and batches below
 64 MB. Token ids are lost. Exports of Jaeger, Zipkin, Tempo, SigNoz, Honeycomb, Application Insights
-and ClickHouse are read, too (data/formats/span_attributes.py). vLLM's own spans have no messages.
+and ClickHouse are read, too (rows/span_attributes.py). vLLM's own spans have no messages.
 """
 
 import re
@@ -25,9 +25,11 @@ from typing import Any
 
 from outrider.data.exchange import Exchange, Place, Record, Reject
 from outrider.data.files.rows import Sample
-from outrider.data.formats import message_pairs, openai_pairs
-from outrider.data.formats.cache_hits import check_generated
-from outrider.data.formats.embedded import object_of
+from outrider.data.formats.calls.cache_hits import check_generated
+from outrider.data.formats.calls.message_parts import openai_message, openai_messages
+from outrider.data.formats.calls.message_sides import MessageSides, message_sides
+from outrider.data.formats.calls.openai import exchanges
+from outrider.data.formats.calls.sampling import NUMBERS
 from outrider.data.formats.fields import (
     first,
     mapping,
@@ -39,11 +41,8 @@ from outrider.data.formats.fields import (
     unpacked,
     unpacked_or_text,
 )
-from outrider.data.formats.message_parts import openai_message, openai_messages
-from outrider.data.formats.message_sides import MessageSides, message_sides
-from outrider.data.formats.nested_rows import outcomes_of
-from outrider.data.formats.openai import exchanges
-from outrider.data.formats.otel_events import (
+from outrider.data.formats.readers import message_pairs, openai_pairs
+from outrider.data.formats.readers.otel_events import (
     CALL,
     EVENT,
     JOINED,
@@ -52,9 +51,10 @@ from outrider.data.formats.otel_events import (
     joined_calls,
     key_of,
 )
-from outrider.data.formats.row_fields import fields, find, seconds_of
-from outrider.data.formats.sampling import NUMBERS
-from outrider.data.formats.span_attributes import (
+from outrider.data.formats.rows.embedded import object_of
+from outrider.data.formats.rows.nested_rows import outcomes_of
+from outrider.data.formats.rows.row_fields import fields, find, seconds_of
+from outrider.data.formats.rows.span_attributes import (
     attributes_of,
     has_genai,
     has_genai_attributes,
@@ -62,7 +62,7 @@ from outrider.data.formats.span_attributes import (
     plain_value,
     spans_of,
 )
-from outrider.data.formats.wrappers import PAIR, check_call, open_row, sides, unwrapped
+from outrider.data.formats.rows.wrappers import PAIR, check_call, open_row, sides, unwrapped
 
 ADK_REQUEST = "gcp.vertex.agent.llm_request"
 

@@ -7,18 +7,18 @@
 
 `traffic.path` names both files (and the error file) in any order. vLLM's `run-batch` writes the
 same format. Request times are not logged. Runs may number their requests alike, so rows are joined
-by `custom_id` and model (data/formats/join.py).
+by `custom_id` and model (data/formats/rows/join.py).
 """
 
 import functools
 
 from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.files.rows import Row, Sample
-from outrider.data.formats.embedded import object_of
+from outrider.data.formats.calls.openai import body, exchanges
 from outrider.data.formats.fields import take, take_text
-from outrider.data.formats.join import joined_records, model_of
-from outrider.data.formats.openai import body, exchanges
-from outrider.data.formats.wrappers import open_row
+from outrider.data.formats.rows.embedded import object_of
+from outrider.data.formats.rows.join import joined_records, model_of
+from outrider.data.formats.rows.wrappers import open_row
 
 COMPLETIONS = "/completions"
 """URL suffix of chat and text completions."""

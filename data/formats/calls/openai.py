@@ -35,8 +35,17 @@ from typing import Any
 from outrider.data.exchange import Exchange, Place, Reject
 from outrider.data.files.python_text import OBJECT
 from outrider.data.files.rows import decode, kind_of, parse_row
-from outrider.data.formats.attachments import check_attached
-from outrider.data.formats.cut_texts import check_whole
+from outrider.data.formats.calls.attachments import check_attached
+from outrider.data.formats.calls.cut_texts import check_whole
+from outrider.data.formats.calls.finish_reasons import ENDS, STOP_STRING, finish_reason, normal_name
+from outrider.data.formats.calls.openai_stream import (
+    DATA,
+    chunks_of_sse,
+    is_chunk_lines,
+    join_chunks,
+)
+from outrider.data.formats.calls.sampling import sampling_of
+from outrider.data.formats.calls.text_parts import joined_by_sglang, response_texts, text_messages
 from outrider.data.formats.fields import (
     first,
     mapping,
@@ -47,11 +56,7 @@ from outrider.data.formats.fields import (
     take_time,
     unpacked,
 )
-from outrider.data.formats.finish_reasons import ENDS, STOP_STRING, finish_reason, normal_name
-from outrider.data.formats.openai_stream import DATA, chunks_of_sse, is_chunk_lines, join_chunks
-from outrider.data.formats.other_rows import check_completion
-from outrider.data.formats.sampling import sampling_of
-from outrider.data.formats.text_parts import joined_by_sglang, response_texts, text_messages
+from outrider.data.formats.rows.other_rows import check_completion
 
 Prompt = str | list[int]
 """A prompt of a text completion."""

@@ -19,19 +19,19 @@ from typing import Any, NamedTuple
 from outrider.data.exchange import Reject
 from outrider.data.files.record_lines import lines_in
 from outrider.data.files.rows import Row, parse_row
-from outrider.data.formats.attachments import with_attachments
-from outrider.data.formats.change_events import check_kept, current
-from outrider.data.formats.cut_texts import is_cut, is_stored
-from outrider.data.formats.dynamodb import item_of
-from outrider.data.formats.embedded import json_of, object_of, plain_text, text_of_bytes
+from outrider.data.formats.calls.attachments import with_attachments
+from outrider.data.formats.calls.cut_texts import is_cut, is_stored
+from outrider.data.formats.calls.message_sides import message_sides
+from outrider.data.formats.calls.native_apis import native_request, native_response
+from outrider.data.formats.calls.openai_stream import is_chunk_lines
 from outrider.data.formats.fields import first
-from outrider.data.formats.message_sides import message_sides
-from outrider.data.formats.native_apis import native_request, native_response
-from outrider.data.formats.openai_stream import is_chunk_lines
-from outrider.data.formats.other_rows import ERROR_KEYS, FAILURES, failed_status, is_error
-from outrider.data.formats.result_tables import rows_of
-from outrider.data.formats.row_fields import fields, find, normal_name
-from outrider.data.formats.span_attributes import (
+from outrider.data.formats.rows.change_events import check_kept, current
+from outrider.data.formats.rows.dynamodb import item_of
+from outrider.data.formats.rows.embedded import json_of, object_of, plain_text, text_of_bytes
+from outrider.data.formats.rows.other_rows import ERROR_KEYS, FAILURES, failed_status, is_error
+from outrider.data.formats.rows.result_tables import rows_of
+from outrider.data.formats.rows.row_fields import fields, find, normal_name
+from outrider.data.formats.rows.span_attributes import (
     has_genai_attributes,
     is_otlp,
     of_typed_pairs,

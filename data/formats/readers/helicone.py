@@ -17,7 +17,9 @@ from typing import Any
 
 from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.files.rows import Sample
-from outrider.data.formats.cache_hits import check_generated
+from outrider.data.formats.calls.cache_hits import check_generated
+from outrider.data.formats.calls.openai import exchanges
+from outrider.data.formats.calls.openai_stream import chunks_of_sse, join_chunks
 from outrider.data.formats.fields import (
     first,
     mapping,
@@ -28,10 +30,8 @@ from outrider.data.formats.fields import (
     take_time,
     unpacked,
 )
-from outrider.data.formats.openai import exchanges
-from outrider.data.formats.openai_stream import chunks_of_sse, join_chunks
-from outrider.data.formats.row_fields import seconds_of
-from outrider.data.formats.wrappers import open_row
+from outrider.data.formats.rows.row_fields import seconds_of
+from outrider.data.formats.rows.wrappers import open_row
 
 
 def recognizes(sample: Sample) -> bool:

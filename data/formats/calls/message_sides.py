@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 
 from outrider.data.exchange import Reject
 from outrider.data.files.rows import decode
-from outrider.data.formats.embedded import object_of
+from outrider.data.formats.calls.message_parts import ROLES
+from outrider.data.formats.calls.sampling import CONSTRAINTS, NUMBERS
 from outrider.data.formats.fields import number, take_count
-from outrider.data.formats.message_parts import ROLES
-from outrider.data.formats.row_fields import normal_name
-from outrider.data.formats.sampling import CONSTRAINTS, NUMBERS
+from outrider.data.formats.rows.embedded import object_of
+from outrider.data.formats.rows.row_fields import normal_name
 
 DEEPEST = 6
 """Levels that are searched."""

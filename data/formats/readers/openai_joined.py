@@ -23,15 +23,15 @@ from typing import Any
 
 from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.files.rows import Row, Sample
-from outrider.data.formats.cache_hits import check_generated
-from outrider.data.formats.embedded import object_of
+from outrider.data.formats.calls.cache_hits import check_generated
+from outrider.data.formats.calls.openai import body, exchanges
+from outrider.data.formats.calls.openai_stream import join_chunks
 from outrider.data.formats.fields import first, take_text
-from outrider.data.formats.join import joined_records, model_of
-from outrider.data.formats.openai import body, exchanges
-from outrider.data.formats.openai_stream import join_chunks
-from outrider.data.formats.other_rows import check_completion
-from outrider.data.formats.row_fields import fields, find
-from outrider.data.formats.wrappers import open_row
+from outrider.data.formats.rows.embedded import object_of
+from outrider.data.formats.rows.join import joined_records, model_of
+from outrider.data.formats.rows.other_rows import check_completion
+from outrider.data.formats.rows.row_fields import fields, find
+from outrider.data.formats.rows.wrappers import open_row
 
 NO_ID = (
     "no id joins the row with the other half of its exchange: give a request and its response, or"

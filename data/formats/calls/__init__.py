@@ -1,0 +1,1 @@
+"""Parts of a logged call: messages, sampling parameters, the response and how it ended."""
