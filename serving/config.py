@@ -80,16 +80,18 @@ class TargetConfig(BaseModel):
             return directory
         if hub_id(self.model) is not None:
             return None
-        what = "no such directory"
-        if directory.is_dir():
-            what = "no config.json there"
+        what = f"no such directory ({directory.absolute()})"
+        if "://" in self.model:
+            what = "a store's address, which is not read; copy it to a directory of this machine"
+        elif directory.is_dir():
+            what = f"no config.json there ({directory.absolute()})"
             if (directory / "params.json").is_file():
                 what += ", only Mistral's params.json, and checkpoints in its format are not read;"
                 what += " take the model's repository or revision in Hugging Face's format"
         elif directory.exists():
-            what = "a file, not a directory"
+            what = f"a file, not a directory ({directory.absolute()})"
         raise OutriderError(
-            f"target.model = {self.model!r}: {what} ({directory.absolute()}); give a"
+            f"target.model = {self.model!r}: {what}; give a"
             " checkpoint's directory, a hub id (owner/name), or one of"
             f" {', '.join(sorted(EMBEDDED_TARGETS))}"
         )

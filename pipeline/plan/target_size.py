@@ -28,6 +28,10 @@ WORKSPACE = 2e9
 """Assumed bytes per GPU for activations, CUDA graphs and communication buffers."""
 
 
+KV_BYTES = {"auto": 2.0, "fp8": 1.0, "nvfp4": 1 / 2 + 1 / 16}
+"""Bytes per cached value; NVFP4 has an FP8 scale for each 16 (vLLM's `nvfp4_kv_cache_full_dim`)."""
+
+
 @dataclasses.dataclass(frozen=True)
 class TargetSize:
     """Parameter count and memory footprint of a target."""
@@ -37,14 +41,16 @@ class TargetSize:
     """Active parameters per token, counting only the routed experts that it uses."""
     weight_bytes: int
     kv_bytes_per_token: int
-    """In bf16, over all layers."""
+    """Over all layers, in the type that the checkpoint names for the cache, or in bf16."""
     kv_heads: int
     """1 for a latent cache, because every rank holds all of it."""
+    kv_type: str = "auto"
+    """The type that the checkpoint names for the cache, a key of `KV_BYTES`."""
 
     def engine_bytes(self, engine: EngineConfig, ranks: int) -> float:
         """Returns the minimum memory per GPU at TP degree `ranks`, with one full-length request."""
         # Ranks beyond the number of KV heads hold copies of them.
-        cache = engine.max_model_len * self.kv_bytes_per_token / min(ranks, self.kv_heads)
+        cache = engine.max_model_len * self._token_bytes(engine) / min(ranks, self.kv_heads)
         return (self.weight_bytes / ranks + cache) / engine.pipeline_parallel + WORKSPACE
 
     def cache_tokens(self, engine: EngineConfig, gpu_bytes: int, drafter_bytes: int = 0) -> int:
@@ -55,10 +61,14 @@ class TargetSize:
         room = engine.gpu_memory_utilization * gpu_bytes - WORKSPACE - weights
         if engine.kv_cache_gb is not None:
             room = min(room, engine.kv_cache_gb * 2**30)
-        token_bytes = self.kv_bytes_per_token / min(ranks, self.kv_heads) / stages
-        if str(engine.extra_arguments.get("kv_cache_dtype", "")).startswith("fp8"):
-            token_bytes /= 2
+        token_bytes = self._token_bytes(engine) / min(ranks, self.kv_heads) / stages
         return max(int(room / token_bytes), 0) * engine.data_parallel
+
+    def _token_bytes(self, engine: EngineConfig) -> float:
+        """Bytes per cached token in the engine's type; `auto` is the checkpoint's."""
+        named = str(engine.extra_arguments.get("kv_cache_dtype", "auto"))
+        served = self.kv_type if named == "auto" else named.partition("_")[0]
+        return self.kv_bytes_per_token * KV_BYTES.get(served, 2) / KV_BYTES[self.kv_type]
 
     def smallest_tensor_parallel(self, engine: EngineConfig, gpu_bytes: int) -> int | None:
         """Returns the smallest power-of-two degree that suffices; None if above 64."""
@@ -97,13 +107,34 @@ def target_size(config: Mapping[str, Any], online: str | None = None) -> TargetS
     if latent := config.get("kv_lora_rank"):
         kv_heads = 1
         values = latent + config["qk_rope_head_dim"]
+    kv_type = _kv_type(config)
     return TargetSize(
         parameters=total,
         used=used,
         weight_bytes=int(weight_bits / 8),
-        kv_bytes_per_token=2 * layers * values,
+        kv_bytes_per_token=int(KV_BYTES[kv_type] * layers * values),
         kv_heads=kv_heads,
+        kv_type=kv_type,
     )
+
+
+def _kv_type(config: Mapping[str, Any]) -> str:
+    """The type of the KV cache that a quantized checkpoint names, as vLLM 0.32 reads it.
+
+    Of Model-Optimizer's, `get_kv_cache_quant_algo_string`; of any other, a `kv_cache_scheme` means
+    FP8 (`Attention.__init__`).
+    """
+    section = config.get("quantization_config")
+    if not section:
+        return "auto"
+    from vllm.utils.torch_utils import get_kv_cache_quant_algo_string
+
+    method = section.get("quant_method") or ""
+    named = get_kv_cache_quant_algo_string({**section, "quant_method": method})
+    if named is None and section.get("kv_cache_scheme"):
+        return "fp8"
+    kv_type = str(named).partition("_")[0]
+    return kv_type if kv_type in KV_BYTES else "auto"
 
 
 def _bits(bits: WeightBits, name: str, tensor: "Tensor") -> float:

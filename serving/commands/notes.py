@@ -6,7 +6,9 @@
 No value is quoted, but for names of adapters and of the model: others may be secret.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from outrider.serving.commands.flags import ACROSS_NODES, ADAPTERS, CHANGES_TEXT, FLAGS_OF_VARIABLES
@@ -127,3 +129,23 @@ def _about_unread(variables: list[str]) -> Iterator[str]:
     replaced = [name for name in variables if name in FLAGS_OF_VARIABLES]
     ways = "".join(f"; instead of {name}, write {FLAGS_OF_VARIABLES[name]}" for name in replaced)
     yield f"left out, since vLLM {WRITTEN_FOR} does not read them: {', '.join(variables)}{ways}"
+
+
+def note_on_place(model: str, text: str) -> str | None:
+    """A line about a model that is at a place of the endpoint only; None for any other.
+
+    `text` is searched for the volume that has the place: `HOST:PLACE`, as Docker and Compose write
+    it.
+    """
+    if "://" in model:
+        return f"{model}: a store's address; set target.model to a copy of it on this machine"
+    place = PurePosixPath(model)
+    if not place.is_absolute() or Path(model).is_dir():
+        return None
+    line = f"{model}: a path of the endpoint, and no directory here; set target.model to a copy"
+    for parent in (place, *place.parents[:-1]):
+        mounted = re.search(rf"([^\s\"':=,]+):{re.escape(str(parent))}(?![\w/.-])", text)
+        if mounted is not None:
+            on_host = PurePosixPath(mounted[1]) / place.relative_to(parent)
+            return f"{line} (its host has it at {on_host})"
+    return line

@@ -40,7 +40,7 @@ from outrider.serving.commands.flags import (
     SPECULATIVE,
     SWITCHES,
 )
-from outrider.serving.commands.notes import Variables, flag_of, notes_on
+from outrider.serving.commands.notes import Variables, flag_of, note_on_place, notes_on
 from outrider.serving.commands.speculation import check_plugin, read_speculation
 from outrider.serving.commands.surroundings import completed
 from outrider.serving.commands.variable_files import sourced_files
@@ -102,6 +102,8 @@ def read_serve_command(text: str) -> ServeCommand:
         engine["environment"] = environment.kept
     notes = notes_on(given, left_out, environment, unknown)
     notes += _notes_on_script(text)
+    if place := note_on_place(target["model"], text):
+        notes.append(place)
     values: dict[str, Any] = {"target": target, "serving": {"engine": engine}}
     # A text that was completed has no comments.
     release = release_in(text, image) or release_in(written, image)

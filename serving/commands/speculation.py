@@ -27,8 +27,9 @@ HARMLESS = frozenset({
     # Set by vLLM itself.
     "draft_model_config", "draft_parallel_config", "target_model_config",
     "target_parallel_config",
-    # Of earlier releases.
-    "speculative_token_tree", "disable_logprobs", "disable_mqa_scorer",
+    # Of earlier releases (vLLM 0.8 to 0.10 have the last two in the section itself).
+    "speculative_token_tree", "disable_logprobs", "disable_mqa_scorer", "disable_log_stats",
+    "enable_chunked_prefill",
 })  # fmt: skip
 """Keys without effect on which drafts are proposed and accepted."""
 
@@ -72,6 +73,8 @@ def read_speculation(
 ) -> tuple[dict[str, Any], str]:
     """Recipe values of `eval` and `speculator`, and a description of what the endpoint runs."""
     _check_keys(source, section)
+    # Flags of releases before 0.8 are texts.
+    section = {key: int(value) if str(value).isdigit() else value for key, value in section.items()}
     values: dict[str, Any] = {}
     model = section.get("model")
     method = section.get("method")
@@ -85,8 +88,6 @@ def read_speculation(
     words = f"{method or 'its own speculator'}, {number} drafts per step"
     if k is None:
         words += " (set eval.current_k to num_spec_tokens in vLLM's log)"
-    if isinstance(k, str) and k.isdigit():
-        k = int(k)
     if isinstance(k, int):
         values["eval"] = {"current_k": k}
     speculator: dict[str, Any] = {}

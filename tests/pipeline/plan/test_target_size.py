@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,6 +31,42 @@ def test_r1_uses_37_of_671_billion_parameters_in_fp8_and_a_latent_cache() -> Non
     assert found.weight_bytes == pytest.approx(673e9, rel=0.01)
     assert found.kv_bytes_per_token == 2 * 61 * (512 + 64)
     assert found.smallest_tensor_parallel(EngineConfig(), 150 * 10**9) == 8
+
+
+FP8 = {"dynamic": False, "num_bits": 8, "type": "float"}
+
+
+@pytest.mark.parametrize(
+    ("section", "share"),
+    [
+        ({"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}, 1 / 2),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_scheme": FP8}, 1 / 2),
+        (
+            {"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_quant_algo": "NVFP4"},
+            9 / 32,
+        ),
+        ({"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "INT8"}, 1),
+        (
+            {"quant_method": "compressed-tensors", "config_groups": {}, "kv_cache_scheme": FP8},
+            1 / 2,
+        ),
+        ({"quant_method": "compressed-tensors", "config_groups": {}, "kv_cache_scheme": None}, 1),
+    ],
+)
+def test_the_cache_has_the_type_that_the_checkpoint_names_unless_the_command_does(
+    section: dict[str, Any], share: float
+) -> None:
+    config, _, kv_bytes = DISTILLS["Llama-8B"]
+    size = target_size(config | {"quantization_config": section})
+    assert size.kv_bytes_per_token == share * kv_bytes
+    plain = target_size(config)
+    for named, factor in (("auto", share), ("fp8", 1 / 2), ("fp8_e5m2", 1 / 2), ("bfloat16", 1)):
+        engine = EngineConfig(kv_cache_gb=1, extra_arguments={"kv_cache_dtype": named})
+        tokens = size.cache_tokens(engine, 80 * 10**9)
+        assert tokens == int(2**30 / (kv_bytes * factor))
+        assert plain.engine_bytes(engine, 1) - 2e9 - plain.weight_bytes == pytest.approx(
+            engine.max_model_len * kv_bytes * (1 if named == "auto" else factor)
+        )
 
 
 @pytest.mark.parametrize(

@@ -634,3 +634,34 @@ def test_flags_have_all_spellings_of_vllm_and_the_last_one_counts(flags: str) ->
     engine = read_serve_command(f"vllm serve x/y {flags}").values["serving"]["engine"]
     assert (engine["tensor_parallel"], engine["data_parallel"]) == (2, 4)
     assert engine["extra_arguments"] == {"enable_expert_parallel": True, "quantization": "fp8"}
+
+
+def test_keys_and_texts_of_earlier_releases_speculation_are_read() -> None:
+    keys = {"disable_log_stats": True, "enable_chunked_prefill": True, "num_speculative_tokens": 3}
+    section = json.dumps({"model": "org/medusa", "method": "medusa", **keys})
+    command = read_serve_command(f"vllm serve org/model --speculative-config '{section}'")
+    assert command.values["eval"] == {"current_k": 3}
+    # Flags before vLLM 0.8: texts, and the method in brackets instead of a model.
+    flags = "--speculative-model [ngram] --num-speculative-tokens 64"
+    lengths = "--ngram-prompt-lookup-min 2 --ngram-prompt-lookup-max 64"
+    command = read_serve_command(f"vllm serve org/model {flags} {lengths}")
+    settings = {"prompt_lookup_min": 2, "prompt_lookup_max": 64}
+    assert command.values["speculator"] == {"base": "ngram", "base_settings": settings}
+
+
+@pytest.mark.parametrize(
+    ("model", "note"),
+    [
+        ("org/model", None),
+        ("/models", "set target.model to a copy (its host has it at ../vllm/current)"),
+        ("/models/r1", "set target.model to a copy (its host has it at ../vllm/current/r1)"),
+        ("/cache/r1", "no directory here; set target.model to a copy"),
+        ("/tmp", None),
+        ("pvc://claim/r1", "a store's address; set target.model to a copy"),
+    ],
+)
+def test_a_model_at_a_place_of_the_endpoint_is_named(model: str, note: str | None) -> None:
+    command = f"docker run -v ../vllm/current:/models:ro vllm/vllm-openai --model {model}"
+    about = [line for line in read_serve_command(command).notes if line.startswith(f"{model}:")]
+    assert (note or "") in "".join(about)
+    assert len(about) == (note is not None)

@@ -1,6 +1,6 @@
 """Files with a serve command, as producers write them: read as they are served, or refused.
 
-`source` of commands/cases.json has where the form comes from.
+`source` of blind/cases.json has where the form comes from.
 """
 
 import json
