@@ -113,7 +113,8 @@ def take_time(holder: dict[str, Any], key: str) -> float | None:
 
 
 def _parsed_time(text: str) -> datetime | None:
-    plain = text.strip().strip("[]")
+    # An access log's is in brackets; Langfuse's CSV has JSON in its cells, with its quotes.
+    plain = text.strip().strip('[]"')
     iso = _ZONE_OFFSET.sub("", _ZONE_NAME.sub("", plain))
     readers: tuple[Callable[[], datetime], ...] = (
         lambda: datetime.fromisoformat(iso.replace("/", "-", 2)),

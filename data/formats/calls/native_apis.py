@@ -1,16 +1,33 @@
-"""Requests and responses of engines' and clouds' own text APIs, as OpenAI's text completions.
+"""Requests and responses of engines' and clouds' own APIs, as OpenAI's.
 
 - Llama's fields on Bedrock, which imported R1-Distill models have, too: `prompt`, `max_gen_len`;
   `generation`, `stop_reason`, `generation_token_count` (user guide, November 2026)
 - SGLang's `/generate`: `text` or `input_ids`, `sampling_params`; `text`, `output_ids`, `meta_info`
   (0.5, managers/io_struct.py)
+- Bedrock's Converse: `system` and `messages` of parts, `inferenceConfig`; `output.message`,
+  `stopReason` (API reference, November 2026)
+- A service's own row of text: a rendered `prompt`, and the completion under any usual name
 """
 
+import re
 from typing import Any
+
+CONVERSE = "inferenceConfig"
+
+OF_CONVERSE = {"maxTokens": "max_tokens", "topP": "top_p", "stopSequences": "stop"}
+"""OpenAI's names of Converse's parameters."""
+
+COMPLETIONS = ("completion", "response", "output", "generated_text", "generation")
+"""Keys of the text that a service logs next to its prompt."""
+
+_RENDERED = re.compile(r"<[|｜][A-Za-z_▁]+[|｜]>|\[/INST\]|<start_of_turn>")
+"""A token of a chat template. A prompt without one may be a user's, which is not the engine's."""
 
 
 def native_request(holder: dict[str, Any]) -> dict[str, Any] | None:
-    """Returns a request to SGLang's `/generate` as OpenAI's; None for any other."""
+    """Returns a request to SGLang's `/generate` or Converse as OpenAI's; None for any other."""
+    if isinstance(holder.get("messages"), list):
+        return _of_converse(holder)
     sampling = holder.get("sampling_params")
     prompt = holder.get("input_ids", holder.get("text"))
     if not isinstance(sampling, dict) or not isinstance(prompt, str | list) or "rid" in holder:
@@ -33,7 +50,46 @@ def native_response(holder: dict[str, Any]) -> dict[str, Any] | None:
     about = holder.get("meta_info")
     if isinstance(about, dict) and isinstance(holder.get("text"), str):
         return _of_sglang(holder, about)
+    output = holder.get("output")
+    if "stopReason" in holder and isinstance(output, dict):
+        choice = {"message": output.get("message"), "finish_reason": holder["stopReason"]}
+        usage = holder.get("usage")
+        count = usage.get("outputTokens") if isinstance(usage, dict) else None
+        return {"choices": [choice], "usage": {"completion_tokens": count}}
     return None
+
+
+def text_pair(row: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """Returns request and response of a row with a rendered prompt and its completion as text."""
+    prompt = row.get("prompt")
+    text = next((row[key] for key in COMPLETIONS if isinstance(row.get(key), str)), None)
+    if text is None or not isinstance(prompt, str) or not _RENDERED.search(prompt):
+        return None
+    around = [row, *(value for value in row.values() if isinstance(value, dict))]
+    request = {key: value for holder in reversed(around) for key, value in holder.items()}
+    choice = {"text": text, "finish_reason": row.get("finish_reason", row.get("stop_reason"))}
+    return request, {"choices": [choice], "usage": row.get("usage")}
+
+
+def _of_converse(holder: dict[str, Any]) -> dict[str, Any] | None:
+    """Returns a request to Converse as OpenAI's, whose system message is one of the messages."""
+    settings = holder.get(CONVERSE)
+    system = holder.get("system")
+    if not isinstance(settings, dict) and not _has_untyped_parts(holder["messages"]):
+        return None
+    message = [{"role": "system", "content": system}] if isinstance(system, list) else []
+    named = settings.items() if isinstance(settings, dict) else ()
+    return {
+        **{OF_CONVERSE.get(key, key): value for key, value in named},
+        "messages": [*message, *holder["messages"]],
+    }
+
+
+def _has_untyped_parts(messages: list[Any]) -> bool:
+    """Whether the last message's content is a list of parts whose key is their type."""
+    content = messages[-1].get("content") if messages and isinstance(messages[-1], dict) else None
+    parts = content if isinstance(content, list) else []
+    return any(isinstance(part, dict) and part.keys() == {"text"} for part in parts)
 
 
 def _of_sglang(holder: dict[str, Any], about: dict[str, Any]) -> dict[str, Any]:

@@ -33,11 +33,6 @@ from outrider.data.formats.rows.wrappers import check_call, objects_in, open_row
 
 TYK = "Tyk's record without bodies: set enable_detailed_recording"
 
-CONVERSE = (
-    "Bedrock's Converse, whose messages are not the engine's: log the endpoint's"
-    " /v1/chat/completions"
-)
-
 SIDES = ("request", "response", "chunks", "messages", "prompt", "choices", "body")
 """Keys of a row that is a request, a response or both. Other rows are a server's other lines."""
 
@@ -56,8 +51,6 @@ def parse(record: Record) -> list[Exchange | Reject]:
     row = open_row(record.payload)
     place = record.place
     check_call(row)
-    if str(row.get("operation")).startswith("Converse"):
-        raise Reject("not_a_generation", CONVERSE)
     request, response = sides(row)
     check_generated(row)
     logged = _named(row, ("response", "chunks"))

@@ -22,7 +22,7 @@ from outrider.data.files.rows import Row, parse_row
 from outrider.data.formats.calls.attachments import with_attachments
 from outrider.data.formats.calls.cut_texts import is_cut, is_stored
 from outrider.data.formats.calls.message_sides import message_sides
-from outrider.data.formats.calls.native_apis import native_request, native_response
+from outrider.data.formats.calls.native_apis import native_request, native_response, text_pair
 from outrider.data.formats.calls.openai_stream import is_chunk_lines
 from outrider.data.formats.fields import first
 from outrider.data.formats.rows.change_events import check_kept, current
@@ -408,6 +408,9 @@ def sides(row: dict[str, Any]) -> Sides:
     The row itself is a request only if none is inside it: LiteLLM's spend logs have the messages,
     and next to them the request with its sampling.
     """
+    pair = text_pair(row)
+    if pair is not None:
+        return Sides(*pair)
     flat = row if _is_request(row) else None
     requests: list[dict[str, Any]] = []
     responses: list[Any] = []
@@ -417,7 +420,7 @@ def sides(row: dict[str, Any]) -> Sides:
         if response is not None:
             responses.append(response)
         elif holder is not None and _is_request(holder):
-            requests.append(holder if PROMPTS & holder.keys() else native_request(holder) or holder)
+            requests.append(native_request(holder) or holder)
         elif _whole_in_list(value):
             responses.append(value[0])
         elif _is_stream(value):
