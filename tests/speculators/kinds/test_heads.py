@@ -139,11 +139,11 @@ def test_a_warm_start_drafts_the_tokens_of_the_traffic(
     head: Any = kind.start(origin, torch.float32, "cpu", seed=1)
     assert head.target_ids_D.tolist() == expected
     rows_VH = load_target_ends(target).lm_head_VH
-    # Least squares, literally: one factor for all elements.
-    factor = torch.linalg.lstsq(
-        rows_VH[base_ids].reshape(-1, 1), base.lm_head.weight.detach().reshape(-1, 1)
-    ).solution.item()
-    new_VH = {"lm_head.weight": factor * rows_VH}
+    # Least squares, literally: one factor for all elements, and one shift for each column.
+    columns = torch.eye(HIDDEN).repeat(len(base_ids), 1)
+    unknowns = torch.cat([rows_VH[base_ids].reshape(-1, 1), columns], dim=1)
+    fitted = torch.linalg.lstsq(unknowns, base.lm_head.weight.detach().reshape(-1, 1)).solution
+    new_VH = {"lm_head.weight": fitted[0] * rows_VH + fitted[1:].T}
     if name == "dspark":
         new_VH["markov_head.markov_w2.weight"] = torch.zeros(VOCAB, 1)
     for rows, new in new_VH.items():
