@@ -65,7 +65,10 @@ LANGCHAIN_KINDS = frozenset({"human", "ai", "system", "tool"})
 LANGCHAIN_FIELDS = ("reasoning_content", "tool_calls", "tool_call_id")
 """What a message of LangChain has besides its content, itself or in `additional_kwargs`."""
 
-MODELS = ("response.model", "response_model", "model", "model_name", "request.model")
+MODELS = (
+    *("response.model", "response_model", "model", "model_name", "request.model"),
+    "model_id",  # Bedrock
+)
 LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 COUNTS = (
     *("completion_tokens", "output_tokens", "token_count.completion", "tokens.completion"),

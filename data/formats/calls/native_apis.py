@@ -12,6 +12,9 @@
 import re
 from typing import Any
 
+from outrider.data.formats.calls.finish_reasons import end_by_limit
+from outrider.data.formats.fields import number, take_count
+
 CONVERSE = "inferenceConfig"
 
 OF_CONVERSE = {"maxTokens": "max_tokens", "topP": "top_p", "stopSequences": "stop"}
@@ -67,7 +70,11 @@ def text_pair(row: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]] | No
         return None
     around = [row, *(value for value in row.values() if isinstance(value, dict))]
     request = {key: value for holder in reversed(around) for key, value in holder.items()}
-    choice = {"text": text, "finish_reason": row.get("finish_reason", row.get("stop_reason"))}
+    ended = row.get("finish_reason", row.get("stop_reason"))
+    if ended is None:
+        limit = number(request, "max_tokens")
+        ended = end_by_limit(limit, take_count(request, "completion_tokens"))
+    choice = {"text": text, "finish_reason": ended}
     return request, {"choices": [choice], "usage": row.get("usage")}
 
 

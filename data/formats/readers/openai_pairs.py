@@ -22,7 +22,7 @@ from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.files.rows import Sample
 from outrider.data.formats.calls.cache_hits import check_generated
 from outrider.data.formats.calls.cut_texts import check_complete, check_stored, check_whole
-from outrider.data.formats.calls.message_sides import message_sides, sent_parameters
+from outrider.data.formats.calls.message_sides import logged_about, message_sides, sent_parameters
 from outrider.data.formats.calls.openai import body, exchanges
 from outrider.data.formats.calls.sampling import NUMBERS
 from outrider.data.formats.fields import first, unpacked
@@ -77,6 +77,9 @@ def parse(record: Record) -> list[Exchange | Reject]:
         raise Reject("incomplete_pair", f"no {'request' if request is None else 'response'}")
     if not any(request.get(name) is not None for name in NUMBERS):
         request = {**sent_parameters(row), **request}
+    if request.get("model") is None and response.get("model") is None:
+        model = logged_about(row).get("model")
+        request = {**request, "model": model if isinstance(model, str) else None}
     return exchanges(request, response, place, **pair_fields(row))
 
 

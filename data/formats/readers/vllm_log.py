@@ -11,11 +11,12 @@ Texts are Python literals (`%r`), so every event is one line.
 
 To get this log, run `VLLM_LOGGING_LEVEL=DEBUG vllm serve MODEL --enable-log-requests
 --enable-log-outputs` without `--max-log-len` (tested with 0.32). Releases of 0.11 log a chat's
-prompt as text alone. A streamed response is read from its deltas if the last line of the stream is
-`<streaming_complete: 27 tokens>`: then no parser has changed them (0.11, serving_chat.py), and the
-count confirms them. Other exchanges without token ids are rejected as `no_token_ids`: other
-streams, whose ids vLLM does not log, and all in logs at level INFO or from releases before 0.11.2.
-A gateway log with `return_token_ids` has no such limitation.
+prompt as text alone. A streamed response is read as text, from the last line of its stream, which
+has what the model wrote before parsers changed it, or from its deltas if that line is
+`<streaming_complete: 27 tokens>` (0.11, serving_chat.py): then no parser has changed them, and the
+count confirms them. Other exchanges without token ids are rejected as `no_token_ids`: all in logs
+at level INFO or from releases before 0.11.2. A gateway log with `return_token_ids` has no such
+limitation.
 
 vLLM's times have no year, so times are read only from logs saved with `docker logs -t` or
 `kubectl logs --timestamps`, from the runtime's own files (Docker's `json-file`, CRI), and from the
@@ -44,10 +45,17 @@ from outrider.data.formats.rows.engine_lines import engine_lines
 
 RETURN_IDS = "log token ids through the API (`return_token_ids`)"
 FIX = f"set VLLM_LOGGING_LEVEL=DEBUG, or {RETURN_IDS}"
-NO_STREAM = f"vLLM does not log the ids of a stream: {RETURN_IDS}"
+NO_STREAM = f"the lines of the stream's deltas are not in the log: {RETURN_IDS}"
 
 CUT = "cut"
 """Replaces a piece of a stream's text whose line lacks its end."""
+
+PARSED = "[reasoning: "
+"""Before the reasoning in the line of a delta that a parser has changed."""
+
+UNSEEN = 4
+"""Tokens of a stream that may have no line: deltas without text are not logged, and a character has
+up to four tokens."""
 
 MOST_WAITING = 2000
 """Maximum number of requests kept waiting for a response. Some never get one: if the client
@@ -98,13 +106,17 @@ class _Waiting:
     """Time that a container's log driver wrote before the first line."""
     rows: int = 0
     longest: int = 0
-    """Length of the longest text or list of ids in the files that hold the lines."""
+    """Length to which the texts and lists of ids in the files of the lines may have been cut."""
     lines: dict[str, str] = field(default_factory=dict)
     """The `rest` of each line of the request, by kind."""
     outputs: list[dict[str, str]] = field(default_factory=list)
     """The same for the response lines of each choice."""
     deltas: io.StringIO = field(default_factory=io.StringIO)
     """The pieces of a stream's text, as literals, one per line."""
+    streamed: int = 0
+    """Token ids in the lines of a stream's deltas."""
+    end: str | None = None
+    """The finish reason in the line of a delta, if one has it."""
 
     def add(self, kind: str, rest: str) -> None:
         """Adds a line to the request or to a choice."""
@@ -115,6 +127,17 @@ class _Waiting:
         else:
             self.outputs.append({kind: rest})
 
+    def add_delta(self, kind: str, rest: str) -> None:
+        """Adds a line of a stream's delta."""
+        self.streamed += _lengths(rest)[1]  # before 0.11.2, ids are in the line of the output
+        if kind == "ids":
+            return
+        piece = _TEXT.match(rest)
+        self.deltas.write(f"{piece[1] if piece else CUT}\n")
+        finish = _FINISH.search(rest)
+        if finish and finish[1] != "None":
+            self.end = finish[1]
+
     def record(self) -> Record | Reject:
         """Returns the record of these lines, or a `Reject`."""
         if not self.outputs:
@@ -124,6 +147,7 @@ class _Waiting:
             return Reject("unmatched_response", "no request with this id", self.place, self.rows)
         payload = {"lines": self.lines, "outputs": self.outputs, "longest": self.longest}
         payload |= {"time": self.time, "deltas": self.deltas.getvalue()}
+        payload |= {"streamed": self.streamed, "end": self.end}
         return Record(self.place, payload, self.rows)
 
 
@@ -172,12 +196,22 @@ def _join(files: Sequence[LogFile]) -> Iterator[Record | Reject | Place | None]:
 
 
 def _longest(file: LogFile) -> int:
-    """Returns the length of the longest text or list of ids in a file."""
+    """Returns the length to which `--max-log-len` may have cut a file's texts and lists of ids.
+
+    It cuts both to the same length, so that is their longest. One alone of a length that nobody
+    would choose was not cut: 0.
+    """
     longest = 0
+    count = 0
     for _, line in engine_lines(file):
         event = _event(line) if line else None
-        longest = max(longest, *_lengths(event["rest"])) if event else longest
-    return longest
+        for length in _lengths(event["rest"]) if event else ():
+            if length > longest:
+                longest = length
+                count = 0
+            count += length == longest
+    is_chosen = longest % 10 == 0 or longest % 16 == 0
+    return longest if count > 1 or is_chosen else 0
 
 
 def _joined(
@@ -195,9 +229,8 @@ def _joined(
     request.longest = max(request.longest, longest)
     if event["stream"] != " (streaming delta)":
         request.add(kind, event["rest"])
-    elif kind == "output":
-        piece = _TEXT.match(event["rest"])
-        request.deltas.write(f"{piece[1] if piece else CUT}\n")
+    else:
+        request.add_delta(kind, event["rest"])
     choices_match = _CHOICES.match(request.lines.get("received", ""))
     count = int(choices_match[1]) if choices_match else 1
     if len(request.outputs) >= count and "output" in request.outputs[-1]:
@@ -277,35 +310,54 @@ def _answer(output: dict[str, str], reason: str | None, longest: int) -> dict[st
 
 
 def _streamed(logged: dict[str, Any], parameters: str) -> dict[str, Any]:
-    """Returns the text, count and end of a streamed response, whose deltas no parser changed."""
+    """Returns the text and end of a streamed response, and its count of tokens if that is logged.
+
+    A delta without text is not logged, so the last one may lack the finish reason.
+    """
     outputs = logged["outputs"]
-    complete = _STREAM.match(outputs[0].get("output", ""))
-    if complete is None or len(outputs) > 1 or not logged["deltas"]:
+    output = outputs[0].get("output", "")
+    limit_match = _LIMIT.search(parameters)
+    limit = float(limit_match[1]) if limit_match else None
+    if len(outputs) > 1:
         raise Reject("no_token_ids", NO_STREAM)
-    pieces = logged["deltas"].split("\n")[:-1]
-    texts = [_text(piece, logged["longest"]) for piece in pieces]
-    used = int(complete[1])
-    limit = _LIMIT.search(parameters)
-    # A delta without text is not logged, so the last one may lack the finish reason.
+    complete = _STREAM.match(output)
+    if complete is not None:
+        if not logged["deltas"]:
+            raise Reject("no_token_ids", NO_STREAM)
+        used = int(complete[1])
+        pieces = logged["deltas"].split("\n")[:-1]
+        return {
+            "content": "".join(_text(piece, logged["longest"]) for piece in pieces),
+            "completion_is_raw": True,
+            "completion_tokens": used,
+            "finish_reason": end_by_limit(limit, used),
+        }
+    whole = _TEXT.match(output)
+    if whole is None:
+        raise Reject("incomplete_line", "a text without its end, or damaged")
+    if PARSED in whole[1]:
+        raise Reject("no_token_ids", f"a parser has changed the stream's text: {RETURN_IDS}")
+    # Near the limit the response counts as cut, so that no end of text is invented. Without the
+    # deltas (--no-enable-log-deltas), it has at most as many tokens as bytes.
+    most = logged["streamed"] or len(whole[1].encode("utf-8", "replace"))
+    ended = logged["end"] or end_by_limit(limit, most + UNSEEN)
     return {
-        "content": "".join(texts),
+        "content": _text(whole[1], logged["longest"]),
         "completion_is_raw": True,
-        "completion_tokens": used,
-        "finish_reason": end_by_limit(float(limit[1]) if limit else None, used),
+        "finish_reason": finish_reason(ended),
     }
 
 
 def _text(literal: str, longest: int) -> str:
     """Returns the text that a Python literal spells.
 
-    `--max-log-len` cuts texts to the same length. So a text as long as the `longest` text or list
-    in the log may have been cut; without the option, that is one text of a log.
+    A text of the length to which the log's texts may have been cut (`longest`) is rejected.
     """
     try:
         text = ast.literal_eval(literal)
     except (SyntaxError, ValueError):
         raise Reject("incomplete_line", "a text without its end, or damaged") from None
-    if len(take({"text": text}, "text", str, "line")) >= longest:
+    if 0 < longest <= len(take({"text": text}, "text", str, "line")):
         detail = "as long as the log's longest text, so it may be cut: start vLLM without"
         raise Reject("truncated_log", f"{detail} --max-log-len")
     assert isinstance(text, str)
@@ -315,8 +367,7 @@ def _text(literal: str, longest: int) -> str:
 def _ids_of(rest: str, longest: int) -> list[int]:
     """Returns the token ids of a line.
 
-    `--max-log-len` cuts texts and lists of ids to the same length, and a text is longer than its
-    list of ids. So a list as long as the `longest` text or list in the log was cut.
+    A list of the length to which the log's lists may have been cut (`longest`) is rejected.
     """
     text = _TEXT.match(rest)
     ids_match = _IDS.search(rest, text.end() if text else 0)
@@ -326,7 +377,7 @@ def _ids_of(rest: str, longest: int) -> list[int]:
         ids = take_ids({"token_ids": json.loads(ids_match[1])}, "token_ids", "line") or []
     except ValueError:
         raise Reject("incomplete_line", "an invalid list of ids") from None
-    if len(ids) == longest:
+    if 0 < longest == len(ids):
         raise Reject("truncated_log", "the list of ids was cut: start vLLM without --max-log-len")
     return ids
 

@@ -3,6 +3,8 @@
 import base64
 import json
 
+import pytest
+
 from outrider.data.exchange import Exchange, Reject
 from outrider.data.formats.rows.embedded import plain_text
 from tests.data.formats.test_elsewhere import ANSWERED, ASKED, QUESTION, STREAM, read_rows
@@ -33,6 +35,48 @@ def test_sglangs_generate_with_ids(tmp_path):
     (exchange,) = read_rows(tmp_path, rows)
     assert isinstance(exchange, Exchange)
     assert (exchange.prompt_token_ids, exchange.finish_reason) == ([0, 5], "length")
+
+
+def test_converse_is_read_as_what_bedrock_sends_the_model(tmp_path):
+    body = {
+        "system": [{"text": "Be terse."}],
+        "messages": [{"role": "user", "content": [{"text": "Is 7 prime?"}]}],
+        "inferenceConfig": {"maxTokens": 40, "temperature": 0.6, "topP": 0.9},
+    }
+    thought = {"reasoningContent": {"reasoningText": {"text": "Think.\n"}}}
+    message = {"role": "assistant", "content": [{"text": "\n\nYes."}, thought]}
+    answered = {"output": {"message": message}, "stopReason": "max_tokens", "usage": {}}
+    row = {"modelId": "us.deepseek.r1-v1:0", "input": {"inputBodyJson": body}}
+    (exchange,) = read_rows(tmp_path, [{**row, "output": {"outputBodyJson": answered}}])
+    assert isinstance(exchange, Exchange) and exchange.messages is not None
+    assert [message["content"] for message in exchange.messages] == ["Be terse.", "Is 7 prime?"]
+    assert (exchange.reasoning, exchange.content) == ("Think.\n", "\n\nYes.")
+    assert (exchange.temperature, exchange.top_p) == (0.6, 0.9)
+    assert (exchange.finish_reason, exchange.model) == ("length", row["modelId"])
+
+
+@pytest.mark.parametrize("key", ["completion", "response", "output", "generated_text"])
+def test_a_rendered_prompt_and_its_completion_are_raw_text(tmp_path, key):
+    prompt = "<｜begin▁of▁sentence｜><｜User｜>Hi<｜Assistant｜><think>\n"
+    row = {
+        "prompt": prompt,
+        key: "Greet.\n</think>\n\nHello.",
+        "sampling": {"temperature": 0.5, "max_tokens": 12},
+        "usage": {"completion_tokens": 12},
+        "session_id": "s",
+    }
+    whole = {**row, "finish_reason": "stop"}
+    cut, finished = read_rows(tmp_path, [row, whole])
+    assert isinstance(cut, Exchange) and isinstance(finished, Exchange)
+    assert (cut.prompt_text, cut.content, cut.temperature) == (prompt, row[key], 0.5)
+    assert (cut.finish_reason, finished.finish_reason) == ("length", "stop")
+    assert (cut.session, cut.completion_tokens) == ("s", 12)
+
+
+def test_a_plain_prompt_is_not_taken_for_what_the_engine_got(tmp_path):
+    (reject,) = read_rows(tmp_path, [{"prompt": "Say hi.", "completion": "Hi."}])
+    assert isinstance(reject, Reject) and reject.reason == "unknown_format"
+    assert '"messages"' in reject.detail
 
 
 def test_an_image_of_converse_is_not_left_out(tmp_path):

@@ -116,10 +116,6 @@ OTHER = {
         "request": ASKED,
         "chunks": [{"type": "response.created", "response": {}}, {"type": "response.completed"}],
     },
-    "Bedrock": {
-        "request": ASKED,
-        "response": {"output": {"message": {"role": "assistant"}}, "stopReason": "end_turn"},
-    },
     "Ollama": {
         "request": ASKED,
         "response": {"model": "r1", "message": {"role": "assistant", "content": "a"}, "done": True},

@@ -12,9 +12,10 @@ PROMPT = "<｜User｜>What's 2 × 4?\n<｜Assistant｜><think>\n"
 LONGER = "<｜User｜>" + "A longer question. " * 9 + "<｜Assistant｜><think>\n"
 
 
-def asked(key: str, prompt: str, n: int = 1) -> list[str]:
+def asked(key: str, prompt: str, n: int = 1, max_tokens: int = 30) -> list[str]:
     """The two lines of a request whose prompt is logged as text alone."""
-    parameters = f"params: SamplingParams(n={n}, temperature=0.6, top_p=0.9, max_tokens=30)"
+    sampling = f"n={n}, temperature=0.6, top_p=0.9, max_tokens={max_tokens}"
+    parameters = f"params: SamplingParams({sampling})"
     return [
         f"DEBUG 11-03 08:20:01 [logger.py:34] Request {key} details: prompt: {prompt!r},"
         " prompt_token_ids: None, prompt_embeds shape: None.",
@@ -63,11 +64,34 @@ def test_a_streams_text_comes_from_its_deltas(tmp_path, count, end):
     assert (outcome.completion_tokens, outcome.finish_reason) == (count, end)
 
 
-def test_a_stream_that_a_parser_changed_is_not_read(tmp_path):
-    stream = streamed("chatcmpl-a", ["[reasoning: Twice]", "8"], "Twice\n</think>\n\n8")
-    (outcome,) = outcomes_of(tmp_path, [*asked("chatcmpl-a", PROMPT), *stream])
-    assert isinstance(outcome, Reject) and outcome.reason == "no_token_ids"
-    assert "DEBUG" not in outcome.detail  # it is set
+@pytest.mark.parametrize(
+    ("last", "limit", "end"),
+    [("stop", 400, "stop"), (None, 400, "stop"), ("length", 400, "length"), (None, 6, "length")],
+)
+def test_a_stream_that_a_parser_changed_is_read_from_its_last_line(tmp_path, last, limit, end):
+    whole = "Twice\n</think>\n\n8"
+    *deltas, complete = streamed("chatcmpl-a", ["[reasoning: Twice]", "8"], whole)
+    deltas[-1] = answered("chatcmpl-a", "8", [5], last, " (streaming delta)")
+    # Two deltas with one id each: up to four further tokens may have had no text.
+    lines = [*asked("chatcmpl-a", PROMPT, max_tokens=limit), *deltas, complete]
+    (outcome,) = outcomes_of(tmp_path, lines)
+    assert isinstance(outcome, Exchange)
+    assert outcome.content == whole and outcome.completion_is_raw
+    assert (outcome.completion_tokens, outcome.finish_reason) == (None, end)
+
+
+@pytest.mark.parametrize(("length", "is_read"), [(251, True), (250, False), (256, False)])
+def test_one_longest_text_of_a_length_that_nobody_sets_is_whole(tmp_path, length, is_read):
+    prompt = PROMPT + "x" * (length - len(PROMPT))
+    path = tmp_path / "vllm.log"
+    lines = [*asked("chatcmpl-a", prompt), answered("chatcmpl-a", "8", [7, 1], "stop")]
+    path.write_text("".join(f"{line}\n" for line in lines))
+    (outcome,) = read_exchanges(log_files(str(path)))
+    assert isinstance(outcome, Exchange) == is_read
+    # Two of one length were cut to it.
+    again = [line.replace("chatcmpl-a", "chatcmpl-b") for line in lines]
+    path.write_text("".join(f"{line}\n" for line in [*lines, *again]))
+    assert all(isinstance(one, Reject) for one in read_exchanges(log_files(str(path))))
 
 
 def test_the_deltas_of_several_choices_are_not_mixed(tmp_path):
