@@ -35,6 +35,11 @@ LOOKUPS = {"ngram": "n-gram lookup", "suffix": "suffix lookup"}
 MOST_DRAFTS = 8
 """Largest K of a lookup in the table."""
 
+COLUMNS_K = (1, 3, 5, MOST_DRAFTS)
+
+DRAFTERS = ("n-gram lookup", "suffix lookup", "base", "custom", "both", "perfect")
+"""Rows of a workload, free ones first; `both` is the head or suffix lookup at each step."""
+
 
 def replayed(root: Path, target: Path) -> dict[str, Any]:
     """Tokens per step of every drafter on a run's held-out part, by K."""
@@ -91,17 +96,21 @@ def interval(estimate: ClusteredEstimate) -> list[float | None]:
 
 
 def table(results: dict[str, Any]) -> list[str]:
-    """Markdown rows: tokens per step of every drafter at each K."""
-    columns = range(1, MOST_DRAFTS + 1)
+    """Markdown rows: tokens per step of every drafter at some K, and what custom has over base."""
+    columns = " | ".join(f"K = {k}" for k in COLUMNS_K)
     lines = [
-        f"| tokens per step, replay | {' | '.join(f'K = {k}' for k in columns)} |",
-        "|---|" + "---|" * MOST_DRAFTS,
+        f"| tokens per step, replay | | {columns} | over base, K = 5 |",
+        "|---|---|" + "---|" * len(COLUMNS_K) + "---|",
     ]
     for workload, result in results.items():
-        for name, lengths in result["tokens_per_step"].items():
-            cells = [f"{length:.2f}" for length in lengths]
-            cells += [""] * (MOST_DRAFTS - len(cells))
-            lines.append(f"| {workload.replace('_', ' ')}, {name} | {' | '.join(cells)} |")
+        for name in DRAFTERS:
+            lengths = result["tokens_per_step"][name]
+            cells = [f"{lengths[k - 1]:.2f}" if k <= len(lengths) else "" for k in COLUMNS_K]
+            value, low, high = result["custom_over_base"]["K = 5"]
+            ratio = f"{value:.2f} [{low:.2f}, {high:.2f}]" if name == "custom" else ""
+            lines.append(
+                f"| {workload.replace('_', ' ')} | {name} | {' | '.join(cells)} | {ratio} |"
+            )
     return lines
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from benchmarks import workloads
 from outrider.cli.main import VERBS
 from tests.test_rooms import LAYERS
 from tools import headline_chart
@@ -129,6 +130,12 @@ def test_the_readmes_chart_is_measured(headline: dict[str, Any]) -> None:
             source.replace("**", "")
         )
     assert headline_chart.CHART.read_text(encoding="utf-8") == headline_chart.svg(chart)
+
+
+def test_the_table_of_the_workloads_is_measured() -> None:
+    page = (ROOT / "benchmarks" / "results" / "smollm2.md").read_text(encoding="utf-8")
+    results = json.loads(workloads.RESULTS.read_text(encoding="utf-8"))
+    assert [line for line in workloads.table(results) if line not in page] == []
 
 
 def test_the_readme_has_only_numbers_of_result_files(headline: dict[str, Any]) -> None:
