@@ -87,6 +87,7 @@ def _of_converse(holder: dict[str, Any]) -> dict[str, Any] | None:
     message = [{"role": "system", "content": system}] if isinstance(system, list) else []
     named = settings.items() if isinstance(settings, dict) else ()
     return {
+        **{key: value for key, value in holder.items() if key not in (CONVERSE, "system")},
         **{OF_CONVERSE.get(key, key): value for key, value in named},
         "messages": [*message, *holder["messages"]],
     }

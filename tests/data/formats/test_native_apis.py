@@ -55,6 +55,15 @@ def test_converse_is_read_as_what_bedrock_sends_the_model(tmp_path):
     assert (exchange.finish_reason, exchange.model) == ("length", row["modelId"])
 
 
+def test_parts_without_a_type_leave_an_openai_request_as_it_is(tmp_path):
+    messages = [{"role": "user", "content": [{"text": "Is 7 prime?"}]}]
+    asked = {"model": "r1", "messages": messages, "temperature": 0.4}
+    (exchange,) = read_rows(tmp_path, [{"request": asked, "response": ANSWERED}])
+    assert isinstance(exchange, Exchange) and exchange.messages is not None
+    assert exchange.messages[0]["content"] == "Is 7 prime?"
+    assert exchange.temperature == 0.4
+
+
 @pytest.mark.parametrize("key", ["completion", "response", "output", "generated_text"])
 def test_a_rendered_prompt_and_its_completion_are_raw_text(tmp_path, key):
     prompt = "<｜begin▁of▁sentence｜><｜User｜>Hi<｜Assistant｜><think>\n"
