@@ -116,7 +116,7 @@ def _settings(recipe: Recipe) -> Settings:
 
 TRAIN = Stage(
     name="train",
-    version=3,
+    version=4,
     needs=("split", "capture"),
     settings=_settings,
     sources=target_and_base_digests,
