@@ -63,6 +63,25 @@ def check(recipe: Recipe, dry_run: bool = False, serves: bool = True) -> None:
         directory = Path(str(base)).expanduser()
         served = Speculator(kind_of(directory).name, directory)
         check_served(served, recipe, f"speculator.base = {base}", recipe.eval.current_k)
+        _note_other_verifier(directory, recipe.target.model)
+
+
+def _note_other_verifier(head: Path, target: str) -> None:
+    """Logs a line if a head in the speculators format names another target than the recipe's.
+
+    Directories are compared by their names, since a copy may be anywhere.
+    """
+    path = head / "config.json"
+    section = (read_json(path).get("speculators_config") or {}) if path.is_file() else {}
+    verifier = (section.get("verifier") or {}).get("name_or_path")
+    if verifier and Path(verifier).name.lower() != Path(target).name.lower():
+        logger.info(
+            "speculator.base = %s: its config.json names the target %s, not %s: unless one is a"
+            " copy of the other, expect few accepted drafts from it; training may start from it",
+            head,
+            verifier,
+            target,
+        )
 
 
 def check_served(

@@ -55,6 +55,11 @@ _PACKAGE = re.compile(r"\bvllm(?:\[[\w,.-]*\])?[ \t]*==[ \t]*" + _RELEASE)
 _SIF = re.compile(r"\bvllm[\w-]{0,60}?[_-]" + _RELEASE + r"\.sif\b")
 """The release in a name that Apptainer gives to vLLM's image, such as vllm-openai_v0.11.0.sif."""
 
+_LOGGED = re.compile(
+    r"(?:LLM engine \(v|vLLM API server version |vLLM Version[ \t]*:[ \t]*)" + _RELEASE
+)
+"""The release in vLLM's log, or in what its `collect_env.py` prints for an issue."""
+
 _ANY_TAG_OF_OWN = re.compile(_OWN_IMAGE + r"[:@][\w.+:-]+", re.MULTILINE)
 
 _IMAGE = re.compile(
@@ -82,7 +87,8 @@ def release_in(text: str, image: str = "") -> str | None:
         match = pattern.search(where)
         if match is not None and (release := _public(match[1])):
             return release
-    return None
+    logged = _LOGGED.findall(text)  # of the last start
+    return _public(logged[-1]) if logged else None
 
 
 def why_no_release(text: str, image: str = "") -> str | None:

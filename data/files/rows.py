@@ -189,7 +189,10 @@ def decode(text: bytes) -> Any:
     try:
         value = json.loads(text.decode("utf-8"), object_pairs_hook=_object)
     except UnicodeDecodeError as error:
-        raise Reject("not_utf8", f"byte {error.start}") from None
+        detail = (
+            f"byte {error.start}; a limit on the length of logged bodies may have cut a character"
+        )
+        raise Reject("not_utf8", detail) from None
     except json.JSONDecodeError as error:
         if STAMPED.match(text):
             raise Reject("not_a_generation", "another line of a container's output") from None

@@ -129,7 +129,11 @@ SHAPES: tuple[tuple[frozenset[str], str], ...] = (
         "OpenInference spans whose input.value and output.value are not the request and response:"
         " instrument the OpenAI client",
     ),
-    (frozenset({"trace_id", "value"}), "Langfuse scores: export the observations"),
+    (
+        frozenset({"resource", "scope_spans"}),
+        "batches of spans as Langfuse keeps them: export the observations",
+    ),
+    (frozenset({"trace_id", "value", "data_type"}), "Langfuse scores: export the observations"),
     (
         frozenset({"request_body", "response_body", "gateway"}),
         "Cloudflare's encrypted bodies: decrypt them as its Logpush guide describes, and write the"

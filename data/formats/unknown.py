@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from outrider.data.exchange import Reject
 from outrider.data.files.packing import DOCUMENTS, PYTORCH
+from outrider.data.files.record_lines import lines_in
 from outrider.data.files.rows import Sample, decode
 from outrider.data.formats.known_rows import (
     CHAT_EXPORT,
@@ -24,13 +25,31 @@ from outrider.data.formats.known_rows import (
 )
 from outrider.data.formats.rows.embedded import object_of
 from outrider.data.formats.rows.row_fields import normal_name
-from outrider.data.formats.rows.wrappers import is_chat_export
+from outrider.data.formats.rows.wrappers import is_chat_export, sides
 
 SHOWN_KEYS = 8
 """Maximum number of keys in a description."""
 
 EXPORT = "export it as JSON lines or Parquet"
 EXPORT_CELLS = "export it as CSV or JSON lines"
+
+ONE_LINE = (
+    "write each object on one line, without the other lines (LiteLLM: log with a callback to files,"
+    " S3, GCS or Azure)"
+)
+
+LINES_OF_HALVES = (
+    "requests and responses in lines of their own: write each line as a row, for Loki's answer with"
+    " `jq -r '.data.result[].values[][1]' FILE > log.jsonl`"
+)
+
+REQUEST_ALONE = (
+    "requests without their responses: write both sides of a call in one row, {request, response},"
+    " or give their two rows the same request_id"
+)
+
+_PRETTY = re.compile(rb'^[{\[][ \t]*\r?\n[ \t]+"[^"\n]{1,100}":', re.MULTILINE)
+"""The beginning of an object that is printed over several lines."""
 
 WITH_HEADER = (
     "export it with the names of its columns, for example with COPY ... WITH (FORMAT csv, HEADER),"
@@ -314,6 +333,8 @@ def _of_text(head: bytes) -> Description:
         return Description("HTML or XML", f"it may be the page of an error; {EXPORT}")
     if re.match(rb"data: ?[{\[]", head):
         return Description("an event stream", "log the requests too, as openai_pairs does")
+    if _PRETTY.search(head):
+        return Description("JSON objects over several lines, between other lines", ONE_LINE)
     for pattern, log_name in TEXT_LOGS:
         if pattern.search(head):
             return Description(f"{log_name}, without texts of requests", GATEWAY)
@@ -351,7 +372,16 @@ def _way(row: dict[str, Any], formats: Mapping[str, Any]) -> str:
     together = {key: value for member in reversed(members) for key, value in member.items()}
     names = [set(map(normal_name, member)) for member in [*members, together]]
     ways = (way for keys, way in SHAPES if any(named >= keys for named in names))
-    return next(ways, None) or _nearest(row)
+    return next(ways, None) or _of_halves(row) or _nearest(row)
+
+
+def _of_halves(row: dict[str, Any]) -> str | None:
+    """Returns the way from a request without its response, or from lines that are such halves."""
+    lines = (object_of(line.text) or {} for line in lines_in(row) if len(line.holders) > 1)
+    if any(None in sides(line) and sides(line) != (None, None) for line in lines):
+        return LINES_OF_HALVES
+    asked, answered = sides(row)
+    return REQUEST_ALONE if asked is not None and answered is None else None
 
 
 def _members(row: dict[str, Any]) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ that start vLLM (launchers.py), and commands that Python (python_programs.py), M
 Nomad and Terraform (hcl.py) build.
 """
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
@@ -29,7 +30,12 @@ from outrider.serving.commands.flags import ACROSS_NODES, HARMLESS
 from outrider.serving.commands.hcl import words_of_hcl
 from outrider.serving.commands.launchers import LAUNCHERS, of_launcher, of_nim, words_of_prefixes
 from outrider.serving.commands.make_files import script_of_justfile, script_of_makefile
-from outrider.serving.commands.python_programs import calls_in_program, words_of_program
+from outrider.serving.commands.powershell import script_of_powershell
+from outrider.serving.commands.python_programs import (
+    calls_in_program,
+    mappings_in_program,
+    words_of_program,
+)
 from outrider.serving.commands.settings import (
     words_of_config,
     words_of_config_file,
@@ -106,6 +112,7 @@ def find_command_and_image(source: str, text: str) -> tuple[dict[str, str], list
                 f"{source}: more than {LONGEST_TEXT} characters, without vLLM's log line"
                 " `non-default args`; give the part that starts the server"
             )
+    text = script_of_powershell(text)
     script, files = written_files(text)
     documents = documents_in(text)
     files |= files_of_documents(documents)
@@ -143,6 +150,8 @@ def _check_engine(source: str, text: str) -> None:
 
 def _candidates(text: str, script: str, documents: list[object]) -> Iterator[list[str]]:
     """Yields words that may contain a command; `script` is the text without its written files."""
+    for mapping in mappings_in_program(text):
+        yield words_of_prefixes(json.dumps(mapping))
     yield words_of_prefixes(text)
     yield from map(words_of_script, BLOCK.findall(text))
     yield from words_of_units(text)

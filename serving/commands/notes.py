@@ -18,6 +18,9 @@ DERIVED = ("max_model_len", "max_num_seqs", "max_num_batched_tokens")
 """Arguments that vLLM derives from the model and the GPU if the command has no flag."""
 
 
+AUTO = -1
+"""`max_model_len` that vLLM is to choose."""
+
 LOG_STATS = "disable_log_stats"
 
 KV_TRANSFER = "kv_transfer_config"
@@ -55,6 +58,11 @@ def notes_on(
     if unset := [name for name in DERIVED if name not in given]:
         notes.append(f"not in the command, so the recipe's values stay: {', '.join(unset)}")
     effective = [name for name in left_out if given.get(name) is not False]
+    if given.get("max_model_len") == AUTO:
+        notes.append(
+            "--max-model-len auto: vLLM takes the longest that fits its cache, which its log names;"
+            " the recipe's value stays"
+        )
     notes += _about_text(effective)
     notes += _about_adapters(given, effective)
     notes += _about_engines(effective)
@@ -146,6 +154,6 @@ def note_on_place(model: str, text: str) -> str | None:
     for parent in (place, *place.parents[:-1]):
         mounted = re.search(rf"([^\s\"':=,]+):{re.escape(str(parent))}(?![\w/.-])", text)
         if mounted is not None:
-            on_host = PurePosixPath(mounted[1]) / place.relative_to(parent)
-            return f"{line} (its host has it at {on_host})"
+            on_host = str(PurePosixPath(mounted[1]) / place.relative_to(parent))
+            return line if "$" in on_host else f"{line} (its host has it at {on_host})"
     return line

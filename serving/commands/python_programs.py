@@ -61,6 +61,24 @@ def _named(call: ast.Call, known: dict[str, Any]) -> dict[str, Any]:
     return {word.arg: _value(word.value, known) for word in call.keywords if word.arg}
 
 
+def mappings_in_program(text: str) -> list[dict[str, str]]:
+    """Returns the dictionaries of texts that a Python program names, such as an environment."""
+    tree = _parsed(text)
+    if tree is None:
+        return []
+    known: dict[str, Any] = {}
+    _run(tree.body, known)
+    mappings = [value for value in known.values() if isinstance(value, dict)]
+    return [
+        {
+            key: value
+            for key, value in mapping.items()
+            if isinstance(key, str) and isinstance(value, str)
+        }
+        for mapping in mappings
+    ]
+
+
 def words_of_program(text: str) -> Iterator[list[str]]:
     """Yields the lists of words with a vLLM command that a Python program builds."""
     tree = _parsed(text)

@@ -40,7 +40,7 @@ from outrider.serving.commands.flags import (
     SPECULATIVE,
     SWITCHES,
 )
-from outrider.serving.commands.notes import Variables, flag_of, note_on_place, notes_on
+from outrider.serving.commands.notes import AUTO, Variables, flag_of, note_on_place, notes_on
 from outrider.serving.commands.speculation import check_plugin, read_speculation
 from outrider.serving.commands.surroundings import completed
 from outrider.serving.commands.variable_files import sourced_files
@@ -171,7 +171,7 @@ def _sorted_arguments(
         if key is not None and key.startswith("target."):
             target[key.removeprefix("target.")] = value
         elif key is not None:
-            engine |= _engine_value(source, key.removeprefix("serving.engine."), value)
+            engine |= _engine_value(key.removeprefix("serving.engine."), value)
         elif name in ARGUMENTS and value not in NEUTRAL.get(name, ()):
             engine["extra_arguments"][name] = value
         else:
@@ -415,13 +415,11 @@ def _json_or(convert: Any) -> Callable[[str], Any]:
     return convert_or_load
 
 
-def _engine_value(source: str, key: str, value: Any) -> dict[str, Any]:
+def _engine_value(key: str, value: Any) -> dict[str, Any]:
     if key == "mode":
         return {"mode": "eager" if value else "compiled"}
     if key == "kv_cache_gb":
         return {"kv_cache_gb": value / 2**30}
     if key == "dtype":
         return {"dtype": DTYPES.get(value, value)}
-    if key == "max_model_len" and value == -1:
-        raise OutriderError(f"{source}: --max-model-len auto: give the number of tokens")
-    return {key: value}
+    return {} if key == "max_model_len" and value == AUTO else {key: value}

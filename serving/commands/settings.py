@@ -155,8 +155,8 @@ def words_of_config_file(documents: Sequence[Any], model: Sequence[str]) -> list
 
 
 def words_of_log(text: str) -> Iterator[list[str]]:
-    """Yields the command of each start of vLLM in its log."""
-    for logged in _ARGUMENTS.findall(text):
+    """Yields the command of each start of vLLM in its log, the last one first."""
+    for logged in reversed(_ARGUMENTS.findall(text)):
         try:
             arguments = ast.literal_eval(logged[: logged.rfind("}") + 1])
         except (ValueError, SyntaxError, MemoryError, RecursionError):

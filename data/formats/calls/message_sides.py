@@ -65,6 +65,8 @@ LANGCHAIN_KINDS = frozenset({"human", "ai", "system", "tool"})
 LANGCHAIN_FIELDS = ("reasoning_content", "tool_calls", "tool_call_id")
 """What a message of LangChain has besides its content, itself or in `additional_kwargs`."""
 
+OF_RESPONSE = re.compile("response|output|completion")
+
 MODELS = (
     *("response.model", "response_model", "model", "model_name", "request.model"),
     "model_id",  # Bedrock
@@ -110,12 +112,22 @@ def message_sides(row: dict[str, Any]) -> MessageSides | None:
 
 
 def sent_parameters(row: dict[str, Any]) -> dict[str, Any]:
-    """Returns the parameters of a request, from anywhere in a row but its messages."""
+    """Returns the parameters of a request, from anywhere in a row but its messages.
+
+    The outermost count. Of several at one depth, those around the response do (Magpie's rows have
+    the parameters of who wrote the prompt, too), or the first ones.
+    """
     sent: dict[str, Any] = {}
-    for path, value, _ in _values(row):
-        name = path.rpartition(".")[2]
-        if name in SENT and value is not None and value != "":
-            sent.setdefault("stop" if name == "stop_sequences" else name, _decoded(value))
+    ranks: dict[str, tuple[int, bool]] = {}
+    for path, value, holders in _values(row):
+        outer, _, name = path.rpartition(".")
+        if name not in SENT or value is None or value == "":
+            continue
+        name = "stop" if name == "stop_sequences" else name
+        rank = (len(holders), not OF_RESPONSE.search(outer))
+        if name not in sent or rank < ranks[name]:
+            sent[name] = _decoded(value)
+            ranks[name] = rank
     return sent
 
 

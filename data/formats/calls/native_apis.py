@@ -4,6 +4,8 @@
   `generation`, `stop_reason`, `generation_token_count` (user guide, November 2026)
 - SGLang's `/generate`: `text` or `input_ids`, `sampling_params`; `text`, `output_ids`, `meta_info`
   (0.5, managers/io_struct.py)
+- TGI's `/generate`, which SageMaker's LMI has too: `inputs`, `parameters`; `generated_text`,
+  `details` (TGI 3, router/src/lib.rs)
 - Bedrock's Converse: `system` and `messages` of parts, `inferenceConfig`; `output.message`,
   `stopReason` (API reference, November 2026)
 - A service's own row of text: a rendered `prompt`, and the completion under any usual name
@@ -20,6 +22,9 @@ CONVERSE = "inferenceConfig"
 OF_CONVERSE = {"maxTokens": "max_tokens", "topP": "top_p", "stopSequences": "stop"}
 """OpenAI's names of Converse's parameters."""
 
+OF_TGI = {"max_new_tokens": "max_tokens"}
+"""OpenAI's names of TGI's parameters."""
+
 COMPLETIONS = ("completion", "response", "output", "generated_text", "generation")
 """Keys of the text that a service logs next to its prompt."""
 
@@ -28,9 +33,13 @@ _RENDERED = re.compile(r"<[|｜][A-Za-z_▁]+[|｜]>|\[/INST\]|<start_of_turn>")
 
 
 def native_request(holder: dict[str, Any]) -> dict[str, Any] | None:
-    """Returns a request to SGLang's `/generate` or Converse as OpenAI's; None for any other."""
+    """Returns a request to one of these APIs as OpenAI's; None for any other."""
     if isinstance(holder.get("messages"), list):
         return _of_converse(holder)
+    parameters = holder.get("parameters")
+    if isinstance(holder.get("inputs"), str) and isinstance(parameters, dict):
+        sent = {OF_TGI.get(key, key): value for key, value in parameters.items()}
+        return {**sent, "prompt": holder["inputs"], "model": holder.get("model")}
     sampling = holder.get("sampling_params")
     prompt = holder.get("input_ids", holder.get("text"))
     if not isinstance(sampling, dict) or not isinstance(prompt, str | list) or "rid" in holder:
@@ -53,6 +62,11 @@ def native_response(holder: dict[str, Any]) -> dict[str, Any] | None:
     about = holder.get("meta_info")
     if isinstance(about, dict) and isinstance(holder.get("text"), str):
         return _of_sglang(holder, about)
+    if isinstance(holder.get("generated_text"), str) and isinstance(holder.get("details"), dict):
+        details = holder["details"]
+        choice = {"text": holder["generated_text"], "finish_reason": details.get("finish_reason")}
+        usage = {"completion_tokens": details.get("generated_tokens")}
+        return {"choices": [choice], "usage": usage}
     output = holder.get("output")
     if "stopReason" in holder and isinstance(output, dict):
         choice = {"message": output.get("message"), "finish_reason": holder["stopReason"]}

@@ -28,10 +28,15 @@ from outrider.data.formats.calls.sampling import NUMBERS
 from outrider.data.formats.fields import first, unpacked
 from outrider.data.formats.readers import message_pairs
 from outrider.data.formats.rows.embedded import object_of
-from outrider.data.formats.rows.other_rows import check_completion, is_proxys_text
+from outrider.data.formats.rows.other_rows import check_completion, is_proxys_text, path_of_line
 from outrider.data.formats.rows.wrappers import check_call, objects_in, open_row, pair_fields, sides
 
 TYK = "Tyk's record without bodies: set enable_detailed_recording"
+
+NGINX = (
+    "no request: nginx logs no body that it buffers on the disk: set client_body_buffer_size above"
+    " the longest request"
+)
 
 SIDES = ("request", "response", "chunks", "messages", "prompt", "choices", "body")
 """Keys of a row that is a request, a response or both. Other rows are a server's other lines."""
@@ -55,6 +60,8 @@ def parse(record: Record) -> list[Exchange | Reject]:
     check_generated(row)
     logged = _named(row, ("response", "chunks"))
     asked = first(request, _named(row, ("request",)))
+    if path_of_line(asked) is not None:  # nginx's `$request`
+        asked = None
     if response is None:
         pair = message_sides(row) if logged is None or _is_answer(logged) else None
         if pair is not None:
@@ -70,17 +77,24 @@ def parse(record: Record) -> list[Exchange | Reject]:
     if request is None or response is None:
         check_stored(row)
         check_complete(row)
-        if any(holder.get("raw_request") == "" for holder in [row, *objects_in(row)]):
-            raise Reject("content_not_logged", TYK)
-        if request is None and response is None and row.keys().isdisjoint(SIDES):
-            raise Reject("not_a_generation", "a row with neither request nor response")
-        raise Reject("incomplete_pair", f"no {'request' if request is None else 'response'}")
+        raise _incomplete(row, request, response)
     if not any(request.get(name) is not None for name in NUMBERS):
         request = {**sent_parameters(row), **request}
     if request.get("model") is None and response.get("model") is None:
         model = logged_about(row).get("model")
         request = {**request, "model": model if isinstance(model, str) else None}
     return exchanges(request, response, place, **pair_fields(row))
+
+
+def _incomplete(row: dict[str, Any], request: Any, response: Any) -> Reject:
+    """Returns why a row lacks its request, its response or both."""
+    if any(holder.get("raw_request") == "" for holder in [row, *objects_in(row)]):
+        return Reject("content_not_logged", TYK)
+    if request is None and response is None and row.keys().isdisjoint(SIDES):
+        return Reject("not_a_generation", "a row with neither request nor response")
+    if request is None and path_of_line(row.get("request")) is not None:
+        return Reject("incomplete_pair", NGINX)
+    return Reject("incomplete_pair", f"no {'request' if request is None else 'response'}")
 
 
 def _is_answer(logged: Any) -> bool:

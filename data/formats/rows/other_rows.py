@@ -50,6 +50,8 @@ LOG_CHATS = "only /v1/chat/completions and /v1/completions are read"
 PATHS = ("path", "url", "uri", "endpoint", "request_path", "request_url", "route_path")
 """Keys of a request's path."""
 
+REQUEST_LINE = re.compile(r"[A-Z]{3,7} (/\S*) HTTP/[\d.]+\Z")
+
 GENERATING = re.compile(r"(completions?|invocations|generate|chat|predict)/?$")
 """Ends of the paths of endpoints that may generate text."""
 
@@ -164,11 +166,18 @@ def _check_endpoint(row: dict[str, Any], request: dict[str, Any]) -> None:
         payload = where.holder.get("payload", {}) if where else None
         if isinstance(payload, dict) and "response" not in payload:
             raise Reject("content_not_logged", remedy)
-    for path in (side.get(key) for side in (row, request) for key in PATHS):
+    paths = [side.get(key) for side in (row, request) for key in PATHS]
+    for path in (*paths, path_of_line(row.get("request"))):
         if not isinstance(path, str) or "/" not in path:
             continue
         if not GENERATING.search(path.partition("?")[0]):
             raise Reject("not_a_generation", f"the path is another endpoint's; {LOG_CHATS}")
+
+
+def path_of_line(value: Any) -> str | None:
+    """Returns the path in an HTTP request's first line, as nginx logs it; None for any other."""
+    line = REQUEST_LINE.match(value) if isinstance(value, str) else None
+    return line[1] if line else None
 
 
 def _header(side: dict[str, Any], name: str) -> Any:

@@ -313,9 +313,16 @@ def _listed_calls(row: dict[str, Any]) -> list[dict[str, Any]] | None:
     if is_chat_export(row) or _is_call(row):
         return None
     lines = _calls_in_lines(row)
-    if lines:
+    if any(_is_call(unwrapped(line)) for line in lines):
         return lines
-    return next((value for value in _values(row) if _are_calls(value)), None)
+    lists = (_list_of(value) for value in _values(row))
+    return next((value for value in lists if _are_calls(value)), lines or None)
+
+
+def _list_of(value: Any) -> Any:
+    """Returns a list of objects that is written as text; any other value as it is."""
+    is_list = isinstance(value, str) and value.lstrip().startswith("[{") and not _is_stream(value)
+    return json_of(value) if is_list else value
 
 
 def _has_objects_as_bodies(batch: dict[str, Any]) -> bool:
@@ -422,7 +429,7 @@ def sides(row: dict[str, Any]) -> Sides:
         elif holder is not None and _is_request(holder):
             requests.append(native_request(holder) or holder)
         elif _whole_in_list(value):
-            responses.append(value[0])
+            responses.append(_response_of(value[0]))
         elif _is_stream(value):
             responses.append(value)
     requests.sort(key=lambda request: "messages" not in request)
@@ -452,9 +459,11 @@ def _is_request(holder: dict[str, Any]) -> bool:
 
 
 def _whole_in_list(value: Any) -> bool:
-    """Whether a value is a list of one response that was not streamed: RunPod's output."""
+    """Whether a value is a list of one response that was not streamed: RunPod's, TGI's."""
     if not isinstance(value, list) or len(value) != 1 or not isinstance(value[0], dict):
         return False
+    if native_response(value[0]) is not None:
+        return True
     choices = value[0].get("choices")
     return isinstance(choices, list) and any(
         isinstance(choice, dict) and "message" in choice for choice in choices

@@ -4,6 +4,7 @@ import pytest
 
 from outrider.common.errors import OutriderError
 from outrider.serving.commands.find import find_command
+from outrider.serving.commands.serve_command import read_serve_command
 
 
 @pytest.mark.parametrize(
@@ -65,3 +66,41 @@ def test_a_container_in_hcl_has_image_arguments_and_variables(quoted_name: str) 
     variables, words = find_command("r1.nomad.hcl", job)
     assert words == ["--model", "org/model", "-tp", "8"]
     assert variables == {"VLLM_USE_DEEP_GEMM": "1"}
+
+
+def test_variables_of_a_container_in_a_dictionary() -> None:
+    script = """
+import json
+env = {
+    "SM_VLLM_MODEL": "org/model",
+    "SM_VLLM_MAX_NUM_SEQS": "32",
+    # "SM_VLLM_KV_CACHE_DTYPE": "fp8",
+    "SM_VLLM_SPECULATIVE_CONFIG": json.dumps({
+        "method": "mtp", "num_speculative_tokens": 3,
+    }),
+}
+client.create_model(PrimaryContainer={"Image": "x/vllm:0.11.2-gpu-py312", "Environment": env})
+"""
+    command = read_serve_command(script)
+    assert command.values["target"] == {"model": "org/model"}
+    assert command.values["eval"] == {"current_k": 3}
+    engine = command.values["serving"]["engine"]
+    assert engine["max_num_seqs"] == 32 and engine["extra_arguments"] == {}
+
+
+def test_powershell() -> None:
+    script = """
+$Model = "org/model"
+$MaxLen = 24576
+docker run --gpus all `\r
+  -v "$env:USERPROFILE\\.cache:/root/.cache" --env VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 `\r
+  vllm/vllm-openai:v0.22.0 `\r
+  --model $Model --max-model-len $MaxLen `\r
+  --speculative-config '{\\"method\\": \\"ngram\\", \\"num_speculative_tokens\\": 3}'\r
+docker logs -f vllm\r
+"""
+    command = read_serve_command(script)
+    assert command.values["target"] == {"model": "org/model"}
+    assert command.values["serving"]["engine"]["max_model_len"] == 24576
+    assert command.values["eval"] == {"current_k": 3}
+    assert command.values["serving"]["production_release"] == "0.22.0"

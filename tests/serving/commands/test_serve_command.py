@@ -173,7 +173,6 @@ def test_a_drafter_on_pipeline_stages_is_refused_in_preflight(tmp_path: Path) ->
         ("vllm serve org/model --tokenizer org/other", "--tokenizer: .* give a copy of the target"),
         ("vllm serve m --revision v2 --tokenizer-revision v1", "--tokenizer-revision: .* a copy"),
         ("vllm serve org/model --worker-cls a.B", "--worker-cls: Outrider's hooks"),
-        ("vllm serve org/model --max-model-len auto", "give the number of tokens"),
         ("vllm serve org/model -tp s3cret", r"does not accept --tensor-parallel-size"),
         (
             """vllm serve org/model --hf-overrides '{"auth": {"token": "s3cret"}}'""",
@@ -665,3 +664,10 @@ def test_a_model_at_a_place_of_the_endpoint_is_named(model: str, note: str | Non
     about = [line for line in read_serve_command(command).notes if line.startswith(f"{model}:")]
     assert (note or "") in "".join(about)
     assert len(about) == (note is not None)
+
+
+@pytest.mark.parametrize("length", ["-1", "auto"])
+def test_a_length_that_vllm_chooses_stays_the_recipe_s(length: str) -> None:
+    command = read_serve_command(f"vllm serve org/model --max-model-len {length}")
+    assert "max_model_len" not in command.values["serving"]["engine"]
+    assert any("its log names" in note for note in command.notes)

@@ -5,6 +5,7 @@ import yaml
 
 from outrider.common.errors import OutriderError
 from outrider.serving.commands.find import find_command
+from outrider.serving.commands.serve_command import read_serve_command
 
 SIZES = ["--tensor-parallel-size", "8", "--max-model-len", "65536"]
 DRAFTS = {"method": "mtp", "num_speculative_tokens": 1}
@@ -164,3 +165,15 @@ Conditions:
     variables, words = find_command("pod.txt", described)
     assert words == ["--model", "org/model", *SIZES[:2], "--max-model-len=65536"]
     assert variables["VLLM_USE_DEEP_GEMM"] == "1"
+
+
+def test_the_last_start_in_a_log_counts() -> None:
+    start = (
+        "INFO 08-21 11:02:10 [utils.py:273] non-default args: {{'model': 'org/model',"
+        " 'max_model_len': {}}}\n"
+        "INFO 08-21 11:02:41 [core.py:121] Initializing a V1 LLM engine (v{}) with config: x\n"
+    )
+    log = start.format(40960, "0.26.0") + "RuntimeError: out of memory\n"
+    command = read_serve_command(log + start.format(8192, "0.27.1"))
+    assert command.values["serving"]["engine"]["max_model_len"] == 8192
+    assert command.values["serving"]["production_release"] == "0.27.1"
