@@ -129,3 +129,17 @@ def test_http_messages_in_wire_format(tmp_path):
 def test_text_that_only_begins_like_http_is_text():
     assert plain_text("POST the letter") == "POST the letter"
     assert plain_text("HTTP/1.1 is old\r\n\r\nb") == "HTTP/1.1 is old\r\n\r\nb"
+
+
+@pytest.mark.parametrize("is_list", [False, True])
+def test_tgis_generate(tmp_path, is_list):
+    prompt = "<｜User｜>Hi<｜Assistant｜><think>\n"
+    asked = {"inputs": prompt, "parameters": {"max_new_tokens": 9, "temperature": 0.5}}
+    details = {"finish_reason": "eos_token", "generated_tokens": 4}
+    answered = {"generated_text": "Greet.\n</think>\n\nHello.", "details": details}
+    rows = [{"request": asked, "response": [answered] if is_list else answered}]
+    (exchange,) = read_rows(tmp_path, rows)
+    assert isinstance(exchange, Exchange)
+    assert (exchange.prompt_text, exchange.temperature) == (prompt, 0.5)
+    assert (exchange.content, exchange.finish_reason) == (answered["generated_text"], "stop")
+    assert exchange.completion_tokens == 4
