@@ -38,8 +38,7 @@ def native_request(holder: dict[str, Any]) -> dict[str, Any] | None:
         return _of_converse(holder)
     parameters = holder.get("parameters")
     if isinstance(holder.get("inputs"), str) and isinstance(parameters, dict):
-        sent = {OF_TGI.get(key, key): value for key, value in parameters.items()}
-        return {**sent, "prompt": holder["inputs"], "model": holder.get("model")}
+        return {**_renamed(parameters, OF_TGI), "prompt": holder["inputs"], "model": holder.get("model")}
     sampling = holder.get("sampling_params")
     prompt = holder.get("input_ids", holder.get("text"))
     if not isinstance(sampling, dict) or not isinstance(prompt, str | list) or "rid" in holder:
@@ -51,14 +50,11 @@ def native_response(holder: dict[str, Any]) -> dict[str, Any] | None:
     """Returns a response as OpenAI's; None if it is not one of these APIs'."""
     if isinstance(holder.get("generation"), str) and "stop_reason" in holder:
         choice = {"text": holder["generation"], "finish_reason": holder["stop_reason"]}
-        count = holder.get("generation_token_count")
-        return {
-            "choices": [choice],
-            "usage": {
-                "completion_tokens": count,
-                "prompt_tokens": holder.get("prompt_token_count"),
-            },
+        usage = {
+            "completion_tokens": holder.get("generation_token_count"),
+            "prompt_tokens": holder.get("prompt_token_count"),
         }
+        return {"choices": [choice], "usage": usage}
     about = holder.get("meta_info")
     if isinstance(about, dict) and isinstance(holder.get("text"), str):
         return _of_sglang(holder, about)
@@ -70,8 +66,8 @@ def native_response(holder: dict[str, Any]) -> dict[str, Any] | None:
     output = holder.get("output")
     if "stopReason" in holder and isinstance(output, dict):
         choice = {"message": output.get("message"), "finish_reason": holder["stopReason"]}
-        usage = holder.get("usage")
-        count = usage.get("outputTokens") if isinstance(usage, dict) else None
+        counts = holder.get("usage")
+        count = counts.get("outputTokens") if isinstance(counts, dict) else None
         return {"choices": [choice], "usage": {"completion_tokens": count}}
     return None
 
@@ -99,12 +95,16 @@ def _of_converse(holder: dict[str, Any]) -> dict[str, Any] | None:
     if not isinstance(settings, dict) and not _has_untyped_parts(holder["messages"]):
         return None
     message = [{"role": "system", "content": system}] if isinstance(system, list) else []
-    named = settings.items() if isinstance(settings, dict) else ()
     return {
         **{key: value for key, value in holder.items() if key not in (CONVERSE, "system")},
-        **{OF_CONVERSE.get(key, key): value for key, value in named},
+        **_renamed(settings if isinstance(settings, dict) else {}, OF_CONVERSE),
         "messages": [*message, *holder["messages"]],
     }
+
+
+def _renamed(parameters: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    """Returns parameters under OpenAI's names."""
+    return {names.get(key, key): value for key, value in parameters.items()}
 
 
 def _has_untyped_parts(messages: list[Any]) -> bool:
