@@ -1,4 +1,4 @@
-"""Lines of the preflight check: about this machine's GPUs, which are stubbed, and a head's target."""
+"""Lines of the preflight check about this machine's GPUs, which are stubbed, and about a head."""
 
 import json
 import logging

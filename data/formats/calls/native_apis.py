@@ -38,7 +38,11 @@ def native_request(holder: dict[str, Any]) -> dict[str, Any] | None:
         return _of_converse(holder)
     parameters = holder.get("parameters")
     if isinstance(holder.get("inputs"), str) and isinstance(parameters, dict):
-        return {**_renamed(parameters, OF_TGI), "prompt": holder["inputs"], "model": holder.get("model")}
+        return {
+            **_renamed(parameters, OF_TGI),
+            "prompt": holder["inputs"],
+            "model": holder.get("model"),
+        }
     sampling = holder.get("sampling_params")
     prompt = holder.get("input_ids", holder.get("text"))
     if not isinstance(sampling, dict) or not isinstance(prompt, str | list) or "rid" in holder:
