@@ -19,7 +19,7 @@ from outrider.speculators.heads import TargetEnds
 from outrider.speculators.kinds.drafter import Drafter
 from outrider.speculators.kinds.protocol import Origin
 from outrider.training.checkpoints import TrainerState, newest_state
-from outrider.training.config import FITTED_RATE, TrainingConfig
+from outrider.training.config import BASE_RATE, FITTED_RATE, TrainingConfig
 from outrider.training.distributed.accelerator import COMPUTE_DTYPE, ChainUnroll
 from outrider.training.plan import TrainingPlan
 from outrider.training.validation import Validation
@@ -33,7 +33,7 @@ class Start:
     ends: TargetEnds
     origin: Origin
     settings: TrainingConfig
-    """The plan's settings, with a smaller learning rate if a fit replaces a base."""
+    """The plan's settings, with a smaller learning rate for the better one of base and fit."""
     saved: TrainerState | None
     """The newest checkpoint, to resume from; it contains all trained weights."""
 
@@ -60,19 +60,21 @@ def choose_start(plan: TrainingPlan, accelerator: Accelerator, validation: Valid
         settings=plan.settings,
         saved=saved,
     )
-    if plan.base_dir is None or not plan.fitted or (saved is not None and not saved["refit"]):
+    if plan.base_dir is None or not plan.fitted:
         return start
+    base = dataclasses.replace(start, settings=_slower(plan.settings, BASE_RATE))
+    if saved is not None and not saved["refit"]:
+        return base
     refit = dataclasses.replace(origin, refit=True)
-    rate = FITTED_RATE * plan.settings.learning_rate
     fit = dataclasses.replace(
         start,
         drafter=_drafter(plan, accelerator, refit, fits),
         origin=refit,
-        settings=plan.settings.model_copy(update={"learning_rate": rate}),
+        settings=_slower(plan.settings, FITTED_RATE),
     )
     if saved is not None:
         return fit
-    of_base = _acceptance_length(start, validation, plan.depth)
+    of_base = _acceptance_length(base, validation, plan.depth)
     of_fit = _acceptance_length(fit, validation, plan.depth)
     better = "fit" if of_fit > of_base else "base"
     accelerator.print(
@@ -80,7 +82,12 @@ def choose_start(plan: TrainingPlan, accelerator: Accelerator, validation: Valid
         f" fit {of_fit:.3f}; training starts from the {better}",
         flush=True,
     )
-    return fit if better == "fit" else start
+    return fit if better == "fit" else base
+
+
+def _slower(settings: TrainingConfig, share: float) -> TrainingConfig:
+    """Returns settings with a share of the learning rate."""
+    return settings.model_copy(update={"learning_rate": share * settings.learning_rate})
 
 
 def _drafter(plan: TrainingPlan, accelerator: Accelerator, origin: Origin, fits: bool) -> Drafter:
