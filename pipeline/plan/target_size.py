@@ -66,8 +66,8 @@ class TargetSize:
 
     def _token_bytes(self, engine: EngineConfig) -> float:
         """Bytes per cached token in the engine's type; `auto` is the checkpoint's."""
-        named = str(engine.extra_arguments.get("kv_cache_dtype", "auto"))
-        served = self.kv_type if named == "auto" else named.partition("_")[0]
+        argument = str(engine.extra_arguments.get("kv_cache_dtype", "auto"))
+        served = self.kv_type if argument == "auto" else argument.partition("_")[0]
         return self.kv_bytes_per_token * KV_BYTES.get(served, 2) / KV_BYTES[self.kv_type]
 
     def smallest_tensor_parallel(self, engine: EngineConfig, gpu_bytes: int) -> int | None:
@@ -130,10 +130,10 @@ def _kv_type(config: Mapping[str, Any]) -> str:
     from vllm.utils.torch_utils import get_kv_cache_quant_algo_string
 
     method = section.get("quant_method") or ""
-    named = get_kv_cache_quant_algo_string({**section, "quant_method": method})
-    if named is None and section.get("kv_cache_scheme"):
+    dtype = get_kv_cache_quant_algo_string({**section, "quant_method": method})
+    if dtype is None and section.get("kv_cache_scheme"):
         return "fp8"
-    kv_type = str(named).partition("_")[0]
+    kv_type = str(dtype).partition("_")[0]
     return kv_type if kv_type in KV_BYTES else "auto"
 
 

@@ -240,14 +240,14 @@ def of_nim(variables: Mapping[str, str], words: Sequence[str]) -> list[str]:
     settings = {name: value for name, value in named.items() if name.lower() in known}
     passed = [word for word in words_of_script(variables.get(_PASSTHROUGH, "")) if word != END]
     served = words[1:] if words[:1] == ["nim-serve"] else words
-    found = [*_command(_NIM, settings)[len(_SERVE) :], *passed, *served]
-    flags = {word.partition("=")[0].replace("_", "-") for word in found}
+    arguments = [*_command(_NIM, settings)[len(_SERVE) :], *passed, *served]
+    flags = {word.partition("=")[0].replace("_", "-") for word in arguments}
     if not flags & {"--tensor-parallel-size", "-tp"}:
         raise OutriderError(
             "--from-serve-command: NVIDIA NIM takes the number of GPUs from the profile that it"
             " chooses; add --tensor-parallel-size with the number to NIM_PASSTHROUGH_ARGS"
         )
-    return found
+    return arguments
 
 
 def _command(launcher: Launcher, settings: Mapping[str, str]) -> list[str]:

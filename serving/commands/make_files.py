@@ -49,5 +49,5 @@ def script_of_justfile(text: str) -> str:
 
 def _defaults_of_recipe(recipe: re.Match[str]) -> str:
     """Returns a recipe's parameters that have a default, as assignments."""
-    found = _JUST_PARAMETER.findall(recipe[0])
-    return "\n".join(f"{name or rest}={shlex.quote(value)}" for name, _, value, rest in found)
+    parameters = _JUST_PARAMETER.findall(recipe[0])
+    return "\n".join(f"{name or rest}={shlex.quote(value)}" for name, _, value, rest in parameters)

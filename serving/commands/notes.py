@@ -147,13 +147,13 @@ def note_on_place(model: str, text: str) -> str | None:
     """
     if "://" in model:
         return f"{model}: a store's address; set target.model to a copy of it on this machine"
-    place = PurePosixPath(model)
-    if not place.is_absolute() or Path(model).is_dir():
+    model_path = PurePosixPath(model)
+    if not model_path.is_absolute() or Path(model).is_dir():
         return None
     line = f"{model}: a path of the endpoint, and no directory here; set target.model to a copy"
-    for parent in (place, *place.parents[:-1]):
+    for parent in (model_path, *model_path.parents[:-1]):
         mounted = re.search(rf"([^\s\"':=,]+):{re.escape(str(parent))}(?![\w/.-])", text)
         if mounted is not None:
-            on_host = str(PurePosixPath(mounted[1]) / place.relative_to(parent))
+            on_host = str(PurePosixPath(mounted[1]) / model_path.relative_to(parent))
             return line if "$" in on_host else f"{line} (its host has it at {on_host})"
     return line

@@ -332,8 +332,8 @@ def _arguments(source: str, words: Sequence[str]) -> tuple[dict[str, Any], list[
 
         def _get_option_tuples(self, option_string: str) -> Any:
             # Abbreviations stand for flags of vLLM 0.32, as there.
-            found = super()._get_option_tuples(option_string)
-            return [match for match in found if match[0].dest not in of_earlier_releases]
+            matches = super()._get_option_tuples(option_string)
+            return [match for match in matches if match[0].dest not in of_earlier_releases]
 
         def error(self, message: str) -> NoReturn:
             names = ", ".join(_flags(message.split())) or "a value"  # values may be secret
@@ -403,8 +403,8 @@ def _without_values_of_switches(words: Sequence[str], parser: argparse.ArgumentP
 
 def _flags(words: Sequence[str]) -> list[str]:
     """Returns the names of the flags among `words`."""
-    found = (re.match(r"--?[A-Za-z][\w.-]*", word) for word in words)
-    return [name[0] for name in found if name]
+    matches = (re.match(r"--?[A-Za-z][\w.-]*", word) for word in words)
+    return [match[0] for match in matches if match]
 
 
 def _json_or(convert: Any) -> Callable[[str], Any]:
