@@ -41,8 +41,8 @@ from outrider.data.formats.readers import (
 from outrider.data.formats.rows.change_events import check_kept
 from outrider.data.formats.rows.embedded import json_of
 from outrider.data.formats.rows.nested_rows import outcomes_of
-from outrider.data.formats.rows.wrappers import calls_of, unwrapped
 from outrider.data.formats.unknown import describe, is_capture
+from outrider.data.formats.wrappers import calls_of, unwrapped
 
 _BUILT_IN: dict[str, Any] = {
     "sglang": sglang,

@@ -10,11 +10,11 @@ Windows PowerShell wants a backslash before.
 import re
 import shlex
 
-_MARKS = re.compile(r"`[ \t]*\r?$|^[ \t]*\$(?:env:)?\w+[ \t]*=", re.MULTILINE)
-"""What only PowerShell has: a backtick at the end of a line, or a dollar sign before a name that is
-set."""
+_MARKS = re.compile(r"(?<=[ \t])`[ \t]*\r?$|^[ \t]*\$(?:env:)?\w+[ \t]*=", re.MULTILINE)
+"""What only PowerShell has: a backtick after a space at the end of a line (code in Markdown ends
+without the space), or a dollar sign before a name that is set."""
 
-_CONTINUED = re.compile(r"`[ \t]*\r?\n")
+_CONTINUED = re.compile(r"(?<=[ \t])`[ \t]*\r?\n")
 _ASSIGNED = re.compile(
     r"^[ \t]*\$(?:env:)?(\w+)[ \t]*=[ \t]*"
     r"(?:\"([^\"\n$`]*)\"|'([^'\n]*)'|([\w.+-]+))[ \t]*;?[ \t]*$",

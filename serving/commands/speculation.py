@@ -18,6 +18,9 @@ from outrider.speculators.kinds import weightless_kind
 READ = frozenset({"method", "model", "num_speculative_tokens", "draft_sample_method"})
 """Keys that become recipe values."""
 
+NUMBERS = ("num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min")
+"""Keys of integers that become recipe values."""
+
 REFUSED = {"synthetic_acceptance_rates", "synthetic_acceptance_length"}
 """Keys that make drafts be accepted without regard to the target."""
 
@@ -74,7 +77,8 @@ def read_speculation(
     """Recipe values of `eval` and `speculator`, and a description of what the endpoint runs."""
     _check_keys(source, section)
     # Flags of releases before 0.8 are texts.
-    section = {key: int(value) if str(value).isdigit() else value for key, value in section.items()}
+    numbers = {key: int(section[key]) for key in NUMBERS if str(section.get(key)).isdigit()}
+    section = section | numbers
     values: dict[str, Any] = {}
     model = section.get("model")
     method = section.get("method")

@@ -9,7 +9,6 @@ import torch
 
 from outrider.speculators.config import SpeculatorConfig
 from outrider.training.checkpoints import TrainerState
-from outrider.training.config import BASE_RATE
 from outrider.training.distributed.spec import Preempted
 from outrider.training.start_over import rate_share, rewound, starts_over
 from tests.training.corpus import Corpus, make_corpus
@@ -18,7 +17,7 @@ from tests.training.test_trainer import assert_same_run, losses, metrics, once_a
 STEPS = {"epochs": 4, "checkpoint_every": 2, "evaluate_every": 4}
 """12 steps: evaluations at 4, 8 and 12."""
 
-TOO_HIGH = 2.7
+TOO_HIGH = 0.3
 
 
 def state(latest: float, best_step: int = 0, started_over: int = 0) -> TrainerState:
@@ -89,15 +88,17 @@ def test_it_equals_a_run_at_the_lower_rate(
     corpus: Corpus, base: SpeculatorConfig, restarted: tuple[Path, dict], tmp_path: Path
 ) -> None:
     run_dir, result = restarted
-    share = result["peak_learning_rate"] / TOO_HIGH / BASE_RATE
+    share = result["peak_learning_rate"] / TOO_HIGH
     assert min(abs(share - 3.0**-times) for times in (1, 2, 3)) < 1e-12
     assert [line["step"] for line in metrics(run_dir) if "loss" in line] == list(range(1, 13))
     assert (
         "training starts over at a peak learning rate of"
         in (run_dir / "logs" / "train.log").read_text()
     )
-    lower = corpus.train(tmp_path, speculator=base, learning_rate=share * TOO_HIGH, **STEPS)
-    assert lower["peak_learning_rate"] == pytest.approx(result["peak_learning_rate"])
+    lower = corpus.train(
+        tmp_path, speculator=base, learning_rate=result["peak_learning_rate"], **STEPS
+    )
+    assert lower["peak_learning_rate"] == result["peak_learning_rate"]
     torch.testing.assert_close(losses(run_dir), losses(tmp_path), rtol=1e-5, atol=0)
     assert (lower["best_step"], lower["best"]) == (result["best_step"], result["best"])
 

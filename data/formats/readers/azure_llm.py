@@ -28,7 +28,7 @@ from outrider.data.formats.calls.openai import exchanges
 from outrider.data.formats.fields import number, take_count, take_text
 from outrider.data.formats.rows.join import joined_records
 from outrider.data.formats.rows.row_fields import fields, normal_name
-from outrider.data.formats.rows.wrappers import open_row
+from outrider.data.formats.wrappers import open_row
 
 FULL_ROW = 32_000
 """Least size in bytes of a row whose messages go on in the next row."""

@@ -27,7 +27,7 @@ from outrider.data.formats.calls.sampling import CONSTRAINTS, NUMBERS
 from outrider.data.formats.fields import take, take_number, unpacked
 from outrider.data.formats.rows.other_rows import FAILURES
 from outrider.data.formats.rows.row_fields import fields
-from outrider.data.formats.rows.wrappers import open_row
+from outrider.data.formats.wrappers import open_row
 
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant"}
 """ShareGPT's names of roles; others are used unchanged."""

@@ -31,7 +31,7 @@ from outrider.data.formats.fields import (
     unpacked,
 )
 from outrider.data.formats.rows.row_fields import seconds_of
-from outrider.data.formats.rows.wrappers import open_row
+from outrider.data.formats.wrappers import open_row
 
 
 def recognizes(sample: Sample) -> bool:

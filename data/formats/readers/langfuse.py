@@ -47,7 +47,7 @@ from outrider.data.formats.fields import (
 from outrider.data.formats.rows.join import database_in, storable
 from outrider.data.formats.rows.nested_rows import outcomes_of
 from outrider.data.formats.rows.row_fields import seconds_of
-from outrider.data.formats.rows.wrappers import OBSERVATIONS, TRACE, is_observation, open_row
+from outrider.data.formats.wrappers import OBSERVATIONS, TRACE, is_observation, open_row
 
 OWNERS = ("session", "user")
 

@@ -39,7 +39,7 @@ from outrider.data.formats.fields import (
     unpacked_or_text,
 )
 from outrider.data.formats.rows.row_fields import seconds_of
-from outrider.data.formats.rows.wrappers import open_row
+from outrider.data.formats.wrappers import open_row
 
 TENANTS = tuple(f"user_api_key_{key}" for key in ("team_alias", "team_id", "org_id", "alias"))
 """Metadata keys that name the tenant, in order of preference."""

@@ -29,7 +29,7 @@ from outrider.data.formats.calls.message_sides import (
 from outrider.data.formats.calls.openai import exchanges
 from outrider.data.formats.rows.other_rows import FAILURES, check_served, check_status
 from outrider.data.formats.rows.row_fields import fields
-from outrider.data.formats.rows.wrappers import check_call, objects_in, open_row
+from outrider.data.formats.wrappers import check_call, objects_in, open_row
 
 FAILED = ("error", "exception", "error_message", "error.type", "$ai_is_error")
 """Keys that are set if a call failed."""

@@ -18,7 +18,7 @@ from outrider.data.formats.calls.openai import body, exchanges
 from outrider.data.formats.fields import take, take_text
 from outrider.data.formats.rows.embedded import object_of
 from outrider.data.formats.rows.join import joined_records, model_of
-from outrider.data.formats.rows.wrappers import open_row
+from outrider.data.formats.wrappers import open_row
 
 COMPLETIONS = "/completions"
 """URL suffix of chat and text completions."""

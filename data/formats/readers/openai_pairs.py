@@ -12,7 +12,7 @@ HAR file and each LLM span of an MLflow trace is a call. A streamed response is 
 text or a list of its chunks. Token ids are included if requests set `return_token_ids`.
 
 Session, user, tenant, route and time are read from the names that these producers use
-(rows/wrappers.py). Failed requests, rows of other APIs and answers from a gateway's cache
+(wrappers.py). Failed requests, rows of other APIs and answers from a gateway's cache
 are set aside.
 """
 
@@ -29,7 +29,7 @@ from outrider.data.formats.fields import first, unpacked
 from outrider.data.formats.readers import message_pairs
 from outrider.data.formats.rows.embedded import object_of
 from outrider.data.formats.rows.other_rows import check_completion, is_proxys_text, path_of_line
-from outrider.data.formats.rows.wrappers import check_call, objects_in, open_row, pair_fields, sides
+from outrider.data.formats.wrappers import check_call, objects_in, open_row, pair_fields, sides
 
 TYK = "Tyk's record without bodies: set enable_detailed_recording"
 

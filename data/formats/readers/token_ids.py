@@ -19,7 +19,7 @@ from outrider.data.formats.calls.openai import reasoning_and_content
 from outrider.data.formats.calls.sampling import NUMBERS, sampling_of
 from outrider.data.formats.fields import first, mapping, take, take_ids, take_text
 from outrider.data.formats.rows.row_fields import fields
-from outrider.data.formats.rows.wrappers import open_row
+from outrider.data.formats.wrappers import open_row
 
 GENERATED = frozenset({"prompt_token_ids", "generated_tokens"})
 """Keys of a row of Ray Data LLM (llm/_internal/batch/stages/vllm_engine_stage.py)."""
