@@ -15,6 +15,7 @@ from outrider.speculators.config import SpeculatorConfig
 from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.kinds import check_speculator, kind_of, trainable_kind
 from outrider.speculators.kinds.eagle3 import checkpoint
+from outrider.training.config import BASE_RATE, FITTED_RATE
 from outrider.training.distributed.spec import Preempted
 from tests.eagle3_head import write_eagle3_head
 from tests.training.corpus import Corpus, make_corpus
@@ -96,6 +97,10 @@ def test_training_starts_from_the_better_of_base_and_fit(
     )
     expected = fitted["exported"]["acceptance_length"]
     assert kept["base"]["acceptance_length"] == pytest.approx(expected, rel=1e-3)
+    # A base that knows the traffic is trained at the lowest rate.
+    rate = SETTINGS["learning_rate"]
+    assert fitted["peak_learning_rate"] == pytest.approx(FITTED_RATE * rate)
+    assert kept["peak_learning_rate"] == pytest.approx(BASE_RATE * rate)
 
 
 @pytest.mark.parametrize("kind", ["p_eagle", "dflash", "dspark"])
