@@ -16,7 +16,7 @@ from outrider.serving.speculator import Drafting, Speculator
 from outrider.serving.vllm_arguments import pipeline_refusal, speculator_refusal
 from outrider.serving.vllm_version import untried_version, vllm_version
 from outrider.speculators.base import base_of, is_directory, warm_directory
-from outrider.speculators.checkpoints.architectures import is_supported
+from outrider.speculators.checkpoints.architectures import is_supported, verifier_of
 from outrider.speculators.checkpoints.layout import INDEX, SINGLE, read_layout, read_target_config
 from outrider.speculators.checkpoints.refusals import language_config
 from outrider.speculators.config import SpeculatorConfig
@@ -72,8 +72,7 @@ def _note_other_verifier(head: Path, target: str) -> None:
     Directories are compared by their names, since a copy may be anywhere.
     """
     path = head / "config.json"
-    section = (read_json(path).get("speculators_config") or {}) if path.is_file() else {}
-    verifier = (section.get("verifier") or {}).get("name_or_path")
+    verifier = verifier_of(read_json(path)) if path.is_file() else None
     if verifier and Path(verifier).name.lower() != Path(target).name.lower():
         logger.info(
             "speculator.base = %s: its config.json names the target %s, not %s: unless one is a"

@@ -8,10 +8,11 @@ What is not known stays a variable, `${MODEL}`, which the caller refuses by name
 """
 
 import ast
+import functools
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from outrider.serving.commands.shell import END, words_of_script
 from outrider.serving.commands.variables import integer_of
@@ -31,26 +32,36 @@ _NAME = re.compile(r"(?:^|/)vllm(?:$|\.entrypoints)|^dynamo\.vllm$")
 """The server's name as a word."""
 
 
-def _parsed(text: str) -> ast.Module | None:
+class _Program(NamedTuple):
+    """A Python program, and the values that its assignments give to names."""
+
+    tree: ast.Module
+    known: dict[str, Any]
+
+
+@functools.lru_cache(1)  # the three functions below read the same text in turn
+def _program(text: str) -> _Program | None:
     """Returns a Python program; None for other text."""
     is_program = re.search(r"^[ \t]*(?:import|from|def|\w+ *\+?=)", text, re.MULTILINE)
     if not is_program or not re.search("vllm|LLMConfig", text):
         return None
     try:
-        return ast.parse(text)
+        tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
+    known: dict[str, Any] = {}
+    _run(tree.body, known)
+    return _Program(tree, known)
 
 
 def calls_in_program(text: str) -> list[dict[str, Any]]:
     """Returns the arguments of each engine that a Python program makes, under their names."""
-    tree = _parsed(text)
-    if tree is None:
+    program = _program(text)
+    if program is None:
         return []
-    known: dict[str, Any] = {}
-    _run(tree.body, known)
+    known = program.known
     calls = []
-    for node in ast.walk(tree):
+    for node in ast.walk(program.tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in ENGINES:
             positional = {"model": _value(node.args[0], known)} if node.args else {}
             calls.append(positional | _named(node, known))
@@ -63,12 +74,9 @@ def _named(call: ast.Call, known: dict[str, Any]) -> dict[str, Any]:
 
 def mappings_in_program(text: str) -> list[dict[str, str]]:
     """Returns the dictionaries of texts that a Python program names, such as an environment."""
-    tree = _parsed(text)
-    if tree is None:
-        return []
-    known: dict[str, Any] = {}
-    _run(tree.body, known)
-    mappings = [value for value in known.values() if isinstance(value, dict)]
+    program = _program(text)
+    values = program.known.values() if program else ()
+    mappings = [value for value in values if isinstance(value, dict)]
     return [
         {
             key: value
@@ -81,11 +89,10 @@ def mappings_in_program(text: str) -> list[dict[str, str]]:
 
 def words_of_program(text: str) -> Iterator[list[str]]:
     """Yields the lists of words with a vLLM command that a Python program builds."""
-    tree = _parsed(text)
-    if tree is None:
+    program = _program(text)
+    if program is None:
         return
-    known: dict[str, Any] = {}
-    _run(tree.body, known)
+    tree, known = program
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     started = [_value(call.args[0], known) for call in calls if call.args and _starts(call)]
     for value in (*started, *known.values()):

@@ -46,6 +46,7 @@ from outrider.serving.commands.surroundings import completed
 from outrider.serving.commands.variable_files import sourced_files
 from outrider.serving.releases import release_in, served_with, why_no_release
 from outrider.serving.vllm_version import WRITTEN_FOR
+from outrider.speculators.checkpoints.architectures import verifier_of
 
 DEFAULTS_OF_VLLM = {
     "enforce_eager": False,
@@ -292,11 +293,10 @@ def _target_of_head(model: str) -> tuple[str, dict[str, Any]] | None:
     if not path.is_file():
         return None
     config = read_json(path)
-    section = config.get("speculators_config") or {}
-    verifier = (section.get("verifier") or {}).get("name_or_path")
+    verifier = verifier_of(config)
     if not verifier:
         return None
-    proposals = section.get("proposal_methods") or [{}]
+    proposals = config["speculators_config"].get("proposal_methods") or [{}]
     drafts = proposals[0].get("speculative_tokens")
     method = config.get("speculators_model_type")
     return verifier, {"method": method, "model": model, "num_speculative_tokens": drafts}

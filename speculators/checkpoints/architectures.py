@@ -119,6 +119,12 @@ def is_supported(config: Mapping[str, Any]) -> bool:
     return next(iter(config.get("architectures") or []), None) in ARCHITECTURES
 
 
+def verifier_of(config: Mapping[str, Any]) -> str | None:
+    """The target that a head in the speculators format names; None for any other config."""
+    section = config.get("speculators_config") or {}
+    return (section.get("verifier") or {}).get("name_or_path")
+
+
 def architecture_of(config: Mapping[str, Any], path: object) -> Architecture:
     """The config's architecture; raises an `OutriderError` if it is unsupported."""
     name = str(next(iter(config.get("architectures") or []), None))
@@ -129,7 +135,7 @@ def architecture_of(config: Mapping[str, Any], path: object) -> Architecture:
             f"{path}: no architectures, so the target is unknown; copy the model's original"
             " config.json"
         )
-    verifier = ((config.get("speculators_config") or {}).get("verifier") or {}).get("name_or_path")
+    verifier = verifier_of(config)
     if verifier:
         why = f"it is a speculator; set target.model to its target, {verifier}, and speculator.base"
         why += " to its directory"
