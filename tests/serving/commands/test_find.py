@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from outrider.common.errors import OutriderError
 from outrider.serving.commands.find import find_command
+from outrider.serving.commands.unresolved import UNRESOLVED
 
 SETTINGS = '{"method": "mtp", "num_speculative_tokens": 1}'
 WORDS = ["org/model", "-tp", "8", "--speculative-config", SETTINGS, "--port=8000"]
@@ -150,6 +151,8 @@ def test_every_form_has_the_same_words_and_variables(form: str) -> None:
 value = st.text(
     st.characters(min_codepoint=32, max_codepoint=126, exclude_characters="$`;&|<>"), min_size=1
 ).filter(lambda text: text.strip() == text and not text.startswith("-") and "vllm" not in text)
+# What a template would still replace is refused: test_a_template_is_refused_in_any_form.
+value = value.filter(lambda text: not UNRESOLVED.search(text))
 
 
 @settings(max_examples=100, deadline=None)
@@ -160,6 +163,13 @@ def test_any_values_come_back_from_any_form(values: list[str], form: str) -> Non
         words += [f"--flag-{index}", each]
     variables, found = find_command("serve.sh", forms(words, VARIABLES)[form])
     assert (variables, found) == (VARIABLES, words)
+
+
+@pytest.mark.parametrize("form", forms(WORDS, VARIABLES))
+def test_a_template_is_refused_in_any_form(form: str) -> None:
+    text = forms(["org/model", "--flag-0", "{{"], VARIABLES)[form]
+    with pytest.raises(OutriderError, match=r"\{\{: contains a shell variable"):
+        find_command("serve.sh", text)
 
 
 def test_variables_have_the_values_that_the_text_sets() -> None:
