@@ -22,7 +22,15 @@ from outrider.data.files.rows import Row, parse_row
 from outrider.data.formats.calls.attachments import with_attachments
 from outrider.data.formats.calls.cut_texts import is_cut, is_stored
 from outrider.data.formats.calls.message_sides import message_sides
-from outrider.data.formats.calls.native_apis import native_request, native_response, text_pair
+from outrider.data.formats.calls.native_apis import (
+    OLLAMA,
+    is_of_ollama,
+    is_ollama_lines,
+    native_request,
+    native_response,
+    text_pair,
+    with_ollama_messages,
+)
 from outrider.data.formats.calls.openai_stream import is_chunk_lines
 from outrider.data.formats.fields import first
 from outrider.data.formats.rows.change_events import check_kept, current
@@ -436,7 +444,16 @@ def sides(row: dict[str, Any]) -> Sides:
     request = requests[0] if requests else flat
     if isinstance(row.get("choices"), list):
         responses.append(row)
-    return Sides(request, responses[0] if responses else None)
+    response = responses[0] if responses else None
+    if request is not None and _is_of_ollama(response):
+        request = with_ollama_messages(request)
+    return Sides(request, response)
+
+
+def _is_of_ollama(response: Any) -> bool:
+    if isinstance(response, list):
+        return bool(response) and isinstance(response[0], dict) and is_of_ollama(response[0])
+    return OLLAMA in response if isinstance(response, dict) else is_ollama_lines(str(response))
 
 
 def _response_of(holder: dict[str, Any]) -> dict[str, Any] | None:
@@ -505,7 +522,8 @@ def _is_stream(value: Any) -> bool:
         return False
     if all(isinstance(chunk, str) for chunk in value):
         return any(chunk.startswith("data:") for chunk in value)
-    return any(isinstance(chunk, dict) and "choices" in chunk for chunk in value)
+    pieces = [chunk for chunk in value if isinstance(chunk, dict)]
+    return any("choices" in piece for piece in pieces) or any(map(is_of_ollama, pieces))
 
 
 def objects_in(row: dict[str, Any]) -> Iterator[dict[str, Any]]:

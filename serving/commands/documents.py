@@ -8,6 +8,7 @@ the settings of charts and frameworks (settings.py), and scripts of several line
 key, such as those of a ConfigMap.
 """
 
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -66,7 +67,7 @@ def words_of_documents(documents: list[Any]) -> Iterator[list[str]]:
     yield from words_of_config(documents)
     for document in documents:
         of_kubernetes = isinstance(document, Mapping) and "apiVersion" in document
-        for container in _containers(document):
+        for container in _containers(_with_variables_of_services(document)):
             words = _words_of_container(container, of_kubernetes)
             yield [*_of_leader(document, words), *words]
     for mapping in mappings:
@@ -104,6 +105,29 @@ def _words_of_container(container: Mapping[str, Any], of_kubernetes: bool) -> li
         value = container.get(key) or []
         words += _one_command(value) if isinstance(value, str) else map(str, value)
     return words
+
+
+def _with_variables_of_services(document: Any) -> Any:
+    """Returns a DynamoGraphDeployment whose containers have its variables and their service's.
+
+    NVIDIA Dynamo 1.1, `spec.envs` and `spec.services.NAME.envs`.
+    """
+    if not isinstance(document, Mapping) or document.get("kind") != "DynamoGraphDeployment":
+        return document
+    spec = document.get("spec")
+    services = spec.get("services") if isinstance(spec, Mapping) else None
+    if not isinstance(spec, Mapping) or not isinstance(services, Mapping):
+        return document
+    containers = []
+    for service in services.values():
+        pod = service.get("extraPodSpec") if isinstance(service, Mapping) else None
+        main = pod.get("mainContainer") if isinstance(pod, Mapping) else None
+        if isinstance(main, Mapping):
+            listed = [spec.get("envs"), service.get("envs"), main.get("env")]
+            lists = (entries for entries in listed if isinstance(entries, list))
+            variables = list(itertools.chain.from_iterable(lists))
+            containers.append({**main, "env": variables})
+    return {"apiVersion": document.get("apiVersion"), "containers": containers}
 
 
 def _of_leader(document: Any, words: list[str]) -> list[str]:

@@ -44,7 +44,7 @@ from outrider.serving.commands.settings import (
 )
 from outrider.serving.commands.shell import END, shell_words, words_of_script, written_files
 from outrider.serving.commands.units import words_of_lists, words_of_pm2, words_of_units
-from outrider.serving.commands.unresolved import UNRESOLVED, why_unresolved
+from outrider.serving.commands.unresolved import OF_KUSTOMIZE, UNRESOLVED, why_unresolved
 from outrider.serving.commands.variables import IMAGE_USED, VARIABLE, resolved
 
 SERVERS = ("vllm.entrypoints.openai.api_server", "vllm/entrypoints/openai/api_server.py")
@@ -69,6 +69,12 @@ OTHER_ENGINES = {
     "Ollama": r"\bollama serve\b|\bollama/ollama\b",
 }
 """Other engines, and the programs, modules or images that start them."""
+
+_OF_LOG = re.compile(r"non-default args|args: Namespace\(")
+"""Lines of vLLM's log with the arguments."""
+
+_VARIABLE_TAG = re.compile(r":\$(?:\w+|\{[^{}]*\})$")
+"""The tag of an image that a script sets: vllm/vllm-openai:${VERSION}."""
 
 HEADLESS = "--headless"
 """The flag of the further nodes of an engine, whose first node has the same command without it."""
@@ -106,7 +112,7 @@ def find_command(source: str, text: str) -> Command:
 def find_command_and_image(source: str, text: str) -> tuple[dict[str, str], list[str], str]:
     """As `find_command`, with the image of the command's container; empty if it is not named."""
     if len(text) > LONGEST_TEXT:
-        text = "\n".join(line for line in text.splitlines() if "non-default args" in line)
+        text = "\n".join(line for line in text.splitlines() if _OF_LOG.search(line))
         if not 0 < len(text) <= LONGEST_TEXT:
             raise OutriderError(
                 f"{source}: more than {LONGEST_TEXT} characters, without vLLM's log line"
@@ -130,6 +136,8 @@ def find_command_and_image(source: str, text: str) -> tuple[dict[str, str], list
     except ValueError as error:
         raise OutriderError(f"{source}: not a shell command ({error})") from None
     _check_engine(source, " ".join(words))
+    if any(isinstance(one, Mapping) and one.get("kind") == "Kustomization" for one in documents):
+        raise OutriderError(f"{source}: a file of Kustomize; give {OF_KUSTOMIZE}")
     raise OutriderError(
         f"{source}: no `vllm serve`; give the command that the endpoint runs, or an existing"
         " file that contains it"
@@ -235,7 +243,7 @@ def _commands_in(words: list[str]) -> Iterator[Command]:
         if " " in word and "vllm" in word:  # sh -c "vllm serve ..."
             for nested_variables, arguments in _commands_in(words_of_script(word)):
                 yield variables | nested_variables, arguments
-        variables |= _image_of(words, index, servers)
+        variables |= _image_of(words, index, servers, variables)
         begin = _begin_of_arguments(words, index, servers)
         if begin is not None:
             command = _until_end(words, begin)
@@ -254,9 +262,11 @@ def _commands_in(words: list[str]) -> Iterator[Command]:
         yield variables, of_nim(variables, [])
 
 
-def _image_of(words: list[str], index: int, servers: _Servers) -> dict[str, str]:
+def _image_of(
+    words: list[str], index: int, servers: _Servers, variables: Mapping[str, str]
+) -> dict[str, str]:
     """The image of a `docker run`, with its tag, if it is at `index`."""
-    word = words[index]
+    word = resolved(words[index], variables) if index >= servers.container else ""
     is_tagged = index >= servers.container and re.search("[:@]", word) is not None
     return {IMAGE_USED: word} if is_tagged and is_image(word) else {}
 
@@ -294,7 +304,7 @@ def _is_image_of_server(words: list[str], index: int, servers: _Servers) -> bool
     """Whether `index` is the image of a `docker run` that names no other command."""
     if index < servers.container or index < servers.last:
         return False
-    image = words[index].removeprefix("docker://")
+    image = _VARIABLE_TAG.sub("", words[index].removeprefix("docker://"))
     is_bare = not re.search("[/:]", image)
     is_value = is_bare and words[index - 1].startswith("-")  # such as --name vllm
     is_of_nim = OF_NIM.match(image) is not None and len(image) < LONGEST_IMAGE

@@ -2,12 +2,17 @@
 
     with_values('variable "tp" { default = 2 }\nargs = ["-tp", var.tp]')    # args = ["-tp", "2"]
 
-Nothing is evaluated but references to variables with a default and to locals that are constants.
+Nothing is evaluated but references to variables with a default, or with a value in terraform.tfvars
+or *.auto.tfvars next to the file, and to locals that are constants.
 """
 
 import json
 import re
 import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+from outrider.serving.commands.variable_files import read_near
 
 _VARIABLE = re.compile(
     r"variable\s+\"(\w+)\"\s*\{[^{}]*?\bdefault\s*=\s*(?:\"((?:[^\"\\\n]|\\.)*)\"|([\w.+-]+))"
@@ -20,7 +25,8 @@ _REFERENCE = re.compile(r"\$\{(var|local)\.(\w+)\}|(?<=[\[,=])(\s*)\b(var|local)
 
 _IMAGE = re.compile(r"^[ \t]*image[ \t]*=[ \t]*\"([^\"\n]+)\"", re.MULTILINE)
 _LIST = re.compile(
-    r"^[ \t]*(?:command|args|entrypoint|entryPoint)[ \t]*=[ \t]*(\[[^\]]*\]|\"[^\"\n]*\")",
+    r"^[ \t]*(?:command|args|entrypoint|entryPoint)[ \t]*=[ \t]*"
+    r"(\[[^\]]*\]|\"[^\"\n]*\"|[a-z_][^\n]*)",
     re.MULTILINE,
 )
 _ELEMENT_OF_HCL = re.compile(r"\"(?:[^\"\\]|\\.)*\"|[^\s,\[\]\"]+", re.DOTALL)
@@ -32,10 +38,12 @@ _OF_TASK = re.compile(
 _ASSIGNED = re.compile(r"^[ \t]*\"?([A-Z_][A-Z0-9_]*)\"?[ \t]*=[ \t]*\"([^\"\n]*)\"", re.MULTILINE)
 
 
-def with_values(text: str) -> str:
-    """Replaces variables of HCL by their defaults, and locals by their values."""
+def with_values(text: str, folder: Path | None) -> str:
+    """Replaces variables of HCL by their values or defaults, and locals by their values."""
     values: dict[tuple[str, str], str] = {}
     for name, quoted, bare in _VARIABLE.findall(text):
+        values["var", name] = quoted or bare
+    for name, quoted, bare in _values_in_files(text, folder):
         values["var", name] = quoted or bare
     for block in _LOCALS.findall(text):
         for name, quoted, bare in _LOCAL.findall(block):
@@ -52,6 +60,15 @@ def with_values(text: str) -> str:
     return _REFERENCE.sub(value, text)
 
 
+def _values_in_files(text: str, folder: Path | None) -> Iterator[tuple[str, str, str]]:
+    """Yields name and value of what Terraform's files of variables set, the last one counts."""
+    if folder is None or not _VARIABLE.search(text):
+        return
+    names = ["terraform.tfvars", *sorted(path.name for path in folder.glob("*.auto.tfvars"))]
+    for name in names:
+        yield from _LOCAL.findall(read_near(name, folder) or "")
+
+
 def words_of_hcl(text: str) -> list[str]:
     """Returns the command of a container in HCL; empty for any other text."""
     image = _IMAGE.search(text)
@@ -62,6 +79,9 @@ def words_of_hcl(text: str) -> list[str]:
     # The place of the command is known without the tag, which may be a variable.
     words += ["docker", "run", re.sub(r":?\$\{[^{}]*\}", "", image[1])]
     for listed in _LIST.findall(text[image.end() :]):
+        if not listed.startswith(("[", '"')):  # an expression, such as local.args
+            words.append("${" + listed.strip() + "}")
+            continue
         without_comments = re.sub(r"(?m)^\s*(?:#|//).*$", "", listed)
         of_strings = _ELEMENT_OF_HCL.sub(_as_string, without_comments)
         try:

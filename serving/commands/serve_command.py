@@ -43,6 +43,7 @@ from outrider.serving.commands.flags import (
 from outrider.serving.commands.notes import AUTO, Variables, flag_of, note_on_place, notes_on
 from outrider.serving.commands.speculation import check_plugin, read_speculation
 from outrider.serving.commands.surroundings import completed
+from outrider.serving.commands.unresolved import OF_KUSTOMIZE
 from outrider.serving.commands.variable_files import sourced_files
 from outrider.serving.releases import release_in, served_with, why_no_release
 from outrider.serving.vllm_version import WRITTEN_FOR
@@ -61,6 +62,9 @@ DEFAULTS_OF_VLLM = {
 DTYPES = {"half": "float16", "float": "float32"}
 """vLLM's other names of data types."""
 
+
+KUSTOMIZATIONS = ("kustomization.yaml", "kustomization.yml", "Kustomization")
+"""Names of the file that changes the manifests next to it."""
 
 _SPECULATORS = re.compile(r"[-_.]speculator[-_.](?:eagle|dflash|peagle|p_eagle|mtp|dspark)", re.I)
 """Names of heads in the speculators format, such as RedHatAI/Qwen3-8B-speculator.eagle3."""
@@ -103,6 +107,10 @@ def read_serve_command(text: str) -> ServeCommand:
         engine["environment"] = environment.kept
     notes = notes_on(given, left_out, environment, unknown)
     notes += _notes_on_script(text)
+    if folder is not None and any((folder / name).is_file() for name in KUSTOMIZATIONS):
+        notes.append(
+            f"Kustomize's file in {folder}: it may change what this file has; give {OF_KUSTOMIZE}"
+        )
     if place := note_on_place(target["model"], text):
         notes.append(place)
     values: dict[str, Any] = {"target": target, "serving": {"engine": engine}}
@@ -273,7 +281,10 @@ def _with_placed_config(source: str, words: list[str]) -> list[str]:
     folders = [Path.cwd()]
     if _is_file(source):
         folders.insert(0, Path(source).expanduser().absolute().parent)
-    places = [folder / Path(words[value]).expanduser() for folder in folders]
+    given = Path(words[value]).expanduser()
+    # A path of the container may be that of a file next to its manifest.
+    names = dict.fromkeys((str(given), given.name))
+    places = [folder / name for folder in folders for name in names]
     place = next((place for place in places if place.is_file()), None)
     if place is None:
         tried = " nor ".join(str(place) for place in dict.fromkeys(places))
@@ -371,6 +382,7 @@ def _arguments(source: str, words: Sequence[str]) -> tuple[dict[str, Any], list[
 def _without_values_of_switches(words: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
     """Writes `--flag=False` and `--flag False` as `--no-flag`, and True as the flag alone.
 
+    What is off without its flag, such as --disable-log-stats, has no `--no-flag`.
     vLLM before 0.9 read them so (`StoreBoolean`), as did YAML files of launchers.
     """
     switches = {
@@ -383,6 +395,8 @@ def _without_values_of_switches(words: Sequence[str], parser: argparse.ArgumentP
     for word in words:
         flag, equals, value = word.partition("=")
         flag = flag.replace("_", "-") if flag.startswith("--") else flag
+        if flag not in switches and f"--{flag.removeprefix('--no-')}" in switches:
+            continue  # False in a program or file, for a flag without an opposite
         before = kept[-1].replace("_", "-") if kept else ""
         if not equals and before in switches:
             flag = before

@@ -9,12 +9,15 @@
   `speculativeDecoding`, and the container's arguments, also in VLLM_ADDITIONAL_ARGS
 - KServe's Hugging Face runtime (`modelFormat`), KubeAI's kind Model, VS Code's launch.json
 - the file of `vllm serve --config` itself
-- what vLLM logs when it starts: `non-default args: {...}`
+- what vLLM logs when it starts: `non-default args: {...}`, before 0.9 `args: Namespace(...)`
 
 Documentation, templates and public values of them were read in November 2026.
 """
 
 import ast
+import contextlib
+import dataclasses
+import functools
 import json
 import re
 import shlex
@@ -78,6 +81,15 @@ _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 """Where a new word of a name begins; LoRA is one."""
 _SCHEME = re.compile(r"(?:pvc\+)?hf://")
 _ARGUMENTS = re.compile(r"non-default args: (\{.*)")
+_NAMESPACE = re.compile(r"args: (Namespace\(.*\))")
+NOT_OF_NAMESPACE = LOGGED | {"tokenizer", "prefix_caching_hash_algo"}
+"""Arguments of a namespace that are the model's again, or have defaults that 0.32 lacks."""
+
+_OBJECT_IN_REPR = re.compile(r"<[^<>]*>")
+"""How Python prints an object without a form of its own: <function serve at 0x7f...>."""
+
+IN_NAMESPACE = frozenset({"speculative_config", "reasoning_parser"})
+"""Arguments besides the engine's own that are read from a logged namespace."""
 
 
 def words_of_settings(mappings: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
@@ -164,6 +176,40 @@ def words_of_log(text: str) -> Iterator[list[str]]:
         model = arguments.get("model_tag") or arguments.get("model")
         flags = {name: value for name, value in arguments.items() if name not in LOGGED}
         yield [*SERVE, *([str(model)] if model else []), *_flags(flags)]
+    for logged in reversed(_NAMESPACE.findall(text)):
+        yield _of_namespace(logged)
+
+
+def _of_namespace(logged: str) -> list[str]:
+    """Returns the command of a logged `Namespace(...)`, which has every argument's default, too.
+
+    vLLM before 0.9 logs it (api_server.py, `args: %s`). Kept is what 0.32 has and what is no
+    default here, since those of earlier releases are not known.
+    """
+    try:
+        call = ast.parse(_OBJECT_IN_REPR.sub("None", logged), mode="eval").body
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return []
+    arguments: dict[str, Any] = {}
+    for keyword in call.keywords if isinstance(call, ast.Call) else ():
+        with contextlib.suppress(ValueError):
+            arguments[str(keyword.arg)] = ast.literal_eval(keyword.value)
+    model = arguments.get("model_tag") or arguments.get("model")
+    of_vllm = _defaults_of_vllm()
+    flags = {
+        name: value
+        for name, value in arguments.items()
+        if name not in NOT_OF_NAMESPACE and (name in OF_ENGINE or name in IN_NAMESPACE)
+        if value not in (None, False, "", [], {}, "auto", 0) and value != of_vllm.get(name)
+    }
+    return [*SERVE, str(model), *_flags(flags)] if model else []
+
+
+@functools.cache
+def _defaults_of_vllm() -> dict[str, Any]:
+    from vllm.engine.arg_utils import EngineArgs
+
+    return {field.name: field.default for field in dataclasses.fields(EngineArgs)}
 
 
 def _of_stack(settings: Mapping[str, Any]) -> list[str]:

@@ -64,6 +64,10 @@ IN_NAMES = {"eagle-": "eagle", "eagle3": "eagle3", "dflash": "dflash", "dspark":
 """Methods that vLLM 0.32 takes from a drafter's name if the command names none
 (`SpeculativeConfig.__post_init__`), in its order."""
 
+OF_NO_METHOD = "its MTP layer, as vLLM before 0.10 inferred"
+OF_NAMED_MODEL = "a draft model, or the head that its config.json describes"
+"""What drafts if the command names no method."""
+
 ARCTIC = "arctic"
 """The method of the plug-in ArcticInference."""
 
@@ -89,7 +93,8 @@ def read_speculation(
     k = section.get("num_speculative_tokens")
     # vLLM takes it from the head's configuration: `n_predict`, or the block size of DSpark.
     number = "the default number of" if k is None else k
-    words = f"{method or 'its own speculator'}, {number} drafts per step"
+    drafter = method or (OF_NO_METHOD if model in (None, target) else OF_NAMED_MODEL)
+    words = f"{drafter}, {number} drafts per step"
     if k is None:
         words += " (set eval.current_k to num_spec_tokens in vLLM's log)"
     if isinstance(k, int):

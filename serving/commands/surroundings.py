@@ -22,7 +22,7 @@ def completed(text: str, folder: Path | None) -> str:
     """Returns a text with what its surroundings set; without a folder no file is read."""
     if len(text) > LONGEST_TEXT:
         return text
-    text = slurm.with_variables(hcl.with_values(text))
+    text = slurm.with_variables(hcl.with_values(text, folder))
     if folder is not None:
         text = with_files(text, folder)
     if "services:" in text or "{{" in text or '"services"' in text:
@@ -45,4 +45,4 @@ def _with_documents(text: str, folder: Path | None) -> str:
 def _completed_document(document: Any, folder: Path | None) -> Any:
     if isinstance(document, Mapping) and isinstance(document.get("services"), Mapping):
         return completed_compose(document, folder)
-    return with_vars(document)
+    return with_vars(document, folder)

@@ -14,6 +14,9 @@ from collections.abc import Iterator
 
 _SECTION = re.compile(r"^\[(Service|Container|program:[^\]\n]+)\][ \t]*$", re.MULTILINE)
 _CONTINUED = re.compile(r"\\[ \t]*\r?\n")
+_INDENTED = re.compile(r"\r?\n[ \t]+(?=[^\s#;])")
+"""The beginning of a line that goes on with a value, as in supervisor's files (configparser)."""
+
 _SETTING = re.compile(r"^([A-Za-z_]+)[ \t]*=[ \t]*(.*)$", re.MULTILINE)
 _PREFIXES = "@-:+!"
 """What systemd allows before a command."""
@@ -61,6 +64,8 @@ def _described(text: str) -> Iterator[list[str]]:
 
 def _of_sections(text: str) -> Iterator[list[str]]:
     text = _CONTINUED.sub(" ", text)
+    if "[program:" in text:
+        text = _INDENTED.sub(" ", text)
     begins = [match.start() for match in re.finditer(r"^\[", text, re.MULTILINE)]
     # `systemctl cat` shows a unit and what overrides it, with sections of the same name.
     settings: dict[str, list[tuple[str, str]]] = {}

@@ -25,6 +25,18 @@ SETTERS = {
 """Beginnings of variables that a platform sets, and from what."""
 
 
+OF_KUSTOMIZE = "what it makes: kubectl kustomize FOLDER > rendered.yaml"
+
+RENDERED = {
+    r"(?m)^[ \t]*resource[ \t]+\"": (
+        "what Terraform makes of this: kubectl get deployment NAME -o yaml, or docker inspect NAME"
+    ),
+    r"\{\{-?[ \t]*(?:\.Values|\.Release|include)\b": "what `helm template` prints",
+    r"(?m)^[ \t-]*(?:hosts|tasks):": "what runs on the host: docker inspect NAME",
+}
+"""Marks of a file that a tool makes another of, and the command that prints it."""
+
+
 def why_unresolved(text: str, words: list[str]) -> str:
     """Names variables without a value as they are written, what sets them, and what to do."""
     first, *further = dict.fromkeys(redacted(word) for word in words)
@@ -44,7 +56,8 @@ def why_unresolved(text: str, words: list[str]) -> str:
         )
     elif "services:" in text:
         why += ", or put Compose's .env next to this file"
-    return why
+    rendered = next((how for mark, how in RENDERED.items() if re.search(mark, text)), None)
+    return f"{why}, or give {rendered}" if rendered else why
 
 
 def _setter_of(name: str) -> str | None:

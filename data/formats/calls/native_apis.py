@@ -6,6 +6,8 @@
   (0.5, managers/io_struct.py)
 - TGI's `/generate`, which SageMaker's LMI has too: `inputs`, `parameters`; `generated_text`,
   `details` (TGI 3, router/src/lib.rs)
+- Ollama's `/api/chat` and `/api/generate`: `messages`, or `system` and `prompt`, `options`;
+  `message` or `response`, `thinking`, `done` (0.13, api/types.go)
 - Bedrock's Converse: `system` and `messages` of parts, `inferenceConfig`; `output.message`,
   `stopReason` (API reference, November 2026)
 - A service's own row of text: a rendered `prompt`, and the completion under any usual name
@@ -14,8 +16,9 @@
 import re
 from typing import Any
 
+from outrider.data.exchange import Reject
 from outrider.data.formats.calls.finish_reasons import end_by_limit
-from outrider.data.formats.fields import number, take_count
+from outrider.data.formats.fields import number, take, take_count, take_text
 
 CONVERSE = "inferenceConfig"
 
@@ -25,8 +28,16 @@ OF_CONVERSE = {"maxTokens": "max_tokens", "topP": "top_p", "stopSequences": "sto
 OF_TGI = {"max_new_tokens": "max_tokens"}
 """OpenAI's names of TGI's parameters."""
 
+OF_OLLAMA = {"num_predict": "max_tokens"}
+"""OpenAI's names of Ollama's parameters."""
+
 COMPLETIONS = ("completion", "response", "output", "generated_text", "generation")
 """Keys of the text that a service logs next to its prompt."""
+
+OLLAMA = "done"
+"""The key of a response that only Ollama's have."""
+
+_PIECE_OF_OLLAMA = re.compile(r'^\{.*"(?:message|response)":.*"done": ?false')
 
 _RENDERED = re.compile(r"<[|｜][A-Za-z_▁]+[|｜]>|\[/INST\]|<start_of_turn>")
 """A token of a chat template. A prompt without one may be a user's, which is not the engine's."""
@@ -34,6 +45,8 @@ _RENDERED = re.compile(r"<[|｜][A-Za-z_▁]+[|｜]>|\[/INST\]|<start_of_turn>")
 
 def native_request(holder: dict[str, Any]) -> dict[str, Any] | None:
     """Returns a request to one of these APIs as OpenAI's; None for any other."""
+    if isinstance(holder.get("options"), dict):
+        return _of_ollama(holder)
     if isinstance(holder.get("messages"), list):
         return _of_converse(holder)
     parameters = holder.get("parameters")
@@ -63,10 +76,9 @@ def native_response(holder: dict[str, Any]) -> dict[str, Any] | None:
     if isinstance(about, dict) and isinstance(holder.get("text"), str):
         return _of_sglang(holder, about)
     if isinstance(holder.get("generated_text"), str) and isinstance(holder.get("details"), dict):
-        details = holder["details"]
-        choice = {"text": holder["generated_text"], "finish_reason": details.get("finish_reason")}
-        usage = {"completion_tokens": details.get("generated_tokens")}
-        return {"choices": [choice], "usage": usage}
+        return _of_tgi(holder, holder["details"])
+    if is_of_ollama(holder):
+        return joined_ollama([holder])
     output = holder.get("output")
     if "stopReason" in holder and isinstance(output, dict):
         choice = {"message": output.get("message"), "finish_reason": holder["stopReason"]}
@@ -74,6 +86,80 @@ def native_response(holder: dict[str, Any]) -> dict[str, Any] | None:
         count = counts.get("outputTokens") if isinstance(counts, dict) else None
         return {"choices": [choice], "usage": {"completion_tokens": count}}
     return None
+
+
+def joined_tgi(pieces: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns a stream of TGI's as OpenAI's response; its last piece has the whole text.
+
+    Raises:
+        Reject: If the last piece is missing.
+    """
+    last = pieces[-1]
+    if not isinstance(last.get("generated_text"), str):
+        raise Reject("stream_cut", "no last piece of TGI's, which has generated_text")
+    return _of_tgi(last, take(last, "details", dict, "event") or {})
+
+
+def _of_tgi(holder: dict[str, Any], details: dict[str, Any]) -> dict[str, Any]:
+    choice = {"text": holder["generated_text"], "finish_reason": details.get("finish_reason")}
+    usage = {"completion_tokens": details.get("generated_tokens")}
+    return {"choices": [choice], "usage": usage}
+
+
+def is_of_ollama(holder: dict[str, Any]) -> bool:
+    """Whether an object is a response of Ollama, or a piece of one."""
+    answer = holder.get("message", holder.get("response"))
+    return isinstance(holder.get("done"), bool) and isinstance(answer, dict | str)
+
+
+def is_ollama_lines(text: str) -> bool:
+    """Whether a text has the pieces of a response of Ollama as lines."""
+    return _PIECE_OF_OLLAMA.search(text.partition("\n")[0]) is not None and "\n{" in text
+
+
+def joined_ollama(pieces: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns a response of Ollama as OpenAI's; the last of its pieces is `done`.
+
+    Raises:
+        Reject: If the last piece is missing.
+    """
+    last = pieces[-1]
+    if not last["done"]:
+        raise Reject("stream_cut", "no last piece of Ollama's, which is done")
+    message: dict[str, Any] = {"role": "assistant", "content": "", "reasoning": ""}
+    calls: list[Any] = []
+    for piece in pieces:
+        answer = piece.get("message")
+        answer = answer if isinstance(answer, dict) else {**piece, "content": piece.get("response")}
+        for key, name in {"content": "content", "thinking": "reasoning"}.items():
+            message[name] += take_text(answer, key, "message") or ""
+        calls += take(answer, "tool_calls", list, "message") or ()
+    if calls:
+        message["tool_calls"] = calls
+    return {
+        "model": last.get("model"),
+        "choices": [{"message": message, "finish_reason": last.get("done_reason")}],
+        "usage": {"completion_tokens": last.get("eval_count")},
+        OLLAMA: True,
+    }
+
+
+def with_ollama_messages(request: dict[str, Any]) -> dict[str, Any]:
+    """Returns a request to Ollama's `/api/generate` as a chat, which its template makes of it."""
+    prompt = request.get("prompt")
+    if not isinstance(prompt, str) or request.get("raw") is True or "messages" in request:
+        return request
+    system = request.get("system")
+    before = [{"role": "system", "content": system}] if isinstance(system, str) else []
+    kept = {key: value for key, value in request.items() if key not in ("prompt", "system")}
+    return {**kept, "messages": [*before, {"role": "user", "content": prompt}]}
+
+
+def _of_ollama(holder: dict[str, Any]) -> dict[str, Any] | None:
+    """Returns a request to Ollama under OpenAI's names; None for any other."""
+    if not isinstance(holder.get("messages"), list) and not isinstance(holder.get("prompt"), str):
+        return None
+    return with_ollama_messages({**_renamed(holder["options"], OF_OLLAMA), **holder})
 
 
 def text_pair(row: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]] | None:

@@ -30,6 +30,7 @@ the request has none; `time` always applies. Sources of each field, in order of 
 one request (`prompt_not_messages`) are rejected.
 """
 
+import re
 from typing import Any
 
 from outrider.data.exchange import Exchange, Place, Reject
@@ -60,6 +61,15 @@ from outrider.data.formats.rows.other_rows import check_completion
 
 Prompt = str | list[int]
 """A prompt of a text completion."""
+
+GPT_OSS_ON_BEDROCK = "openai.gpt-oss"
+"""How Bedrock's names of these models begin."""
+
+_OF_BEDROCK = re.compile(
+    r"<reasoning>(?P<reasoning>.*?)(?:</reasoning>(?P<content>.*))?", re.DOTALL
+)
+"""What Bedrock writes for gpt-oss' channels; a cut answer has no closing tag (user guide, "OpenAI
+models", November 2026)."""
 
 REASONING = ("reasoning", "reasoning_content", "thinking")
 """Keys of a message's reasoning: vLLM; DeepSeek, SGLang, LiteLLM; Ollama behind a gateway."""
@@ -111,6 +121,8 @@ def exchanges(
     user.
     """
     model = take_text(response, "model", "response") or take_text(request, "model", "request")
+    if model is not None and model.startswith(GPT_OSS_ON_BEDROCK):
+        response = _with_reasoning_apart(response)
     try:
         outcomes = _exchanges(request, response, place, model, **logged)
     except Reject as reject:
@@ -119,6 +131,21 @@ def exchanges(
         if isinstance(outcome, Reject):
             outcome.model = model
     return outcomes
+
+
+def _with_reasoning_apart(response: dict[str, Any]) -> dict[str, Any]:
+    """Returns a response whose contents begin with Bedrock's tags, which no model wrote."""
+    choices = []
+    for choice in take(response, "choices", list, "response") or ():
+        message = choice.get("message") if isinstance(choice, dict) else None
+        message = message if isinstance(message, dict) else {}
+        content = message.get("content")
+        tagged = _OF_BEDROCK.fullmatch(content) if isinstance(content, str) else None
+        if tagged is not None:
+            parts = {"reasoning": tagged["reasoning"], "content": tagged["content"]}
+            choice = {**choice, "message": {**message, **parts}}
+        choices.append(choice)
+    return {**response, "choices": choices}
 
 
 def _exchanges(

@@ -14,6 +14,12 @@ from typing import Any
 from outrider.data.exchange import Reject
 from outrider.data.files.rows import parse_row
 from outrider.data.formats.calls.finish_reasons import ENDS, normal_name
+from outrider.data.formats.calls.native_apis import (
+    is_of_ollama,
+    is_ollama_lines,
+    joined_ollama,
+    joined_tgi,
+)
 from outrider.data.formats.fields import first, take, take_count, take_ids
 from outrider.data.formats.rows.other_rows import LOG_CHATS
 
@@ -31,7 +37,10 @@ RUNPOD = (
 
 
 def is_chunk_lines(text: str) -> bool:
-    """Whether a text has a stream's chunks as lines without `data:` (TensorZero's raw_response)."""
+    """Whether a text has a stream's chunks as lines without `data:`: TensorZero's raw_response,
+    Ollama's answers."""
+    if is_ollama_lines(text):
+        return True
     return text.startswith("{") and CHUNK in text.partition("\n")[0] and "\n{" in text
 
 
@@ -59,6 +68,9 @@ def join_chunks(chunks: Iterable[Any]) -> dict[str, Any]:
     response: dict[str, Any] = {}
     choices: dict[int, dict[str, Any]] = {}
     events = _without_copies(list(chunks))
+    of_other_api = _of_other_api(events)
+    if of_other_api is not None:
+        return of_other_api
     for chunk in events:
         if not isinstance(chunk, dict):
             raise Reject("wrong_type", "a chunk of the stream is not an object")
@@ -75,6 +87,17 @@ def join_chunks(chunks: Iterable[Any]) -> dict[str, Any]:
     response["choices"] = [_finished(choices[index]) for index in sorted(choices)]
     _drop_incomplete_ids(response)
     return response
+
+
+def _of_other_api(events: list[Any]) -> dict[str, Any] | None:
+    """Returns a stream of Ollama or TGI as a response; None for any other."""
+    if not events or not all(isinstance(event, dict) for event in events):
+        return None
+    if all(map(is_of_ollama, events)):
+        return joined_ollama(events)
+    if all("token" in event and "choices" not in event for event in events):
+        return joined_tgi(events)
+    return None
 
 
 def _without_copies(chunks: list[Any]) -> list[Any]:
@@ -122,10 +145,9 @@ def _check_one_stream(chunks: list[dict[str, Any]], has_choices: bool) -> None:
         raise Reject("ambiguous_id", "chunks of several streams, as of a retried request")
     if has_choices:
         return
-    # The Responses API and Anthropic name the type of each event; TGI's `/generate_stream` has a
-    # token in each.
+    # The Responses API and Anthropic name the type of each event.
     others = (chunk for chunk in chunks if "choices" not in chunk)
-    if any(isinstance(chunk.get("type"), str) or "token" in chunk for chunk in others):
+    if any(isinstance(chunk.get("type"), str) for chunk in others):
         raise Reject("not_a_generation", f"events of another API; {LOG_CHATS}")
     raise Reject("stream_cut", "no chunk has a choice")
 

@@ -7,9 +7,10 @@ Request and response may be anywhere in the row, under any name, as objects or a
 messages with a `body` (Portkey), Kong's `ai.proxy.payload`, Dynamo's `event`, LiteLLM's
 `proxy_server_request`, tables of Databricks or BigQuery, records of a collector, SageMaker's and
 Vertex AI's captures (also in base64), Bedrock's invocations of R1, HTTP messages in wire format
-(Tyk), Envoy's taps, SGLang's `/generate`, Phoenix's spans, lines in Loki's answers. Each entry of a
-HAR file and each LLM span of an MLflow trace is a call. A streamed response is its event stream's
-text or a list of its chunks. Token ids are included if requests set `return_token_ids`.
+(Tyk), Envoy's taps, SGLang's and TGI's `/generate`, Ollama's `/api/chat` and `/api/generate`,
+Phoenix's spans, lines in Loki's answers. Each entry of a HAR file and each LLM span of an MLflow
+trace is a call. A streamed response is its event stream's text or a list of its chunks. Token ids
+are included if requests set `return_token_ids`.
 
 Session, user, tenant, route and time are read from the names that these producers use
 (wrappers.py). Failed requests, rows of other APIs and answers from a gateway's cache

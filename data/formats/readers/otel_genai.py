@@ -79,6 +79,15 @@ of OpenRouter's attempts."""
 COLUMNS = frozenset({"input", "output"})
 """Columns of a table of spans that have the messages."""
 
+OPENINFERENCE = {
+    "messages": ("input.value", "llm.input_messages."),
+    "choices": ("output.value", "llm.output_messages."),
+}
+"""A key of a request's or a response's body, the attribute of OpenInference that has the body, and
+how the attributes begin that repeat its messages."""
+
+CHUNK = "chat.completion.chunk"
+
 OF_ENGINE = "gen_ai.latency."
 """How attributes begin that vLLM itself writes (vllm/tracing/utils.py)."""
 
@@ -259,12 +268,28 @@ def _other_messages(
     """
     if any(logged.get(f"gen_ai.{side}.messages") is not None for side in ("input", "output")):
         return span, None
-    row = {**logged, **_of_events(span)}
+    row = _with_whole_bodies({**logged, **_of_events(span)})
     sides = message_sides(row)
     if sides is None and not span.keys().isdisjoint(COLUMNS):
         row = {**span, **row}
         sides = message_sides(row)
     return row, sides
+
+
+def _with_whole_bodies(row: dict[str, Any]) -> dict[str, Any]:
+    """Returns OpenInference's attributes without the messages that it takes from whole bodies.
+
+    Its convention has no name for the reasoning of a message, which only the body has, where the
+    instrumentation keeps it (Envoy AI Gateway 0.3, internal/tracing/openinference).
+    """
+    bodies = {name: object_of(row.get(key)) or {} for name, (key, _) in OPENINFERENCE.items()}
+    if bodies["choices"].get("object") == CHUNK and "usage" not in bodies["choices"]:
+        # Its end is Envoy's, which writes `stop` for a stream without one, too (sse_converter.go).
+        bodies["choices"] = {}
+    repeated = tuple(
+        beginning for name, (_, beginning) in OPENINFERENCE.items() if name in bodies[name]
+    )
+    return {key: value for key, value in row.items() if not key.startswith(repeated)}
 
 
 def _of_events(span: dict[str, Any]) -> dict[str, Any]:

@@ -43,7 +43,7 @@ OTHER_APIS = frozenset(
     }
 )
 """Keys of other responses to `messages` or `prompt`: OpenAI's images, Anthropic, Gemini, Bedrock,
-Cohere, Ollama, TGI, token counts."""
+Cohere, TGI, token counts."""
 
 LOG_CHATS = "only /v1/chat/completions and /v1/completions are read"
 

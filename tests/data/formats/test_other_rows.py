@@ -116,9 +116,9 @@ OTHER = {
         "request": ASKED,
         "chunks": [{"type": "response.created", "response": {}}, {"type": "response.completed"}],
     },
-    "Ollama": {
+    "Cohere": {
         "request": ASKED,
-        "response": {"model": "r1", "message": {"role": "assistant", "content": "a"}, "done": True},
+        "response": {"id": "1", "message": {"role": "assistant", "content": [{"text": "a"}]}},
     },
     "HTTP": {
         "request": {"url": "/v1/rerank", "body": {"query": "Hi", "documents": ["a"]}},
