@@ -174,6 +174,10 @@ def _decoded_row(row: bytes) -> Any:
         return decode(undoubled)
 
 
+_PLAIN_LINE = re.compile(rb"[^{}]*")
+"""A line of a text log. A piece of a damaged object has a bracket, mostly."""
+
+
 def kind_of(value: Any) -> str:
     """Describes the type of a JSON value."""
     names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean"}
@@ -201,6 +205,8 @@ def decode(text: bytes) -> Any:
         try:
             value = python_value(text.decode("utf-8"))
         except ValueError:
+            if _PLAIN_LINE.fullmatch(text):
+                raise Reject("not_a_generation", "a line without an object") from None
             raise Reject("not_json", f"{error.msg} at character {error.pos}") from None
     except RecursionError:
         raise Reject("nested_too_deeply") from None

@@ -19,6 +19,9 @@ from outrider.data.files.sources import CHUNK, LONGEST_LINE, without_blanks
 TABLE_ROWS = 64
 """Rows decoded at a time."""
 
+INDEX = "index"
+"""The name of a table's first column that has none."""
+
 _COLUMN = re.compile(r"[A-Za-z_@$][\w .\-/:@()]{0,100}(?: \[UTC\])?")
 """A column's name. A line of a text log has other characters, or parts without a letter."""
 
@@ -169,12 +172,18 @@ def _is_table(text: str, dialect: dict[str, Any]) -> bool:
         header, *rows = itertools.islice(filter(None, lines), 4)
     except (csv.Error, ValueError):
         return False
-    names = [name.strip() for name in header]
+    names = _column_names(header)
     is_header = len(names) > 1 and len(set(names)) == len(names)
     is_header = is_header and all(_COLUMN.fullmatch(name) for name in names)
     if len(text) >= HEAD:  # the last row may be longer than the head
         rows = rows[:-1]
     return is_header and all(len(row) == len(names) for row in rows)
+
+
+def _column_names(header: list[str]) -> list[str]:
+    """Returns the names of columns; pandas' index, which is the first, has an empty one."""
+    names = [name.strip() for name in header]
+    return [INDEX, *names[1:]] if names and not names[0] else names
 
 
 def csv_rows(content: io.BufferedReader, name: str) -> Iterator[dict[str, Any] | bytes]:
@@ -189,7 +198,7 @@ def csv_rows(content: io.BufferedReader, name: str) -> Iterator[dict[str, Any] |
     bounded = _BoundedRows(text)
     try:
         lines = csv.reader(bounded, **dialect or {})
-        header = [column.strip() for column in next(lines)]
+        header = _column_names(next(lines))
         rows = bounded.rows(lines)
         for _, cells in without_blanks(enumerate(rows, start=1), any, name):
             if dialect and dialect.get("quoting") == csv.QUOTE_NONE:

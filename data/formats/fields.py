@@ -55,6 +55,10 @@ def take(holder: dict[str, Any], key: str, kind: type | tuple[type, ...], where:
     return value
 
 
+_DECIMAL_COMMA = re.compile(r"-?\d+,\d{1,2}")
+"""A number as a spreadsheet writes it where the comma is the decimal separator, such as 0,95."""
+
+
 def take_number(holder: dict[str, Any], key: str, where: str) -> float | None:
     """Returns a finite number, also one written as text, or None."""
     value = holder.get(key)
@@ -199,6 +203,8 @@ def number(holder: dict[str, Any], key: str) -> float | None:
     value = holder.get(key)
     if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal):
         return None
+    if isinstance(value, str) and _DECIMAL_COMMA.fullmatch(value):
+        value = value.replace(",", ".")
     try:
         value = float(value)
     except (ValueError, OverflowError):

@@ -21,7 +21,7 @@ from outrider.data.files.record_lines import lines_in
 from outrider.data.files.rows import Row, parse_row
 from outrider.data.formats.calls.attachments import with_attachments
 from outrider.data.formats.calls.cut_texts import is_cut, is_stored
-from outrider.data.formats.calls.message_sides import message_sides
+from outrider.data.formats.calls.message_sides import asked_in_texts, message_sides
 from outrider.data.formats.calls.native_apis import (
     OLLAMA,
     is_of_ollama,
@@ -445,9 +445,20 @@ def sides(row: dict[str, Any]) -> Sides:
     if isinstance(row.get("choices"), list):
         responses.append(row)
     response = responses[0] if responses else None
+    if request is None and _is_chat(response):
+        asked = asked_in_texts(row)
+        request = None if asked is None else {"messages": asked}
     if request is not None and _is_of_ollama(response):
         request = with_ollama_messages(request)
     return Sides(request, response)
+
+
+def _is_chat(response: Any) -> bool:
+    """Whether a response is a whole chat completion."""
+    choices = response.get("choices") if isinstance(response, dict) else None
+    return isinstance(choices, list) and any(
+        isinstance(choice, dict) and isinstance(choice.get("message"), dict) for choice in choices
+    )
 
 
 def _is_of_ollama(response: Any) -> bool:

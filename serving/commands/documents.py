@@ -65,9 +65,11 @@ def words_of_documents(documents: list[Any]) -> Iterator[list[str]]:
     yield from words_of_kserve(mappings)
     yield from words_of_settings(mappings)
     yield from words_of_config(documents)
+    config_maps = _config_maps(documents)
     for document in documents:
         of_kubernetes = isinstance(document, Mapping) and "apiVersion" in document
-        for container in _containers(_with_variables_of_services(document)):
+        for written in _containers(_with_variables_of_services(document)):
+            container = _with_config_maps(written, config_maps)
             words = _words_of_container(container, of_kubernetes)
             yield [*_of_leader(document, words), *words]
     for mapping in mappings:
@@ -80,12 +82,48 @@ def words_of_documents(documents: list[Any]) -> Iterator[list[str]]:
 def files_of_documents(documents: list[Any]) -> dict[str, str]:
     """Returns the files of ConfigMaps by name."""
     files: dict[str, str] = {}
-    for document in documents:
-        if isinstance(document, Mapping) and document.get("kind") == "ConfigMap":
-            data = document.get("data")
-            texts = data.items() if isinstance(data, Mapping) else ()
-            files |= {str(name): text for name, text in texts if isinstance(text, str)}
+    for values in _config_maps(documents).values():
+        files |= values
     return files
+
+
+def _config_maps(documents: list[Any]) -> dict[str, dict[str, str]]:
+    """Returns the texts of each ConfigMap, by its name."""
+    maps: dict[str, dict[str, str]] = {}
+    for document in documents:
+        if not isinstance(document, Mapping) or document.get("kind") != "ConfigMap":
+            continue
+        about = document.get("metadata")
+        name = str(about.get("name")) if isinstance(about, Mapping) else ""
+        data = document.get("data")
+        texts = data.items() if isinstance(data, Mapping) else ()
+        maps[name] = {str(key): text for key, text in texts if isinstance(text, str)}
+    return maps
+
+
+def _with_config_maps(
+    container: Mapping[str, Any], maps: Mapping[str, dict[str, str]]
+) -> Mapping[str, Any]:
+    """Returns a container with the variables that `envFrom` and `valueFrom` take from ConfigMaps.
+
+    As in Kubernetes, those of `env` come later and count.
+    """
+    sources = container.get("envFrom")
+    written = container.get("env")
+    variables: list[Any] = []
+    for source in sources if isinstance(sources, list) else ():
+        reference = source.get("configMapRef") if isinstance(source, Mapping) else None
+        values = maps.get(str(reference.get("name")), {}) if isinstance(reference, Mapping) else {}
+        prefix = source.get("prefix") or ""
+        variables += [{"name": f"{prefix}{key}", "value": text} for key, text in values.items()]
+    for entry in written if isinstance(written, list) else ():
+        origin = entry.get("valueFrom") if isinstance(entry, Mapping) else None
+        reference = origin.get("configMapKeyRef") if isinstance(origin, Mapping) else None
+        if isinstance(reference, Mapping):
+            value = maps.get(str(reference.get("name")), {}).get(str(reference.get("key")))
+            entry = entry if value is None else {"name": entry.get("name"), "value": value}
+        variables.append(entry)
+    return {**container, "env": variables} if isinstance(sources or written, list) else container
 
 
 def _words_of_container(container: Mapping[str, Any], of_kubernetes: bool) -> list[str]:

@@ -18,6 +18,7 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from outrider.common.errors import OutriderError
+from outrider.common.redaction import redacted
 from outrider.serving.commands.documents import (
     LONGEST_IMAGE,
     LONGEST_TEXT,
@@ -70,6 +71,9 @@ OTHER_ENGINES = {
 }
 """Other engines, and the programs, modules or images that start them."""
 
+STARTED = re.compile(r"Initializing (?:an?|a V1) LLM engine|vLLM API server version")
+"""What vLLM logs when it starts, besides its arguments."""
+
 _OF_LOG = re.compile(r"non-default args|args: Namespace\(")
 """Lines of vLLM's log with the arguments."""
 
@@ -119,6 +123,7 @@ def find_command_and_image(source: str, text: str) -> tuple[dict[str, str], list
                 " `non-default args`; give the part that starts the server"
             )
     text = script_of_powershell(text)
+    _check_one_block(source, text)
     script, files = written_files(text)
     documents = documents_in(text)
     files |= files_of_documents(documents)
@@ -138,10 +143,31 @@ def find_command_and_image(source: str, text: str) -> tuple[dict[str, str], list
     _check_engine(source, " ".join(words))
     if any(isinstance(one, Mapping) and one.get("kind") == "Kustomization" for one in documents):
         raise OutriderError(f"{source}: a file of Kustomize; give {OF_KUSTOMIZE}")
+    if STARTED.search(text):
+        raise OutriderError(
+            f"{source}: vLLM's log without the line that has its arguments (`non-default args:`, or"
+            " `args: Namespace(...)` before 0.9), among the first lines after a start; give this"
+            " line, or the command"
+        )
     raise OutriderError(
         f"{source}: no `vllm serve`; give the command that the endpoint runs, or an existing"
         " file that contains it"
     )
+
+
+def _check_one_block(source: str, text: str) -> None:
+    """Raises an `OutriderError` if several blocks of Markdown start vLLM in different ways."""
+    commands: dict[str, None] = {}
+    for block in BLOCK.findall(text):
+        for _, words in _commands_in(words_of_script(block)):
+            if words and HEADLESS not in words:
+                commands.setdefault(" ".join(words))
+    if len(commands) > 1:
+        shown = "; ".join(f"vllm serve {redacted(command)[:70]} ..." for command in commands)
+        raise OutriderError(
+            f"{source}: {len(commands)} commands in blocks of code ({shown}); give the one that the"
+            " endpoint runs"
+        )
 
 
 def _check_engine(source: str, text: str) -> None:

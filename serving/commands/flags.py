@@ -59,7 +59,6 @@ REFUSED = {
     "watermark_config": "changes which tokens are sampled",
     # Of earlier releases.
     "calculate_kv_scales": KV_SCALES,
-    "cuda_graph_sizes": "vLLM 0.32 calls it --cudagraph-capture-sizes; write it so",
     "enable_prompt_adapter": PROMPT_ADAPTER,
     "eplb_log_balancedness": EPLB,
     "eplb_step_interval": EPLB,
@@ -177,7 +176,7 @@ HARMLESS = frozenset({
     "enable_tower_connector_lora", "fully_sharded_loras", "lora_dtype", "lora_target_modules",
     "max_cpu_loras", "max_lora_cls_labels", "max_lora_rank", "max_loras", "specialize_active_lora",
     # Of earlier releases: scheduling, memory, processes, adapters, images, pooling, loading.
-    "device", "disable_async_output_proc", "disable_frontend_multiprocessing",
+    "cuda_graph_sizes", "device", "disable_async_output_proc", "disable_frontend_multiprocessing",
     "disable_image_processor", "disable_log_requests", "disable_logprobs_during_spec_decoding",
     "disable_mm_preprocessor_cache", "enable_lora_bias", "enable_mm_processor_stats",
     "enable_multimodal_encoder_data_parallel", "enable_reasoning", "encryption_keyfile",

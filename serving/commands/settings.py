@@ -85,6 +85,9 @@ _NAMESPACE = re.compile(r"args: (Namespace\(.*\))")
 NOT_OF_NAMESPACE = LOGGED | {"tokenizer", "prefix_caching_hash_algo"}
 """Arguments of a namespace that are the model's again, or have defaults that 0.32 lacks."""
 
+_MEMBER = re.compile(r"<\w+\.(\w+): [^<>]*>")
+"""How Python prints an enumeration's member: <CUDAGraphMode.PIECEWISE: 1>."""
+
 _OBJECT_IN_REPR = re.compile(r"<[^<>]*>")
 """How Python prints an object without a form of its own: <function serve at 0x7f...>."""
 
@@ -170,14 +173,25 @@ def words_of_log(text: str) -> Iterator[list[str]]:
     """Yields the command of each start of vLLM in its log, the last one first."""
     for logged in reversed(_ARGUMENTS.findall(text)):
         try:
-            arguments = ast.literal_eval(logged[: logged.rfind("}") + 1])
+            printed = _MEMBER.sub(r"'\1'", logged[: logged.rfind("}") + 1])
+            arguments = ast.literal_eval(_OBJECT_IN_REPR.sub("None", printed))
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             continue
         model = arguments.get("model_tag") or arguments.get("model")
-        flags = {name: value for name, value in arguments.items() if name not in LOGGED}
+        flags = {
+            name: _without_empty(value) for name, value in arguments.items() if name not in LOGGED
+        }
         yield [*SERVE, *([str(model)] if model else []), *_flags(flags)]
     for logged in reversed(_NAMESPACE.findall(text)):
         yield _of_namespace(logged)
+
+
+def _without_empty(value: Any) -> Any:
+    """Returns a logged configuration without the keys that only show a default, such as None."""
+    if not isinstance(value, dict):
+        return value
+    kept = {key: _without_empty(inner) for key, inner in value.items()}
+    return {key: inner for key, inner in kept.items() if inner not in (None, "", [], {})}
 
 
 def _of_namespace(logged: str) -> list[str]:
@@ -187,7 +201,8 @@ def _of_namespace(logged: str) -> list[str]:
     default here, since those of earlier releases are not known.
     """
     try:
-        call = ast.parse(_OBJECT_IN_REPR.sub("None", logged), mode="eval").body
+        printed = _OBJECT_IN_REPR.sub("None", _MEMBER.sub(r"'\1'", logged))
+        call = ast.parse(printed, mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return []
     arguments: dict[str, Any] = {}

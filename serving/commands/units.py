@@ -19,7 +19,10 @@ _INDENTED = re.compile(r"\r?\n[ \t]+(?=[^\s#;])")
 
 _SETTING = re.compile(r"^([A-Za-z_]+)[ \t]*=[ \t]*(.*)$", re.MULTILINE)
 _PREFIXES = "@-:+!"
-"""What systemd allows before a command."""
+"""What systemd allows before the command of ExecStart."""
+
+_COMMENT_LINE = re.compile(r"^[ \t]*[#;].*(?:\r?\n|\Z)", re.MULTILINE)
+"""A comment, which a command of several lines may have inside."""
 
 _SPECIFIER = re.compile(r"(?<!%)%([A-Za-z])")
 
@@ -63,7 +66,7 @@ def _described(text: str) -> Iterator[list[str]]:
 
 
 def _of_sections(text: str) -> Iterator[list[str]]:
-    text = _CONTINUED.sub(" ", text)
+    text = _CONTINUED.sub(" ", _COMMENT_LINE.sub("", text))
     if "[program:" in text:
         text = _INDENTED.sub(" ", text)
     begins = [match.start() for match in re.finditer(r"^\[", text, re.MULTILINE)]
@@ -88,7 +91,7 @@ def _of_section(settings: list[tuple[str, str]]) -> list[str]:
         elif key == "Image":
             image = ["docker", "run", value.strip()]
         elif key in ("ExecStart", "command", "Exec") and value.strip():
-            command = _split(value.lstrip(_PREFIXES))
+            command = _split(value.lstrip(_PREFIXES) if key == "ExecStart" else value)
             if key != "command":
                 # A specifier of systemd, such as %i, is left open in the form of supervisor's.
                 command = [_SPECIFIER.sub(r"%(\1)s", word).replace("%%", "%") for word in command]
@@ -96,7 +99,7 @@ def _of_section(settings: list[tuple[str, str]]) -> list[str]:
 
 
 def _of_dockerfile(text: str) -> list[str]:
-    text = _CONTINUED.sub(" ", text)
+    text = _CONTINUED.sub(" ", _COMMENT_LINE.sub("", text))
     variables: list[str] = []
     commands: dict[str, list[str]] = {}
     for name, value in _INSTRUCTION.findall(text):

@@ -82,6 +82,9 @@ def integer_of(node: ast.expr, value_of: Callable[[str], object]) -> int | None:
     if isinstance(node, ast.Name):
         text = str(value_of(node.id))
         return int(text) if re.fullmatch(r"-?\d{1,12}", text) else None
+    if isinstance(node, ast.Attribute):
+        text = str(value_of(f".{node.attr}"))
+        return int(text) if re.fullmatch(r"-?\d{1,12}", text) else None
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
         left = integer_of(node.left, value_of)
         right = integer_of(node.right, value_of)

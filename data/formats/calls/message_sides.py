@@ -57,6 +57,12 @@ SWITCHES = frozenset({"on", "off", "auto", "low", "medium", "high", "enabled", "
 WRAPPED = frozenset({"message", "content"})
 """Keys of an object that is a message's content: AWS's exporter of Strands' events."""
 
+OF_DIFY = frozenset({"role", "text", "files"})
+"""Keys of a message in the table of Dify (1.x, `messages.message`)."""
+
+SHORT = frozenset({"reasoning_content", "finish_reason"})
+"""Keys next to `content` in a service's own form of an answer, which has no role."""
+
 END_THINK = "</think>"
 
 LANGCHAIN_KINDS = frozenset({"human", "ai", "system", "tool"})
@@ -64,6 +70,12 @@ LANGCHAIN_KINDS = frozenset({"human", "ai", "system", "tool"})
 
 LANGCHAIN_FIELDS = ("reasoning_content", "tool_calls", "tool_call_id")
 """What a message of LangChain has besides its content, itself or in `additional_kwargs`."""
+
+QUESTIONS = ("question", "query", "prompt", "user_prompt", "user_message", "user_input")
+"""Names of a text that is the user's, in order of preference."""
+
+SYSTEMS = ("system_prompt", "system_message", "system")
+"""Names of a text that is the system message, in order of preference."""
 
 OF_RESPONSE = re.compile("response|output|completion")
 
@@ -73,7 +85,13 @@ MODELS = (
 )
 LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 COUNTS = (
-    *("completion_tokens", "output_tokens", "token_count.completion", "tokens.completion"),
+    *(
+        "answer_tokens",
+        "completion_tokens",
+        "output_tokens",
+        "token_count.completion",
+        "tokens.completion",
+    ),
     "output_token",  # Higress
 )
 ENDS = ("finish_reason", "finish_reasons", "stop_reason", "done_reason")
@@ -106,6 +124,10 @@ def message_sides(row: dict[str, Any]) -> MessageSides | None:
         elif messages and answers is None and all(map(_is_answer, messages)):
             answers = [_choice(*message) for message in messages]
             around = holders
+    if asked is None and answers is None:
+        # With a system message apart, the other text is what the user wrote.
+        texts = asked_in_texts(row) or []
+        asked = texts if len(texts) > 1 else None
     if asked and not answers:
         answers, around = _answer_text(row)
     return MessageSides(asked, answers, around) if asked and answers else None
@@ -224,6 +246,10 @@ def _message(item: Any) -> Logged | None:
     if any(key.startswith("message.") for key in item):
         item = {key.removeprefix("message."): value for key, value in item.items()}
     inner = item.get("content")
+    if item.keys() >= OF_DIFY:
+        item = {"role": item["role"], "content": item["text"]}
+    elif isinstance(item.get("content"), str) and "role" not in item and item.keys() & SHORT:
+        item = {"role": "assistant", **item}
     if isinstance(inner, dict) and not WRAPPED.isdisjoint(inner):
         end = inner.get("finish_reason")
         item = {**item, "content": _decoded(inner.get("message", inner.get("content")))}
@@ -329,23 +355,52 @@ def _answer_text(row: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[s
     """Returns the answer that a row has as text, and the objects around it."""
     answer: dict[str, Any] = {}
     around: list[dict[str, Any]] = []
+    around_empty: list[dict[str, Any]] = []
+    calls_tools = False
     for path, value, holders in _values(row):
         name = path.rpartition(".")[2]
         if name == "tool_calls" and _are_calls(value) and _is_models(holders[-1]):  # Higress
             answer.setdefault("tool_calls", value)
             around = around or holders
-        if isinstance(value, list) and len(value) == 1:  # agentgateway's `gen_ai.completion`
-            (value,) = value
-        if not isinstance(value, str) or not value or _has_answer_inside(value):
-            continue
-        ends = {name, ".".join(path.split(".")[-2:])}
-        if _is_answers_name(ends, holders[-1]) and "content" not in answer:
-            answer["content"] = value
-            around = holders
-        elif ends & THOUGHTS and value not in SWITCHES and "reasoning_content" not in answer:
-            answer["reasoning_content"] = value
+        part = _part_of_answer(path, value, holders[-1])
+        if part == "content" and value == "":
+            around_empty = around_empty or holders
+        elif part is not None and value and part not in answer:
+            answer[part] = _only_item(value)
+            around = holders if part == "content" else around
+        calls_tools = calls_tools or (name == "tool_calls" and bool(value))
+    if "reasoning_content" in answer and around_empty and not calls_tools:  # cut before its end
+        answer.setdefault("content", "")
+        around = around or around_empty
     if answer.keys().isdisjoint(("content", "tool_calls")):
         return [], []
     if END_THINK in answer.get("content", ""):  # the reasoning is in the text
         answer.pop("reasoning_content", None)
     return [_choice({"role": "assistant", **answer}, None)], around
+
+
+def _only_item(value: Any) -> Any:
+    """Returns the item of a list that has one, as agentgateway's `gen_ai.completion` does."""
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
+
+
+def _part_of_answer(path: str, value: Any, holder: dict[str, Any]) -> str | None:
+    """Returns the key of an answer's message that a text's path stands for; None for any other."""
+    text = _only_item(value)
+    if not isinstance(text, str) or _has_answer_inside(text):
+        return None
+    ends = {path.rpartition(".")[2], ".".join(path.split(".")[-2:])}
+    if _is_answers_name(ends, holder):
+        return "content"
+    return "reasoning_content" if ends & THOUGHTS and text not in SWITCHES else None
+
+
+def asked_in_texts(row: dict[str, Any]) -> list[dict[str, Any]] | None:
+    """Returns the messages of a row that has a question, and maybe a system message, as texts."""
+    texts = {normal_name(key): value for key, value in row.items() if isinstance(value, str)}
+    question = next((texts[name] for name in QUESTIONS if texts.get(name)), None)
+    if question is None:
+        return None
+    system = next((texts[name] for name in SYSTEMS if texts.get(name)), None)
+    before = [] if system is None else [{"role": "system", "content": system}]
+    return [*before, {"role": "user", "content": question}]

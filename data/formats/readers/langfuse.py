@@ -167,7 +167,9 @@ def parse(record: Record) -> list[Exchange | Reject]:
     if not _is_trace(row):
         return _outcomes(row, record.place)
     # The API's observations lack the session and user of their trace.
-    of_trace = {key: row.get(key) for key in ("sessionId", "userId", "session_id", "user_id")}
+    trace = row.get("trace")  # the trace that the interface downloads
+    about = trace if isinstance(trace, dict) else row
+    of_trace = {key: about.get(key) for key in ("sessionId", "userId", "session_id", "user_id")}
     observations = filter(is_observation, row["observations"])
     # A null of an observation would hide the trace's value.
     return outcomes_of(

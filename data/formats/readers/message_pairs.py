@@ -21,6 +21,7 @@ from outrider.data.formats.calls.cut_texts import check_whole
 from outrider.data.formats.calls.finish_reasons import end_by_limit
 from outrider.data.formats.calls.message_parts import openai_messages
 from outrider.data.formats.calls.message_sides import (
+    END_THINK,
     MessageSides,
     logged_about,
     message_sides,
@@ -30,6 +31,8 @@ from outrider.data.formats.calls.openai import exchanges
 from outrider.data.formats.rows.other_rows import FAILURES, check_served, check_status
 from outrider.data.formats.rows.row_fields import fields
 from outrider.data.formats.wrappers import check_call, objects_in, open_row
+
+THINK = "<think>"
 
 FAILED = ("error", "exception", "error_message", "error.type", "$ai_is_error")
 """Keys that are set if a call failed."""
@@ -73,12 +76,20 @@ def outcomes(
         (choice["message"],) = openai_messages([choice["message"]], "the answer")
         if choice["finish_reason"] is None:
             end = about["end"]
-            choice["finish_reason"] = end or end_by_limit(about["limit"], about["count"])
+            choice["finish_reason"] = end or _assumed_end(choice["message"], about)
     logged: dict[str, Any] = {}
     for holder in [row, *sides.holders]:
         logged |= {name: value for name, value in fields(holder).items() if value is not None}
     logged |= {name: value for name, value in known.items() if value is not None}
     return exchanges(request, response, place, **logged)
+
+
+def _assumed_end(message: dict[str, Any], about: dict[str, Any]) -> str:
+    """Returns how an answer without a finish reason ended; one within its reasoning was cut."""
+    content = message.get("content")
+    if isinstance(content, str) and content.lstrip().startswith(THINK) and END_THINK not in content:
+        return "length"
+    return end_by_limit(about["limit"], about["count"])
 
 
 def _has_failed(holder: dict[str, Any]) -> bool:

@@ -31,7 +31,7 @@ from outrider.data.formats.rows.embedded import object_of
 from outrider.data.formats.rows.join import joined_records, model_of
 from outrider.data.formats.rows.other_rows import check_completion
 from outrider.data.formats.rows.row_fields import fields, find
-from outrider.data.formats.wrappers import open_row
+from outrider.data.formats.wrappers import open_row, sides
 
 NO_ID = (
     "no id joins the row with the other half of its exchange: give a request and its response, or"
@@ -78,7 +78,7 @@ def _side(row: dict[str, Any]) -> str | None:
 
 def _member_of(row: Row | None) -> tuple[str, str, str | None]:
     parsed = open_row(row)
-    side = _side(parsed) or _side_of_other_row(parsed)
+    side = _side(parsed) or _side_of_other_row(parsed) or _side_inside(parsed)
     if str(parsed.get("datainblob")).lower() == "true":  # Azure Machine Learning, above 4 MB
         raise Reject("content_not_logged", "the event's data is a path: its body is in a blob")
     if side is None:
@@ -105,7 +105,21 @@ def _side_of_other_row(row: dict[str, Any]) -> str | None:
     return "request" if "model" in row and ("input" in row or "messages" in row) else None
 
 
+def _side_inside(row: dict[str, Any]) -> str | None:
+    """Like `_side`, for a row that has its side under any name, such as a list of chunks."""
+    request, response = sides(row)
+    if response is not None:
+        return "response"
+    return None if request is None else "request"
+
+
 records = functools.partial(joined_records, member_of=_member_of)
+
+
+def _response_of(answer: dict[str, Any]) -> dict[str, Any]:
+    """Returns the response in a row, which is the response itself if it has none inside."""
+    inside = {"response": sides(answer).response}
+    return first(body(answer, "response"), body(inside, "response"), answer)
 
 
 def parse(record: Record) -> list[Exchange | Reject]:
@@ -113,9 +127,9 @@ def parse(record: Record) -> list[Exchange | Reject]:
     answers = [open_row(row) for row in response_rows]
     answer = answers[0]
     is_stream = _side(answer) == "chunk"
-    response = join_chunks(answers) if is_stream else first(body(answer, "response"), answer)
+    response = join_chunks(answers) if is_stream else _response_of(answer)
     asked = open_row(request_row) if request_row is not None else {}
-    request = first(body(asked, "request"), asked)
+    request = first(body(asked, "request"), sides(asked).request, asked)
     check_generated(answer)
     check_completion(answer, request, response)
     choices = response.get("choices")

@@ -31,6 +31,7 @@ FIELDS = {
         *("thread_identifier", "episode_id"),  # Respan, TensorZero
         *("tags.session_id", "parent_request_id"),  # Datadog, Bifrost
         *("session", "conversation", "chat_id", "dialog_id"),
+        "extra.session",  # loguru
         "trace_metadata.mlflow.trace.session",
     ),
     # Databricks; LiteLLM; Kong, APISIX; Portkey; Phoenix; MLflow; Lunary; PostHog; others
@@ -44,6 +45,7 @@ FIELDS = {
         *("usr.id", "attributes.usr.id"),  # Datadog's standard attributes
         "trace_metadata.mlflow.trace.user",
         "consumer",  # Higress
+        *("uid", "extra.uid", "from_end_user_id"),  # loguru; Dify
     ),
     "tenant": ("tenant", "tenant_id", "metadata.tenant", "workspace_id"),
     "route": ("route", "route.name", "metadata.route", "model_group", "prompt_slug"),
