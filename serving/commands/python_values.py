@@ -51,7 +51,7 @@ def _default_of_argument(call: ast.Call) -> list[tuple[str, Any]]:
     name = options.get("dest") or next(iter(long_flags or map(str, flags)), "")
     default = next((word.value for word in call.keywords if word.arg == "default"), None)
     # A default that is a name is looked up when the program runs.
-    value = default if default is not None else {"store_true": False}.get(options.get("action"))
+    value = False if default is None and options.get("action") == "store_true" else default
     return [(name.lstrip("-").replace("-", "_"), value)] if name else []
 
 

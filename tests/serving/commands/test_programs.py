@@ -1,5 +1,8 @@
 """Commands that programs and other tools' files build."""
 
+import itertools
+import json
+
 import pytest
 
 from outrider.common.errors import OutriderError
@@ -104,3 +107,53 @@ docker logs -f vllm\r
     assert command.values["serving"]["engine"]["max_model_len"] == 24576
     assert command.values["eval"] == {"current_k": 3}
     assert command.values["serving"]["production_release"] == "0.22.0"
+
+
+@pytest.mark.parametrize(
+    "doubling",
+    ["a += a", "a = a + a", 'a = f"{a}{a}"', "a = [*a, *a]", "a = [a, a]", 'a = " ".join([a, a])'],
+)
+def test_a_value_that_doubles_is_followed_only_so_far(doubling: str) -> None:
+    begin = 'a = ["-tp", "8"]' if "[" in doubling else 'a = "vllm"'
+    lines = ["import subprocess", begin, *[doubling] * 60, 'subprocess.run(["vllm", "serve", a])']
+    with pytest.raises(OutriderError):
+        read_serve_command("\n".join(lines))
+
+
+def test_attributes_have_the_defaults_of_arguments_and_fields() -> None:
+    program = """
+import argparse, subprocess
+from dataclasses import dataclass, field
+
+@dataclass
+class Settings:
+    length: int = 16 * 1024
+    more: list = field(default_factory=lambda: ["--max-num-seqs", "24"])
+
+parser = argparse.ArgumentParser()
+parser.add_argument("model", default="org/model")
+parser.add_argument("-t", "--tensor-parallel", type=int, default=4)
+parser.add_argument("--eager", action="store_true")
+args = parser.parse_args()
+words = ["vllm", "serve", args.model, "-tp", str(args.tensor_parallel)]
+words += ["--max-model-len", str(settings.length), *settings.more]
+if args.eager:
+    words.append("--enforce-eager")
+subprocess.run(words)
+"""
+    values = read_serve_command(program).values
+    assert values["target"] == {"model": "org/model"}
+    engine = values["serving"]["engine"]
+    assert (engine["tensor_parallel"], engine["max_model_len"]) == (4, 16384)
+    assert (engine["max_num_seqs"], engine["mode"]) == (24, "compiled")
+
+
+def test_variables_of_a_play_that_stand_for_each_other_are_bounded() -> None:
+    names = [f"v{index}" for index in range(6)]
+    sections = {
+        name: "{{ %s }}" % following * 200
+        for name, following in zip(names, names[1:], strict=False)
+    }
+    play = [{"hosts": "a", "vars": {**sections, "v5": "x"}, "command": "vllm serve {{ v0 }}"}]
+    with pytest.raises(OutriderError, match=r"makes a value longer than 1000000 characters"):
+        read_serve_command(json.dumps(play))

@@ -1,5 +1,4 @@
 """Our own gateway: vLLM in-process, FastAPI in front."""
-
 import os
 import uuid
 

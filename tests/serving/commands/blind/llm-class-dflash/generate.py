@@ -1,5 +1,4 @@
 """Nightly synthetic-data job. Runs under torchrun-less vLLM on one node."""
-
 import argparse
 import json
 import os

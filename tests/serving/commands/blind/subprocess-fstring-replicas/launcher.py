@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
 """Start N replicas of the judge model, one per GPU pair, behind a round-robin proxy."""
-
 import os
 import shlex
 import subprocess
@@ -22,9 +21,7 @@ class Cfg:
     ctx: int = 32 * 1024
     max_seqs: int = 56
     mem: float = 0.91
-    extra: list[str] = field(
-        default_factory=lambda: ["--enable-prefix-caching", "--dtype", "bfloat16"]
-    )
+    extra: list[str] = field(default_factory=lambda: ["--enable-prefix-caching", "--dtype", "bfloat16"])
 
 
 def command(cfg: Cfg, i: int) -> str:
@@ -49,9 +46,7 @@ def start(cfg: Cfg) -> list[subprocess.Popen]:
         gpus = ",".join(str(g) for g in range(i * cfg.tp, (i + 1) * cfg.tp))
         env = {**os.environ, "CUDA_VISIBLE_DEVICES": gpus, "VLLM_LOGGING_LEVEL": "WARNING"}
         log = open(Path("logs") / f"replica{i}.log", "w")
-        procs.append(
-            subprocess.Popen(shlex.split(command(cfg, i)), env=env, stdout=log, stderr=log)
-        )
+        procs.append(subprocess.Popen(shlex.split(command(cfg, i)), env=env, stdout=log, stderr=log))
     return procs
 
 
