@@ -151,8 +151,7 @@ subprocess.run(words)
 def test_variables_of_a_play_that_stand_for_each_other_are_bounded() -> None:
     names = [f"v{index}" for index in range(6)]
     sections = {
-        name: "{{ %s }}" % following * 200
-        for name, following in zip(names, names[1:], strict=False)
+        name: f"{{{{ {following} }}}}" * 200 for name, following in itertools.pairwise(names)
     }
     play = [{"hosts": "a", "vars": {**sections, "v5": "x"}, "command": "vllm serve {{ v0 }}"}]
     with pytest.raises(OutriderError, match=r"makes a value longer than 1000000 characters"):
