@@ -312,12 +312,39 @@ def _json_lines(content: io.BufferedReader, name: str) -> Iterator[tuple[int, by
     shift = 0
     for number, line in lines_of(content, name):
         is_array = line is not None and _ARRAY_OF_OBJECTS.match(line)
+        if line is not None and is_array and (pair := _pair_in(line)) is not None:
+            yield number + shift, pair
+            continue
         if line is None or not (is_array or _SEVERAL.search(line)):
             yield number + shift, line
             continue
         for index, row in enumerate(_values(line)):
             shift += index > 0
             yield number + shift, row
+
+
+def _pair_in(line: bytes) -> bytes | None:
+    """Returns a row of a line that lists a request, its response and maybe other values.
+
+    OpenAI's cookbook writes such lines (api_request_parallel_processor.py). After failures, the
+    list has the errors in place of the response.
+    """
+    try:
+        listed = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(listed, list) or len(listed) not in (2, 3):
+        return None
+    request, response = listed[:2]
+    is_request = isinstance(request, dict) and not request.keys().isdisjoint(("messages", "prompt"))
+    is_response = isinstance(response, list) or (
+        isinstance(response, dict) and not response.keys().isdisjoint(("choices", "error"))
+    )
+    if not is_request or not is_response:
+        return None
+    answered = {"error": response} if isinstance(response, list) else response
+    row = {"request": request, "response": answered}
+    return json.dumps(row | ({"metadata": listed[2]} if len(listed) == 3 else {})).encode()
 
 
 def framing(head: bytes) -> str:

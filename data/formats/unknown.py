@@ -327,6 +327,11 @@ def is_capture(sample: Sample) -> bool:
 
 def _of_text(head: bytes) -> Description:
     first = head.lstrip()[:1]
+    if head.lstrip().startswith(b'[["'):
+        return Description(
+            "lists without names, as Redis writes its streams",
+            'write each entry as an object, {"kind": "request", "payload": {...}}, one per line',
+        )
     if first in (b"{", b"["):
         return Description("JSON without an object", "it was cut, or is not one object per line")
     if first == b"<":

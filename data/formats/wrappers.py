@@ -74,6 +74,10 @@ LISTS = ("data.spans",)
 SAMPLE = frozenset({"epoch", "events"})
 """Keys of a sample in Inspect's log, which repeats the last of the calls in its events."""
 
+TRACING = frozenset({"fields", "span", "spans"})
+"""Keys of a line of Rust's tracing-subscriber in JSON: the event's values, and those of the spans
+that it is in."""
+
 JOURNALD = "MESSAGE"
 """Key of journald's line, which is a list of bytes if it has unprintable ones."""
 
@@ -217,6 +221,12 @@ def unwrapped(row: dict[str, Any]) -> dict[str, Any]:
 
 def _with_plain_columns(row: dict[str, Any]) -> dict[str, Any]:
     """Returns a row with the values of columns that tables and journald write otherwise."""
+    if row.keys() >= TRACING:
+        spans = row["spans"] if isinstance(row["spans"], list) else []
+        merged: dict[str, Any] = {}
+        for holder in (*spans, row["span"], row["fields"]):
+            merged |= holder if isinstance(holder, dict) else {}
+        return {**{key: row[key] for key in row if key not in TRACING}, **merged}
     if isinstance(row.get(JOURNALD), list):
         return {**row, JOURNALD: text_of_bytes(row[JOURNALD])}
     names = row.get("metadata.key")

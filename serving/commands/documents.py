@@ -61,6 +61,7 @@ def words_of_documents(documents: list[Any]) -> Iterator[list[str]]:
     # The field of a RayService that holds Ray Serve's configuration as text.
     embedded = [mapping.get(RAY_SERVE) for mapping in mappings]
     mappings += mappings_in([documents_in(text) for text in embedded if isinstance(text, str)])
+    documents = [*documents, *_inline_values(documents)]
     yield from _tasks(mappings)
     yield from words_of_kserve(mappings)
     yield from words_of_settings(mappings)
@@ -77,6 +78,37 @@ def words_of_documents(documents: list[Any]) -> Iterator[list[str]]:
             if "vllm" in script and "\n" in script.strip():
                 named = (f"{name}={value}" for name, value in _environment(mapping))
                 yield [*named, *words_of_script(script)]
+
+
+def _inline_values(documents: list[Any]) -> list[Any]:
+    """Returns the values of a chart that Argo CD's Applications have as text, with parameters.
+
+    Its docs, "Helm": parameters count before `values`.
+    """
+    listed: list[Any] = []
+    for document in documents:
+        if not isinstance(document, Mapping) or document.get("kind") != "Application":
+            continue
+        for helm in mappings_in(document.get("spec")):
+            text = helm.get("values")
+            if not isinstance(text, str):
+                continue
+            for values in documents_in(text):
+                if isinstance(values, dict):
+                    _set_parameters(values, helm.get("parameters"))
+                    listed.append(values)
+    return listed
+
+
+def _set_parameters(values: dict[str, Any], parameters: Any) -> None:
+    """Sets the values at the paths that parameters name, such as image.tag."""
+    for parameter in parameters if isinstance(parameters, list) else ():
+        *path, name = str(parameter.get("name")).split(".")
+        holder: Any = values
+        for key in path:
+            holder = holder.get(key) if isinstance(holder, dict) else None
+        if isinstance(holder, dict):
+            holder[name] = parameter.get("value")
 
 
 def files_of_documents(documents: list[Any]) -> dict[str, str]:
@@ -130,6 +162,8 @@ def _words_of_container(container: Mapping[str, Any], of_kubernetes: bool) -> li
     words = [f"{name}={value}" for name, value in _environment(container)]
     if isinstance(container.get("image"), str):
         words.append(f"{IMAGE_USED}={container['image']}")
+    elif isinstance(container.get("repository"), str):  # `image` of vLLM's chart
+        words.append(f"{IMAGE_USED}={container['repository']}:{container.get('tag', 'latest')}")
     # Kubernetes' `command` and the `entrypoint` of Compose and Ansible, whose `env` is a mapping,
     # replace the image's entry point.
     is_pod = of_kubernetes or "args" in container or isinstance(container.get("env"), list)

@@ -31,6 +31,7 @@ from outrider.serving.commands.flags import ACROSS_NODES, HARMLESS
 from outrider.serving.commands.hcl import words_of_hcl
 from outrider.serving.commands.launchers import LAUNCHERS, of_launcher, of_nim, words_of_prefixes
 from outrider.serving.commands.make_files import script_of_justfile, script_of_makefile
+from outrider.serving.commands.pasted import history_of
 from outrider.serving.commands.powershell import script_of_powershell
 from outrider.serving.commands.python_programs import (
     calls_in_program,
@@ -38,6 +39,7 @@ from outrider.serving.commands.python_programs import (
     words_of_program,
 )
 from outrider.serving.commands.settings import (
+    launcher_keys,
     words_of_config,
     words_of_config_file,
     words_of_log,
@@ -46,6 +48,7 @@ from outrider.serving.commands.settings import (
 from outrider.serving.commands.shell import END, shell_words, words_of_script, written_files
 from outrider.serving.commands.units import words_of_lists, words_of_pm2, words_of_units
 from outrider.serving.commands.unresolved import OF_KUSTOMIZE, UNRESOLVED, why_unresolved
+from outrider.serving.commands.variable_files import unit_files, with_unit_file
 from outrider.serving.commands.variables import IMAGE_USED, VARIABLE, resolved
 
 SERVERS = ("vllm.entrypoints.openai.api_server", "vllm/entrypoints/openai/api_server.py")
@@ -90,6 +93,9 @@ OPERATORS = {";", "&", "&&", "|", "||"}
 BLOCK = re.compile(r"^[ \t]*```[\w-]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
 """A block of code in Markdown."""
 
+PROSE = (":", "`", ",")
+"""Ends of a word behind "vllm serve" in a sentence: "the `vllm serve` command: ..."."""
+
 REDIRECTION = re.compile(r"(?:\d|&)?(?:>>?|<)(?P<file>.*)")
 
 ASSIGNED = re.compile(r"(?P<name>[A-Za-z_]\w*)(?P<added>\+?)=(?P<value>.*)", re.DOTALL)
@@ -123,13 +129,15 @@ def find_command_and_image(source: str, text: str) -> tuple[dict[str, str], list
                 " `non-default args`; give the part that starts the server"
             )
     text = script_of_powershell(text)
-    _check_one_block(source, text)
+    _check_one_command(source, text)
     script, files = written_files(text)
     documents = documents_in(text)
     files |= files_of_documents(documents)
-    command = _first_command(_candidates(text, script, documents))
+    command = _first_command(_candidates(script, script, documents))
     for written in files.values():
-        command = command or _first_command(_candidates(written, written, documents_in(written)))
+        unit = _as_written(written, script, files)
+        command = command or _first_command(_candidates(unit, unit, documents_in(unit)))
+    command = command or _first_command(_candidates(text, script, documents))
     if command is not None:
         variables, words = command
         words = _with_config_file(words, files)
@@ -143,6 +151,12 @@ def find_command_and_image(source: str, text: str) -> tuple[dict[str, str], list
     _check_engine(source, " ".join(words))
     if any(isinstance(one, Mapping) and one.get("kind") == "Kustomization" for one in documents):
         raise OutriderError(f"{source}: a file of Kustomize; give {OF_KUSTOMIZE}")
+    settings = launcher_keys(documents)
+    if settings:
+        raise OutriderError(
+            f"{source}: settings of another program, with keys that vLLM does not have"
+            f" ({', '.join(settings)}): give the command that it starts, as `ps -ef` shows it"
+        )
     if STARTED.search(text):
         raise OutriderError(
             f"{source}: vLLM's log without the line that has its arguments (`non-default args:`, or"
@@ -155,19 +169,41 @@ def find_command_and_image(source: str, text: str) -> tuple[dict[str, str], list
     )
 
 
-def _check_one_block(source: str, text: str) -> None:
-    """Raises an `OutriderError` if several blocks of Markdown start vLLM in different ways."""
+def _check_one_command(source: str, text: str) -> None:
+    """Raises an `OutriderError` if blocks of Markdown or a shell's history have several commands.
+
+    All are shown, since the last one need not be the one that runs.
+    """
     commands: dict[str, None] = {}
-    for block in BLOCK.findall(text):
-        for _, words in _commands_in(words_of_script(block)):
+    for part in (*BLOCK.findall(text), *history_of(text)):
+        for _, words in _commands_in(words_of_script(part)):
             if words and HEADLESS not in words:
                 commands.setdefault(" ".join(words))
     if len(commands) > 1:
         shown = "; ".join(f"vllm serve {redacted(command)[:70]} ..." for command in commands)
         raise OutriderError(
-            f"{source}: {len(commands)} commands in blocks of code ({shown}); give the one that the"
+            f"{source}: {len(commands)} different commands ({shown}); give the one that the"
             " endpoint runs"
         )
+
+
+def _as_written(text: str, script: str, files: Mapping[str, str]) -> str:
+    """Returns a file that a script writes with the script's values and the other files' variables.
+
+    As in an unquoted here document, `\\$NAME` and a doubled backslash stay for the file's reader.
+    """
+    variables: dict[str, str] = {}
+    for word in words_of_script(script):
+        _assign(variables, word)
+    parts = re.split(r"\\(?=[$\\`])", text)
+    text = "".join(
+        part if number == 0 else part[:1] + resolved(part[1:], variables)
+        for number, part in enumerate([resolved(parts[0], variables), *parts[1:]])
+    )
+    for name in unit_files(text):
+        if (content := files.get(name)) is not None:
+            text = with_unit_file(text, name, content)
+    return text
 
 
 def _check_engine(source: str, text: str) -> None:
@@ -267,17 +303,15 @@ def _commands_in(words: list[str]) -> Iterator[Command]:
         if VARIABLE.fullmatch(word):  # CMD="vllm serve ..."; exec $CMD
             word = resolved(word, variables)
         if " " in word and "vllm" in word:  # sh -c "vllm serve ..."
-            for nested_variables, arguments in _commands_in(words_of_script(word)):
+            nested = words_of_script(word)
+            for nested_variables, arguments in _commands_in(nested) if word not in nested else ():
                 yield variables | nested_variables, arguments
         variables |= _image_of(words, index, servers, variables)
         begin = _begin_of_arguments(words, index, servers)
         if begin is not None:
-            command = _until_end(words, begin)
-            if word in LAUNCHERS:
-                command = of_launcher(word, command)
-            elif OF_NIM.match(word):
-                command = of_nim(variables, command)
-            yield variables, command
+            command = _command_at(words, begin, word, variables)
+            if not (command and command[0].endswith(PROSE)):
+                yield variables, command
         length += _assign(variables, word)
         if length > LONGEST_VALUES:
             raise OutriderError(
@@ -286,6 +320,16 @@ def _commands_in(words: list[str]) -> Iterator[Command]:
             )
     if MODELS_OF_NIM & variables.keys():
         yield variables, of_nim(variables, [])
+
+
+def _command_at(
+    words: list[str], begin: int, server: str, variables: Mapping[str, str]
+) -> list[str]:
+    """The words of the command whose first argument is at `begin`, as `vllm serve` has them."""
+    command = _until_end(words, begin)
+    if server in LAUNCHERS:
+        return of_launcher(server, command)
+    return of_nim(variables, command) if OF_NIM.match(server) else command
 
 
 def _image_of(

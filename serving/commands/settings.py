@@ -159,6 +159,17 @@ def words_of_config(documents: Iterable[Any]) -> Iterator[list[str]]:
             yield [*SERVE, *([model] if isinstance(model, str) else []), *_flags(arguments)]
 
 
+def launcher_keys(documents: Iterable[Any]) -> list[str]:
+    """Returns the keys that vLLM lacks in an engine's settings; none for other documents."""
+    for document in documents:
+        if not isinstance(document, Mapping) or not isinstance(document.get("model"), str):
+            continue
+        names = {str(name): str(name).replace("-", "_") for name in document}
+        if OF_ENGINE & {*names.values()} - {"model"}:
+            return [name for name, flag in names.items() if flag not in FLAGS]
+    return []
+
+
 def words_of_config_file(documents: Sequence[Any], model: Sequence[str]) -> list[str]:
     """Returns the flags of the file of `--config`, after its model unless the command has one."""
     settings = documents[0] if documents else None

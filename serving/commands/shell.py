@@ -36,8 +36,8 @@ _ARRAY_NAME = re.compile(r"\b(\w+)\+?=\(")
 _SET_UNLESS_SET = re.compile(r"^[ \t]*:[ \t]+\"?\$\{(\w+):?=([^}\n]*)\}\"?", re.MULTILINE)
 """`: "${NAME:=value}"`, which sets NAME unless it has a value."""
 
-_SPACED = re.compile(r"\$\(\([^()\n]*\)\)|\{\{[^{}\n]*\}\}")
-"""$((A * B)) and {{ name }}, each a word with spaces."""
+_SPACED = re.compile(r"\$\(\([^()\n]*\)\)|\$\([^()\n]*\)|\{\{[^{}\n]*\}\}")
+"""$((A * B)), $(command) and {{ name }}, each a word with spaces."""
 _ELEMENTS = re.compile(r"\"?\$\{(\w+)\[[@*]\]\}\"?")
 """${NAME[@]}, the elements of an array."""
 
@@ -148,7 +148,7 @@ def _as_bash(text: str) -> str:
     text = re.sub(r"[ \t][`^][ \t]*\r?\n", " ", text)
     text = _SET_UNLESS_SET.sub(r'\1="${\1:-\2}"', text)
     arrays = set(_ARRAY_NAME.findall(text))
-    text = _SPACED.sub(lambda match: re.sub(r"\s", "", match[0]), with_decided_branches(text))
+    text = with_closed_words(with_decided_branches(text))
     # An array that only branches fill that are not taken is empty.
     elements: dict[str, list[str]] = {name: [] for name in arrays - {*_ARRAY_NAME.findall(text)}}
     for name, is_added, words in _ARRAY.findall(text):
@@ -171,6 +171,11 @@ def _as_bash(text: str) -> str:
         return words
 
     return _with_conditional_words(_ELEMENTS.sub(replaced, without_arrays))
+
+
+def with_closed_words(text: str) -> str:
+    """Returns a text without the spaces in $(command) and the like, which are one word each."""
+    return _SPACED.sub(lambda match: re.sub(r"\s", "", match[0]), text)
 
 
 def _elements(words: str) -> list[str]:

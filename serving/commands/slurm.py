@@ -23,6 +23,9 @@ def with_variables(text: str) -> str:
         "SLURM_GPUS": options.get("--gpus") or options.get("-G") or "",
         "SLURM_NTASKS": options.get("--ntasks") or options.get("-n") or "",
         "SLURM_NTASKS_PER_NODE": options.get("--ntasks-per-node", ""),
+        # Those of the first node, whose command is the engine's.
+        "SLURM_NODEID": "0" if nodes else "",
+        "SLURM_PROCID": "0" if nodes else "",
         "SLURM_CPUS_PER_TASK": options.get("--cpus-per-task") or options.get("-c") or "",
     }
     lines = [

@@ -12,6 +12,7 @@ import yaml
 from outrider.serving.commands import hcl, slurm
 from outrider.serving.commands.compose import completed_compose
 from outrider.serving.commands.documents import LONGEST_TEXT, documents_in
+from outrider.serving.commands.pasted import as_typed
 from outrider.serving.commands.templates import with_vars
 from outrider.serving.commands.variable_files import with_files
 
@@ -22,6 +23,7 @@ def completed(text: str, folder: Path | None) -> str:
     """Returns a text with what its surroundings set; without a folder no file is read."""
     if len(text) > LONGEST_TEXT:
         return text
+    text = as_typed(text)
     text = slurm.with_variables(hcl.with_values(text, folder))
     if folder is not None:
         text = with_files(text, folder)

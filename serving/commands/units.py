@@ -12,6 +12,8 @@ import re
 import shlex
 from collections.abc import Iterator
 
+from outrider.serving.commands.shell import with_closed_words
+
 _SECTION = re.compile(r"^\[(Service|Container|program:[^\]\n]+)\][ \t]*$", re.MULTILINE)
 _CONTINUED = re.compile(r"\\[ \t]*\r?\n")
 _INDENTED = re.compile(r"\r?\n[ \t]+(?=[^\s#;])")
@@ -142,6 +144,7 @@ def _list_at(text: str, begin: int) -> list[str]:
 
 
 def _split(value: str) -> list[str]:
+    value = with_closed_words(value)
     try:
         return shlex.split(value, comments="\n" in value)
     except ValueError:

@@ -48,6 +48,18 @@ def read_near(name: str, folder: Path) -> str | None:
     return None
 
 
+def unit_files(text: str) -> list[str]:
+    """Returns the files that units name with `EnvironmentFile=`."""
+    return _UNIT_FILE.findall(text)
+
+
+def with_unit_file(text: str, name: str, content: str) -> str:
+    """Returns units with the variables of a file in place of its name."""
+    pairs = (shlex.quote(f"{key}={value}") for key, value in variables_in(content).items())
+    lines = "\n".join(f"Environment={pair}" for pair in pairs)
+    return _UNIT_FILE.sub(lambda match: lines if match[1] == name else match[0], text)
+
+
 def variables_in(text: str) -> dict[str, str]:
     """Returns the variables of lines NAME=VALUE, as Compose and systemd read them."""
     variables: dict[str, str] = {}
@@ -71,10 +83,6 @@ def with_files(text: str, folder: Path) -> str:
         variables = variables_in(content)
         return [shlex.quote(f"{name}={value}") for name, value in variables.items()]
 
-    def of_unit(match: re.Match[str]) -> str:
-        pairs = quoted_pairs(match[1])
-        return match[0] if pairs is None else "\n".join(f"Environment={pair}" for pair in pairs)
-
     def of_docker(match: re.Match[str]) -> str:
         pairs = quoted_pairs(match[1])
         return match[0] if pairs is None else " ".join(f"-e {pair}" for pair in pairs)
@@ -84,6 +92,8 @@ def with_files(text: str, folder: Path) -> str:
         content = None if is_activation or "$" in match[2] else read_near(match[2], folder)
         return match[0] if content is None else f"\n{content}\n"
 
-    text = _UNIT_FILE.sub(of_unit, text)
+    for name in unit_files(text):
+        content = read_near(name, folder)
+        text = text if content is None else with_unit_file(text, name, content)
     text = _OF_DOCKER.sub(of_docker, text)
     return _SOURCED.sub(of_script, text) if "vllm" in text else text

@@ -45,7 +45,9 @@ ANSWERS = {
 }
 """Names of a text that is the answer."""
 
-THOUGHTS = {"reasoning", "reasoning_content", "response.reasoning"}
+REASONING_ROLE = "reasoning"
+
+THOUGHTS = {"thinking", "reasoning", "reasoning_content", "response.reasoning"}
 """Names of the reasoning next to an answer's text."""
 
 WRAPPED_ANSWERS = frozenset({"completion", "reasoning", "tool_calls"})
@@ -93,8 +95,9 @@ COUNTS = (
         "tokens.completion",
     ),
     "output_token",  # Higress
+    *("n_tok", "n_tokens"),
 )
-ENDS = ("finish_reason", "finish_reasons", "stop_reason", "done_reason")
+ENDS = ("finish_reason", "finish_reasons", "stop_reason", "done_reason", "finish")
 SENT = frozenset({*NUMBERS, *CONSTRAINTS, "stop", "stop_sequences", "chat_template_kwargs"})
 """Names of a request's parameters."""
 
@@ -230,8 +233,22 @@ def _messages(value: Any) -> list[Logged] | None:
         return [message] if message and _is_answer(message) else None
     if not isinstance(value, list) or not value:
         return None
-    messages = [_message(item) for item in value]
+    messages = [_message(item) for item in _with_thoughts(value)]
     return None if None in messages else [message for message in messages if message]
+
+
+def _with_thoughts(items: list[Any]) -> list[Any]:
+    """Returns messages with the reasoning that the one before has as its content (Datadog)."""
+    merged: list[Any] = []
+    thought = None
+    for item in items:
+        role = item.get("role") if isinstance(item, dict) else None
+        if role == REASONING_ROLE:
+            thought = item.get("content")
+            continue
+        merged.append({"reasoning_content": thought, **item} if thought is not None else item)
+        thought = None
+    return merged
 
 
 def _message(item: Any) -> Logged | None:

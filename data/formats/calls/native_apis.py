@@ -34,6 +34,9 @@ OF_OLLAMA = {"num_predict": "max_tokens"}
 COMPLETIONS = ("completion", "response", "output", "generated_text", "generation")
 """Keys of the text that a service logs next to its prompt."""
 
+COUNTS = ("completion_tokens", "num_generated_tokens", "output_tokens", "num_tokens")
+"""Names of the number of tokens of a text: OpenAI; Ray Data LLM; others."""
+
 OLLAMA = "done"
 """The key of a response that only Ollama's have."""
 
@@ -165,17 +168,30 @@ def _of_ollama(holder: dict[str, Any]) -> dict[str, Any] | None:
 def text_pair(row: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]] | None:
     """Returns request and response of a row with a rendered prompt and its completion as text."""
     prompt = row.get("prompt")
-    text = next((row[key] for key in COMPLETIONS if isinstance(row.get(key), str)), None)
-    if text is None or not isinstance(prompt, str) or not _RENDERED.search(prompt):
+    if not isinstance(prompt, str) or not _RENDERED.search(prompt):
         return None
     around = [row, *(value for value in row.values() if isinstance(value, dict))]
     request = {key: value for holder in reversed(around) for key, value in holder.items()}
+    request.pop("messages", None)  # the prompt has them, rendered
+    outputs = row.get("outputs")
+    if isinstance(outputs, list) and all(_is_output(output) for output in outputs):
+        return request, {"choices": outputs}  # vLLM's RequestOutput
+    text = next((row[key] for key in COMPLETIONS if isinstance(row.get(key), str)), None)
+    if text is None:
+        return None
     ended = row.get("finish_reason", row.get("stop_reason"))
+    counted = (take_count(request, name) for name in COUNTS)
+    used = next((count for count in counted if count is not None), None)
     if ended is None:
+        # A limit without a count says nothing about the end, which is then rejected as unknown.
         limit = number(request, "max_tokens")
-        ended = end_by_limit(limit, take_count(request, "completion_tokens"))
+        ended = None if limit is not None and used is None else end_by_limit(limit, used)
     choice = {"text": text, "finish_reason": ended}
     return request, {"choices": [choice], "usage": row.get("usage")}
+
+
+def _is_output(output: Any) -> bool:
+    return isinstance(output, dict) and isinstance(output.get("text"), str)
 
 
 def _of_converse(holder: dict[str, Any]) -> dict[str, Any] | None:

@@ -24,6 +24,7 @@ from typing import Any
 from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.files.rows import Row, Sample
 from outrider.data.formats.calls.cache_hits import check_generated
+from outrider.data.formats.calls.message_sides import message_sides
 from outrider.data.formats.calls.openai import body, exchanges
 from outrider.data.formats.calls.openai_stream import join_chunks
 from outrider.data.formats.fields import first, take_text
@@ -50,6 +51,8 @@ def _is_side(row: dict[str, Any]) -> bool:
     """Whether the row is a request or a response with an id."""
     if isinstance(row.get("prompt"), str) and isinstance(row.get("response"), str):
         return False  # both are texts, whatever id the row has
+    if message_sides(row) is not None:
+        return False  # the row has its answer, too
     try:
         return _side(row) is not None
     except Reject:  # an id that is no valid text
