@@ -102,13 +102,15 @@ def init(
     from rich.console import Console
 
     from outrider.pipeline.inspection import print_facts, print_lookup, print_wrong_target
+    from outrider.pipeline.provenance import gpus
 
     console = Console(highlight=False, soft_wrap=True)
     print_wrong_target(facts, console)
     print_facts(facts, console)
     print_lookup(facts["lookup"], console)
     console.print(f"{facts['speculator']}\nwrote {path}", markup=False)
-    console.print(f"next: outrider train {path} --dry-run", markup=False)
+    card = "" if gpus() else "  (--gpu CARD, such as H100: its hours; no GPU is visible here)"
+    console.print(f"next: outrider train {path} --dry-run{card}", markup=False)
     return 0
 
 

@@ -172,6 +172,15 @@ def _parameters(parameters: dict[str, Any]) -> str:
     return f"{count(parameters['trained'])} parameters{frozen} ({parts})"
 
 
+PHASES = {
+    "start": "start, with the base speculator next to the new one",
+    "steps": "steps, the backward pass",
+    "fit": "fit, the closed form from which a head may start",
+    "checkpoint": "checkpoint, its copy",
+}
+"""What the phases of training are, in the legend of the memory table."""
+
+
 def _print_memory(name: str, judged: dict[str, Any], row: dict[str, Any], console: Console) -> None:
     device = "process" if judged["shared_by_processes"] else "GPU"
     layout = f"{judged['processes']} x ZeRO-{judged['zero_stage']}, on {judged['device']}"
@@ -185,7 +194,9 @@ def _print_memory(name: str, judged: dict[str, Any], row: dict[str, Any], consol
     table.add_section()
     table.add_row("total", *(bytes_text(sum(parts.values())) for parts in phases))
     console.print(table)
-    say = [f"largest row: {row['tokens']:,} tokens, {row['anchors']:,} anchors"]
+    legend = "; ".join(PHASES[phase] for phase in judged["phases"] if phase in PHASES)
+    say = [f"* the most of these phases: {legend}"]
+    say.append(f"largest row: {row['tokens']:,} tokens, {row['anchors']:,} anchors")
     room = f"{bytes_text(judged['usable_bytes'])} usable of {bytes_text(judged['bytes'])}"
     short = f"it does NOT fit, short by {bytes_text(judged['short_by_bytes'])}: {room}"
     say.append(f"it fits: {room}" if judged["fits"] else short)
