@@ -149,23 +149,27 @@ def find_command_and_image(source: str, text: str) -> tuple[dict[str, str], list
     except ValueError as error:
         raise OutriderError(f"{source}: not a shell command ({error})") from None
     _check_engine(source, " ".join(words))
+    raise OutriderError(f"{source}: {_why_no_command(text, documents)}")
+
+
+def _why_no_command(text: str, documents: list[object]) -> str:
+    """What a text without a command is, as far as that is known, and what to give instead."""
     if any(isinstance(one, Mapping) and one.get("kind") == "Kustomization" for one in documents):
-        raise OutriderError(f"{source}: a file of Kustomize; give {OF_KUSTOMIZE}")
-    settings = launcher_keys(documents)
-    if settings:
-        raise OutriderError(
-            f"{source}: settings of another program, with keys that vLLM does not have"
+        return f"a file of Kustomize; give {OF_KUSTOMIZE}"
+    if settings := launcher_keys(documents):
+        return (
+            "settings of another program, with keys that vLLM does not have"
             f" ({', '.join(settings)}): give the command that it starts, as `ps -ef` shows it"
         )
     if STARTED.search(text):
-        raise OutriderError(
-            f"{source}: vLLM's log without the line that has its arguments (`non-default args:`, or"
+        return (
+            "vLLM's log without the line that has its arguments (`non-default args:`, or"
             " `args: Namespace(...)` before 0.9), among the first lines after a start; give this"
             " line, or the command"
         )
-    raise OutriderError(
-        f"{source}: no `vllm serve`; give the command that the endpoint runs, or an existing"
-        " file that contains it"
+    return (
+        "no `vllm serve`; give the command that the endpoint runs, or an existing file that"
+        " contains it"
     )
 
 

@@ -63,6 +63,9 @@ DTYPES = {"half": "float16", "float": "float32"}
 """vLLM's other names of data types."""
 
 
+_HAS_DEFAULTS = re.compile(r"\.add_argument\(|\bos\.(?:environ\.get|getenv)\(")
+"""What gives a Python program's values other than those of the text."""
+
 KUSTOMIZATIONS = ("kustomization.yaml", "kustomization.yml", "Kustomization")
 """Names of the file that changes the manifests next to it."""
 
@@ -118,7 +121,12 @@ def read_serve_command(text: str) -> ServeCommand:
     release = release_in(text, image) or release_in(written, image)
     if release is None and (why := why_no_release(text, image) or why_no_release(written, image)):
         notes.append(f"vLLM in production: {why}")
-    elif release is not None and (words := served_with(release)):
+    elif release is None:
+        notes.append(
+            "vLLM in production: its release is not in the command; set serving.production_release"
+            " to what `vllm --version` prints there"
+        )
+    elif words := served_with(release):
         values["serving"]["production_release"] = release
         notes.append(f"vLLM in production: {words} (docs/how-to/vllm-releases.md)")
     if speculative:
@@ -145,6 +153,10 @@ def _notes_on_script(text: str) -> list[str]:
     notes = []
     if CONDITIONAL.search(with_decided_branches(text)):
         notes.append("conditions and loops of the script are not evaluated: check these values")
+    if _HAS_DEFAULTS.search(text):
+        notes.append(
+            "a program with defaults of arguments or variables, which are taken: check these values"
+        )
     if files := sourced_files(text):
         notes.append(f"sourced, but not read: {', '.join(files)}: check what it sets")
     return notes

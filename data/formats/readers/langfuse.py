@@ -199,8 +199,8 @@ def _outcomes(logged: dict[str, Any], place: Place) -> list[Exchange | Reject]:
     # (`output_reasoning_tokens`).
     counts = [number(usage, key) for key in usage if "output" in key]
     logged_counts = [count for count in counts if count is not None]
-    # Langfuse 2 writes 0 for an unknown count.
-    counted = take_count(row, "completion_tokens") or None
+    # Langfuse 2 writes 0 for an unknown count. Tables from its interface have `outputUsage`.
+    counted = take_count(row, "completion_tokens") or take_count(row, "outputUsage") or None
     used = int(sum(logged_counts)) if logged_counts else counted
     model = take_text(row, "provided_model_name", "row") or None
     request = {

@@ -14,9 +14,9 @@ To get this log, run `VLLM_LOGGING_LEVEL=DEBUG vllm serve MODEL --enable-log-req
 prompt as text alone. A streamed response is read as text, from the last line of its stream, which
 has what the model wrote before parsers changed it, or from its deltas if that line is
 `<streaming_complete: 27 tokens>` (0.11, serving_chat.py): then no parser has changed them, and the
-count confirms them. Other exchanges without token ids are rejected as `no_token_ids`: all in logs
-at level INFO or from releases before 0.11.2. A gateway log with `return_token_ids` has no such
-limitation.
+count confirms them. Up to 0.11.0 one line has the prompt, as text or ids, and the parameters. Other
+exchanges without token ids are rejected as `no_token_ids`: all in later logs at level INFO. A
+gateway log with `return_token_ids` has no such limitation.
 
 vLLM's times have no year, so times are read only from logs saved with `docker logs -t` or
 `kubectl logs --timestamps`, from the runtime's own files (Docker's `json-file`, CRI), and from the
@@ -76,7 +76,11 @@ _STREAM = re.compile(r"output: '<streaming_complete: (\d{1,9}) tokens>'")
 """Replaces a stream's text in its last line if no parser has collected it."""
 _ESCAPE = re.compile(r"\\(?:x..|u.{4}|U.{8}|.)")
 _IDS = re.compile(r"(?:prompt|output)_token_ids: (\[[\d, ]*+\])")
-_PARAMETERS = re.compile(r"params: SamplingParams\((.*)\), lora_request: [^\n]*\.\s*\Z", re.DOTALL)
+_NO_TEXT = re.compile("prompt: None")
+_PARAMETERS = re.compile(
+    r"params: SamplingParams\((.*)\)(?:, prompt_token_ids: [^\n]*)?, lora_request: [^\n]*\.\s*\Z",
+    re.DOTALL,
+)
 _NUMBER = re.compile(
     rf"\b({'|'.join(NUMBERS)})=(-?\d{{1,18}}(?:\.\d{{0,30}})?(?:e-?\d{{1,3}})?)(?:,|\Z)"
 )
@@ -120,12 +124,23 @@ class _Waiting:
 
     def add(self, kind: str, rest: str) -> None:
         """Adds a line to the request or to a choice."""
-        if kind not in ("ids", "output"):
+        if kind == "received":
+            self._add_received(rest)
+        elif kind not in ("ids", "output"):
             self.lines[kind] = rest
         elif self.outputs and kind not in self.outputs[-1] and "output" not in self.outputs[-1]:
             self.outputs[-1][kind] = rest
         else:
             self.outputs.append({kind: rest})
+
+    def _add_received(self, rest: str) -> None:
+        """Adds the line of a request, which before 0.11.1 has the prompt before its parameters."""
+        prompt = _TEXT.match(rest) or _NO_TEXT.match(rest)
+        if prompt is not None:
+            ids = _IDS.search(rest, prompt.end())
+            self.lines["details"] = ", ".join([prompt[0], *([ids[0]] if ids else [])])
+            rest = rest[prompt.end() :].removeprefix(", ")
+        self.lines["received"] = rest
 
     def add_delta(self, kind: str, rest: str) -> None:
         """Adds a line of a stream's delta."""

@@ -141,8 +141,10 @@ if args.eager:
     words.append("--enforce-eager")
 subprocess.run(words)
 """
-    values = read_serve_command(program).values
+    command = read_serve_command(program)
+    values = command.values
     assert values["target"] == {"model": "org/model"}
+    assert any("defaults of arguments" in note for note in command.notes)
     engine = values["serving"]["engine"]
     assert (engine["tensor_parallel"], engine["max_model_len"]) == (4, 16384)
     assert (engine["max_num_seqs"], engine["mode"]) == (24, "compiled")
