@@ -122,9 +122,10 @@ def read_serve_command(text: str) -> ServeCommand:
     if release is None and (why := why_no_release(text, image) or why_no_release(written, image)):
         notes.append(f"vLLM in production: {why}")
     elif release is None:
-        notes.append(
+        notes.insert(
+            0,
             "vLLM in production: its release is not in the command; set serving.production_release"
-            " to what `vllm --version` prints there"
+            " to what `vllm --version` prints there",
         )
     elif words := served_with(release):
         values["serving"]["production_release"] = release

@@ -1,6 +1,6 @@
 """Jinja expressions of Ansible's plays that the play's variables decide.
 
-with_vars({"vars": {"tp": 2}, "command": "vllm serve m -tp {{ tp }}"})
+with_vars({"vars": {"tp": 2}, "command": "vllm serve m -tp {{ tp }}"}, folder=None)
 # {"vars": {"tp": 2}, "command": "vllm serve m -tp 2"}
 
 Variables are those of `vars`, of the files that `vars_files` names, and of `group_vars` and
