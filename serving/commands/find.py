@@ -137,7 +137,8 @@ def find_command_and_image(source: str, text: str) -> tuple[dict[str, str], list
     for written in files.values():
         unit = _as_written(written, script, files)
         command = command or _first_command(_candidates(unit, unit, documents_in(unit)))
-    command = command or _first_command(_candidates(text, script, documents))
+    if script != text:
+        command = command or _first_command(_candidates(text, script, documents))
     if command is not None:
         variables, words = command
         words = _with_config_file(words, files)
