@@ -25,7 +25,8 @@ from outrider.data.formats.known_rows import (
 )
 from outrider.data.formats.rows.embedded import object_of
 from outrider.data.formats.rows.row_fields import normal_name
-from outrider.data.formats.wrappers import is_chat_export, sides
+from outrider.data.formats.sides import sides
+from outrider.data.formats.wrappers import is_chat_export
 
 SHOWN_KEYS = 8
 """Maximum number of keys in a description."""

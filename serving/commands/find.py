@@ -4,63 +4,51 @@
     variables        # {"VLLM_USE_V1": "1"}
     words            # ["org/model", "-tp", "8"]
 
-Read are `vllm serve`, the module of vLLM's API server, `docker run` of an image whose entry point
-is either, scripts (shell.py), manifests and other documents (documents.py), unit files and what
-`kubectl describe` shows (units.py), settings of charts and frameworks (settings.py), other programs
-that start vLLM (launchers.py), and commands that Python (python_programs.py), Make (make_files.py),
-Nomad and Terraform (hcl.py) build.
+Each reader in forms/ gives the words of the commands in one form of file: scripts (shell.py),
+manifests and other documents (documents.py), unit files and what `kubectl describe` shows
+(units.py), settings of charts and frameworks (settings.py), other programs that start vLLM
+(launchers.py), and commands that Python (python_programs.py), Make (make_files.py), Nomad and
+Terraform (hcl.py) build. words.py finds the command in them.
 """
 
+import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import NamedTuple
 
 from outrider.common.errors import OutriderError
 from outrider.common.redaction import redacted
-from outrider.serving.commands.documents import (
-    LONGEST_IMAGE,
+from outrider.serving.commands.forms.documents import (
     LONGEST_TEXT,
     documents_in,
     files_of_documents,
-    is_image,
     words_of_documents,
 )
-from outrider.serving.commands.flags import ACROSS_NODES, HARMLESS
-from outrider.serving.commands.hcl import words_of_hcl
-from outrider.serving.commands.launchers import LAUNCHERS, of_launcher, of_nim, words_of_prefixes
-from outrider.serving.commands.make_files import script_of_justfile, script_of_makefile
-from outrider.serving.commands.pasted import history_of
-from outrider.serving.commands.powershell import script_of_powershell
-from outrider.serving.commands.python_programs import (
+from outrider.serving.commands.forms.hcl import words_of_hcl
+from outrider.serving.commands.forms.launchers import words_of_prefixes
+from outrider.serving.commands.forms.make_files import script_of_justfile, script_of_makefile
+from outrider.serving.commands.forms.pasted import history_of
+from outrider.serving.commands.forms.powershell import script_of_powershell
+from outrider.serving.commands.forms.python_programs import (
     calls_in_program,
     mappings_in_program,
     words_of_program,
 )
-from outrider.serving.commands.settings import (
+from outrider.serving.commands.forms.settings import (
     launcher_keys,
     words_of_config,
     words_of_config_file,
     words_of_log,
     words_of_settings,
 )
-from outrider.serving.commands.shell import END, shell_words, words_of_script, written_files
-from outrider.serving.commands.units import words_of_lists, words_of_pm2, words_of_units
-from outrider.serving.commands.unresolved import OF_KUSTOMIZE, UNRESOLVED, why_unresolved
-from outrider.serving.commands.variable_files import unit_files, with_unit_file
-from outrider.serving.commands.variables import IMAGE_USED, VARIABLE, resolved
-
-SERVERS = ("vllm.entrypoints.openai.api_server", "vllm/entrypoints/openai/api_server.py")
-"""The module of vLLM's API server, and its file."""
-
-CLI = "vllm.entrypoints.cli.main"
-"""The module of the `vllm` command."""
-
-OF_NIM = re.compile(r"nim-serve$|nvcr\.io/nim/")
-"""The server of NVIDIA NIM, or its image."""
-
-MODELS_OF_NIM = {"NIM_MODEL_PATH", "NIM_MODEL_NAME"}
+from outrider.serving.commands.forms.shell import END, shell_words, words_of_script, written_files
+from outrider.serving.commands.forms.units import words_of_lists, words_of_pm2, words_of_units
+from outrider.serving.commands.forms.unresolved import OF_KUSTOMIZE, UNRESOLVED, why_unresolved
+from outrider.serving.commands.forms.variable_files import unit_files, with_unit_file
+from outrider.serving.commands.forms.variables import IMAGE_USED, VARIABLE, resolved
+from outrider.serving.commands.words import Command, assign, commands_in
+from outrider.serving.vllm_flags import ACROSS_NODES, HARMLESS
 
 SGLANG = "SGLang"
 
@@ -80,34 +68,20 @@ STARTED = re.compile(r"Initializing (?:an?|a V1) LLM engine|vLLM API server vers
 _OF_LOG = re.compile(r"non-default args|args: Namespace\(")
 """Lines of vLLM's log with the arguments."""
 
-_VARIABLE_TAG = re.compile(r":\$(?:\w+|\{[^{}]*\})$")
-"""The tag of an image that a script sets: vllm/vllm-openai:${VERSION}."""
-
 HEADLESS = "--headless"
 """The flag of the further nodes of an engine, whose first node has the same command without it."""
 
-CONTAINERS = {"docker", "podman", "nerdctl", "singularity", "apptainer"}
+NEVER_DRAFTS = {"pooling", "embed", "classify", "score", "reward"}
+"""Values of --runner, --task and --convert with which vLLM generates no text."""
 
-OPERATORS = {";", "&", "&&", "|", "||"}
+MOST_COMMANDS = 100
+"""Commands of a text that are compared."""
 
 BLOCK = re.compile(r"^[ \t]*```[\w-]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
 """A block of code in Markdown."""
 
-PROSE = (":", "`", ",")
-"""Ends of a word behind "vllm serve" in a sentence: "the `vllm serve` command: ..."."""
-
-REDIRECTION = re.compile(r"(?:\d|&)?(?:>>?|<)(?P<file>.*)")
-
-ASSIGNED = re.compile(r"(?P<name>[A-Za-z_]\w*)(?P<added>\+?)=(?P<value>.*)", re.DOTALL)
-
 EXPORTED = re.compile(r"[A-Z_][A-Z0-9_]*")
 """Names of variables that a program may read. A script's own are often in lower case."""
-
-LONGEST_VALUES = 10_000_000
-"""Characters of all values that are assigned, with the variables in them replaced."""
-
-Command = tuple[dict[str, str], list[str]]
-"""Environment variables, and the words after `vllm serve`."""
 
 
 def find_command(source: str, text: str) -> Command:
@@ -133,12 +107,12 @@ def find_command_and_image(source: str, text: str) -> tuple[dict[str, str], list
     script, files = written_files(text)
     documents = documents_in(text)
     files |= files_of_documents(documents)
-    command = _first_command(_candidates(script, script, documents))
+    command = _first_command(source, _candidates(script, script, documents))
     for written in files.values():
         unit = _as_written(written, script, files)
-        command = command or _first_command(_candidates(unit, unit, documents_in(unit)))
+        command = command or _first_command(source, _candidates(unit, unit, documents_in(unit)))
     if script != text:
-        command = command or _first_command(_candidates(text, script, documents))
+        command = command or _first_command(source, _candidates(text, script, documents))
     if command is not None:
         variables, words = command
         words = _with_config_file(words, files)
@@ -181,7 +155,7 @@ def _check_one_command(source: str, text: str) -> None:
     """
     commands: dict[str, None] = {}
     for part in (*BLOCK.findall(text), *history_of(text)):
-        for _, words in _commands_in(words_of_script(part)):
+        for _, words in commands_in(words_of_script(part)):
             if words and HEADLESS not in words:
                 commands.setdefault(" ".join(words))
     if len(commands) > 1:
@@ -199,7 +173,7 @@ def _as_written(text: str, script: str, files: Mapping[str, str]) -> str:
     """
     variables: dict[str, str] = {}
     for word in words_of_script(script):
-        _assign(variables, word)
+        assign(variables, word)
     parts = re.split(r"\\(?=[$\\`])", text)
     text = "".join(
         part if number == 0 else part[:1] + resolved(part[1:], variables)
@@ -223,25 +197,29 @@ def _check_engine(source: str, text: str) -> None:
             )
 
 
-def _candidates(text: str, script: str, documents: list[object]) -> Iterator[list[str]]:
-    """Yields words that may contain a command; `script` is the text without its written files."""
+def _candidates(text: str, script: str, documents: list[object]) -> Iterator[Iterable[list[str]]]:
+    """Yields what each reader finds: words that may contain a command.
+
+    `script` is the text without its written files.
+    """
     for mapping in mappings_in_program(text):
-        yield words_of_prefixes(json.dumps(mapping))
-    yield words_of_prefixes(text)
-    yield from map(words_of_script, BLOCK.findall(text))
-    yield from words_of_units(text)
+        yield [words_of_prefixes(json.dumps(mapping))]
+    yield [words_of_prefixes(text)]
+    yield map(words_of_script, BLOCK.findall(text))
+    yield words_of_units(text)
     yield from words_of_documents(documents)
     calls = calls_in_program(text)
-    yield from words_of_settings(calls)
-    yield from words_of_config(calls)
-    yield from words_of_program(text)
-    yield from words_of_lists(text)
-    yield from words_of_log(text)
-    yield words_of_hcl(text)
-    yield words_of_script(script_of_makefile(text))
-    yield words_of_script(script_of_justfile(text))
-    yield words_of_pm2(text)
-    yield words_of_script(script)
+    yield words_of_settings(calls)
+    yield words_of_config(calls)
+    yield words_of_program(text)
+    yield words_of_lists(text)
+    for words in words_of_log(text):  # the last start is the one that runs
+        yield [words]
+    yield [words_of_hcl(text)]
+    yield [words_of_script(script_of_makefile(text))]
+    yield [words_of_script(script_of_justfile(text))]
+    yield [words_of_pm2(text)]
+    yield [words_of_script(script)]
 
 
 def _with_config_file(words: list[str], files: Mapping[str, str]) -> list[str]:
@@ -261,149 +239,54 @@ def _with_config_file(words: list[str], files: Mapping[str, str]) -> list[str]:
     return [*model, *words_of_config_file(documents_in(text), model), *rest[len(model) :]]
 
 
-class _Servers(NamedTuple):
-    """Where the words of a script name vLLM's server or a container's image."""
+def _first_command(source: str, readings: Iterable[Iterable[list[str]]]) -> Command | None:
+    """The first vLLM command that a reader finds, of an engine's first node if they have one.
 
-    last: int
-    """Place of the last word that names the server."""
-    container: int
-    """Place from which `docker run` or its like has been read."""
-
-    @classmethod
-    def of(cls, words: Sequence[str]) -> "_Servers":
-        """Reads the words once, so that no word looks at all others."""
-        last = -1
-        container = len(words)
-        has_program = False
-        has_run = False
-        for index, word in enumerate(words):
-            if _names_server(words, index) or "vllm serve" in word:
-                last = index
-            has_program = has_program or word.rpartition("/")[2] in CONTAINERS
-            has_run = has_run or word == "run"
-            if has_program and has_run:
-                container = min(container, index + 1)
-        return cls(last, container)
-
-
-def _first_command(candidates: Iterable[list[str]]) -> Command | None:
-    """The first vLLM command in texts, of an engine's first node if they have one."""
+    Raises an `OutriderError` if a reader finds commands that generate text with several models.
+    """
     headless: Command | None = None
-    for candidate in candidates:
-        for command in _commands_in(candidate):
-            if HEADLESS not in command[1]:
-                return command
-            variables, arguments = command
+    for candidates in readings:
+        commands: list[Command] = []
+        for candidate in candidates:
+            some = itertools.islice(commands_in(candidate), MOST_COMMANDS - len(commands))
             # The script's further words add to its variables.
-            headless = headless or (dict(variables), arguments)
+            commands += [(dict(variables), words) for variables, words in some]
+        first_nodes = [command for command in commands if HEADLESS not in command[1]]
+        drafting = [command for command in first_nodes if not _never_drafts(command[1])]
+        chosen = drafting or first_nodes
+        if chosen:
+            _check_one_model(source, chosen)
+            return chosen[0]
+        headless = headless or (commands[0] if commands else None)
     return headless
 
 
-def _commands_in(words: list[str]) -> Iterator[Command]:
-    """Yields the vLLM commands among the words of a script."""
-    servers = _Servers.of(words)
-    variables: dict[str, str] = {}
-    length = 0
+def _never_drafts(words: Sequence[str]) -> bool:
+    """Whether a command serves embeddings or the like, which take no drafts."""
+    return any(word.rpartition("=")[2] in NEVER_DRAFTS for word in words)
+
+
+def _check_one_model(source: str, commands: Sequence[Command]) -> None:
+    """Raises an `OutriderError` if the commands serve several models; it shows all of them."""
+    models: dict[str, None] = {}
+    for variables, words in commands:
+        model = _model_of([*_expanded(words, variables)])
+        if model and not UNRESOLVED.search(model):
+            models.setdefault(model)
+    if len(models) > 1:
+        raise OutriderError(
+            f"{source}: commands that serve {len(models)} models ({', '.join(models)}); give only"
+            " the one that serves the target"
+        )
+
+
+def _model_of(words: Sequence[str]) -> str:
+    """The model of a command, as vLLM reads it: `--model` or the first word; empty without one."""
     for index, word in enumerate(words):
-        if VARIABLE.fullmatch(word):  # CMD="vllm serve ..."; exec $CMD
-            word = resolved(word, variables)
-        if " " in word and "vllm" in word:  # sh -c "vllm serve ..."
-            nested = words_of_script(word)
-            for nested_variables, arguments in _commands_in(nested) if word not in nested else ():
-                yield variables | nested_variables, arguments
-        variables |= _image_of(words, index, servers, variables)
-        begin = _begin_of_arguments(words, index, servers)
-        if begin is not None:
-            command = _command_at(words, begin, word, variables)
-            if not (command and command[0].endswith(PROSE)):
-                yield variables, command
-        length += _assign(variables, word)
-        if length > LONGEST_VALUES:
-            raise OutriderError(
-                f"--from-serve-command: the variables stand for more than {LONGEST_VALUES}"
-                " characters; write the command with its values"
-            )
-    if MODELS_OF_NIM & variables.keys():
-        yield variables, of_nim(variables, [])
-
-
-def _command_at(
-    words: list[str], begin: int, server: str, variables: Mapping[str, str]
-) -> list[str]:
-    """The words of the command whose first argument is at `begin`, as `vllm serve` has them."""
-    command = _until_end(words, begin)
-    if server in LAUNCHERS:
-        return of_launcher(server, command)
-    return of_nim(variables, command) if OF_NIM.match(server) else command
-
-
-def _image_of(
-    words: list[str], index: int, servers: _Servers, variables: Mapping[str, str]
-) -> dict[str, str]:
-    """The image of a `docker run`, with its tag, if it is at `index`."""
-    word = resolved(words[index], variables) if index >= servers.container else ""
-    is_tagged = index >= servers.container and re.search("[:@]", word) is not None
-    return {IMAGE_USED: word} if is_tagged and is_image(word) else {}
-
-
-def _assign(variables: dict[str, str], word: str) -> int:
-    """Sets the variable that a word assigns, if any; returns the length of its value."""
-    assigned = ASSIGNED.fullmatch(word.removeprefix("--env="))
-    if assigned is None:
-        return 0
-    name = assigned["name"]
-    value = resolved(assigned["value"].removesuffix(END), variables)
-    variables[name] = variables.get(name, "") + value if assigned["added"] else value
-    return len(variables[name])
-
-
-def _begin_of_arguments(words: list[str], index: int, servers: _Servers) -> int | None:
-    """The place of the first argument, if the server's name is at `index`."""
-    if words[index] in LAUNCHERS and index > 0 and words[index - 1] == "-m":
-        return index + 1
-    if _names_server(words, index):
-        is_module = words[index].endswith(SERVERS) or words[index] == "nim-serve"
-        return index + 1 if is_module else index + 2
-    return index + 1 if _is_image_of_server(words, index, servers) else None
-
-
-def _names_server(words: Sequence[str], index: int) -> bool:
-    word = words[index]
-    if word.endswith(SERVERS) or word == "nim-serve":
-        return True
-    is_cli = word == CLI or word == "vllm" or word.endswith("/vllm")
-    return is_cli and index + 1 < len(words) and words[index + 1] == "serve"
-
-
-def _is_image_of_server(words: list[str], index: int, servers: _Servers) -> bool:
-    """Whether `index` is the image of a `docker run` that names no other command."""
-    if index < servers.container or index < servers.last:
-        return False
-    image = _VARIABLE_TAG.sub("", words[index].removeprefix("docker://"))
-    is_bare = not re.search("[/:]", image)
-    is_value = is_bare and words[index - 1].startswith("-")  # such as --name vllm
-    is_of_nim = OF_NIM.match(image) is not None and len(image) < LONGEST_IMAGE
-    return not is_value and (is_image(image) or is_of_nim)
-
-
-def _until_end(words: list[str], begin: int) -> list[str]:
-    """The words of the command whose first argument is at `begin`, without redirections."""
-    command_words: list[str] = []
-    skips_file = False
-    for index in range(begin, len(words)):
-        word = words[index]
-        if word in OPERATORS:
-            break
-        redirection = REDIRECTION.fullmatch(word)
-        if skips_file:
-            skips_file = False
-        elif redirection is not None:
-            skips_file = not redirection["file"]
-        else:
-            command_words.append(word.removesuffix(END))
-            if word.endswith(END):
-                break
-    return command_words
+        flag, equals, value = word.partition("=")
+        if flag == "--model":
+            return value if equals else "".join(words[index + 1 : index + 2])
+    return words[0] if words and not words[0].startswith("-") else ""
 
 
 def _flags_of(value: str) -> list[str]:

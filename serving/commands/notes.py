@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from outrider.serving.commands.flags import ACROSS_NODES, ADAPTERS, CHANGES_TEXT, FLAGS_OF_VARIABLES
+from outrider.serving.vllm_flags import ACROSS_NODES, ADAPTERS, CHANGES_TEXT, FLAGS_OF_VARIABLES
 from outrider.serving.vllm_version import WRITTEN_FOR
 
 DERIVED = ("max_model_len", "max_num_seqs", "max_num_batched_tokens")

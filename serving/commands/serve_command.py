@@ -31,21 +31,21 @@ from outrider.serving.allowed import (
     why_not_argument,
     why_not_variable,
 )
-from outrider.serving.commands.branches import with_decided_branches
 from outrider.serving.commands.find import UNRESOLVED, find_command_and_image
-from outrider.serving.commands.flags import (
+from outrider.serving.commands.forms.branches import with_decided_branches
+from outrider.serving.commands.forms.unresolved import OF_KUSTOMIZE
+from outrider.serving.commands.forms.variable_files import sourced_files
+from outrider.serving.commands.notes import AUTO, Variables, flag_of, note_on_place, notes_on
+from outrider.serving.commands.speculation import check_plugin, read_speculation
+from outrider.serving.commands.surroundings import completed
+from outrider.serving.releases import release_in, served_with, why_no_release
+from outrider.serving.vllm_flags import (
     KNOWN,
     NEUTRAL,
     REFUSED,
     SPECULATIVE,
     SWITCHES,
 )
-from outrider.serving.commands.notes import AUTO, Variables, flag_of, note_on_place, notes_on
-from outrider.serving.commands.speculation import check_plugin, read_speculation
-from outrider.serving.commands.surroundings import completed
-from outrider.serving.commands.unresolved import OF_KUSTOMIZE
-from outrider.serving.commands.variable_files import sourced_files
-from outrider.serving.releases import release_in, served_with, why_no_release
 from outrider.serving.vllm_version import WRITTEN_FOR
 from outrider.speculators.checkpoints.architectures import verifier_of
 

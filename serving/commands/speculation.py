@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.common.errors import OutriderError
-from outrider.serving.commands.flags import LOSSY, PLUGIN_FLAGS
+from outrider.serving.vllm_flags import LOSSY, PLUGIN_FLAGS
 from outrider.serving.vllm_version import WRITTEN_FOR
 from outrider.speculators.kinds import weightless_kind
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import yaml
 
-from outrider.serving.commands import hcl, slurm
-from outrider.serving.commands.compose import completed_compose
-from outrider.serving.commands.documents import LONGEST_TEXT, documents_in
-from outrider.serving.commands.pasted import as_typed
-from outrider.serving.commands.templates import with_vars
-from outrider.serving.commands.variable_files import with_files
+from outrider.serving.commands.forms import hcl, slurm
+from outrider.serving.commands.forms.compose import completed_compose
+from outrider.serving.commands.forms.documents import LONGEST_TEXT, documents_in
+from outrider.serving.commands.forms.pasted import as_typed
+from outrider.serving.commands.forms.templates import with_vars
+from outrider.serving.commands.forms.variable_files import with_files
 
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 

@@ -30,7 +30,8 @@ from outrider.data.formats.calls.message_sides import (
 from outrider.data.formats.calls.openai import exchanges
 from outrider.data.formats.rows.other_rows import FAILURES, check_served, check_status
 from outrider.data.formats.rows.row_fields import fields
-from outrider.data.formats.wrappers import check_call, objects_in, open_row
+from outrider.data.formats.sides import objects_in
+from outrider.data.formats.wrappers import check_call, open_row
 
 THINK = "<think>"
 

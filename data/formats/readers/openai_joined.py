@@ -32,7 +32,8 @@ from outrider.data.formats.rows.embedded import object_of
 from outrider.data.formats.rows.join import joined_records, model_of
 from outrider.data.formats.rows.other_rows import check_completion
 from outrider.data.formats.rows.row_fields import fields, find
-from outrider.data.formats.wrappers import open_row, sides
+from outrider.data.formats.sides import sides
+from outrider.data.formats.wrappers import open_row
 
 NO_ID = (
     "no id joins the row with the other half of its exchange: give a request and its response, or"

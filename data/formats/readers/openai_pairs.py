@@ -30,7 +30,8 @@ from outrider.data.formats.fields import first, unpacked
 from outrider.data.formats.readers import message_pairs
 from outrider.data.formats.rows.embedded import object_of
 from outrider.data.formats.rows.other_rows import check_completion, is_proxys_text, path_of_line
-from outrider.data.formats.wrappers import check_call, objects_in, open_row, pair_fields, sides
+from outrider.data.formats.sides import objects_in, sides
+from outrider.data.formats.wrappers import check_call, open_row, pair_fields
 
 TYK = "Tyk's record without bodies: set enable_detailed_recording"
 

@@ -62,7 +62,8 @@ from outrider.data.formats.rows.span_attributes import (
     plain_value,
     spans_of,
 )
-from outrider.data.formats.wrappers import PAIR, check_call, open_row, sides, unwrapped
+from outrider.data.formats.sides import sides
+from outrider.data.formats.wrappers import PAIR, check_call, open_row, unwrapped
 
 ADK_REQUEST = "gcp.vertex.agent.llm_request"
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from outrider.serving.commands.branches import with_decided_branches
 from outrider.serving.commands.find import find_command
-from outrider.serving.commands.variables import resolved
+from outrider.serving.commands.forms.branches import with_decided_branches
+from outrider.serving.commands.forms.variables import resolved
 
 SCRIPT = """
 DEBUG="${{DEBUG:-0}}"

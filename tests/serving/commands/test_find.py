@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from outrider.common.errors import OutriderError
 from outrider.serving.commands.find import find_command
-from outrider.serving.commands.unresolved import UNRESOLVED
+from outrider.serving.commands.forms.unresolved import UNRESOLVED
 
 SETTINGS = '{"method": "mtp", "num_speculative_tokens": 1}'
 WORDS = ["org/model", "-tp", "8", "--speculative-config", SETTINGS, "--port=8000"]
@@ -291,3 +291,41 @@ def test_a_comment_may_follow_the_end_of_a_line_that_goes_on() -> None:
 def test_the_place_of_a_rank_may_be_a_variable() -> None:
     script = "vllm serve org/model -dp 16 --data-parallel-address ${LWS_LEADER_ADDRESS}"
     assert find_command("x", script)[1] == ["org/model", "-dp", "16"]
+
+
+TWO_SERVICES = """
+services:
+  {first}:
+    image: vllm/vllm-openai:v0.11.0
+    command: ["--model", "org/{first}"{flags}]
+  chat:
+    image: vllm/vllm-openai:v0.11.0
+    command: ["--model", "org/chat", "-tp", "2"]
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "vllm serve org/other --port 1 &\nvllm serve org/chat --port 2\n",
+        "M=org/other\nvllm serve $M &\nM=org/chat\nvllm serve --model=$M\n",
+        TWO_SERVICES.format(first="other", flags=""),
+    ],
+)
+def test_servers_of_several_models_are_refused(text: str) -> None:
+    with pytest.raises(OutriderError, match=r"2 models \(org/other, org/chat\); give only the one"):
+        find_command("x", text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "vllm serve org/embeddings --task embed &\nvllm serve --model org/chat -tp 2\n",
+        "vllm serve org/embeddings --runner=pooling &\nvllm serve --model org/chat -tp 2\n",
+        "for N in 0 1; do\n  vllm serve --model org/chat -tp 2 --port $N &\ndone\n"
+        "vllm serve --model org/chat -tp 4\n",
+        TWO_SERVICES.format(first="embeddings", flags=', "--task", "embed"'),
+    ],
+)
+def test_of_several_servers_the_first_that_drafts_is_read(text: str) -> None:
+    assert find_command("x", text)[1][:4] == ["--model", "org/chat", "-tp", "2"]

@@ -4,7 +4,7 @@ import pytest
 
 from outrider.common.errors import OutriderError
 from outrider.serving.commands.find import find_command
-from outrider.serving.commands.launchers import of_launcher, words_of_prefixes
+from outrider.serving.commands.forms.launchers import of_launcher, words_of_prefixes
 
 SERVE = ["vllm", "serve", "--model", "org/model"]
 

@@ -15,7 +15,14 @@ import outrider
 from outrider.common.errors import OutriderError
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.serving.allowed import ARGUMENTS, KEYS_OF_ARGUMENTS, UNSERVABLE
-from outrider.serving.commands.flags import (
+from outrider.serving.commands.serve_command import read_serve_command
+from outrider.serving.commands.speculation import HARMLESS as HARMLESS_KEYS
+from outrider.serving.commands.speculation import NAMED, READ
+from outrider.serving.commands.speculation import REFUSED as REFUSED_KEYS
+from outrider.serving.config import EngineConfig, TargetConfig
+from outrider.serving.engine import CONTRADICTS, in_process
+from outrider.serving.vllm_arguments import engine_arguments
+from outrider.serving.vllm_flags import (
     ACROSS_NODES,
     CHANGES_TEXT,
     FASTER_LOADING,
@@ -27,13 +34,6 @@ from outrider.serving.commands.flags import (
     SPECULATIVE,
     SWITCHES,
 )
-from outrider.serving.commands.serve_command import read_serve_command
-from outrider.serving.commands.speculation import HARMLESS as HARMLESS_KEYS
-from outrider.serving.commands.speculation import NAMED, READ
-from outrider.serving.commands.speculation import REFUSED as REFUSED_KEYS
-from outrider.serving.config import EngineConfig, TargetConfig
-from outrider.serving.engine import CONTRADICTS, in_process
-from outrider.serving.vllm_arguments import engine_arguments
 
 PUBLISHED = [
     # DeepSeek-R1 on one node of 8 H200, with its MTP layer (vLLM's recipes).

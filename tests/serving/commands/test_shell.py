@@ -7,7 +7,8 @@ import pytest
 from outrider.common.errors import OutriderError
 from outrider.serving.commands import find
 from outrider.serving.commands.find import find_command
-from outrider.serving.commands.shell import END, shell_words, written_files
+from outrider.serving.commands.forms.shell import END, shell_words, written_files
+from outrider.serving.commands.words import commands_in
 
 
 def test_words_are_those_of_a_shell() -> None:
@@ -96,7 +97,7 @@ class _Counted(list[str]):
 )
 def test_every_word_is_looked_at_a_few_times(script: str) -> None:
     words = _Counted(shell_words(script))
-    assert [*find._commands_in(words)]
+    assert [*commands_in(words)]
     assert words.taken < 10 * len(words)
 
 

@@ -16,7 +16,7 @@ EXCEPTIONS = {
     "serving/commands/speculation.py": "lists the keys of vLLM's speculative_config",
     "speculators/checkpoints/refusals.py": "lists the drafters of vLLM in unsupported targets",
     "serving/commands/serve_command.py": "reads `--speculative-model [ngram]` of earlier releases",
-    "serving/commands/flags.py": "lists vLLM's flags, some of which are named after a method",
+    "serving/vllm_flags.py": "lists vLLM's flags, some of which are named after a method",
     "serving/vllm_hooks/capture_extension.py": "calls vLLM's supports_eagle3",
 }
 """Files that may name a kind, and why."""

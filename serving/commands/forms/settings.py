@@ -28,8 +28,8 @@ import yaml
 
 from outrider.common.errors import OutriderError
 from outrider.serving.allowed import ARGUMENTS, KEYS_OF_ARGUMENTS, UNSERVABLE
-from outrider.serving.commands.flags import KNOWN
-from outrider.serving.commands.variables import IMAGE_USED
+from outrider.serving.commands.forms.variables import IMAGE_USED
+from outrider.serving.vllm_flags import KNOWN
 
 SERVE = ("vllm", "serve")
 

@@ -12,7 +12,7 @@ import re
 import shlex
 from collections.abc import Iterator
 
-from outrider.serving.commands.shell import with_closed_words
+from outrider.serving.commands.forms.shell import with_closed_words
 
 _SECTION = re.compile(r"^\[(Service|Container|program:[^\]\n]+)\][ \t]*$", re.MULTILINE)
 _CONTINUED = re.compile(r"\\[ \t]*\r?\n")

@@ -13,7 +13,7 @@ import re
 import shlex
 
 from outrider.common.errors import OutriderError
-from outrider.serving.commands.branches import with_decided_branches
+from outrider.serving.commands.forms.branches import with_decided_branches
 
 END = ";"
 """The word that ends a command."""

@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterator
 
 from outrider.common.redaction import redacted
-from outrider.serving.commands.templates import EXPRESSION
-from outrider.serving.commands.variable_files import missing_files
-from outrider.serving.commands.variables import VARIABLE
+from outrider.serving.commands.forms.templates import EXPRESSION
+from outrider.serving.commands.forms.variable_files import missing_files
+from outrider.serving.commands.forms.variables import VARIABLE
 
 UNRESOLVED = re.compile(r"\$[({\w@*]|`|\{\{|%\(\w+\)s")
 """What a shell, a template or supervisor (%(ENV_NAME)s) would still replace."""

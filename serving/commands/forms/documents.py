@@ -1,7 +1,7 @@
 """Words of the commands in YAML and JSON documents: manifests, Compose, task files.
 
     words_of_documents([{"image": "vllm/vllm-openai", "args": ["--model", "org/model"]}])
-    # yields ["docker", "run", "vllm/vllm-openai", "--model", "org/model"]
+    # yields a group with ["docker", "run", "vllm/vllm-openai", "--model", "org/model"]
 
 Read are the containers of Kubernetes, Docker Compose, ECS and `docker inspect`, SkyPilot's tasks,
 the settings of charts and frameworks (settings.py), and scripts of several lines under any
@@ -10,14 +10,18 @@ key, such as those of a ConfigMap.
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import yaml
 
-from outrider.serving.commands.settings import words_of_config, words_of_kserve, words_of_settings
-from outrider.serving.commands.shell import END, words_of_script
-from outrider.serving.commands.variables import IMAGE_USED, VARIABLE
+from outrider.serving.commands.forms.settings import (
+    words_of_config,
+    words_of_kserve,
+    words_of_settings,
+)
+from outrider.serving.commands.forms.shell import END, words_of_script
+from outrider.serving.commands.forms.variables import IMAGE_USED, VARIABLE
 
 IMAGE = re.compile(r"(?:[\w.:-]+/)*[\w.-]*vllm[\w.-]*(?:[:@][\w.:+-]+)?")
 """Name of an image, such as vllm/vllm-openai:v0.32.0, whose entry point is `vllm serve`."""
@@ -55,17 +59,30 @@ def documents_in(text: str) -> list[Any]:
         return []
 
 
-def words_of_documents(documents: list[Any]) -> Iterator[list[str]]:
-    """Yields the words of each command in YAML or JSON documents."""
+def words_of_documents(documents: list[Any]) -> Iterator[Iterable[list[str]]]:
+    """Yields the words of each command in YAML or JSON documents, in groups.
+
+    The commands of a group are different ones; another group may have the same ones in other words.
+    """
     mappings = list(mappings_in(documents))
     # The field of a RayService that holds Ray Serve's configuration as text.
     embedded = [mapping.get(RAY_SERVE) for mapping in mappings]
     mappings += mappings_in([documents_in(text) for text in embedded if isinstance(text, str)])
     documents = [*documents, *_inline_values(documents)]
-    yield from _tasks(mappings)
-    yield from words_of_kserve(mappings)
-    yield from words_of_settings(mappings)
-    yield from words_of_config(documents)
+    yield _tasks(mappings)
+    yield words_of_kserve(mappings)
+    yield words_of_settings(mappings)
+    yield words_of_config(documents)
+    yield _words_of_containers(documents)
+    for mapping in mappings:
+        for script in _texts(mapping):
+            if "vllm" in script and "\n" in script.strip():
+                named = (f"{name}={value}" for name, value in _environment(mapping))
+                yield [[*named, *words_of_script(script)]]
+
+
+def _words_of_containers(documents: list[Any]) -> Iterator[list[str]]:
+    """Yields the words of each container's command."""
     config_maps = _config_maps(documents)
     for document in documents:
         of_kubernetes = isinstance(document, Mapping) and "apiVersion" in document
@@ -73,11 +90,6 @@ def words_of_documents(documents: list[Any]) -> Iterator[list[str]]:
             container = _with_config_maps(written, config_maps)
             words = _words_of_container(container, of_kubernetes)
             yield [*_of_leader(document, words), *words]
-    for mapping in mappings:
-        for script in _texts(mapping):
-            if "vllm" in script and "\n" in script.strip():
-                named = (f"{name}={value}" for name, value in _environment(mapping))
-                yield [*named, *words_of_script(script)]
 
 
 def _inline_values(documents: list[Any]) -> list[Any]:

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from outrider.common.errors import OutriderError
-from outrider.serving.commands.documents import (
+from outrider.serving.commands.forms.documents import (
     LONGEST_TEXT,
     documents_in,
     mappings_in,
     with_texts,
 )
-from outrider.serving.commands.variable_files import read_near
+from outrider.serving.commands.forms.variable_files import read_near
 
 EXPRESSION = re.compile(r"\{\{-?\s*([\w.]+)\s*((?:\|[^{}]*)?)-?\}\}")
 _FILTER = re.compile(r"\|\s*(\w+)\s*(?:\(\s*(?:(['\"])(.*?)\2|([\w.]+))?[^()]*\))?")

@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from outrider.serving.commands.variable_files import read_near
+from outrider.serving.commands.forms.variable_files import read_near
 
 _VARIABLE = re.compile(
     r"variable\s+\"(\w+)\"\s*\{[^{}]*?\bdefault\s*=\s*(?:\"((?:[^\"\\\n]|\\.)*)\"|([\w.+-]+))"

@@ -13,13 +13,13 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from outrider.serving.commands.python_values import (
+from outrider.serving.commands.forms.python_values import (
     defaults_in,
     follow,
     named_arguments,
     value_of,
 )
-from outrider.serving.commands.shell import words_of_script
+from outrider.serving.commands.forms.shell import words_of_script
 
 ENGINES = frozenset({"LLM", "EngineArgs", "AsyncEngineArgs", "LLMConfig"})
 """Classes whose arguments are an engine's: vLLM's, and Ray Serve LLM's."""

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from outrider.serving.commands.documents import documents_in, with_texts
-from outrider.serving.commands.variable_files import read_near, variables_in
+from outrider.serving.commands.forms.documents import documents_in, with_texts
+from outrider.serving.commands.forms.variable_files import read_near, variables_in
 
 OVERRIDES = ("compose.override.yaml", "compose.override.yml", "docker-compose.override.yml")
 """Names of the file whose values replace those of the one next to it."""

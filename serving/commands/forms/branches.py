@@ -10,7 +10,7 @@ import re
 import shlex
 from dataclasses import dataclass
 
-from outrider.serving.commands.variables import VARIABLE, resolved
+from outrider.serving.commands.forms.variables import VARIABLE, resolved
 
 _IF = re.compile(r"if[ \t]+(.+?)[ \t]*(?:;[ \t]*then)?")
 _ELIF = re.compile(r"elif[ \t]+(.+?)[ \t]*(?:;[ \t]*then)?")

@@ -16,8 +16,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from outrider.serving.commands.shell import END, words_of_script
-from outrider.serving.commands.variables import integer_of
+from outrider.serving.commands.forms.shell import END, words_of_script
+from outrider.serving.commands.forms.variables import integer_of
 
 LONGEST = 100_000
 """Characters and elements of a value that is followed: forty lines `a += a` stand for terabytes."""

@@ -21,8 +21,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from outrider.common.errors import OutriderError
-from outrider.serving.commands.settings import FLAGS
-from outrider.serving.commands.shell import END, end_of_object, words_of_script
+from outrider.serving.commands.forms.settings import FLAGS
+from outrider.serving.commands.forms.shell import END, end_of_object, words_of_script
 
 
 class Launcher(NamedTuple):
