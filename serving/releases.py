@@ -52,6 +52,9 @@ _TAG_OF_ROCM = re.compile(_OWN_IMAGE + r":[\w.-]*_vllm_" + _RELEASE, re.MULTILIN
 _PACKAGE = re.compile(r"\bvllm(?:\[[\w,.-]*\])?[ \t]*==[ \t]*" + _RELEASE)
 """The release in `pip install vllm==0.20.1`, `uv run --with vllm==...` or a list of packages."""
 
+_SHOWN = re.compile(r"^Name:[ \t]*vllm[ \t]*\r?\nVersion:[ \t]*" + _RELEASE, re.MULTILINE)
+"""The release in what `pip show vllm` prints."""
+
 _SIF = re.compile(r"\bvllm[\w-]{0,60}?[_-]" + _RELEASE + r"\.sif\b")
 """The release in a name that Apptainer gives to vLLM's image, such as vllm-openai_v0.11.0.sif."""
 
@@ -82,7 +85,13 @@ def release_in(text: str, image: str = "") -> str | None:
     `image` is the one whose command is read; without it, the first of the text's counts.
     """
     tagged = image or text
-    searched = ((_TAG, tagged), (_TAG_OF_ROCM, tagged), (_PACKAGE, text), (_SIF, text))
+    searched = (
+        (_TAG, tagged),
+        (_TAG_OF_ROCM, tagged),
+        (_PACKAGE, text),
+        (_SHOWN, text),
+        (_SIF, text),
+    )
     for pattern, where in searched:
         match = pattern.search(where)
         if match is not None and (release := _public(match[1])):

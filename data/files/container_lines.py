@@ -29,6 +29,9 @@ PIECE = 1024
 SHIPPED = {"log", "stream", "time", "attrs", "date", "kubernetes", "docker", "tag", "logtag", "_p"}
 """Keys of a `json-file` line, and those that Fluentd and Fluent Bit add."""
 
+OF_CONTAINER = ("namespace_name", "pod_name", "container_name", "docker_id", "container_id")
+"""Keys that Fluentd's and Fluent Bit's filters add about a line's container."""
+
 PARTIAL = {"partial_": "log", "CONTAINER_PARTIAL_": "MESSAGE"}
 """How Docker's fluentd (AWS FireLens) and journald drivers begin the keys about a piece of a line,
 and the key of its text."""
@@ -182,9 +185,10 @@ def _of_json(line: bytes) -> _Piece | None:
     is_piece = tag == "P" or (
         row.keys() <= {"log", "stream", "time", "attrs"} and text[-1:] != b"\n"
     )
-    stream = row.get("stream")
+    pod = row.get("kubernetes")
+    names = [pod.get(key) for key in OF_CONTAINER] if isinstance(pod, dict) else []
     return _Piece(
-        stream=stream if isinstance(stream, str) else "",
+        stream=json.dumps([row.get("stream"), *names]),
         time=_stamp_of(row.get("time")),
         text=text.removesuffix(b"\n"),
         is_last=not is_piece,

@@ -23,6 +23,7 @@ from outrider.data.exchange import Exchange, Place, Record, Reject
 from outrider.data.files.packing import document_of
 from outrider.data.files.rows import Sample, count_rows, parse_row, row_records, sample_of
 from outrider.data.files.sources import LogFile, members_of, read_ahead
+from outrider.data.formats.known_files import is_capture
 from outrider.data.formats.readers import (
     azure_llm,
     chat_messages,
@@ -30,6 +31,7 @@ from outrider.data.formats.readers import (
     langfuse,
     litellm,
     message_pairs,
+    message_rows,
     openai_batch,
     openai_joined,
     openai_pairs,
@@ -41,7 +43,7 @@ from outrider.data.formats.readers import (
 from outrider.data.formats.rows.change_events import check_kept
 from outrider.data.formats.rows.embedded import json_of
 from outrider.data.formats.rows.nested_rows import outcomes_of
-from outrider.data.formats.unknown import describe, is_capture
+from outrider.data.formats.unknown import describe
 from outrider.data.formats.wrappers import calls_of, unwrapped
 
 _BUILT_IN: dict[str, Any] = {
@@ -57,6 +59,7 @@ _BUILT_IN: dict[str, Any] = {
     "openai_pairs": openai_pairs,
     "message_pairs": message_pairs,
     "messages": chat_messages,
+    "message_rows": message_rows,
     "openai_joined": openai_joined,
 }
 
@@ -66,9 +69,12 @@ _ADDED = plugins("outrider.formats", taken=("auto", "unknown", *_BUILT_IN))
 FORMATS: dict[str, Any] = {**_ADDED, **_BUILT_IN}
 """The first format that recognizes a file reads it, so specific formats come first."""
 
-JOINING = frozenset({"azure_llm", "openai_batch", "openai_joined", "otel_genai", "vllm_log"}) | {
-    name for name, module in _ADDED.items() if hasattr(module, "records")
-}
+JOINING = frozenset(
+    {
+        *("azure_llm", "message_rows", "openai_batch", "openai_joined", "otel_genai", "vllm_log"),
+        *(name for name, module in _ADDED.items() if hasattr(module, "records")),
+    }
+)
 """Formats whose exchanges span several rows."""
 
 WITH_OTHER_ROWS = frozenset({"langfuse", "message_pairs", "otel_genai", "sglang", "vllm_log"})

@@ -63,7 +63,13 @@ AZURE_OPENAI = (
     " response bodies, for instance API Management with log-to-eventhub"
 )
 
+HIGRESS = (
+    "Higress's ai_log, which has the last question and the answer's text, not the messages:"
+    f" {GATEWAY}, or start the engine with its request log"
+)
+
 SHAPES: tuple[tuple[frozenset[str], str], ...] = (
+    (frozenset({"ai_log"}), HIGRESS),
     (frozenset({"chosen", "rejected"}), "preference data, which the target has not generated"),
     (
         frozenset({"doc", "resps"}),

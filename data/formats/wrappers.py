@@ -32,6 +32,7 @@ from outrider.data.formats.rows.span_attributes import (
     of_typed_pairs,
     spans_of,
 )
+from outrider.data.formats.rows.tensorzero import of_tensorzero
 from outrider.data.formats.sides import is_stream, objects_in, sides, values_in
 
 TRACE = frozenset({"session_id", "user_id", "public", "bookmarked", "tags"})
@@ -65,6 +66,8 @@ that it is in."""
 
 JOURNALD = "MESSAGE"
 """Key of journald's line, which is a list of bytes if it has unprintable ones."""
+
+ROLE_COLUMN = ".role"
 
 STRING = "string_value"
 """Name of a line in a log record of OTLP."""
@@ -202,6 +205,10 @@ def _with_plain_columns(row: dict[str, Any]) -> dict[str, Any]:
     values = row.get("metadata.value")
     if isinstance(names, list) and isinstance(values, list) and len(names) == len(values):
         return {**row, "metadata": dict(zip(map(str, names), values, strict=True))}  # Portkey
+    inference = of_tensorzero(row)
+    if inference is not None:
+        return inference
+    row = _with_nested_messages(row)
     lists = {key: value for key, value in row.items() if isinstance(value, list)}
     columns = {key: of_typed_pairs(value) for key, value in lists.items()}
     if not any(columns.values()):
@@ -210,6 +217,23 @@ def _with_plain_columns(row: dict[str, Any]) -> dict[str, Any]:
     for column in columns.values():
         merged |= column or {}
     return merged
+
+
+def _with_nested_messages(row: dict[str, Any]) -> dict[str, Any]:
+    """Returns a row with messages that ClickHouse keeps as arrays of their roles and contents.
+
+    Its type Nested has a column for each field, such as `msg.role` and `msg.content`.
+    """
+    for key, roles in row.items():
+        name = key.removesuffix(ROLE_COLUMN)
+        contents = row.get(f"{name}.content")
+        if name == key or not isinstance(roles, list) or not isinstance(contents, list):
+            continue
+        if len(roles) == len(contents):
+            rest = {other: row[other] for other in row if not other.startswith(f"{name}.")}
+            pairs = zip(roles, contents, strict=True)
+            return {**rest, name: [{"role": role, "content": content} for role, content in pairs]}
+    return row
 
 
 def _of_engine(row: dict[str, Any]) -> dict[str, Any]:
@@ -336,13 +360,19 @@ def _calls_in_lines(row: dict[str, Any]) -> list[dict[str, Any]]:
         if call is None and is_cut(line.text) and len(line.holders) > 1:
             calls.append({"message": line.text})  # rejected as such
             continue
-        if call is None or not _is_call(unwrapped(call)):
+        if call is None or not (_is_call(unwrapped(call)) or _is_half(call)):
             continue
         if fields(call)["time"] is None:
             times = (fields(holder)["time"] for holder in reversed(line.holders))
             call = {"timestamp": next((time for time in times if time is not None), None), **call}
         calls.append(call)
     return calls
+
+
+def _is_half(row: dict[str, Any]) -> bool:
+    """Whether a row has a request and no response: a call that failed, next to others."""
+    request, response = sides(row)
+    return request is not None and response is None
 
 
 def _are_calls(value: Any) -> bool:

@@ -19,6 +19,7 @@ from pathlib import PurePosixPath
 
 from outrider.common.errors import OutriderError
 from outrider.common.redaction import redacted
+from outrider.serving.commands.forms.batch import script_of_batch
 from outrider.serving.commands.forms.documents import (
     LONGEST_TEXT,
     documents_in,
@@ -33,6 +34,7 @@ from outrider.serving.commands.forms.powershell import script_of_powershell
 from outrider.serving.commands.forms.python_programs import (
     calls_in_program,
     mappings_in_program,
+    variables_of_program,
     words_of_program,
 )
 from outrider.serving.commands.forms.settings import (
@@ -74,6 +76,9 @@ HEADLESS = "--headless"
 NEVER_DRAFTS = {"pooling", "embed", "classify", "score", "reward"}
 """Values of --runner, --task and --convert with which vLLM generates no text."""
 
+SCRIPT_ARGUMENTS = re.compile(r"\$(?:[@*]|\{[@*](?::[^{}]*)?\})")
+"""The arguments that a script is started with, of which a file knows none: $@, ${@:2}."""
+
 MOST_COMMANDS = 100
 """Commands of a text that are compared."""
 
@@ -102,7 +107,7 @@ def find_command_and_image(source: str, text: str) -> tuple[dict[str, str], list
                 f"{source}: more than {LONGEST_TEXT} characters, without vLLM's log line"
                 " `non-default args`; give the part that starts the server"
             )
-    text = script_of_powershell(text)
+    text = script_of_batch(script_of_powershell(text))
     _check_one_command(source, text)
     script, files = written_files(text)
     documents = documents_in(text)
@@ -209,8 +214,9 @@ def _candidates(text: str, script: str, documents: list[object]) -> Iterator[Ite
     yield words_of_units(text)
     yield from words_of_documents(documents)
     calls = calls_in_program(text)
-    yield words_of_settings(calls)
-    yield words_of_config(calls)
+    exported = variables_of_program(text)
+    for words_of_engines in (words_of_settings, words_of_config):
+        yield ([*exported, *words] for words in words_of_engines(calls))
     yield words_of_program(text)
     yield words_of_lists(text)
     for words in words_of_log(text):  # the last start is the one that runs
@@ -297,7 +303,7 @@ def _flags_of(value: str) -> list[str]:
 def _expanded(words: list[str], variables: Mapping[str, str]) -> Iterator[str]:
     """The words with their variables replaced; a variable that holds flags becomes several."""
     for word in words:
-        if word in ("$@", "$*"):
+        if SCRIPT_ARGUMENTS.fullmatch(word):
             continue
         value = resolved(word, variables)
         if VARIABLE.fullmatch(word) and value.startswith(("-", " -")):

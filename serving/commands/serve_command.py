@@ -1,25 +1,21 @@
 """Converts a production `vllm serve` command into recipe keys.
 
-    found = read_serve_command("vllm serve deepseek-ai/DeepSeek-R1 -tp 8 --kv-cache-dtype fp8")
-    found.values        # {"target": {"model": ...}, "serving": {"engine": {...}}}
-    found.notes         # flags without a recipe key, and recipe values that are kept
+    command = read_serve_command("vllm serve deepseek-ai/DeepSeek-R1 -tp 8 --kv-cache-dtype fp8")
+    command.values      # {"target": {"model": ...}, "serving": {"engine": {...}}}
+    command.notes       # flags without a recipe key, and recipe values that are kept
 
 vLLM's own parser reads the flags. A flag with a recipe key sets that key. Other arguments that
 change what the engine computes go to `serving.engine.extra_arguments` unchanged, and environment
 variables that do so go to `serving.engine.environment` (allowed.py). A flag that changes what the
 engine computes and has no equal here is an error. All others, such as the port, API key and tool
-parsers, are left out; a note lists their names but never their values (flags.py). A flag that
+parsers, are left out; a note lists their names but never their values (vllm_flags.py). A flag that
 vLLM does not know is unknown, and a run refuses it.
 """
 
-import argparse
-import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
-
-import yaml
+from typing import Any, NamedTuple
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
@@ -31,20 +27,19 @@ from outrider.serving.allowed import (
     why_not_argument,
     why_not_variable,
 )
+from outrider.serving.commands.arguments import arguments_in
 from outrider.serving.commands.find import UNRESOLVED, find_command_and_image
-from outrider.serving.commands.forms.branches import with_decided_branches
+from outrider.serving.commands.forms.branches import OPTIONS, with_decided_branches
 from outrider.serving.commands.forms.unresolved import OF_KUSTOMIZE
-from outrider.serving.commands.forms.variable_files import sourced_files
+from outrider.serving.commands.forms.variable_files import missing_files
 from outrider.serving.commands.notes import AUTO, Variables, flag_of, note_on_place, notes_on
 from outrider.serving.commands.speculation import check_plugin, read_speculation
 from outrider.serving.commands.surroundings import completed
 from outrider.serving.releases import release_in, served_with, why_no_release
 from outrider.serving.vllm_flags import (
-    KNOWN,
     NEUTRAL,
     REFUSED,
     SPECULATIVE,
-    SWITCHES,
 )
 from outrider.serving.vllm_version import WRITTEN_FOR
 from outrider.speculators.checkpoints.architectures import verifier_of
@@ -97,7 +92,7 @@ def read_serve_command(text: str) -> ServeCommand:
     folder = Path(source).expanduser().absolute().parent if _is_file(source) else None
     text = completed(written, folder)
     variables, arguments, image = find_command_and_image(source, text)
-    given, unknown = _arguments(source, _with_placed_config(source, arguments))
+    given, unknown = arguments_in(source, _with_placed_config(source, arguments))
     if "model" not in given:
         raise OutriderError(f"{source}: no model; give `vllm serve MODEL ...`")
     given, speculative = _with_speculation(source, given)
@@ -152,14 +147,14 @@ def _note_on_head(model: str) -> str:
 def _notes_on_script(text: str) -> list[str]:
     """Lines about what a script does that is not read."""
     notes = []
-    if CONDITIONAL.search(with_decided_branches(text)):
+    if OPTIONS.search(text) or CONDITIONAL.search(with_decided_branches(text)):
         notes.append("conditions and loops of the script are not evaluated: check these values")
     if _HAS_DEFAULTS.search(text):
         notes.append(
             "a program with defaults of arguments or variables, which are taken: check these values"
         )
-    if files := sourced_files(text):
-        notes.append(f"sourced, but not read: {', '.join(files)}: check what it sets")
+    if files := missing_files(text):
+        notes.append(f"files that are not here: {', '.join(files)}: check what they set")
     return notes
 
 
@@ -334,112 +329,6 @@ def _read(text: str) -> tuple[str, str]:
 
 def _is_file(text: str) -> bool:
     return len(text) < 4096 and "\n" not in text and Path(text).expanduser().is_file()
-
-
-def _arguments(source: str, words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Returns the given arguments, keyed by vLLM's names, and the unknown flags.
-
-    Flags of earlier releases are read as well. JSON objects become dictionaries, not vLLM's
-    classes.
-    """
-    from vllm.entrypoints.launchers.cli_args import LoRAParserAction, make_arg_parser
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-
-    unknown: list[str] = []
-    of_earlier_releases: set[str] = set()
-
-    class Parser(FlexibleArgumentParser):
-        def parse_known_args(self, *args: Any) -> Any:  # type: ignore[override]  # overloads
-            namespace, extras = super().parse_known_args(*args)
-            unknown.extend(_flags(extras))
-            return namespace, []
-
-        def _get_option_tuples(self, option_string: str) -> Any:
-            # Abbreviations stand for flags of vLLM 0.32, as there.
-            matches = super()._get_option_tuples(option_string)
-            return [match for match in matches if match[0].dest not in of_earlier_releases]
-
-        def error(self, message: str) -> NoReturn:
-            names = ", ".join(_flags(message.split())) or "a value"  # values may be secret
-            raise OutriderError(
-                f"{source}: vLLM {WRITTEN_FOR} does not accept {names}, or not its value"
-            )
-
-    parser = make_arg_parser(Parser())
-    of_earlier_releases |= KNOWN - {action.dest for action in parser._actions}
-    for name in of_earlier_releases:
-        if name in SWITCHES:
-            parser.add_argument(flag_of(name), action=argparse.BooleanOptionalAction)
-        else:
-            parser.add_argument(flag_of(name))
-    words = _without_values_of_switches(words, parser)
-    for action in parser._actions:
-        action.default = argparse.SUPPRESS
-        # The action of --lora-modules reads its words itself, JSON or not.
-        if action.nargs != 0 and not isinstance(action, LoRAParserAction):
-            action.type = _json_or(action.type or str)
-    try:
-        given = vars(parser.parse_args(words))
-    except (OSError, AttributeError, AssertionError, ValueError, yaml.YAMLError) as error:
-        # vLLM raises these for the file of --config; its other errors come through `error`.
-        raise OutriderError(
-            f"{source}: vLLM {WRITTEN_FOR} cannot read the command or the file of --config"
-            f" ({type(error).__name__}); give a YAML file of flags that exists here, or write its"
-            " flags in the command"
-        ) from None
-    if "model_tag" in given:
-        given["model"] = given.pop("model_tag")
-    return given, unknown
-
-
-def _without_values_of_switches(words: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
-    """Writes `--flag=False` and `--flag False` as `--no-flag`, and True as the flag alone.
-
-    What is off without its flag, such as --disable-log-stats, has no `--no-flag`.
-    vLLM before 0.9 read them so (`StoreBoolean`), as did YAML files of launchers.
-    """
-    switches = {
-        option
-        for action in parser._actions
-        if action.nargs == 0 and not isinstance(action, argparse._HelpAction)
-        for option in action.option_strings
-    }
-    kept: list[str] = []
-    for word in words:
-        flag, equals, value = word.partition("=")
-        flag = flag.replace("_", "-") if flag.startswith("--") else flag
-        if flag not in switches and f"--{flag.removeprefix('--no-')}" in switches:
-            continue  # False in a program or file, for a flag without an opposite
-        before = kept[-1].replace("_", "-") if kept else ""
-        if not equals and before in switches:
-            flag = before
-            value = word
-        truth = value.lower()
-        if flag not in switches or truth not in ("true", "false"):
-            kept.append(word)
-            continue
-        if not equals:
-            kept.pop()
-        opposite = f"--no-{flag.removeprefix('--')}"
-        if truth == "true":
-            kept.append(flag)
-        elif opposite in switches:
-            kept.append(opposite)
-    return kept
-
-
-def _flags(words: Sequence[str]) -> list[str]:
-    """Returns the names of the flags among `words`."""
-    matches = (re.match(r"--?[A-Za-z][\w.-]*", word) for word in words)
-    return [match[0] for match in matches if match]
-
-
-def _json_or(convert: Any) -> Callable[[str], Any]:
-    def convert_or_load(text: str) -> Any:
-        is_object = text.startswith("{") and not text.startswith("{{")
-        return json.loads(text) if is_object else convert(text)
-
-    return convert_or_load
 
 
 def _engine_value(key: str, value: Any) -> dict[str, Any]:

@@ -42,6 +42,9 @@ REDIRECTION = re.compile(r"(?:\d|&)?(?:>>?|<)(?P<file>.*)")
 
 ASSIGNED = re.compile(r"(?P<name>[A-Za-z_]\w*)(?P<added>\+?)=(?P<value>.*)", re.DOTALL)
 
+IN_CONTAINER = re.compile(r"^(?:APPTAINER|SINGULARITY)ENV_")
+"""What Apptainer takes off a variable's name in the container."""
+
 LONGEST_VALUES = 10_000_000
 """Characters of all values that are assigned, with the variables in them replaced."""
 
@@ -129,7 +132,7 @@ def assign(variables: dict[str, str], word: str) -> int:
     assigned = ASSIGNED.fullmatch(word.removeprefix("--env="))
     if assigned is None:
         return 0
-    name = assigned["name"]
+    name = IN_CONTAINER.sub("", assigned["name"])
     value = resolved(assigned["value"].removesuffix(END), variables)
     variables[name] = variables.get(name, "") + value if assigned["added"] else value
     return len(variables[name])

@@ -45,6 +45,9 @@ REMEDIES = {
 }
 """What to do about each mark; the first one in a text counts."""
 
+HIDDEN = "__REDACTED__"
+"""What OpenInference writes instead of a text that it is told to hide (its configuration)."""
+
 MARKED = ("litellm", "this span's size")
 """What every mark has a part of."""
 
@@ -62,7 +65,9 @@ _MARK = re.compile(
 
 
 def check_whole(value: Any, where: str) -> None:
-    """Rejects a text, or the texts in a list or object, with a mark of truncation."""
+    """Rejects a text, or the texts in a list or object, with a mark of truncation or hiding."""
+    if value == HIDDEN:
+        raise Reject("redacted", f"{where}: OPENINFERENCE_HIDE_INPUTS or its like was on")
     if isinstance(value, str):
         mark = _MARK.search(value) if any(part in value for part in MARKED) else None
         if mark:

@@ -84,6 +84,7 @@ OF_RESPONSE = re.compile("response|output|completion")
 MODELS = (
     *("response.model", "response_model", "model", "model_name", "request.model"),
     "model_id",  # Bedrock
+    "generator",  # NVIDIA's Nemotron data sets
 )
 LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 COUNTS = (

@@ -8,6 +8,8 @@
   `details` (TGI 3, router/src/lib.rs)
 - Ollama's `/api/chat` and `/api/generate`: `messages`, or `system` and `prompt`, `options`;
   `message` or `response`, `thinking`, `done` (0.13, api/types.go)
+- llama.cpp's `/completion`: `prompt`, `n_predict`; `content`, `stop_type`, `tokens_predicted`, and
+  with `return_tokens` the ids in `tokens` (tools/server/README.md, November 2026)
 - Bedrock's Converse: `system` and `messages` of parts, `inferenceConfig`; `output.message`,
   `stopReason` (API reference, November 2026)
 - A service's own row of text: a rendered `prompt`, and the completion under any usual name
@@ -17,8 +19,8 @@ import re
 from typing import Any
 
 from outrider.data.exchange import Reject
-from outrider.data.formats.calls.finish_reasons import end_by_limit
-from outrider.data.formats.fields import number, take, take_count, take_text
+from outrider.data.formats.calls.finish_reasons import STOP_STRING, end_by_limit
+from outrider.data.formats.fields import number, take, take_count
 
 CONVERSE = "inferenceConfig"
 
@@ -30,6 +32,12 @@ OF_TGI = {"max_new_tokens": "max_tokens"}
 
 OF_OLLAMA = {"num_predict": "max_tokens"}
 """OpenAI's names of Ollama's parameters."""
+
+OF_LLAMA_CPP = {"n_predict": "max_tokens"}
+"""OpenAI's names of llama.cpp's parameters."""
+
+STOPS_OF_LLAMA_CPP = {"eos": "stop", "word": STOP_STRING, "limit": "length"}
+"""Values of llama.cpp's `stop_type`, and their names here."""
 
 COMPLETIONS = ("completion", "response", "output", "generated_text", "generation")
 """Keys of the text that a service logs next to its prompt."""
@@ -52,6 +60,8 @@ def native_request(holder: dict[str, Any]) -> dict[str, Any] | None:
         return _of_ollama(holder)
     if isinstance(holder.get("messages"), list):
         return _of_converse(holder)
+    if "n_predict" in holder and isinstance(holder.get("prompt"), str | list):
+        return _renamed(holder, OF_LLAMA_CPP)
     parameters = holder.get("parameters")
     if isinstance(holder.get("inputs"), str) and isinstance(parameters, dict):
         return {
@@ -80,6 +90,8 @@ def native_response(holder: dict[str, Any]) -> dict[str, Any] | None:
         return _of_sglang(holder, about)
     if isinstance(holder.get("generated_text"), str) and isinstance(holder.get("details"), dict):
         return _of_tgi(holder, holder["details"])
+    if isinstance(holder.get("content"), str) and "tokens_predicted" in holder:
+        return _of_llama_cpp(holder)
     if is_of_ollama(holder):
         return joined_ollama([holder])
     output = holder.get("output")
@@ -109,6 +121,21 @@ def _of_tgi(holder: dict[str, Any], details: dict[str, Any]) -> dict[str, Any]:
     return {"choices": [choice], "usage": usage}
 
 
+def _of_llama_cpp(holder: dict[str, Any]) -> dict[str, Any]:
+    """Returns a response of llama.cpp; one whose prompt was cut to the context has not ended."""
+    ended = None
+    if holder.get("truncated") is not True:
+        ended = STOPS_OF_LLAMA_CPP.get(str(holder.get("stop_type")))
+    choice: dict[str, Any] = {"text": holder["content"], "finish_reason": ended}
+    if holder.get("tokens"):
+        choice["token_ids"] = holder["tokens"]
+    usage = {
+        "completion_tokens": holder["tokens_predicted"],
+        "prompt_tokens": holder.get("tokens_evaluated"),
+    }
+    return {"model": holder.get("model"), "choices": [choice], "usage": usage}
+
+
 def is_of_ollama(holder: dict[str, Any]) -> bool:
     """Whether an object is a response of Ollama, or a piece of one."""
     answer = holder.get("message", holder.get("response"))
@@ -121,27 +148,24 @@ def is_ollama_lines(text: str) -> bool:
 
 
 def joined_ollama(pieces: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns a response of Ollama as OpenAI's; the last of its pieces is `done`.
-
-    Raises:
-        Reject: If the last piece is missing.
-    """
+    """Returns a response of Ollama as OpenAI's; it was cut unless its last piece is `done`."""
     last = pieces[-1]
-    if not last["done"]:
-        raise Reject("stream_cut", "no last piece of Ollama's, which is done")
     message: dict[str, Any] = {"role": "assistant", "content": "", "reasoning": ""}
     calls: list[Any] = []
     for piece in pieces:
         answer = piece.get("message")
         answer = answer if isinstance(answer, dict) else {**piece, "content": piece.get("response")}
         for key, name in {"content": "content", "thinking": "reasoning"}.items():
-            message[name] += take_text(answer, key, "message") or ""
-        calls += take(answer, "tool_calls", list, "message") or ()
+            text = answer.get(key)
+            message[name] += text if isinstance(text, str) else ""
+        listed = answer.get("tool_calls")
+        calls += listed if isinstance(listed, list) else ()
     if calls:
         message["tool_calls"] = calls
+    ended = last.get("done_reason") if last.get("done") is True else "cut"
     return {
         "model": last.get("model"),
-        "choices": [{"message": message, "finish_reason": last.get("done_reason")}],
+        "choices": [{"message": message, "finish_reason": ended}],
         "usage": {"completion_tokens": last.get("eval_count")},
         OLLAMA: True,
     }

@@ -57,6 +57,7 @@ from outrider.data.formats.fields import (
     take_time,
     unpacked,
 )
+from outrider.data.formats.rows import row_fields
 from outrider.data.formats.rows.other_rows import check_completion
 
 Prompt = str | list[int]
@@ -120,6 +121,9 @@ def exchanges(
     `logged` holds what `_exchanges` takes besides: session, trace, tenant, route, time, seconds,
     user.
     """
+    if _is_camel_case(response):
+        request = _in_snake_case(request)
+        response = _in_snake_case(response)
     model = take_text(response, "model", "response") or take_text(request, "model", "request")
     if model is not None and model.startswith(GPT_OSS_ON_BEDROCK):
         response = _with_reasoning_apart(response)
@@ -131,6 +135,26 @@ def exchanges(
         if isinstance(outcome, Reject):
             outcome.model = model
     return outcomes
+
+
+def _is_camel_case(response: dict[str, Any]) -> bool:
+    """Whether a Java client's names stand for OpenAI's: `finishReason`."""
+    choices = response.get("choices")
+    return isinstance(choices, list) and any(
+        isinstance(choice, dict) and "finishReason" in choice for choice in choices
+    )
+
+
+def _in_snake_case(value: Any, levels: int = 4) -> Any:
+    """Returns a body with OpenAI's names, to the level of a choice's message and its parts."""
+    if isinstance(value, list) and levels:
+        return [_in_snake_case(item, levels) for item in value]
+    if not isinstance(value, dict) or not levels:
+        return value
+    return {
+        row_fields.normal_name(key): _in_snake_case(inner, levels - 1)
+        for key, inner in value.items()
+    }
 
 
 def _with_reasoning_apart(response: dict[str, Any]) -> dict[str, Any]:
@@ -175,6 +199,7 @@ def _exchanges(
     if not choices:
         raise Reject("no_choices", f"the response has the keys {_keys(response)}")
     logged = _messages(request)
+    _check_echo(request, logged, choices)
     is_sglang = any(isinstance(choice, dict) and MATCHED_STOP in choice for choice in choices)
     check_attached(logged)
     messages = None if logged is None else text_messages(logged, is_sglang)
@@ -201,6 +226,20 @@ def _exchanges(
         **sampling_of(request, "request"),
     }
     return _of_choices(request, response, messages, shared)
+
+
+def _check_echo(
+    request: dict[str, Any], messages: list[dict[str, Any]] | None, choices: list[Any]
+) -> None:
+    """Rejects an answer that begins with what the request's last message says.
+
+    vLLM's `echo` repeats it if it is the assistant's, too (chat_completion/serving.py).
+    """
+    has_ids = any(isinstance(choice, dict) and choice.get("token_ids") for choice in choices)
+    if not request.get("echo") or has_ids or not messages:
+        return
+    if messages[-1].get("role") == "assistant":
+        raise Reject("not_text", "with request.echo, the answer begins with the last message")
 
 
 def _of_choices(

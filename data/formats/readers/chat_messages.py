@@ -9,7 +9,9 @@ Together and Fireworks fine-tune on such rows; the Hugging Face Hub has many suc
 The last message, from the assistant, is the completion. Sampling settings are known only if the row
 has them (`temperature`, `top_p`, `response_format`, ...), itself or in an object. A row is not
 trained on if its weight, or the weight of its last message, is 0 or less. ShareGPT's
-`conversations` with `from` and `value` are read as messages, with the row's `system`.
+`conversations` with `from` and `value` are read as messages, with the row's `system`. If each
+message has its time, an application stored the conversation, and every answer is an exchange
+(message_rows.py).
 
 `hf://datasets/OWNER/NAME[@REVISION][/data/train-*.parquet]` reads from the Hub (private data sets
 need `HF_TOKEN`); folders written by `save_to_disk` can be read directly. Sampling, finish reason
@@ -21,12 +23,13 @@ from typing import Any
 from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.files.rows import Sample
 from outrider.data.formats.calls.message_parts import openai_messages
-from outrider.data.formats.calls.message_sides import sent_parameters
+from outrider.data.formats.calls.message_sides import logged_about, sent_parameters
 from outrider.data.formats.calls.openai import exchanges
 from outrider.data.formats.calls.sampling import CONSTRAINTS, NUMBERS
-from outrider.data.formats.fields import take, take_number, unpacked
+from outrider.data.formats.fields import first, take, take_number, unpacked
+from outrider.data.formats.readers.message_rows import answers_in
 from outrider.data.formats.rows.other_rows import FAILURES
-from outrider.data.formats.rows.row_fields import fields
+from outrider.data.formats.rows.row_fields import fields, normal_name
 from outrider.data.formats.wrappers import open_row
 
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant"}
@@ -37,9 +40,10 @@ OTHER_REASONING = "<|begin_of_thought|>"
 
 
 def recognizes(sample: Sample) -> bool:
-    """Whether most conversations end with an assistant turn; requests end with a user turn."""
+    """Whether half of the conversations end with an assistant turn; requests end with a user's."""
     conversations = [messages for messages in map(_conversation, sample.rows) if messages]
-    return sum(map(_ends_with_answer, conversations)) > len(conversations) / 2
+    answered = sum(map(_ends_with_answer, conversations))
+    return answered > 0 and 2 * answered >= len(conversations)
 
 
 def _conversation(row: dict[str, Any]) -> list[Any] | None:
@@ -77,6 +81,8 @@ def parse(record: Record) -> list[Exchange | Reject]:
     messages = _conversation(row)
     if not messages:
         raise Reject("no_messages")
+    if _has_times(messages):
+        return _stored_answers(row, messages, record)
     if not _ends_with_answer(messages):
         raise Reject("no_response", "the last message is not from the assistant")
     if OTHER_REASONING in str(messages[-1].get("content")):
@@ -90,6 +96,8 @@ def parse(record: Record) -> list[Exchange | Reject]:
     *asked, answer = openai_messages(messages, "row.messages")
     keys = ("model", "chat_template_kwargs", "documents", "user", *NUMBERS, *CONSTRAINTS)
     request = sent_parameters(row) | {key: row[key] for key in keys if key in row}
+    if request.get("model") is None:
+        request["model"] = logged_about(row).get("model")
     request["tools"] = unpacked(row, "tools", "row")  # tables store them as text
     request["messages"] = [
         {key: value for key, value in message.items() if key != "weight"} for message in asked
@@ -97,6 +105,26 @@ def parse(record: Record) -> list[Exchange | Reject]:
     ended = row.get("finish_reason") or _end_of_generation(row, answer) or "stop"
     choice = {"message": answer, "finish_reason": ended}
     return exchanges(request, {"choices": [choice]}, record.place, **fields(row))
+
+
+def _has_times(messages: list[Any]) -> bool:
+    """Whether an application stored the messages as they came, each with its time."""
+    if not all(isinstance(message, dict) for message in messages):
+        return False
+    said = [message for message in messages if message.get("role") != "system"]
+    return len(said) > 1 and all(fields(message)["time"] is not None for message in said)
+
+
+def _stored_answers(
+    row: dict[str, Any], messages: list[dict[str, Any]], record: Record
+) -> list[Exchange | Reject]:
+    """Returns each answer of a stored conversation, as of a table of its messages."""
+    around = fields(row)
+    outer = {key: value for key, value in row.items() if key != "messages"}
+    names = {normal_name(key) for message in messages for key in message}
+    outer = {key: value for key, value in outer.items() if normal_name(key) not in names}
+    session = first(around["session"], around["log_id"])
+    return answers_in([{**message, **outer} for message in messages], record.place, session)
 
 
 def _end_of_generation(row: dict[str, Any], answer: dict[str, Any]) -> str | None:

@@ -61,11 +61,12 @@ def parse(record: Record) -> list[Exchange | Reject]:
     fields = {"session": ("helicone-session-id",), "tenant": ("tenant",), "route": ("route",)}
     names = (take_text(row, key, "row") for key in ("request_model", "model"))
     began = take_time(row, "request_created_at")
+    users = (take_text(row, key, "row") or None for key in ("request_user_id", "user_id"))
+    user = first(*users, request.get("user"))
     return exchanges(
-        {"model": first(*names), **request},
+        {"model": first(*names), **request, "user": user},
         _whole(response),
         record.place,
-        user=first(*(take_text(row, key, "row") or None for key in ("request_user_id", "user_id"))),
         **take_names(properties, fields, "request_properties"),
         time=began,
         seconds=seconds_of(row, began),

@@ -41,6 +41,12 @@ from outrider.data.formats.fields import (
 from outrider.data.formats.rows.row_fields import seconds_of
 from outrider.data.formats.wrappers import open_row
 
+GUARDRAILS = "guardrail_information"
+"""Key of what LiteLLM's guardrails did; spend logs have it in their metadata."""
+
+AFTER_THE_CALL = frozenset({"post_call", "logging_only"})
+"""Modes in which a guardrail changes texts that the engine has seen or written."""
+
 TENANTS = tuple(f"user_api_key_{key}" for key in ("team_alias", "team_id", "org_id", "alias"))
 """Metadata keys that name the tenant, in order of preference."""
 
@@ -74,6 +80,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
         if _is_redacted(logged):
             raise Reject("redacted", "turn_off_message_logging was on")
         check_whole(logged, f"row.{key}")
+    _check_guardrails(row)
     response = body(row, "response")
     if not response and not (unpacked(row, "messages", "row") or row.get("prompt")):
         is_stored = mapping(row, "proxy_server_request", "row")
@@ -104,6 +111,21 @@ def parse(record: Record) -> list[Exchange | Reject]:
     )
 
 
+def _check_guardrails(row: dict[str, Any]) -> None:
+    """Rejects a row whose texts a guardrail masked after the engine had seen or written them.
+
+    What is masked before the call is what the engine got (proxy/guardrails, Presidio's modes).
+    """
+    metadata = mapping(row, "metadata", "row")
+    listed = row.get(GUARDRAILS) or metadata.get(f"standard_logging_{GUARDRAILS}") or ()
+    for applied in listed if isinstance(listed, list) else [listed]:
+        if isinstance(applied, dict) and applied.get("masked_entity_count"):
+            modes = applied.get("guardrail_mode")
+            modes = modes if isinstance(modes, list) else [modes]
+            if AFTER_THE_CALL.intersection(map(str, modes)):
+                raise Reject("redacted", f"a guardrail in mode {modes[0]} masked the texts")
+
+
 def _request(row: dict[str, Any], metadata: dict[str, Any]) -> dict[str, Any]:
     """Returns the client's request, with the fields that LiteLLM keeps apart from it."""
     parameters = mapping(row, "model_parameters", "row")
@@ -118,7 +140,7 @@ def _request(row: dict[str, Any], metadata: dict[str, Any]) -> dict[str, Any]:
     if messages is None and "prompt" not in sent:
         raise Reject("content_not_logged", NOT_STORED)
     own_metadata = mapping(sent, "metadata", "proxy_server_request")
-    user = first(parameters.get("user"), sent.get("user"), row.get("end_user") or None)
+    users = (parameters.get("user"), sent.get("user"), row.get("end_user"))
     return {
         **sent,
         **extra,
@@ -126,7 +148,7 @@ def _request(row: dict[str, Any], metadata: dict[str, Any]) -> dict[str, Any]:
         "messages": messages,
         "metadata": {**own_metadata, **labels, **client},
         "model": row.get("model"),
-        "user": first(user, row.get("user") or None),
+        "user": next(filter(None, (*users, row.get("user"))), None),
     }
 
 

@@ -31,7 +31,7 @@ class Member(NamedTuple):
     """One of several rows that share an id."""
 
     side: str
-    """`request`, `response`, or `chunk` of a streamed response."""
+    """`request`, `response`, or `chunk` of a streamed response; `message` of a conversation."""
     place: Place
     row: bytes
     model: str | None
@@ -50,26 +50,48 @@ def joined_records(
         yield from _stored(database, files, member_of)
         asked = database.execute("SELECT DISTINCT model FROM rows WHERE side = 'request'")
         asked_models = {model for (model,) in asked}
-        database.execute("CREATE INDEX by_key ON rows (key)")
-        for key, first, count, size in database.execute(
-            "SELECT key, MIN(rowid) AS first, COUNT(*), SUM(LENGTH(row)) FROM rows GROUP BY key"
-            " ORDER BY first"
-        ):
-            is_large = size + ROW_OVERHEAD * count > LONGEST_LINE
-            joined_rows = database.execute(
-                "SELECT side, file, line, row, model FROM rows WHERE "
-                + ("rowid = ?" if is_large else "key = ? ORDER BY rowid"),
-                (first if is_large else key,),
-            )
-            members = [
-                Member(side, Place(files[at].name, line), row, model)
-                for side, at, line, row, model in joined_rows
-            ]
-            if is_large:
-                detail = f"more than {LONGEST_LINE >> 20} MB under one id"
-                yield Reject("line_too_long", detail, members[0].place, rows=count)
+        for members in _groups(database, files):
+            yield from [members] if isinstance(members, Reject) else _records(members, asked_models)
+
+
+def grouped_records(
+    files: Sequence[LogFile], scratch: Path, member_of: MemberOf
+) -> Iterator[Record | Reject]:
+    """Yields a record for each id, with its rows in the log's order as the payload."""
+    with contextlib.closing(database_in(scratch)) as database:
+        yield from _stored(database, files, member_of)
+        for members in _groups(database, files):
+            if isinstance(members, Reject):
+                yield members
             else:
-                yield from _records(members, asked_models)
+                payload = tuple(member.row for member in members)
+                yield Record(members[0].place, payload, rows=len(members))
+
+
+def _groups(
+    database: sqlite3.Connection, files: Sequence[LogFile]
+) -> Iterator[list[Member] | Reject]:
+    """Yields the rows of each id, ordered by its first row; a reject for those of too many MB."""
+    database.execute("CREATE INDEX by_key ON rows (key)")
+    for key, first, count, size in database.execute(
+        "SELECT key, MIN(rowid) AS first, COUNT(*), SUM(LENGTH(row)) FROM rows GROUP BY key"
+        " ORDER BY first"
+    ):
+        is_large = size + ROW_OVERHEAD * count > LONGEST_LINE
+        joined_rows = database.execute(
+            "SELECT side, file, line, row, model FROM rows WHERE "
+            + ("rowid = ?" if is_large else "key = ? ORDER BY rowid"),
+            (first if is_large else key,),
+        )
+        members = [
+            Member(side, Place(files[at].name, line), row, model)
+            for side, at, line, row, model in joined_rows
+        ]
+        if is_large:
+            detail = f"more than {LONGEST_LINE >> 20} MB under one id"
+            yield Reject("line_too_long", detail, members[0].place, rows=count)
+        else:
+            yield members
 
 
 def model_of(body: dict[str, Any]) -> str | None:

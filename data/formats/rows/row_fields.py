@@ -31,6 +31,7 @@ FIELDS = {
         *("thread_identifier", "episode_id"),  # Respan, TensorZero
         *("tags.session_id", "parent_request_id"),  # Datadog, Bifrost
         *("session", "conversation", "chat_id", "dialog_id"),
+        "request_metadata.session_id",  # Bedrock
         "extra.session",  # loguru
         "trace_metadata.mlflow.trace.session",
     ),
@@ -46,6 +47,8 @@ FIELDS = {
         "trace_metadata.mlflow.trace.user",
         "consumer",  # Higress
         *("uid", "extra.uid", "from_end_user_id"),  # loguru; Dify
+        "request_metadata.user_id",  # Bedrock
+        *("user_email", "username", "enduser"),
     ),
     "tenant": ("tenant", "tenant_id", "metadata.tenant", "workspace_id"),
     "route": ("route", "route.name", "metadata.route", "model_group", "prompt_slug"),
@@ -105,7 +108,7 @@ HEADERS = {
         *("x_session_id", "x_conversation_id", "x_thread_id", "helicone_session_id"),
         *("x_dynamo_session_id", "x_openwebui_chat_id"),
     ),
-    "user": ("x_user_id", "helicone_user_id", "x_openwebui_user_id"),
+    "user": ("x_user_id", "x_user", "helicone_user_id", "x_openwebui_user_id"),
 }
 """Names of a request's headers that have a field which the row lacks."""
 
@@ -113,6 +116,9 @@ HEADER_HOLDERS = (
     *("headers", "request_headers", "request.headers", "http.request.headers"),
     "provider_request.meta",  # Helicone's logger for other clients
 )
+
+NGINX = "http_"
+"""How nginx's variables of a request's headers begin: $http_x_user_id."""
 
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 TYPED = frozenset({"S", "N", "$oid"})
@@ -169,7 +175,12 @@ def _headers(row: dict[str, Any], names: dict[str, str]) -> dict[str, str]:
                 sent[key.lower().replace("-", "_")] = text
         if sent:
             return sent
-    return {}
+    texts = ((name, row[key]) for name, key in names.items() if name.startswith(NGINX))
+    return {
+        name.removeprefix(NGINX): text
+        for name, text in texts
+        if isinstance(text, str) and text.isprintable()
+    }
 
 
 def seconds_of(row: dict[str, Any], time: float | None) -> float | None:

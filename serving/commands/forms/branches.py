@@ -2,8 +2,9 @@
 
     with_decided_branches('A=1\nif [ "$A" = 1 ]; then\n  B=2\nfi')      # "A=1\n  B=2"
 
-A condition is decided if it compares texts or integers, or looks for an empty text, and the script
-gives its variables a value, such as `${DEBUG:-0}`. All branches of any other condition stay.
+A condition is decided if it compares texts or integers, looks for an empty text, or is a variable
+with `true` or `false`, and the script gives its variables a value, such as `${DEBUG:-0}`. All
+branches of any other condition stay.
 """
 
 import re
@@ -20,11 +21,27 @@ _ONE_LINE = re.compile(
 _PART = re.compile(r";?[ \t]*\b(then|else|fi)\b[ \t]*")
 _AND = re.compile(r"(\[\[?[ \t].+?[ \t]\]\]?)[ \t]*&&[ \t]*(.+)")
 _TEST = re.compile(r"\[\[?[ \t]+(.+?)[ \t]+\]\]?")
+_ARITHMETIC = re.compile(
+    r"\(\([ \t]*\$?\{?(\w+)\}?[ \t]*(?:(==|!=|>=|<=|>|<)[ \t]*\$?\{?(\w+)\}?[ \t]*)?\)\)"
+)
+"""((A)) and ((A > B)), of names or integers."""
+
+_TRUTH = re.compile(r"\"?\$\{?(\w+)\}?\"?")
+"""A variable that holds the command `true` or `false`."""
+
 _ASSIGNED = re.compile(
     r"(?:(?:export|local|readonly|declare)[ \t]+)?([A-Za-z_]\w*)=(\S*|\".*\"|'.*')"
 )
 _LOOP = re.compile(r"(?:for|while|until|case)\b")
 _END_OF_LOOP = re.compile(r"(?:done|esac)\b")
+
+OPTIONS = re.compile(
+    r"^[ \t]*while[ \t]+(?:getopts\b|(?:\[\[?|\(\(|test)[^\n]{0,80}\$\{?[#1])", re.MULTILINE
+)
+"""A loop over a script's own arguments."""
+
+LONGEST_LOOP = 500
+"""Lines of such a loop."""
 
 LONGEST_LINE = 1_000
 """Characters of a line that may begin or end a branch."""
@@ -44,6 +61,10 @@ _OF_NUMBERS = {
     "-le": (-1, 0),
 }
 """Comparisons of integers, and the signs of the difference that fulfil them."""
+
+
+_OF_ARITHMETIC = {"==": "-eq", "!=": "-ne", ">": "-gt", ">=": "-ge", "<": "-lt", "<=": "-le"}
+"""Comparisons in ((...)), and the same ones in [ ... ]."""
 
 
 @dataclass
@@ -88,6 +109,8 @@ class _Reader:
 
     def __init__(self) -> None:
         self.variables: dict[str, str] = {}
+        self.unknown: set[str] = set()
+        """Variables that only an undecided branch sets, so that a default need not count."""
         self.condition: _Condition | None = None
         self.loops = 0
 
@@ -116,7 +139,7 @@ class _Reader:
     def _guarded(self, guarded: re.Match[str]) -> str:
         """A command behind a test that is not decided, on a line of its own."""
         if assigned := _ASSIGNED.fullmatch(guarded[2]):
-            self.variables.pop(assigned[1], None)
+            self._forget(assigned[1])
         return f"{guarded[1]} &&\n{guarded[2]}"
 
     def _of_branch(self, condition: _Condition, line: str, words: str) -> str | None:
@@ -147,16 +170,32 @@ class _Reader:
         self.loops += bool(_LOOP.match(words)) - bool(_END_OF_LOOP.match(words))
         if assigned := _ASSIGNED.fullmatch(words):
             is_certain = self.loops <= 0 and (self.condition is None or self.condition.is_certain)
+            is_certain = is_certain and not self.unknown.intersection(_names_in(assigned[2]))
             value = resolved(assigned[2].strip("'\""), self.variables)
             if is_certain and len(value) <= LONGEST_VALUE and not re.search(r"[$`]", value):
                 self.variables[assigned[1]] = value
+                self.unknown.discard(assigned[1])
             else:
-                self.variables.pop(assigned[1], None)
+                self._forget(assigned[1])
         return line
+
+    def _forget(self, name: str) -> None:
+        self.variables.pop(name, None)
+        self.unknown.add(name)
 
     def _value_of(self, test: str) -> bool | None:
         """Whether a test is fulfilled; None if that is not known."""
-        inner = _TEST.fullmatch(test.strip())
+        test = test.strip()
+        if arithmetic := _ARITHMETIC.fullmatch(test):
+            left, comparison, right = arithmetic.groups(default="")
+            return _of_numbers(
+                self.variables.get(left, left),
+                _OF_ARITHMETIC[comparison or "!="],
+                self.variables.get(right, right) or "0",
+            )
+        if truth := _TRUTH.fullmatch(test):
+            return {"true": True, "false": False}.get(self.variables.get(truth[1], ""))
+        inner = _TEST.fullmatch(test)
         if inner is None:
             return None
         try:
@@ -164,7 +203,9 @@ class _Reader:
         except ValueError:
             return None
         for word in words:
-            names = [match["plain"] or match["braces"] for match in VARIABLE.finditer(word)]
+            names = _names_in(word)
+            if self.unknown.intersection(names):
+                return None
             has_default = [match["default"] is not None for match in VARIABLE.finditer(word)]
             if any(
                 name not in self.variables and not default
@@ -174,8 +215,44 @@ class _Reader:
         return _compared([resolved(word, self.variables) for word in words])
 
 
+def _names_in(text: str) -> list[str]:
+    """The variables in a text."""
+    return [match["plain"] or match["braces"] for match in VARIABLE.finditer(text)]
+
+
+def _without_option_loops(script: str) -> str:
+    """Returns a script without the loops that read its own arguments, of which a file knows none.
+
+    They are `while getopts ...` and `while [ $# -gt 0 ]`, up to their `done`.
+    """
+    if not OPTIONS.search(script):
+        return script
+    lines = script.split("\n")
+    kept: list[str] = []
+    at = 0
+    while at < len(lines):
+        end = _end_of_loop(lines, at) if OPTIONS.match(lines[at]) else None
+        if end is None:
+            kept.append(lines[at])
+        at = at + 1 if end is None else end + 1
+    return "\n".join(kept)
+
+
+def _end_of_loop(lines: list[str], begin: int) -> int | None:
+    """The line of the `done` of a loop; None if it is not within `LONGEST_LOOP` lines."""
+    depth = 0
+    for at in range(begin, min(len(lines), begin + LONGEST_LOOP)):
+        words = lines[at].strip()
+        depth += re.match(r"(?:for|while|until)\b", words) is not None
+        depth -= re.search(r"(?:^|[;\s])done\b", words) is not None
+        if depth == 0:
+            return at
+    return None
+
+
 def with_decided_branches(script: str) -> str:
     """Returns a script without the branches that its variables rule out."""
+    script = _without_option_loops(script)
     if not re.search(r"^[ \t]*(?:if[ \t]|\[)", script, re.MULTILINE):
         return script
     lines = _ONE_LINE.sub(lambda line: _PART.sub(r"\n\1\n", line[0]), script)
@@ -191,14 +268,21 @@ def _compared(words: list[str]) -> bool | None:
         return None
     if len(words) == 2 and words[0] in ("-n", "-z"):
         return (words[1] == "") == (words[0] == "-z")
+    if len(words) == 1:
+        return words[0] != ""
     if len(words) != 3:
         return None
     left, comparison, right = words
     if comparison in _OF_TEXTS and "*" not in right:
         return (left == right) == _OF_TEXTS[comparison]
+    return _of_numbers(left, comparison, right)
+
+
+def _of_numbers(left: str, comparison: str, right: str) -> bool | None:
+    """Whether a comparison of integers is fulfilled; None for other words."""
     integers = all(re.fullmatch(r"-?\d{1,12}", word) for word in (left, right))
-    if comparison in _OF_NUMBERS and integers:
-        difference = int(left) - int(right)
-        sign = (difference > 0) - (difference < 0)
-        return sign in _OF_NUMBERS[comparison]
-    return None
+    if comparison not in _OF_NUMBERS or not integers:
+        return None
+    difference = int(left) - int(right)
+    sign = (difference > 0) - (difference < 0)
+    return sign in _OF_NUMBERS[comparison]

@@ -24,6 +24,9 @@ from outrider.common.errors import OutriderError
 from outrider.serving.commands.forms.settings import FLAGS
 from outrider.serving.commands.forms.shell import END, end_of_object, words_of_script
 
+OF_ENGINE = re.compile("VLLM_[A-Z]")
+"""How vLLM's own variables begin, which a launcher leaves to it."""
+
 
 class Launcher(NamedTuple):
     """A program's flags that are not vLLM's, as Python names."""
@@ -204,7 +207,8 @@ def words_of_prefixes(text: str) -> list[str]:
         if prefix == "OPTION_":
             of_prefix.setdefault("MODEL_ID", model_of_lmi)
         if words := _command(launcher, of_prefix):
-            return words
+            of_engine = [f"{name}={value}" for name, value in settings if OF_ENGINE.match(name)]
+            return [*of_engine, *words]
     if image := _RUNPOD_IMAGE.search(text):
         return _of_runpod(dict(settings), image)
     return []

@@ -87,6 +87,12 @@ def mappings_in_program(text: str) -> list[dict[str, str]]:
     ]
 
 
+def variables_of_program(text: str) -> list[str]:
+    """Returns the variables that a Python program exports, as NAME=VALUE."""
+    program = _program(text)
+    return [] if program is None else _variables(*program)
+
+
 def words_of_program(text: str) -> Iterator[list[str]]:
     """Yields the lists of words with a vLLM command that a Python program builds."""
     program = _program(text)
@@ -113,7 +119,9 @@ def _variables(tree: ast.Module, known: dict[str, Any]) -> list[str]:
     """
     words: list[str] = []
     for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "os.environ.setdefault":
+            words.append("=".join(str(value_of(argument, known)) for argument in node.args))
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
             target = node.targets[0]
             if ast.unparse(target.value) in ("os.environ", "env"):
                 words.append(f"{value_of(target.slice, known)}={value_of(node.value, known)}")

@@ -12,6 +12,7 @@ the defaults of argparse's arguments and of classes' fields. What is not known s
 import ast
 import json
 import re
+import shlex
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -240,6 +241,8 @@ def _result(node: ast.Call, known: dict[str, Any]) -> Any:
         return value
     if name == "json.dumps" and isinstance(value, dict | list) and _is_short(value):
         return json.dumps(value)
+    if name == "shlex.quote" and isinstance(value, str):
+        return shlex.quote(value)
     if name in ("shlex.split", "split") and isinstance(value, str):
         return [word for word in words_of_script(value) if word != END]
     if name.endswith(".join") and isinstance(value, list):

@@ -27,12 +27,12 @@ def missing_files(text: str) -> list[str]:
     """Returns the files with variables that a text names and that `completed` has not read."""
     names = [f"EnvironmentFile={name}" for name in _UNIT_FILE.findall(text)]
     names += [f"--env-file {name}" for name in _OF_DOCKER.findall(text)]
-    names += [f"source {name}" for name in sourced_files(text)]
+    names += [f"source {name}" for name in _sourced_files(text)]
     names += [f"env_file {name}" for name in _ENV_FILE.findall(text)]
     return list(dict.fromkeys(names))
 
 
-def sourced_files(text: str) -> list[str]:
+def _sourced_files(text: str) -> list[str]:
     """Returns the files that a script sources, but for a virtual environment's."""
     names = (name for _, name in _SOURCED.findall(text))
     return list(dict.fromkeys(name for name in names if not name.endswith("/activate")))

@@ -2,7 +2,9 @@
 
 import json
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import given
 
 from outrider.data.files.container_lines import unwrapped
 from tests.data.files.packers import DRIVERS, LIMIT, TIME, cri, json_file, with_times
@@ -94,6 +96,21 @@ def test_fluent_bit_writes_tag_and_time_before_a_record():
     line = b'kube.var.log: [1782900000.250000000, {"log":"a ]", "stream":"stdout"}]'
     ((_, record),) = read(line)
     assert json.loads(record) == {"date": 1782900000.25, "log": "a ]", "stream": "stdout"}
+
+
+@given(st.permutations([pod for pod in range(3) for _ in range(3)]))
+def test_pieces_of_several_containers_are_joined_apart(order):
+    pieces = {pod: iter(f"{pod}a {pod}b {pod}c".split()) for pod in range(3)}
+    counts = dict.fromkeys(range(3), 0)
+    records = []
+    for pod in order:
+        counts[pod] += 1
+        tag = "F" if counts[pod] == 3 else "P"
+        about = {"pod_name": f"gateway-{pod}", "namespace_name": "llm"}
+        record = {"log": next(pieces[pod]), "stream": "stdout", "logtag": tag, "kubernetes": about}
+        records.append(json.dumps(record).encode())
+    lines = {line for _, line in read(b"\n".join(records))}
+    assert lines == {f"{pod}a{pod}b{pod}c".encode() for pod in range(3)}
 
 
 def test_entries_that_cloud_logging_has_split_are_joined():

@@ -37,6 +37,41 @@ def test_sglangs_generate_with_ids(tmp_path):
     assert (exchange.prompt_token_ids, exchange.finish_reason) == ([0, 5], "length")
 
 
+@pytest.mark.parametrize(
+    ("stop", "reason", "token_ids"),
+    [("eos", "stop", [7, 8, 1]), ("limit", "length", [7, 8]), ("limit", "length", None)],
+)
+def test_llama_cpps_completion(tmp_path, stop, reason, token_ids):
+    asked = {"prompt": [0, 5], "n_predict": 9, "temperature": 0.5}
+    answered = {"content": "abc", "stop_type": stop, "tokens_predicted": 3, "truncated": False}
+    answered |= {"tokens": token_ids or []}
+    cut = {**answered, "truncated": True}
+    rows = [{"request": asked, "response": answered}, {"request": asked, "response": cut}]
+    exchange, reject = read_rows(tmp_path, rows)
+    assert isinstance(exchange, Exchange) and isinstance(reject, Reject)
+    assert (exchange.prompt_token_ids, exchange.completion_token_ids) == ([0, 5], token_ids)
+    assert (exchange.finish_reason, exchange.content, exchange.temperature) == (reason, "abc", 0.5)
+    assert reject.reason == "not_finished"
+
+
+@pytest.mark.parametrize("is_list", [False, True])
+def test_a_piece_of_ollama_s_answer_is_cut(tmp_path, is_list):
+    asked = {"messages": [{"role": "user", "content": "Hi"}], "options": {"temperature": 0.5}}
+    piece = {"message": {"role": "assistant", "content": "a"}, "done": False}
+    row = {"request": asked, "response": [piece] if is_list else piece}
+    (reject,) = read_rows(tmp_path, [row])
+    assert isinstance(reject, Reject)
+    assert reject.reason == "stream_cut"
+
+
+@pytest.mark.parametrize(("role", "is_read"), [("assistant", False), ("user", True)])
+def test_an_answer_that_repeats_the_last_message_is_rejected(tmp_path, role, is_read):
+    asked = {"messages": [{"role": role, "content": "A"}], "echo": True, "model": "m"}
+    answer = {"message": {"role": "assistant", "content": "AB"}, "finish_reason": "stop"}
+    (outcome,) = read_rows(tmp_path, [{"request": asked, "response": {"choices": [answer]}}])
+    assert isinstance(outcome, Exchange) == is_read
+
+
 def test_converse_is_read_as_what_bedrock_sends_the_model(tmp_path):
     body = {
         "system": [{"text": "Be terse."}],

@@ -25,6 +25,11 @@ IF = "if {}; then\n  ARGS+=(--seed 1)\nelse\n  ARGS+=(--seed 2)\nfi"
         ('[ -n "$DEBUG" ]', "1"),
         ('[ -z "${UNSET:-}" ]', "1"),
         ('[[ "$DEBUG" != "0" ]]', "2"),
+        ("(( N ))", "1"),
+        ("((DEBUG))", "2"),
+        ("(( $N >= 9 ))", "2"),
+        ("(( 8 == N ))", "1"),
+        ('[[ "$N" ]]', "1"),
     ],
 )
 def test_the_branch_that_is_taken_is_read(test: str, seed: str) -> None:
@@ -38,6 +43,30 @@ def test_the_branch_that_is_taken_is_read(test: str, seed: str) -> None:
 def test_all_branches_of_another_condition_stay(test: str) -> None:
     script = SCRIPT.format(IF.format(test))
     assert with_decided_branches(script) == script
+
+
+@pytest.mark.parametrize(("value", "seed"), [("true", "1"), ("false", "2")])
+def test_a_variable_is_a_condition(value: str, seed: str) -> None:
+    script = f"ON={value}\n" + SCRIPT.format(IF.format('"$ON"'))
+    assert find_command("serve.sh", script)[1] == ["org/model", "--seed", seed]
+
+
+def test_a_default_does_not_count_after_a_branch_that_may_set_the_variable() -> None:
+    script = "if [ -f x ]; then\n  K=3\nfi\nK=${K:-0}\nif (( K > 0 )); then\n  A=1\nfi"
+    assert with_decided_branches(script) == script
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        'while getopts ":t:" opt; do\n  case "$opt" in\n    t) TP="$OPTARG" ;;\n  esac\ndone',
+        'while [[ $# -gt 0 ]]; do\n  case "$1" in\n    -t) TP="$2"; shift 2 ;;\n  esac\ndone',
+        'while (( $# )); do\n  for x in 1 2; do :; done\n  TP=$1\n  shift\ndone',
+    ],
+)
+def test_the_options_of_a_script_keep_their_defaults(loop: str) -> None:
+    script = f'TP="${{TP:-4}}"\n{loop}\nvllm serve org/model -tp "$TP"\n'
+    assert find_command("serve.sh", script)[1] == ["org/model", "-tp", "4"]
 
 
 def test_further_branches_and_one_line() -> None:

@@ -293,6 +293,13 @@ def test_the_place_of_a_rank_may_be_a_variable() -> None:
     assert find_command("x", script)[1] == ["org/model", "-dp", "16"]
 
 
+def test_a_script_s_own_arguments_and_the_prefix_of_a_container_s_variables() -> None:
+    script = (
+        'export APPTAINERENV_VLLM_USE_DEEP_GEMM=1\nvllm serve org/m -tp 2 "${@:2}" "$@" "${@}"\n'
+    )
+    assert find_command("x", script) == ({"VLLM_USE_DEEP_GEMM": "1"}, ["org/m", "-tp", "2"])
+
+
 TWO_SERVICES = """
 services:
   {first}:

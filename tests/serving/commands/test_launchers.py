@@ -81,6 +81,11 @@ def test_a_variable_s_value_is_read_in_any_quotation(text: str, setting: str) ->
     assert words == [*SERVE, "--speculative-config", setting]
 
 
+def test_variables_of_vllm_itself_stay_next_to_those_of_a_container() -> None:
+    text = "docker run -e SM_VLLM_MODEL=org/m -e VLLM_USE_DEEP_GEMM=0 -e HF_HOME=/hf image"
+    assert find_command("x", text) == ({"VLLM_USE_DEEP_GEMM": "0"}, ["--model", "org/m"])
+
+
 def test_kserve_makes_float16_of_auto() -> None:
     assert of_launcher("huggingfaceserver", ["--model_id=m"])[1:] == ["--dtype", "float16"]
     given = of_launcher("huggingfaceserver", ["--model_id=m", "--dtype", "auto"])

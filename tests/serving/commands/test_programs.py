@@ -48,6 +48,17 @@ def test_what_python_does_not_say_is_named() -> None:
         find_command("serve.py", program)
 
 
+def test_an_engine_has_the_variables_that_its_program_exports() -> None:
+    program = (
+        "import os\nfrom vllm import AsyncEngineArgs\n"
+        'os.environ.setdefault("VLLM_A", "1")\nos.environ["VLLM_B"] = "2"\n'
+        'AsyncEngineArgs(model="org/m", tensor_parallel_size=2)\n'
+    )
+    variables, words = find_command("x", program)
+    assert variables == {"VLLM_A": "1", "VLLM_B": "2"}
+    assert words == ["--model", "org/m", "--tensor-parallel-size", "2"]
+
+
 def test_a_makefile_s_variables_have_their_values() -> None:
     makefile = (
         "MODEL ?= org/model\nTP := 8\nFLAGS = --seed 3 --max-model-len 65536\n"
@@ -89,6 +100,17 @@ client.create_model(PrimaryContainer={"Image": "x/vllm:0.11.2-gpu-py312", "Envir
     assert command.values["eval"] == {"current_k": 3}
     engine = command.values["serving"]["engine"]
     assert engine["max_num_seqs"] == 32 and engine["extra_arguments"] == {}
+
+
+def test_a_batch_file_of_windows() -> None:
+    script = (
+        "@echo off\r\nrem set TP=8\r\nset TP=2\r\nset \"MODEL=C:\\models\\m\"\r\n"
+        'if "%~1"=="long" set TP=4\r\nif not defined SEED set SEED=3\r\n'
+        "vllm serve %MODEL% ^\r\n  -tp %TP% --seed %SEED% ^\r\n"
+        '  --speculative-config "{\\"method\\":\\"ngram\\"}"\r\n'
+    )
+    words = ["C:/models/m", "-tp", "2", "--seed", "3", "--speculative-config"]
+    assert find_command("x", script)[1] == [*words, '{"method":"ngram"}']
 
 
 def test_powershell() -> None:
