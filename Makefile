@@ -1,7 +1,7 @@
 # Everything starts with `sh requirements/setup.sh`, which does nothing when .venv is up to date.
 #   make doctor   what this machine can run, and the commands that fix the rest
 #   make demo     the whole pipeline on the embedded target: traffic -> speculator -> verdict -> bundle
-#   make demo-smollm2  the same on a real language model, SmolLM2-135M-Instruct, in 30 to 60 min;
+#   make demo-smollm2  the same on a real language model, SmolLM2-135M-Instruct, in 40 to 90 min;
 #                   `make smollm2` only builds that target (build/smollm2)
 #   make live     a live endpoint on this machine: promotes a good release, rolls back a bad one
 #   make test       lint, types, the build of the docs and the tests, in 12 minutes. All of them run,

@@ -14,7 +14,7 @@ target wrote the answers without it.
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from outrider.data.exchange import Exchange, Place, Record, Reject
@@ -61,7 +61,12 @@ def recognizes(sample: Sample) -> bool:
 def _is_message(row: dict[str, Any]) -> bool:
     """Whether a row is a message of a named conversation."""
     is_text = _role(row) is not None and isinstance(_content(row), str)
-    return is_text and PIECE not in row and fields(row)["session"] is not None
+    if not is_text or PIECE in row:
+        return False
+    try:
+        return fields(row)["session"] is not None
+    except Reject:  # a field that is no valid text
+        return False
 
 
 def _role(row: dict[str, Any]) -> str | None:
@@ -98,14 +103,19 @@ def answers_in(
     stored = [_Stored.of(row) for row in rows]
     if all(message.time is not None for message in stored):
         stored.sort(key=lambda message: message.time or 0.0)
-    by_id = {message.id: message for message in stored if message.id is not None}
+    by_id: dict[str | None, _Stored] = {
+        message.id: message for message in stored if message.id is not None
+    }
     names_parents = any(message.parent in by_id for message in stored)
     outcomes: list[Exchange | Reject] = []
     for number, answer in enumerate(stored):
         if answer.message["role"] == "assistant":
             before = _lineage(answer, by_id) if names_parents else stored[:number]
             asked = [message for message in before if not message.has_failed]
-            outcomes += _outcomes(answer, asked, place, session)
+            for outcome in _outcomes(answer, asked, place, session):
+                if isinstance(outcome, Exchange):
+                    outcome = replace(outcome, call=len(outcomes))
+                outcomes.append(outcome)
     return outcomes or [Reject("no_response", "a conversation without an answer")]
 
 

@@ -22,7 +22,9 @@ def of_tensorzero(row: dict[str, Any]) -> dict[str, Any] | None:
     if asked is None or blocks is None or logged is None:
         return None
     system = asked.get("system")
-    messages = [{"role": "system", "content": system}] if isinstance(system, str) else []
+    messages: list[dict[str, Any]] = []
+    if isinstance(system, str):
+        messages.append({"role": "system", "content": system})
     for message in logged:
         if isinstance(message, dict):
             messages.append({"role": message.get("role"), "content": _text(message.get("content"))})

@@ -39,7 +39,7 @@ def read(path: Path) -> list[tuple[Any, ...]]:
         sampling = (outcome.temperature, outcome.top_p)
         answer = (outcome.reasoning, outcome.content)
         described.append((outcome.session, contents, *answer, outcome.time, *sampling))
-    return sorted(described, key=str)
+    return sorted(described, key=lambda exchange: (exchange[0], exchange[4]))
 
 
 def expected(session: str) -> list[tuple[Any, ...]]:

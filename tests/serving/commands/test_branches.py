@@ -61,7 +61,7 @@ def test_a_default_does_not_count_after_a_branch_that_may_set_the_variable() -> 
     [
         'while getopts ":t:" opt; do\n  case "$opt" in\n    t) TP="$OPTARG" ;;\n  esac\ndone',
         'while [[ $# -gt 0 ]]; do\n  case "$1" in\n    -t) TP="$2"; shift 2 ;;\n  esac\ndone',
-        'while (( $# )); do\n  for x in 1 2; do :; done\n  TP=$1\n  shift\ndone',
+        "while (( $# )); do\n  for x in 1 2; do :; done\n  TP=$1\n  shift\ndone",
     ],
 )
 def test_the_options_of_a_script_keep_their_defaults(loop: str) -> None:

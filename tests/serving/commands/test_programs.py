@@ -56,7 +56,7 @@ def test_an_engine_has_the_variables_that_its_program_exports() -> None:
     )
     variables, words = find_command("x", program)
     assert variables == {"VLLM_A": "1", "VLLM_B": "2"}
-    assert words == ["--model", "org/m", "--tensor-parallel-size", "2"]
+    assert words == ["org/m", "--tensor-parallel-size", "2"]
 
 
 def test_a_makefile_s_variables_have_their_values() -> None:
@@ -104,7 +104,7 @@ client.create_model(PrimaryContainer={"Image": "x/vllm:0.11.2-gpu-py312", "Envir
 
 def test_a_batch_file_of_windows() -> None:
     script = (
-        "@echo off\r\nrem set TP=8\r\nset TP=2\r\nset \"MODEL=C:\\models\\m\"\r\n"
+        '@echo off\r\nrem set TP=8\r\nset TP=2\r\nset "MODEL=C:\\models\\m"\r\n'
         'if "%~1"=="long" set TP=4\r\nif not defined SEED set SEED=3\r\n'
         "vllm serve %MODEL% ^\r\n  -tp %TP% --seed %SEED% ^\r\n"
         '  --speculative-config "{\\"method\\":\\"ngram\\"}"\r\n'
