@@ -220,19 +220,23 @@ def _with_plain_columns(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_nested_messages(row: dict[str, Any]) -> dict[str, Any]:
-    """Returns a row with messages that ClickHouse keeps as arrays of their roles and contents.
+    """Returns a row with messages that ClickHouse keeps as arrays of their fields.
 
     Its type Nested has a column for each field, such as `msg.role` and `msg.content`.
     """
-    for key, roles in row.items():
-        name = key.removesuffix(ROLE_COLUMN)
-        contents = row.get(f"{name}.content")
-        if name == key or not isinstance(roles, list) or not isinstance(contents, list):
-            continue
-        if len(roles) == len(contents):
-            rest = {other: row[other] for other in row if not other.startswith(f"{name}.")}
-            pairs = zip(roles, contents, strict=True)
-            return {**rest, name: [{"role": role, "content": content} for role, content in pairs]}
+    names = [key.removesuffix(ROLE_COLUMN) for key in row if key.endswith(ROLE_COLUMN)]
+    for name in names:
+        columns = {
+            key.removeprefix(f"{name}."): value
+            for key, value in row.items()
+            if key.startswith(f"{name}.")
+        }
+        arrays = [value for value in columns.values() if isinstance(value, list)]
+        is_nested = "content" in columns and len(arrays) == len(columns)
+        if is_nested and len({len(array) for array in arrays}) == 1:
+            rest = {key: row[key] for key in row if not key.startswith(f"{name}.")}
+            members = zip(*arrays, strict=True)
+            row = {**rest, name: [dict(zip(columns, member, strict=True)) for member in members]}
     return row
 
 

@@ -36,6 +36,7 @@ from outrider.serving.commands.forms.python_programs import (
     mappings_in_program,
     variables_of_program,
     words_of_program,
+    words_of_started,
 )
 from outrider.serving.commands.forms.settings import (
     launcher_keys,
@@ -73,13 +74,16 @@ _OF_LOG = re.compile(r"non-default args|args: Namespace\(")
 HEADLESS = "--headless"
 """The flag of the further nodes of an engine, whose first node has the same command without it."""
 
-NEVER_DRAFTS = {"pooling", "embed", "classify", "score", "reward"}
-"""Values of --runner, --task and --convert with which vLLM generates no text."""
+OF_TASKS = {"--runner", "--task", "--convert"}
+"""Flags that say what a server does."""
+
+NEVER_DRAFTS = {"pooling", "embed", "embedding", "classify", "score", "reward"}
+"""Values of these flags with which vLLM generates no text."""
 
 SCRIPT_ARGUMENTS = re.compile(r"\$(?:[@*]|\{[@*](?::[^{}]*)?\})")
 """The arguments that a script is started with, of which a file knows none: $@, ${@:2}."""
 
-MOST_COMMANDS = 100
+MOST_COMMANDS = 20
 """Commands of a text that are compared."""
 
 BLOCK = re.compile(r"^[ \t]*```[\w-]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
@@ -217,6 +221,7 @@ def _candidates(text: str, script: str, documents: list[object]) -> Iterator[Ite
     exported = variables_of_program(text)
     for words_of_engines in (words_of_settings, words_of_config):
         yield ([*exported, *words] for words in words_of_engines(calls))
+    yield words_of_started(text)
     yield words_of_program(text)
     yield words_of_lists(text)
     for words in words_of_log(text):  # the last start is the one that runs
@@ -252,11 +257,7 @@ def _first_command(source: str, readings: Iterable[Iterable[list[str]]]) -> Comm
     """
     headless: Command | None = None
     for candidates in readings:
-        commands: list[Command] = []
-        for candidate in candidates:
-            some = itertools.islice(commands_in(candidate), MOST_COMMANDS - len(commands))
-            # The script's further words add to its variables.
-            commands += [(dict(variables), words) for variables, words in some]
+        commands = _commands_of(candidates)
         first_nodes = [command for command in commands if HEADLESS not in command[1]]
         drafting = [command for command in first_nodes if not _never_drafts(command[1])]
         chosen = drafting or first_nodes
@@ -267,32 +268,55 @@ def _first_command(source: str, readings: Iterable[Iterable[list[str]]]) -> Comm
     return headless
 
 
+def _commands_of(candidates: Iterable[list[str]]) -> list[Command]:
+    """The commands that a reader finds; an error counts only if none is before it."""
+    commands: list[Command] = []
+    try:
+        for candidate in candidates:
+            some = itertools.islice(commands_in(candidate), MOST_COMMANDS - len(commands))
+            # The script's further words add to its variables.
+            commands.extend((dict(variables), words) for variables, words in some)
+    except OutriderError:
+        if not commands:
+            raise
+    return commands
+
+
 def _never_drafts(words: Sequence[str]) -> bool:
     """Whether a command serves embeddings or the like, which take no drafts."""
-    return any(word.rpartition("=")[2] in NEVER_DRAFTS for word in words)
+    for index, word in enumerate(words):
+        flag, equals, value = word.partition("=")
+        if flag in OF_TASKS:
+            value = value if equals else "".join(words[index + 1 : index + 2])
+            if value in NEVER_DRAFTS:
+                return True
+    return False
 
 
 def _check_one_model(source: str, commands: Sequence[Command]) -> None:
     """Raises an `OutriderError` if the commands serve several models; it shows all of them."""
     models: dict[str, None] = {}
     for variables, words in commands:
-        model = _model_of([*_expanded(words, variables)])
+        model = _model_of(words, variables)
         if model and not UNRESOLVED.search(model):
             models.setdefault(model)
     if len(models) > 1:
         raise OutriderError(
-            f"{source}: commands that serve {len(models)} models ({', '.join(models)}); give only"
-            " the one that serves the target"
+            f"{source}: commands that serve {len(models)} models ({redacted(', '.join(models))});"
+            " give only the one that serves the target"
         )
 
 
-def _model_of(words: Sequence[str]) -> str:
+def _model_of(words: Sequence[str], variables: Mapping[str, str]) -> str:
     """The model of a command, as vLLM reads it: `--model` or the first word; empty without one."""
+    model = words[0] if words else ""
     for index, word in enumerate(words):
         flag, equals, value = word.partition("=")
         if flag == "--model":
-            return value if equals else "".join(words[index + 1 : index + 2])
-    return words[0] if words and not words[0].startswith("-") else ""
+            model = value if equals else "".join(words[index + 1 : index + 2])
+            break
+    model = resolved(model, variables).rstrip("/")
+    return "" if model.startswith("-") else model
 
 
 def _flags_of(value: str) -> list[str]:

@@ -29,6 +29,7 @@ from outrider.serving.allowed import (
 )
 from outrider.serving.commands.arguments import arguments_in
 from outrider.serving.commands.find import UNRESOLVED, find_command_and_image
+from outrider.serving.commands.forms.batch import CONDITION, is_batch
 from outrider.serving.commands.forms.branches import OPTIONS, with_decided_branches
 from outrider.serving.commands.forms.unresolved import OF_KUSTOMIZE
 from outrider.serving.commands.forms.variable_files import missing_files
@@ -147,7 +148,10 @@ def _note_on_head(model: str) -> str:
 def _notes_on_script(text: str) -> list[str]:
     """Lines about what a script does that is not read."""
     notes = []
-    if OPTIONS.search(text) or CONDITIONAL.search(with_decided_branches(text)):
+    has_conditions = CONDITIONAL.search(with_decided_branches(text)) is not None
+    if is_batch(text):
+        has_conditions = CONDITION.search(text) is not None
+    if has_conditions or OPTIONS.search(text):
         notes.append("conditions and loops of the script are not evaluated: check these values")
     if _HAS_DEFAULTS.search(text):
         notes.append(

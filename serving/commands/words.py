@@ -33,6 +33,15 @@ _VARIABLE_TAG = re.compile(r":\$(?:\w+|\{[^{}]*\})$")
 
 CONTAINERS = {"docker", "podman", "nerdctl", "singularity", "apptainer"}
 
+OF_RUNNING = {"exec", "stop", "kill", "rm", "logs", "wait", "start", "restart", "inspect"}
+"""Commands about a container, which name it and not an image."""
+
+PRINTING = {"echo", "printf", "print", "log", "info", "warn", "die", "pgrep", "pkill", "grep"}
+"""Programs whose arguments may say `vllm serve` and start nothing."""
+
+BEFORE_PROGRAMS = {"then", "do", "else", "{", "(", "!"}
+"""Words of a shell before a command."""
+
 OPERATORS = {";", "&", "&&", "|", "||"}
 
 PROSE = (":", "`", ",")
@@ -83,10 +92,12 @@ def commands_in(words: list[str]) -> Iterator[Command]:
     variables: dict[str, str] = {}
     length = 0
     has_command = False
+    program = ""
     for index, word in enumerate(words):
+        program = _program(words, index, program)
         if VARIABLE.fullmatch(word):  # CMD="vllm serve ..."; exec $CMD
             word = resolved(word, variables)
-        if " " in word and "vllm" in word:  # sh -c "vllm serve ..."
+        if " " in word and "vllm" in word and program not in PRINTING:  # sh -c "vllm serve ..."
             nested = words_of_script(word)
             for nested_variables, arguments in commands_in(nested) if word not in nested else ():
                 has_command = True
@@ -106,6 +117,14 @@ def commands_in(words: list[str]) -> Iterator[Command]:
             )
     if not has_command and MODELS_OF_NIM & variables.keys():
         yield variables, of_nim(variables, [])
+
+
+def _program(words: Sequence[str], index: int, program: str) -> str:
+    """The program that a command runs, given the one of the word before; empty at its beginning."""
+    word = words[index]
+    if word in OPERATORS or word in BEFORE_PROGRAMS:
+        return ""
+    return program or ("" if ASSIGNED.fullmatch(word) else word)
 
 
 def _command_at(
@@ -159,6 +178,8 @@ def _names_server(words: Sequence[str], index: int) -> bool:
 def _is_image_of_server(words: list[str], index: int, servers: _Servers) -> bool:
     """Whether `index` is the image of a `docker run` that names no other command."""
     if index < servers.container or index < servers.last:
+        return False
+    if not OF_RUNNING.isdisjoint(words[max(index - 3, 0) : index]):  # docker exec vllm
         return False
     image = _VARIABLE_TAG.sub("", words[index].removeprefix("docker://"))
     is_bare = not re.search("[/:]", image)

@@ -57,11 +57,32 @@ from outrider.data.formats.fields import (
     take_time,
     unpacked,
 )
-from outrider.data.formats.rows import row_fields
 from outrider.data.formats.rows.other_rows import check_completion
 
 Prompt = str | list[int]
 """A prompt of a text completion."""
+
+OF_JAVA = {
+    "finishReason": "finish_reason",
+    "stopReason": "stop_reason",
+    "topP": "top_p",
+    "topK": "top_k",
+    "minP": "min_p",
+    "maxTokens": "max_tokens",
+    "maxCompletionTokens": "max_completion_tokens",
+    "presencePenalty": "presence_penalty",
+    "frequencyPenalty": "frequency_penalty",
+    "repetitionPenalty": "repetition_penalty",
+    "responseFormat": "response_format",
+    "toolChoice": "tool_choice",
+    "toolCalls": "tool_calls",
+    "toolCallId": "tool_call_id",
+    "reasoningContent": "reasoning_content",
+    "promptTokens": "prompt_tokens",
+    "completionTokens": "completion_tokens",
+    "totalTokens": "total_tokens",
+}
+"""OpenAI's names of what clients in Java log under theirs."""
 
 GPT_OSS_ON_BEDROCK = "openai.gpt-oss"
 """How Bedrock's names of these models begin."""
@@ -122,8 +143,7 @@ def exchanges(
     user.
     """
     if _is_camel_case(response):
-        request = _in_snake_case(request)
-        response = _in_snake_case(response)
+        request, response = _in_snake_case(request), _with_snake_case_choices(response)
     model = take_text(response, "model", "response") or take_text(request, "model", "request")
     if model is not None and model.startswith(GPT_OSS_ON_BEDROCK):
         response = _with_reasoning_apart(response)
@@ -145,16 +165,27 @@ def _is_camel_case(response: dict[str, Any]) -> bool:
     )
 
 
-def _in_snake_case(value: Any, levels: int = 4) -> Any:
-    """Returns a body with OpenAI's names, to the level of a choice's message and its parts."""
-    if isinstance(value, list) and levels:
-        return [_in_snake_case(item, levels) for item in value]
-    if not isinstance(value, dict) or not levels:
-        return value
-    return {
-        row_fields.normal_name(key): _in_snake_case(inner, levels - 1)
-        for key, inner in value.items()
-    }
+def _in_snake_case(holder: Any) -> Any:
+    """Returns an object with OpenAI's names of its keys; what is below them stays."""
+    if not isinstance(holder, dict):
+        return holder
+    named = {key: value for key, value in holder.items() if key not in OF_JAVA}
+    for key, name in OF_JAVA.items():
+        if key in holder and named.get(name) is None:
+            named[name] = holder[key]
+    return named
+
+
+def _with_snake_case_choices(response: dict[str, Any]) -> dict[str, Any]:
+    """Returns a response whose choices, their messages and its usage have OpenAI's names."""
+    choices = [
+        {**choice, "message": _in_snake_case(choice.get("message"))}
+        if isinstance(choice, dict)
+        else choice
+        for choice in map(_in_snake_case, response["choices"])
+    ]
+    usage = _in_snake_case(response.get("usage"))
+    return {**_in_snake_case(response), "choices": choices, "usage": usage}
 
 
 def _with_reasoning_apart(response: dict[str, Any]) -> dict[str, Any]:

@@ -23,13 +23,13 @@ from typing import Any
 from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.files.rows import Sample
 from outrider.data.formats.calls.message_parts import openai_messages
-from outrider.data.formats.calls.message_sides import logged_about, sent_parameters
+from outrider.data.formats.calls.message_sides import THOUGHTS, sent_parameters
 from outrider.data.formats.calls.openai import exchanges
 from outrider.data.formats.calls.sampling import CONSTRAINTS, NUMBERS
 from outrider.data.formats.fields import first, take, take_number, unpacked
-from outrider.data.formats.readers.message_rows import answers_in
+from outrider.data.formats.readers.message_rows import CONTENTS, answers_in
 from outrider.data.formats.rows.other_rows import FAILURES
-from outrider.data.formats.rows.row_fields import fields, normal_name
+from outrider.data.formats.rows.row_fields import FIELDS, fields, normal_name
 from outrider.data.formats.wrappers import open_row
 
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant"}
@@ -37,6 +37,16 @@ SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "
 
 OTHER_REASONING = "<|begin_of_thought|>"
 """Mark of reasoning in OpenThoughts and Sky-T1, whose answers are rewritten."""
+
+
+GENERATOR = "generator"
+"""Key of the model that wrote the answer: NVIDIA's Nemotron data sets."""
+
+OF_DATA_SETS = frozenset({"weight", "documents", "generations"})
+"""Keys of a data set's rows."""
+
+OF_MESSAGES = frozenset({"messages", "role", *CONTENTS, *THOUGHTS, *FIELDS["time"]})
+"""Names of what a stored message has itself, and its conversation does not lend it."""
 
 
 def recognizes(sample: Sample) -> bool:
@@ -81,23 +91,23 @@ def parse(record: Record) -> list[Exchange | Reject]:
     messages = _conversation(row)
     if not messages:
         raise Reject("no_messages")
-    if _has_times(messages):
+    if str(row.get("status")).lower() in FAILURES:
+        raise Reject("error_response", f"status is {row['status']}")
+    if _is_stored(row, messages):
         return _stored_answers(row, messages, record)
     if not _ends_with_answer(messages):
         raise Reject("no_response", "the last message is not from the assistant")
     if OTHER_REASONING in str(messages[-1].get("content")):
         detail = "the answer has other marks of reasoning than <think>: R1 did not write this text"
         raise Reject("reasoning_missing", detail)
-    if str(row.get("status")).lower() in FAILURES:
-        raise Reject("error_response", f"status is {row['status']}")
     weights = (take_number(row, "weight", "row"), take_number(messages[-1], "weight", "message"))
     if any(weight is not None and weight <= 0 for weight in weights):
         raise Reject("weighted_out", "its training weight is 0 or less")
     *asked, answer = openai_messages(messages, "row.messages")
     keys = ("model", "chat_template_kwargs", "documents", "user", *NUMBERS, *CONSTRAINTS)
     request = sent_parameters(row) | {key: row[key] for key in keys if key in row}
-    if request.get("model") is None:
-        request["model"] = logged_about(row).get("model")
+    if request.get("model") is None and isinstance(row.get(GENERATOR), str):
+        request["model"] = row[GENERATOR]
     request["tools"] = unpacked(row, "tools", "row")  # tables store them as text
     request["messages"] = [
         {key: value for key, value in message.items() if key != "weight"} for message in asked
@@ -107,9 +117,16 @@ def parse(record: Record) -> list[Exchange | Reject]:
     return exchanges(request, {"choices": [choice]}, record.place, **fields(row))
 
 
-def _has_times(messages: list[Any]) -> bool:
-    """Whether an application stored the messages as they came, each with its time."""
+def _is_stored(row: dict[str, Any], messages: list[Any]) -> bool:
+    """Whether an application stored the messages as they came, each with its time.
+
+    A data set's row, which has weights or the like, is one exchange.
+    """
     if not all(isinstance(message, dict) for message in messages):
+        return False
+    if not OF_DATA_SETS.isdisjoint(row) or any("weight" in message for message in messages):
+        return False
+    if any(OTHER_REASONING in str(message.get("content")) for message in messages):
         return False
     said = [message for message in messages if message.get("role") != "system"]
     return len(said) > 1 and all(fields(message)["time"] is not None for message in said)
@@ -120,9 +137,8 @@ def _stored_answers(
 ) -> list[Exchange | Reject]:
     """Returns each answer of a stored conversation, as of a table of its messages."""
     around = fields(row)
-    outer = {key: value for key, value in row.items() if key != "messages"}
-    names = {normal_name(key) for message in messages for key in message}
-    outer = {key: value for key, value in outer.items() if normal_name(key) not in names}
+    names = {normal_name(key) for message in messages for key in message} | OF_MESSAGES
+    outer = {key: value for key, value in row.items() if normal_name(key) not in names}
     session = first(around["session"], around["log_id"])
     return answers_in([{**message, **outer} for message in messages], record.place, session)
 

@@ -117,13 +117,15 @@ def _check_guardrails(row: dict[str, Any]) -> None:
     What is masked before the call is what the engine got (proxy/guardrails, Presidio's modes).
     """
     metadata = mapping(row, "metadata", "row")
-    listed = row.get(GUARDRAILS) or metadata.get(f"standard_logging_{GUARDRAILS}") or ()
+    names = (GUARDRAILS, f"standard_logging_{GUARDRAILS}")
+    in_metadata = (metadata[name] for name in names if metadata.get(name))
+    listed = row.get(GUARDRAILS) or next(in_metadata, ())
     for applied in listed if isinstance(listed, list) else [listed]:
         if isinstance(applied, dict) and applied.get("masked_entity_count"):
             modes = applied.get("guardrail_mode")
             modes = modes if isinstance(modes, list) else [modes]
-            if AFTER_THE_CALL.intersection(map(str, modes)):
-                raise Reject("redacted", f"a guardrail in mode {modes[0]} masked the texts")
+            if after := sorted(AFTER_THE_CALL.intersection(map(str, modes))):
+                raise Reject("redacted", f"a guardrail in mode {after[0]} masked the texts")
 
 
 def _request(row: dict[str, Any], metadata: dict[str, Any]) -> dict[str, Any]:

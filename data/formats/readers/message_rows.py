@@ -28,17 +28,26 @@ from outrider.data.formats.wrappers import open_row
 
 ROLES = {
     **{role: role for role in ("system", "developer", "user", "assistant", "tool")},
-    "human": "user",
-    "ai": "assistant",
-    "bot": "assistant",
+    **dict.fromkeys(("human", "customer"), "user"),
+    **dict.fromkeys(("ai", "bot", "gpt", "model"), "assistant"),
 }
 """Names of roles in such tables, and OpenAI's."""
 
 CONTENTS = ("content", "message", "text", "body")
 """Names of a message's text, in order of preference."""
 
-PARENTS = ("parent_id", "parent_message_id", "reply_to", "reply_to_id")
-"""Names of the id of the message that a message follows."""
+IDS = ("message_id", "id", "uuid")
+"""Names of a message's own id, in order of preference."""
+
+PARENTS = ("parent_id", "parent_message_id")
+"""Names of the id of the message that a message follows. A reply's question is another thing."""
+
+SYSTEMS = ("system", "developer")
+
+UNLINKED = (
+    "its parents do not lead to the conversation's first message: name each message's parent_id,"
+    " or none"
+)
 
 KEPT = ("tool_calls", "tool_call_id", "name")
 """Other keys of a message that its prompt has."""
@@ -100,17 +109,26 @@ def answers_in(
     if len(rows) > MOST_MESSAGES:
         detail = f"a conversation of more than {MOST_MESSAGES} messages"
         return [Reject("line_too_long", detail)]
-    stored = [_Stored.of(row) for row in rows]
+    stored = [_Stored.of(row) for row in rows if row.get("role") is not None]
     if all(message.time is not None for message in stored):
         stored.sort(key=lambda message: message.time or 0.0)
     by_id: dict[str | None, _Stored] = {
         message.id: message for message in stored if message.id is not None
     }
     names_parents = any(message.parent in by_id for message in stored)
+    roots = [message for message in stored if message.parent not in by_id]
+    systems = [message for message in roots if message.message["role"] in SYSTEMS]
+    begins = next((message for message in roots if message not in systems), None)
     outcomes: list[Exchange | Reject] = []
     for number, answer in enumerate(stored):
         if answer.message["role"] == "assistant":
-            before = _lineage(answer, by_id) if names_parents else stored[:number]
+            before = stored[:number]
+            if names_parents:
+                lineage = _lineage(answer, by_id)
+                if not lineage or lineage[0] not in (begins, *systems):
+                    outcomes.append(Reject("ambiguous_id", UNLINKED))
+                    continue
+                before = [*(system for system in systems if system not in lineage), *lineage]
             asked = [message for message in before if not message.has_failed]
             for outcome in _outcomes(answer, asked, place, session):
                 if isinstance(outcome, Exchange):
@@ -119,7 +137,7 @@ def answers_in(
     return outcomes or [Reject("no_response", "a conversation without an answer")]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Stored:
     """A stored message."""
 
@@ -144,15 +162,13 @@ class _Stored:
         for key in KEPT:
             if row.get(key):
                 message[key] = unpacked_or_text(row, key, "row")
-        where = next(filter(None, (find(row, name) for name in PARENTS)), None)
-        parent = where.holder[where.key] if where else None
         return cls(
             row=row,
             message=message,
             time=known["time"],
             user=known["user"],
-            id=None if known["log_id"] is None else str(known["log_id"]),
-            parent=str(parent) if isinstance(parent, str | int) else None,
+            id=_first_id(row, IDS),
+            parent=_first_id(row, PARENTS),
         )
 
     @property
@@ -163,6 +179,17 @@ class _Stored:
         errors = (find(self.row, path) for path in ERRORS)
         has_answer = self.message["content"] or self.message.get("tool_calls")
         return any(where and where.holder[where.key] for where in errors) or not has_answer
+
+
+def _first_id(row: dict[str, Any], names: Sequence[str]) -> str | None:
+    """The first id under one of the names, as text; None without one."""
+    for where in filter(None, (find(row, name) for name in names)):
+        value = where.holder[where.key]
+        if isinstance(value, dict) and len(value) == 1:  # MongoDB's
+            (value,) = value.values()
+        if isinstance(value, str | int) and value != "":
+            return str(value)
+    return None
 
 
 def _lineage(answer: _Stored, by_id: Mapping[str | None, _Stored]) -> list[_Stored]:
@@ -182,6 +209,8 @@ def _outcomes(
         return [Reject("error_response", "an answer with an error, or without text")]
     if not asked:
         return [Reject("no_messages", "an answer before the conversation's first message")]
+    if not {message.message["role"] for message in asked} <= set(ROLES.values()):
+        return [Reject("wrong_type", "a message before the answer has an unknown role")]
     sides = MessageSides(
         asked=[dict(message.message) for message in asked],
         answers=[{"message": answer.message, "finish_reason": None}],

@@ -120,6 +120,9 @@ HEADER_HOLDERS = (
 NGINX = "http_"
 """How nginx's variables of a request's headers begin: $http_x_user_id."""
 
+NOT_SENT = "-"
+"""What nginx logs for a header that was not sent."""
+
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 TYPED = frozenset({"S", "N", "$oid"})
 """Keys around a value in DynamoDB's and MongoDB's JSON."""
@@ -179,7 +182,7 @@ def _headers(row: dict[str, Any], names: dict[str, str]) -> dict[str, str]:
     return {
         name.removeprefix(NGINX): text
         for name, text in texts
-        if isinstance(text, str) and text.isprintable()
+        if isinstance(text, str) and text.isprintable() and text not in ("", NOT_SENT)
     }
 
 

@@ -21,10 +21,11 @@ _ONE_LINE = re.compile(
 _PART = re.compile(r";?[ \t]*\b(then|else|fi)\b[ \t]*")
 _AND = re.compile(r"(\[\[?[ \t].+?[ \t]\]\]?)[ \t]*&&[ \t]*(.+)")
 _TEST = re.compile(r"\[\[?[ \t]+(.+?)[ \t]+\]\]?")
+_OPERAND = r"\$?\{?([A-Za-z_]\w*|(?<![${])\d{1,12})\}?"
 _ARITHMETIC = re.compile(
-    r"\(\([ \t]*\$?\{?(\w+)\}?[ \t]*(?:(==|!=|>=|<=|>|<)[ \t]*\$?\{?(\w+)\}?[ \t]*)?\)\)"
+    rf"\(\([ \t]*{_OPERAND}[ \t]*(?:(==|!=|>=|<=|>|<)[ \t]*{_OPERAND}[ \t]*)?\)\)"
 )
-"""((A)) and ((A > B)), of names or integers."""
+"""((A)) and ((A > B)), of names or integers; $1 is neither."""
 
 _TRUTH = re.compile(r"\"?\$\{?(\w+)\}?\"?")
 """A variable that holds the command `true` or `false`."""
@@ -36,12 +37,16 @@ _LOOP = re.compile(r"(?:for|while|until|case)\b")
 _END_OF_LOOP = re.compile(r"(?:done|esac)\b")
 
 OPTIONS = re.compile(
-    r"^[ \t]*while[ \t]+(?:getopts\b|(?:\[\[?|\(\(|test)[^\n]{0,80}\$\{?[#1])", re.MULTILINE
+    r"^[ \t]*while[ \t]+(?:getopts\b"
+    r"|[^\n]{0,80}\$(?:#|\{#\})"
+    r"|[^\n]{0,80}(?:-n|-z|!=)[ \t]+\"?\$\{?1\b"
+    r"|[^\n]{0,80}\$\{?1\b[^\n]{0,12}!=)",
+    re.MULTILINE,
 )
 """A loop over a script's own arguments."""
 
-LONGEST_LOOP = 500
-"""Lines of such a loop."""
+_BEGINS_LOOP = re.compile(r"[ \t]*(?:for|while|until)\b")
+_ENDS_LOOP = re.compile(r"(?:^|[;\s])done\b")
 
 LONGEST_LINE = 1_000
 """Characters of a line that may begin or end a branch."""
@@ -223,31 +228,35 @@ def _names_in(text: str) -> list[str]:
 def _without_option_loops(script: str) -> str:
     """Returns a script without the loops that read its own arguments, of which a file knows none.
 
-    They are `while getopts ...` and `while [ $# -gt 0 ]`, up to their `done`.
+    They are `while getopts ...` and `while [ $# -gt 0 ]`, up to their `done`. One that starts a
+    server stays.
     """
     if not OPTIONS.search(script):
         return script
     lines = script.split("\n")
+    ends = _ends_of_loops(lines)
     kept: list[str] = []
     at = 0
     while at < len(lines):
-        end = _end_of_loop(lines, at) if OPTIONS.match(lines[at]) else None
-        if end is None:
+        end = ends.get(at) if OPTIONS.match(lines[at]) else None
+        if end is None or any("vllm" in line for line in lines[at : end + 1]):
             kept.append(lines[at])
-        at = at + 1 if end is None else end + 1
+            at += 1
+        else:
+            at = end + 1
     return "\n".join(kept)
 
 
-def _end_of_loop(lines: list[str], begin: int) -> int | None:
-    """The line of the `done` of a loop; None if it is not within `LONGEST_LOOP` lines."""
-    depth = 0
-    for at in range(begin, min(len(lines), begin + LONGEST_LOOP)):
-        words = lines[at].strip()
-        depth += re.match(r"(?:for|while|until)\b", words) is not None
-        depth -= re.search(r"(?:^|[;\s])done\b", words) is not None
-        if depth == 0:
-            return at
-    return None
+def _ends_of_loops(lines: list[str]) -> dict[int, int]:
+    """The line of each loop's `done`, by the line that begins the loop."""
+    ends: dict[int, int] = {}
+    begun: list[int] = []
+    for at, line in enumerate(lines):
+        if _BEGINS_LOOP.match(line):
+            begun.append(at)
+        if begun and _ENDS_LOOP.search(line):
+            ends[begun.pop()] = at
+    return ends
 
 
 def with_decided_branches(script: str) -> str:

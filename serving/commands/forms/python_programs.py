@@ -10,7 +10,7 @@ caller refuses by name.
 import ast
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from outrider.serving.commands.forms.python_values import (
@@ -90,18 +90,34 @@ def mappings_in_program(text: str) -> list[dict[str, str]]:
 def variables_of_program(text: str) -> list[str]:
     """Returns the variables that a Python program exports, as NAME=VALUE."""
     program = _program(text)
-    return [] if program is None else _variables(*program)
+    try:
+        return [] if program is None else _variables(*program)
+    except ValueError:  # an integer of more digits than Python writes
+        return []
 
 
-def words_of_program(text: str) -> Iterator[list[str]]:
-    """Yields the lists of words with a vLLM command that a Python program builds."""
+def words_of_started(text: str) -> Iterator[list[str]]:
+    """Yields the words of each vLLM command that a Python program starts."""
     program = _program(text)
     if program is None:
         return
     tree, known = program
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     started = [value_of(call.args[0], known) for call in calls if call.args and _starts(call)]
-    for value in (*started, *known.values()):
+    yield from _words_in(started, program)
+
+
+def words_of_program(text: str) -> Iterator[list[str]]:
+    """Yields the words of each vLLM command that a Python program has under a name."""
+    program = _program(text)
+    if program is not None:
+        yield from _words_in(program.known.values(), program)
+
+
+def _words_in(values: Iterable[Any], program: _Program) -> Iterator[list[str]]:
+    """Yields the values that are a vLLM command, as words behind the program's variables."""
+    tree, known = program
+    for value in values:
         if isinstance(value, str) and _SERVER.search(value):
             value = words_of_script(value)
         if isinstance(value, list) and any(map(_NAME.search, map(str, value))):

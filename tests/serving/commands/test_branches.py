@@ -69,6 +69,23 @@ def test_the_options_of_a_script_keep_their_defaults(loop: str) -> None:
     assert find_command("serve.sh", script)[1] == ["org/model", "-tp", "4"]
 
 
+@pytest.mark.parametrize(
+    "loop",
+    [
+        'while [ "$i" -lt "$1" ]; do\n  vllm serve org/model -tp 4 &\ndone',
+        "while (( ${#GPUS[@]} > 0 )); do\n  vllm serve org/model -tp 4 &\ndone",
+        "while [ $# -gt 0 ]; do\n  vllm serve org/model -tp 4\n  shift\ndone",
+    ],
+)
+def test_a_loop_that_starts_servers_stays(loop: str) -> None:
+    assert find_command("serve.sh", loop)[1] == ["org/model", "-tp", "4"]
+
+
+def test_an_argument_of_the_script_decides_no_branch() -> None:
+    script = "if (( $1 > 4 )); then\n  A=1\nfi"
+    assert with_decided_branches(script) == script
+
+
 def test_further_branches_and_one_line() -> None:
     script = (
         "A=2\n"

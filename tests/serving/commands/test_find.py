@@ -327,6 +327,23 @@ def test_servers_of_several_models_are_refused(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
+        'vllm serve org/m &\necho "vllm serve started"\n',
+        'vllm serve org/m &\nuntil curl x; do echo "waiting for vllm serve to start"; done\n',
+        "docker run --name vllm vllm/vllm-openai:v1 --model=org/m\ndocker exec vllm nvidia-smi\n",
+        'import subprocess\nHINT = "Use vllm serve other"\n'
+        'subprocess.run(["vllm", "serve", "org/m"])\n',
+        "vllm serve org/m --port 1 &\nvllm serve org/m/ --port 2\n",
+        "services:\n  llm:\n    image: vllm/vllm-openai\n    command: --model=org/m\n"
+        "  other:\n    image: nvcr.io/nim/a/b:1\n    environment:\n      NIM_MODEL_NAME: a/b\n",
+    ],
+)
+def test_what_starts_no_other_server_is_no_other_model(text: str) -> None:
+    assert find_command("x", text)[1][0].removeprefix("--model=") == "org/m"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
         "vllm serve org/embeddings --task embed &\nvllm serve --model org/chat -tp 2\n",
         "vllm serve org/embeddings --runner=pooling &\nvllm serve --model org/chat -tp 2\n",
         "for N in 0 1; do\n  vllm serve --model org/chat -tp 2 --port $N &\ndone\n"

@@ -113,6 +113,28 @@ def test_a_batch_file_of_windows() -> None:
     assert find_command("x", script)[1] == [*words, '{"method":"ngram"}']
 
 
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("set TP=4\nif not defined TP set TP=2\nvllm serve m -tp %TP%", ["m", "-tp", "4"]),
+        ("set TP=2\ncd C:\\x && vllm serve m -tp !TP!", ["m", "-tp", "2"]),
+        ("if exist C:\\m vllm serve m -tp 2", ["m", "-tp", "2"]),
+    ],
+)
+def test_lines_of_a_batch_file(lines: str, words: list[str]) -> None:
+    assert find_command("x", f"@echo off\n{lines}\n")[1] == words
+
+
+def test_an_argument_of_a_batch_file_is_refused() -> None:
+    with pytest.raises(OutriderError, match="contains a shell variable"):
+        find_command("x", "@echo off\nvllm serve %1\n")
+
+
+def test_a_shell_s_text_with_an_assignment_of_windows_is_no_batch_file() -> None:
+    text = "set HF_HOME=x\nvllm serve org/m \\\n  -tp 8\n"
+    assert find_command("x", text)[1] == ["org/m", "-tp", "8"]
+
+
 def test_powershell() -> None:
     script = """
 $Model = "org/model"
