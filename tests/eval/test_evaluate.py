@@ -397,7 +397,7 @@ def test_an_evaluation_from_servers_to_report(short_r1, tmp_path, monkeypatch):
 
     with opened:
         backends = Backends(servers=servers, load=load, engine=engine)
-        settings = case.context.settings.model_copy(update={"capacity_minutes": 0.15})
+        settings = case.context.settings.model_copy(update={"capacity_minutes": 0.6})
         case.context = replace(case.context, settings=settings)
         line = evaluate(replace(case.context, backends=backends))
     out = case.run / "evaluation"

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from tests.training.test_trainer import assert_same_run, losses, metrics, once_a
 STEPS = {"epochs": 4, "checkpoint_every": 2, "evaluate_every": 4}
 """12 steps: evaluations at 4, 8 and 12."""
 
-TOO_HIGH = 0.3
+TOO_HIGH = 0.03
 
 
 def state(latest: float, best_step: int = 0, started_over: int = 0) -> TrainerState:
@@ -64,7 +65,12 @@ def test_each_start_is_at_a_third_of_the_rate_before() -> None:
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    return make_corpus(tmp_path_factory.mktemp("corpus"))
+    """Validation is on trained sequences, so that the base, which knows them, is clearly better.
+
+    On new random tokens its 1.04 tokens per step are noise, and a fall depends on the processor.
+    """
+    made = make_corpus(tmp_path_factory.mktemp("corpus"))
+    return replace(made, parts={**made.parts, "validation": made.parts["train"][:6]})
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +119,7 @@ def test_stopped_and_resumed_it_ends_with_the_same_bits(
     with stop, pytest.raises(Preempted, match="is saved"):
         corpus.train(tmp_path, **settings)
     checkpoints = tmp_path / "training" / "checkpoints"
-    assert (checkpoints / "step-0000000").is_dir()
+    # No pass begins again after step 4 of the last one, which was better than the start.
+    assert (checkpoints / "step-0000000").is_dir() == (at < STEPS["evaluate_every"])
     corpus.train(tmp_path, **settings)
     assert_same_run(restarted[0], tmp_path)
