@@ -42,6 +42,9 @@ IDS = ("message_id", "id", "uuid")
 PARENTS = ("parent_id", "parent_message_id")
 """Names of the id of the message that a message follows. A reply's question is another thing."""
 
+RENDERED = '<details type="reasoning"'
+"""How Open WebUI stores reasoning: quoted and escaped, for its pages."""
+
 SYSTEMS = ("system", "developer")
 
 UNLINKED = (
@@ -211,6 +214,9 @@ def _outcomes(
         return [Reject("no_messages", "an answer before the conversation's first message")]
     if not {message.message["role"] for message in asked} <= set(ROLES.values()):
         return [Reject("wrong_type", "a message before the answer has an unknown role")]
+    texts = [str(message.message["content"]) for message in (*asked, answer)]
+    if any(RENDERED in text for text in texts):
+        return [Reject("text_not_logged", "Open WebUI's rendering of the reasoning, not its text")]
     sides = MessageSides(
         asked=[dict(message.message) for message in asked],
         answers=[{"message": answer.message, "finish_reason": None}],

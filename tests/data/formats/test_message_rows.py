@@ -166,6 +166,15 @@ def test_rows_of_other_kinds_are_in_no_prompt(tmp_path: Path) -> None:
     ]
 
 
+def test_reasoning_as_open_webui_renders_it_is_no_text_of_the_model(tmp_path: Path) -> None:
+    rows = rows_of("a")
+    rows[2]["content"] = '<details type="reasoning" done="true">\n&gt; One.\n</details>\n2'
+    write_log(tmp_path / "log.jsonl", rows)
+    outcomes = list(read_exchanges(log_files(str(tmp_path / "log.jsonl"))))
+    reasons = [outcome.reason for outcome in outcomes if isinstance(outcome, Reject)]
+    assert reasons == ["text_not_logged"] * 2
+
+
 def test_a_data_set_s_weights_count_though_its_messages_have_times(tmp_path: Path) -> None:
     messages = [{"ts": BEGAN + 60 * number, **message} for number, message in enumerate(MESSAGES)]
     write_log(tmp_path / "log.jsonl", [{"messages": messages, "weight": 0}])
