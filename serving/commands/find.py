@@ -14,7 +14,7 @@ Terraform (hcl.py) build. words.py finds the command in them.
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from outrider.common.errors import OutriderError
@@ -282,15 +282,17 @@ def _commands_of(candidates: Iterable[list[str]]) -> list[Command]:
     return commands
 
 
-def _never_drafts(words: Sequence[str]) -> bool:
-    """Whether a command serves embeddings or the like, which take no drafts."""
+def _values_of(words: Sequence[str], flags: Collection[str]) -> Iterator[str]:
+    """Yields the value of each of these flags in a command, as `--flag value` or `--flag=value`."""
     for index, word in enumerate(words):
         flag, equals, value = word.partition("=")
-        if flag in OF_TASKS:
-            value = value if equals else "".join(words[index + 1 : index + 2])
-            if value in NEVER_DRAFTS:
-                return True
-    return False
+        if flag in flags:
+            yield value if equals else "".join(words[index + 1 : index + 2])
+
+
+def _never_drafts(words: Sequence[str]) -> bool:
+    """Whether a command serves embeddings or the like, which take no drafts."""
+    return not NEVER_DRAFTS.isdisjoint(_values_of(words, OF_TASKS))
 
 
 def _check_one_model(source: str, commands: Sequence[Command]) -> None:
@@ -309,12 +311,7 @@ def _check_one_model(source: str, commands: Sequence[Command]) -> None:
 
 def _model_of(words: Sequence[str], variables: Mapping[str, str]) -> str:
     """The model of a command, as vLLM reads it: `--model` or the first word; empty without one."""
-    model = words[0] if words else ""
-    for index, word in enumerate(words):
-        flag, equals, value = word.partition("=")
-        if flag == "--model":
-            model = value if equals else "".join(words[index + 1 : index + 2])
-            break
+    model = next(_values_of(words, {"--model"}), words[0] if words else "")
     model = resolved(model, variables).rstrip("/")
     return "" if model.startswith("-") else model
 

@@ -143,7 +143,8 @@ def exchanges(
     user.
     """
     if _is_camel_case(response):
-        request, response = _in_snake_case(request), _with_snake_case_choices(response)
+        request = _in_snake_case(request)
+        response = _with_snake_case_choices(response)
     model = take_text(response, "model", "response") or take_text(request, "model", "request")
     if model is not None and model.startswith(GPT_OSS_ON_BEDROCK):
         response = _with_reasoning_apart(response)

@@ -13,8 +13,8 @@ from outrider.data.formats.rows.embedded import json_of, object_of
 
 KEYS = frozenset({"function_name", "variant_name", "episode_id", "input", "output"})
 
-
 TEMPLATE = {"type": "template"}
+"""A block in place of a system message whose text is not in the table."""
 
 
 def of_tensorzero(row: dict[str, Any]) -> dict[str, Any] | None:
