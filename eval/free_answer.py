@@ -44,6 +44,12 @@ LITTLE = 1.3
 """Tokens per step below which lookup is not worth serving. On SmolLM2's profiles, n-gram lookup has
 1.26 and is no faster than no speculation (benchmarks/results/smollm2.md)."""
 
+MUCH = 2.2
+"""Tokens per step from which lookup was faster than every trained head. On SmolLM2, where suffix
+lookup has 2.31 (profiles) and 3.15 (JSON records), heads have 0.90 and 0.67 of its tokens/s. Where it
+has 1.77 to 2.07 (chat, arithmetic, résumés), heads trained on 900 responses have 0.92 to 1.03 of its
+tokens per step at K = 5 (benchmarks/results/smollm2.md)."""
+
 COLUMNS = ["sequence_id", "user", "tenant", "token_ids", "completion_start", "prompt_text"]
 
 Texts = list[LoggedText]
@@ -209,13 +215,22 @@ def advice(answer: Mapping[str, Any]) -> str:
     interval = f" [{ends[0]:.2f}, {ends[1]:.2f}]" if ends else ""
     delivered = f"{longest['tokens_per_step']:.2f}{interval} tokens per step at K = {longest['k']}"
     if longest["tokens_per_step"] < LITTLE:
-        return f"lookup finds little to copy here ({words}: {delivered}): train a kind"
+        return (
+            f"lookup finds little to copy here ({words}: {delivered}): train a head, and measure it"
+            " against lookup by speculator.kind=auto"
+        )
     # By default, a request searches only what its own tenant was answered.
     sharing = answer["tenants"] > 1 and answer["lookups"][name]["searches_history"]
+    if_shared = ", if all tenants share a history" if sharing else ""
     keys = f"speculator.kind={name}" + (" lookup.shared=true" if sharing else "")
+    free = f"{words} delivers {delivered} without training{if_shared}: {keys}"
+    if longest["tokens_per_step"] < MUCH:
+        return (
+            f"{free} measures it, and ships it if it is faster. On three workloads where lookup"
+            " delivered about as much, a trained head delivered no more; speculator.kind=auto trains"
+            " one, measures both and ships the faster"
+        )
     return (
-        f"{words} delivers {delivered} without training"
-        f"{', if all tenants share a history' if sharing else ''}: {keys} measures it, and"
-        " ships it if it is faster; speculator.kind=auto also trains the other kinds and ships the"
-        " fastest"
+        f"{free} measures it, and ships it if it is faster. On two workloads where lookup delivered"
+        " this much, trained heads were slower: train none before it is measured"
     )

@@ -176,4 +176,7 @@ def test_the_advice_follows_the_longest_steps() -> None:
     assert "without training: speculator.kind=suffix measures" in advice(answer)
     shared = advice({**answer, "tenants": 2})
     assert "share a history: speculator.kind=suffix lookup.shared=true measures" in shared
-    assert "train a kind" in advice({"lookups": {"ngram": lookup("n-gram", 1.29)}})
+    assert "train none before" in advice(answer)
+    of_both = advice({**answer, "lookups": {"suffix": lookup("suffix", 1.9)}})
+    assert "a trained head delivered no more; speculator.kind=auto" in of_both
+    assert "train a head" in advice({"lookups": {"ngram": lookup("n-gram", 1.29)}})
