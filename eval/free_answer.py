@@ -46,9 +46,9 @@ LITTLE = 1.3
 
 MUCH = 2.2
 """Tokens per step from which lookup was faster than every trained head. On SmolLM2, where suffix
-lookup has 2.31 (profiles) and 3.15 (JSON records), heads have 0.90 and 0.67 of its tokens/s. Where it
-has 1.77 to 2.07 (chat, arithmetic, résumés), heads trained on 900 responses have 0.92 to 1.03 of its
-tokens per step at K = 5 (benchmarks/results/smollm2.md)."""
+lookup has 2.31 (profiles) and 3.15 (JSON records), heads have 0.90 and 0.67 of its tokens/s. Where
+it has 1.77 to 2.07 (chat, arithmetic, résumés), heads trained on 900 responses have 0.92 to 1.03 of
+its tokens per step at K = 5 (benchmarks/results/smollm2.md)."""
 
 COLUMNS = ["sequence_id", "user", "tenant", "token_ids", "completion_start", "prompt_text"]
 
@@ -227,8 +227,8 @@ def advice(answer: Mapping[str, Any]) -> str:
     if longest["tokens_per_step"] < MUCH:
         return (
             f"{free} measures it, and ships it if it is faster. On three workloads where lookup"
-            " delivered about as much, a trained head delivered no more; speculator.kind=auto trains"
-            " one, measures both and ships the faster"
+            " delivered about as much, a trained head delivered no more; speculator.kind=auto"
+            " trains one, measures both and ships the faster"
         )
     return (
         f"{free} measures it, and ships it if it is faster. On two workloads where lookup delivered"

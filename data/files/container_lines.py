@@ -61,10 +61,11 @@ _BEFORE_OBJECT = re.compile(
     rb"(?=<\d{1,3}>|\[|\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:"
     rb"|(?:CreateTime|LogAppendTime):\d"  # Kafka's console consumer
     rb"|(?:DEBUG|INFO|NOTICE|WARN|WARNING|ERROR)\b)"
-    rb"(?:\[[^\]{]{0,300}\]|[^{\[\"'\\]){1,300}(?=\{\s*[\"'][^\n]*\}\s*$)"
+    rb"(?:\[[^\]{]{0,300}\]|[^{\[\"'\\]){1,300}"
+    rb"(?=\{\s*[\"'][^\n]*\}\s*$|\[\{\s*\"[^\n]*\}\]\s*$)"
 )
 """A time, priority (RFC 3164, RFC 5424) or level, and what is before an object up to the end, which
-Python's logging writes with single quotes."""
+Python's logging writes with single quotes, or before a list of objects (APISIX' kafka-logger)."""
 
 _SYSLOG = re.compile(
     rb"(?P<rfc5424><\d{1,3}>1 )?(?:<\d{1,3}>)?"

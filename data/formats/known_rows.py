@@ -63,6 +63,21 @@ AZURE_OPENAI = (
     " response bodies, for instance API Management with log-to-eventhub"
 )
 
+LLM_LOGS = (
+    "rows of the tool llm, whose prompt is a conversation's newest message alone: log the"
+    " endpoint's /v1/chat/completions"
+)
+
+NEW_API = (
+    "New API's or One API's table of usage, which has no texts: put a gateway that logs request"
+    " and response behind it, or start the engine with its request log"
+)
+
+LANGCHAIN_HISTORY = (
+    "LangChain's histories of chats, without the requests (system prompt, sampling, time): log the"
+    " endpoint's /v1/chat/completions"
+)
+
 HIGRESS = (
     "Higress's ai_log, which has the last question and the answer's text, not the messages:"
     f" {GATEWAY}, or start the engine with its request log"
@@ -70,6 +85,13 @@ HIGRESS = (
 
 SHAPES: tuple[tuple[frozenset[str], str], ...] = (
     (frozenset({"ai_log"}), HIGRESS),
+    (frozenset({"options_json", "prompt", "datetime_utc"}), LLM_LOGS),
+    (frozenset({"token_name", "quota", "channel_id"}), NEW_API),
+    (frozenset({"session_id", "history"}), LANGCHAIN_HISTORY),
+    (
+        frozenset({"export_arn", "item_count"}),
+        "the manifest of an export of DynamoDB, whose rows are the files in its folder data",
+    ),
     (frozenset({"chosen", "rejected"}), "preference data, which the target has not generated"),
     (
         frozenset({"doc", "resps"}),

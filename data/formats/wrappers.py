@@ -244,9 +244,14 @@ def _of_engine(row: dict[str, Any]) -> dict[str, Any]:
     """Returns a gateway's row without messages that are not the engine's."""
     if any(map(OF_ENGINE.fullmatch, map(normal_name, row))):
         return {key: row[key] for key in row if not OF_CLIENT.fullmatch(normal_name(key))}
-    if isinstance(row.get(APISIX), dict):
-        # Its `request` and `response` are HTTP messages without bodies.
-        return {key: value for key, value in row.items() if key not in PAIR}
+    asked = row.get(APISIX)
+    if isinstance(asked, dict):
+        # Its `request` and `response` are HTTP messages, the former with the body that the client
+        # sent if the logger has `include_req_body`: `llm_request` lacks the sampling.
+        http = row.get("request")
+        sent = object_of(http.get("body")) if isinstance(http, dict) else None
+        rest = {key: value for key, value in row.items() if key not in PAIR}
+        return {**rest, APISIX: {**(sent or {}), **asked}}
     return row
 
 

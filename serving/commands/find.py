@@ -29,7 +29,8 @@ from outrider.serving.commands.forms.documents import (
 from outrider.serving.commands.forms.hcl import words_of_hcl
 from outrider.serving.commands.forms.launchers import words_of_prefixes
 from outrider.serving.commands.forms.make_files import script_of_justfile, script_of_makefile
-from outrider.serving.commands.forms.pasted import history_of
+from outrider.serving.commands.forms.pasted import bracketed_in_log, history_of
+from outrider.serving.commands.forms.pm2 import words_of_pm2
 from outrider.serving.commands.forms.powershell import script_of_powershell
 from outrider.serving.commands.forms.python_programs import (
     calls_in_program,
@@ -46,7 +47,7 @@ from outrider.serving.commands.forms.settings import (
     words_of_settings,
 )
 from outrider.serving.commands.forms.shell import END, shell_words, words_of_script, written_files
-from outrider.serving.commands.forms.units import words_of_lists, words_of_pm2, words_of_units
+from outrider.serving.commands.forms.units import words_of_lists, words_of_units
 from outrider.serving.commands.forms.unresolved import OF_KUSTOMIZE, UNRESOLVED, why_unresolved
 from outrider.serving.commands.forms.variable_files import unit_files, with_unit_file
 from outrider.serving.commands.forms.variables import IMAGE_USED, VARIABLE, resolved
@@ -76,6 +77,15 @@ HEADLESS = "--headless"
 
 OF_TASKS = {"--runner", "--task", "--convert"}
 """Flags that say what a server does."""
+
+PRODUCER = '"kv_role":"kv_producer"'
+"""What the connector of a prefill server has, whose decode server is another command."""
+
+CHANGED_BY_KUSTOMIZE = {"patches", "patchesStrategicMerge", "patchesJson6902", "images"}
+"""Keys of a Kustomization that change the commands of its resources."""
+
+STRACE_CUT = re.compile(r'\bexecve\(.*"\.\.\.')
+"""A call with a string that strace has cut."""
 
 NEVER_DRAFTS = {"pooling", "embed", "embedding", "classify", "score", "reward"}
 """Values of these flags with which vLLM generates no text."""
@@ -115,6 +125,7 @@ def find_command_and_image(source: str, text: str) -> tuple[dict[str, str], list
     _check_one_command(source, text)
     script, files = written_files(text)
     documents = documents_in(text)
+    _check_built(source, documents)
     files |= files_of_documents(documents)
     command = _first_command(source, _candidates(script, script, documents))
     for written in files.values():
@@ -124,6 +135,12 @@ def find_command_and_image(source: str, text: str) -> tuple[dict[str, str], list
         command = command or _first_command(source, _candidates(text, script, documents))
     if command is not None:
         variables, words = command
+        if _never_drafts(words):
+            _check_engine(source, text)
+            raise OutriderError(
+                f"{source}: a command that serves embeddings or the like, which take no drafts;"
+                " give the one of the model that writes text"
+            )
         words = _with_config_file(words, files)
         exported = {name: value for name, value in variables.items() if EXPORTED.fullmatch(name)}
         checked = _checked(source, text, variables, words)
@@ -140,6 +157,11 @@ def _why_no_command(text: str, documents: list[object]) -> str:
     """What a text without a command is, as far as that is known, and what to give instead."""
     if any(isinstance(one, Mapping) and one.get("kind") == "Kustomization" for one in documents):
         return f"a file of Kustomize; give {OF_KUSTOMIZE}"
+    if STRACE_CUT.search(text):
+        return (
+            "strace has cut the command's words; give `strace -s 65535` or, while it runs,"
+            " /proc/PID/cmdline"
+        )
     if settings := launcher_keys(documents):
         return (
             "settings of another program, with keys that vLLM does not have"
@@ -155,6 +177,21 @@ def _why_no_command(text: str, documents: list[object]) -> str:
         "no `vllm serve`; give the command that the endpoint runs, or an existing file that"
         " contains it"
     )
+
+
+def _check_built(source: str, documents: list[object]) -> None:
+    """Raises an `OutriderError` if Kustomize changes commands that the text has, too."""
+    mappings = [one for one in documents if isinstance(one, Mapping)]
+    changing = [
+        one
+        for one in mappings
+        if one.get("kind") == "Kustomization" and CHANGED_BY_KUSTOMIZE & one.keys()
+    ]
+    if changing and len(mappings) > len(changing):
+        raise OutriderError(
+            f"{source}: a file of Kustomize, which changes the command next to it; give"
+            f" {OF_KUSTOMIZE}"
+        )
 
 
 def _check_one_command(source: str, text: str) -> None:
@@ -229,7 +266,8 @@ def _candidates(text: str, script: str, documents: list[object]) -> Iterator[Ite
     yield [words_of_hcl(text)]
     yield [words_of_script(script_of_makefile(text))]
     yield [words_of_script(script_of_justfile(text))]
-    yield [words_of_pm2(text)]
+    yield words_of_pm2(text)
+    yield map(words_of_script, bracketed_in_log(text))
     yield [words_of_script(script)]
 
 
@@ -259,8 +297,9 @@ def _first_command(source: str, readings: Iterable[Iterable[list[str]]]) -> Comm
     for candidates in readings:
         commands = _commands_of(candidates)
         first_nodes = [command for command in commands if HEADLESS not in command[1]]
-        drafting = [command for command in first_nodes if not _never_drafts(command[1])]
-        chosen = drafting or first_nodes
+        writing = [command for command in first_nodes if not _never_drafts(command[1])]
+        drafting = [command for command in writing if not _only_prefills(command[1])]
+        chosen = drafting or writing or first_nodes
         if chosen:
             _check_one_model(source, chosen)
             return chosen[0]
@@ -293,6 +332,12 @@ def _values_of(words: Sequence[str], flags: Collection[str]) -> Iterator[str]:
 def _never_drafts(words: Sequence[str]) -> bool:
     """Whether a command serves embeddings or the like, which take no drafts."""
     return not NEVER_DRAFTS.isdisjoint(_values_of(words, OF_TASKS))
+
+
+def _only_prefills(words: Sequence[str]) -> bool:
+    """Whether a command's server hands each request to another one after its prompt."""
+    connectors = _values_of(words, {"--kv-transfer-config"})
+    return any(PRODUCER in re.sub(r"\s", "", connector) for connector in connectors)
 
 
 def _check_one_model(source: str, commands: Sequence[Command]) -> None:

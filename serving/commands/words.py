@@ -103,7 +103,7 @@ def commands_in(words: list[str]) -> Iterator[Command]:
                 has_command = True
                 yield variables | nested_variables, arguments
         variables |= _image_of(words, index, servers, variables)
-        begin = _begin_of_arguments(words, index, servers)
+        begin = _begin_of_arguments(words, index, servers, variables)
         if begin is not None:
             command = _command_at(words, begin, word, variables)
             if not (command and command[0].endswith(PROSE)):
@@ -157,14 +157,16 @@ def assign(variables: dict[str, str], word: str) -> int:
     return len(variables[name])
 
 
-def _begin_of_arguments(words: list[str], index: int, servers: _Servers) -> int | None:
+def _begin_of_arguments(
+    words: list[str], index: int, servers: _Servers, variables: Mapping[str, str]
+) -> int | None:
     """The place of the first argument, if the server's name is at `index`."""
     if words[index] in LAUNCHERS and index > 0 and words[index - 1] == "-m":
         return index + 1
     if _names_server(words, index):
         is_module = words[index].endswith(SERVERS) or words[index] == "nim-serve"
         return index + 1 if is_module else index + 2
-    return index + 1 if _is_image_of_server(words, index, servers) else None
+    return index + 1 if _is_image_of_server(words, index, servers, variables) else None
 
 
 def _names_server(words: Sequence[str], index: int) -> bool:
@@ -175,13 +177,17 @@ def _names_server(words: Sequence[str], index: int) -> bool:
     return is_cli and index + 1 < len(words) and words[index + 1] == "serve"
 
 
-def _is_image_of_server(words: list[str], index: int, servers: _Servers) -> bool:
+def _is_image_of_server(
+    words: list[str], index: int, servers: _Servers, variables: Mapping[str, str]
+) -> bool:
     """Whether `index` is the image of a `docker run` that names no other command."""
     if index < servers.container or index < servers.last:
         return False
     if not OF_RUNNING.isdisjoint(words[max(index - 3, 0) : index]):  # docker exec vllm
         return False
-    image = _VARIABLE_TAG.sub("", words[index].removeprefix("docker://"))
+    is_variable = VARIABLE.fullmatch(words[index]) is not None  # docker run "$IMAGE" --model
+    word = resolved(words[index], variables) if is_variable else words[index]
+    image = _VARIABLE_TAG.sub("", word.removeprefix("docker://"))
     is_bare = not re.search("[/:]", image)
     is_value = is_bare and words[index - 1].startswith("-")  # such as --name vllm
     is_of_nim = OF_NIM.match(image) is not None and len(image) < LONGEST_IMAGE

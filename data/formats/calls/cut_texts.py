@@ -48,6 +48,10 @@ REMEDIES = {
 HIDDEN = "__REDACTED__"
 """What OpenInference writes instead of a text that it is told to hide (its configuration)."""
 
+SCRUBBED = re.compile(r"\[Scrubbed due to '[^\]\n]{1,200}'\]\Z")
+"""What Logfire writes instead of a value in which it finds a word such as `password`
+(logfire/_internal/scrubbing.py)."""
+
 MARKED = ("litellm", "this span's size")
 """What every mark has a part of."""
 
@@ -66,12 +70,8 @@ _MARK = re.compile(
 
 def check_whole(value: Any, where: str) -> None:
     """Rejects a text, or the texts in a list or object, with a mark of truncation or hiding."""
-    if value == HIDDEN:
-        raise Reject("redacted", f"{where}: OPENINFERENCE_HIDE_INPUTS or its like was on")
     if isinstance(value, str):
-        mark = _MARK.search(value) if any(part in value for part in MARKED) else None
-        if mark:
-            _refuse(value[mark.start() : mark.end() + 200], where)
+        _check_text(value, where)
     elif isinstance(value, dict):
         if value.get("litellm_truncated") is True:
             raise Reject("truncated", f"{where}: {DATABASE}")
@@ -82,6 +82,16 @@ def check_whole(value: Any, where: str) -> None:
     elif isinstance(value, list):
         for inner in value:
             check_whole(inner, where)
+
+
+def _check_text(text: str, where: str) -> None:
+    if text == HIDDEN:
+        raise Reject("redacted", f"{where}: OPENINFERENCE_HIDE_INPUTS or its like was on")
+    if SCRUBBED.match(text):
+        raise Reject("redacted", f"{where}: Logfire scrubbed it; allow it by a scrubbing callback")
+    mark = _MARK.search(text) if any(part in text for part in MARKED) else None
+    if mark:
+        _refuse(text[mark.start() : mark.end() + 200], where)
 
 
 def check_complete(row: dict[str, Any]) -> None:

@@ -24,6 +24,7 @@ from outrider.data.exchange import Reject
 from outrider.data.files.rows import decode
 from outrider.data.formats.calls.message_parts import ROLES
 from outrider.data.formats.calls.sampling import CONSTRAINTS, NUMBERS
+from outrider.data.formats.calls.vercel import vercel_calls, vercel_messages, vercel_tools
 from outrider.data.formats.fields import number, take_count
 from outrider.data.formats.rows.embedded import object_of
 from outrider.data.formats.rows.row_fields import normal_name
@@ -34,14 +35,15 @@ DEEPEST = 6
 _NUMBERED = re.compile(r"(.+?)\.(\d+)\.(.+)")
 """A flattened key: `llm.input_messages.0.message.role`, `gen_ai.prompt.0.content`."""
 
-_ROLE = re.compile(r"""["']role["']""")
-"""The key of a message in JSON, or as Python writes it."""
+_ROLE = re.compile(r"""["'](?:message\.)?role["']""")
+"""The key of a message in JSON, or as Python writes it; OpenInference has `message.` before it."""
 
 ANSWERS = {
     *("output", "response", "completion", "output_text", "response_text"),
     "response.text",  # Vercel's `ai.response.text`
-    "llm_response_text",  # APISIX
+    *("llm_response_text", "llm_response_text.content"),  # APISIX
     "generation",  # distilabel
+    "combined_chunk_content",  # Logfire's record of a streamed response
 }
 """Names of a text that is the answer."""
 
@@ -152,7 +154,7 @@ def sent_parameters(row: dict[str, Any]) -> dict[str, Any]:
         name = "stop" if name == "stop_sequences" else name
         rank = (len(holders), not OF_RESPONSE.search(outer))
         if name not in sent or rank < ranks[name]:
-            sent[name] = _decoded(value)
+            sent[name] = vercel_tools(_decoded(value)) if name == "tools" else _decoded(value)
             ranks[name] = rank
     return sent
 
@@ -234,7 +236,8 @@ def _messages(value: Any) -> list[Logged] | None:
         return [message] if message and _is_answer(message) else None
     if not isinstance(value, list) or not value:
         return None
-    messages = [_message(item) for item in _with_thoughts(value)]
+    items = [message for item in _with_thoughts(value) for message in vercel_messages(item)]
+    messages = [_message(item) for item in items]
     return None if None in messages else [message for message in messages if message]
 
 
@@ -265,7 +268,9 @@ def _message(item: Any) -> Logged | None:
         item = {key.removeprefix("message."): value for key, value in item.items()}
     inner = item.get("content")
     if item.keys() >= OF_DIFY:
-        item = {"role": item["role"], "content": item["text"]}
+        text = {"type": "text", "text": item["text"]}
+        content = [text, *item["files"]] if isinstance(item["files"], list) else [text]
+        item = {"role": item["role"], "content": content if len(content) > 1 else item["text"]}
     elif isinstance(item.get("content"), str) and "role" not in item and item.keys() & SHORT:
         item = {"role": "assistant", **item}
     if isinstance(inner, dict) and not WRAPPED.isdisjoint(inner):
@@ -379,6 +384,10 @@ def _answer_text(row: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[s
         name = path.rpartition(".")[2]
         if name == "tool_calls" and _are_calls(value) and _is_models(holders[-1]):  # Higress
             answer.setdefault("tool_calls", value)
+            around = around or holders
+        calls = vercel_calls(_decoded(value)) if path.endswith("response.tool_calls") else []
+        if calls:
+            answer.setdefault("tool_calls", calls)
             around = around or holders
         part = _part_of_answer(path, value, holders[-1])
         if part == "content" and value == "":

@@ -58,9 +58,15 @@ def sampling_of(request: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _sent(request: dict[str, Any]) -> dict[str, Any]:
-    """Returns the body that OpenAI's client sends: `extra_body` is merged into it."""
-    extra = request.get("extra_body")
-    return {**request, **extra} if isinstance(extra, dict) else request
+    """Returns the body that OpenAI's client sends: `extra_body` is merged into it.
+
+    Dynamo reads parameters of its own from `nvext` (lib/llm/src/protocols/openai/nvext.rs).
+    """
+    for holder in ("extra_body", "nvext"):
+        extra = request.get(holder)
+        if isinstance(extra, dict):
+            request = {**request, **extra}
+    return request
 
 
 def constraint_of(request: dict[str, Any]) -> str | None:

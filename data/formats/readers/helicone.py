@@ -33,6 +33,9 @@ from outrider.data.formats.fields import (
 from outrider.data.formats.rows.row_fields import seconds_of
 from outrider.data.formats.wrappers import open_row
 
+NOTICE = "helicone_message"
+"""Key of what stands for a body that Helicone keeps in a bucket and has not read."""
+
 
 def recognizes(sample: Sample) -> bool:
     return any(
@@ -52,7 +55,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
     check_generated(row)
     request = mapping(row, "request_body", "row")
     response = mapping(row, "response_body", "row")
-    if not request or not response:
+    if not request or not response or NOTICE in request or NOTICE in response:
         raise Reject("content_not_logged", "no bodies; export with --include-body")
     if "messages" not in request and "prompt" in request:
         raise Reject("prompt_not_messages", "request_body.prompt")

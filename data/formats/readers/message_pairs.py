@@ -94,5 +94,5 @@ def _assumed_end(message: dict[str, Any], about: dict[str, Any]) -> str:
 
 
 def _has_failed(holder: dict[str, Any]) -> bool:
-    status = str(holder.get("status")).lower()
-    return any(holder.get(key) for key in FAILED) or status in FAILURES
+    states = {str(holder.get(key)).lower() for key in ("status", "status_code")}  # Phoenix' table
+    return any(holder.get(key) for key in FAILED) or not FAILURES.isdisjoint(states)

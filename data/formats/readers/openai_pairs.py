@@ -35,6 +35,19 @@ from outrider.data.formats.wrappers import check_call, open_row, pair_fields
 
 TYK = "Tyk's record without bodies: set enable_detailed_recording"
 
+VERTEX = (
+    "Vertex AI's predictions are texts without an end or counts: send the endpoint chat completions"
+    " (@requestFormat: chatCompletions)"
+)
+
+DYNAMO = {
+    "request_payload": "Dynamo left out a payload above its exporter's limit: raise"
+    " DYN_REQUEST_TRACE_OTEL_MAX_PAYLOAD_BYTES, or use its file sink",
+    "request_end": "Dynamo's record of a request's end; its request_payload record has the texts",
+}
+"""Values of `event_type` in Dynamo's request trace (schema dynamo.request.trace.v1), and why such a
+record has no text."""
+
 NGINX = (
     "no request: nginx logs no body that it buffers on the disk: set client_body_buffer_size above"
     " the longest request"
@@ -90,13 +103,28 @@ def parse(record: Record) -> list[Exchange | Reject]:
 
 def _incomplete(row: dict[str, Any], request: Any, response: Any) -> Reject:
     """Returns why a row lacks its request, its response or both."""
-    if any(holder.get("raw_request") == "" for holder in [row, *objects_in(row)]):
+    holders = [row, *objects_in(row)]
+    if any(holder.get("raw_request") == "" for holder in holders):
         return Reject("content_not_logged", TYK)
+    if _are_predictions(row.get("response_payload")):
+        return Reject("no_choices", VERTEX)
+    for holder in holders:
+        if str(holder.get("schema")).startswith("dynamo.") and holder.get("event_type") in DYNAMO:
+            why = DYNAMO[holder["event_type"]]
+            is_end = holder["event_type"] == "request_end"
+            return Reject("not_a_generation" if is_end else "content_not_logged", why)
     if request is None and response is None and row.keys().isdisjoint(SIDES):
         return Reject("not_a_generation", "a row with neither request nor response")
     if request is None and path_of_line(row.get("request")) is not None:
         return Reject("incomplete_pair", NGINX)
     return Reject("incomplete_pair", f"no {'request' if request is None else 'response'}")
+
+
+def _are_predictions(answers: Any) -> bool:
+    """Whether a column of responses has texts that are no objects."""
+    if not isinstance(answers, list) or not answers:
+        return False
+    return all(isinstance(answer, str) and object_of(answer) is None for answer in answers)
 
 
 def _is_answer(logged: Any) -> bool:

@@ -110,8 +110,15 @@ APART = (
 )
 WITH_SPAN = "messages of calls, which are read with their spans"
 
-_WRAPPER = re.compile(r"ai\.(generate|stream)(Text|Object)")
-"""Values of `ai.operationId` in spans around those of Vercel's calls (`ai.streamText.doStream`)."""
+_WRAPPER = re.compile(r"ai\.(?:(?:generate|stream)(?:Text|Object)|toolCall)")
+"""Values of `ai.operationId` in spans around those of Vercel's calls (`ai.streamText.doStream`) and
+in a tool's."""
+
+STREAMED = "combined_chunk_content"
+"""Key of a streamed response's text in Logfire's record of it."""
+
+PENDING = "pending_span"
+"""Value of `kind` for a span that Logfire stores when it opens, and once more when it ends."""
 
 FAILED = (2, "2", "STATUS_CODE_ERROR", "ERROR", "Error")
 """Values of a span's `status.code` after an error."""
@@ -179,6 +186,7 @@ def _outcomes(
             logged = {**attributes_of(event), **logged}
     operation = logged.get("gen_ai.operation.name")
     _check_operation(operation, str(logged.get("ai.operationId")))
+    _check_logfire(span, logged)
     is_call = operation in ("chat", "generate_content", None)  # some instrumentations omit it
     row, sides = _other_messages(span, logged) if is_call else (span, None)
     if sides is not None:
@@ -187,7 +195,7 @@ def _outcomes(
             row=row,
             sides=sides,
             place=place,
-            **_times(span),
+            **_times(span, logged),
             log_id=_span_id(span),
             **take_names(logged, NAMES, "attributes"),
         )
@@ -230,8 +238,8 @@ def _outcomes(
         "choices": _choices(logged),
         "usage": None if used is None else {"completion_tokens": int(used)},
     }
-    names = take_names(logged, NAMES, "attributes")
-    return exchanges(request, response, place, log_id=_span_id(span), **_times(span), **names)
+    about = {**_times(span, logged), **take_names(logged, NAMES, "attributes")}
+    return exchanges(request, response, place, log_id=_span_id(span), **about)
 
 
 def _check_operation(operation: Any, of_vercel: str) -> None:
@@ -245,6 +253,19 @@ def _check_operation(operation: Any, of_vercel: str) -> None:
         )
 
 
+def _check_logfire(span: dict[str, Any], logged: dict[str, Any]) -> None:
+    """Raises a `Reject` for spans that Logfire stores besides those with both sides."""
+    if span.get("kind") == PENDING:
+        raise Reject("not_a_generation", "a copy of the span from before its end")
+    request = object_of(logged.get("request_data"))
+    if request is None or logged.get("response_data"):
+        return
+    if span.get("exception_type") or span.get("is_exception") is True:
+        raise Reject("error_response", "the span has an error")
+    if request.get("stream") is True:
+        raise Reject("not_a_generation", "the streamed response is a record of its own")
+
+
 def _why_no_messages(span: dict[str, Any], logged: dict[str, Any]) -> str:
     if any(key.startswith(OF_ENGINE) for key in logged):
         return NO_TEXTS
@@ -254,7 +275,7 @@ def _why_no_messages(span: dict[str, Any], logged: dict[str, Any]) -> str:
 
 def _has_failed(span: dict[str, Any]) -> bool:
     """Whether a span has the status of an error; an access log has HTTP's."""
-    where = find(span, "status.code")
+    where = find(span, "status.code") or find(span, "status_code")
     code = where.holder[where.key] if where else None
     status = number(span, "http.status")
     return code in FAILED or (status is not None and status >= 400)
@@ -371,7 +392,14 @@ def _time(span: dict[str, Any]) -> float | None:
     return first(*(take_time(*where) for where in named if where), fields(span)["time"])
 
 
-def _times(span: dict[str, Any]) -> dict[str, float | None]:
-    """Returns a call's start time and, if the span has its end, its duration in seconds."""
+def _times(span: dict[str, Any], logged: dict[str, Any]) -> dict[str, float | None]:
+    """Returns a call's start time and, if the span has its end, its duration in seconds.
+
+    Logfire records a streamed response at its end, with its duration.
+    """
     began = _time(span)
+    streamed = object_of(logged.get("response_data")) or {}
+    duration = number(logged, "duration") if STREAMED in streamed else None
+    if began is not None and duration is not None:
+        return {"time": round(began - duration, 6), "seconds": duration}
     return {"time": began, "seconds": seconds_of(span, began)}

@@ -52,17 +52,11 @@ FIELDS = {
     ),
     "tenant": ("tenant", "tenant_id", "metadata.tenant", "workspace_id"),
     "route": ("route", "route.name", "metadata.route", "model_group", "prompt_slug"),
+    # The start's own names first: next to them, `@timestamp` is often when the row was written.
     "time": (
-        *(
-            "start_timestamp",
-            "timestamp",
-            "time",
-            "ts",
-            "request_time",
-            "timestamp_ms",
-            "event_timestamp",
-        ),
-        *("started_at", "start_time", "start_ns", "created_at", "timestamps.started_at"),
+        *("start_timestamp", "started_at", "start_time", "start_ns", "timestamps.started_at"),
+        *("timestamp", "time", "ts", "request_time", "timestamp_ms", "event_timestamp"),
+        "created_at",
         *("time_of_generation", "msec", "time_local", "time_iso8601", "logged_at"),
         *("time_generated", "date", "datetime", "metrics.start", "created", "event_time"),
         # HAR; MLflow; Vertex AI; SageMaker
@@ -115,6 +109,7 @@ HEADERS = {
 HEADER_HOLDERS = (
     *("headers", "request_headers", "request.headers", "http.request.headers"),
     "provider_request.meta",  # Helicone's logger for other clients
+    *("http_request_headers", "payload.http_request_headers"),  # Dynamo
 )
 
 NGINX = "http_"

@@ -202,8 +202,10 @@ def _with_variables_of_services(document: Any) -> Any:
     services = spec.get("services") if isinstance(spec, Mapping) else None
     if not isinstance(spec, Mapping) or not isinstance(services, Mapping):
         return document
-    containers = []
-    for service in services.values():
+    containers: list[Mapping[str, Any]] = []
+    # A prefill worker hands each request to a decode worker, which drafts.
+    ordered = sorted(services.values(), key=_prefills)
+    for service in ordered:
         pod = service.get("extraPodSpec") if isinstance(service, Mapping) else None
         main = pod.get("mainContainer") if isinstance(pod, Mapping) else None
         if isinstance(main, Mapping):
@@ -212,6 +214,18 @@ def _with_variables_of_services(document: Any) -> Any:
             variables = list(itertools.chain.from_iterable(lists))
             containers.append({**main, "env": variables})
     return {"apiVersion": document.get("apiVersion"), "containers": containers}
+
+
+def _prefills(service: Any) -> bool:
+    """Whether a service of Dynamo's only reads prompts."""
+    if not isinstance(service, Mapping):
+        return False
+    pod = service.get("extraPodSpec")
+    main = pod.get("mainContainer") if isinstance(pod, Mapping) else None
+    written = main.get("args") if isinstance(main, Mapping) else None
+    words = " ".join(map(str, written)) if isinstance(written, list) else str(written)
+    is_marked = "--is-prefill-worker" in words or "--disaggregation-mode prefill" in words
+    return is_marked or service.get("subComponentType") == "prefill"
 
 
 def _of_leader(document: Any, words: list[str]) -> list[str]:

@@ -5,12 +5,25 @@ as_typed("vllm serve m –tensor-parallel-size 4")    # "vllm serve m --tensor-p
 
 import json
 import re
+from collections.abc import Iterator
+
+from outrider.serving.commands.forms.variables import IMAGE_USED
 
 LOGGED = ("log", "message", "MESSAGE", "msg", "textPayload")
 """Keys of a line in a record: Docker; Fluent Bit, Vector; journald; zap, pino; Google Cloud."""
 
-_DASHES = re.compile(r"(?<=\s)[–—](?=[A-Za-z])")
-"""What chats and word processors make of two hyphens before a flag's name."""
+_DASHES = re.compile(r"(?<=\s)-?[–—]-?(?=[A-Za-z])")
+"""What chats and word processors make of two hyphens before a flag's name, or of one of them."""
+
+_HYPHENS = str.maketrans("\u2010\u2011\u2212", "---")
+"""A hyphen, one that does not break and a minus sign, which word processors write for a hyphen."""
+
+_BRACKETED = re.compile(
+    r"(?:\bimage: (?P<image>[^\s,]+), )?\bcommand: \[(?P<words>[^\n]*?\bserve\b[^\n]*?)\]"
+    r"(?=, \w+: |[ \t]*$)",
+    re.MULTILINE,
+)
+"""A container's command in the log of GPUStack's worker: words between brackets, without quotes."""
 
 _OBJECT = re.compile(r"[‘’']?\{[^{}\n]*[“”][^{}\n]*\}[‘’']?")
 """An object of JSON with typographic quotation marks."""
@@ -24,12 +37,19 @@ LEAST_NUMBERED = 3
 
 def as_typed(text: str) -> str:
     """Returns a text with the marks that a shell reads, and the lines in a collector's records."""
-    text = _lines_of_records(text)
+    text = _lines_of_records(text).translate(_HYPHENS)
     if "–" in text or "—" in text:
         text = _DASHES.sub("--", text)
     if "“" in text or "”" in text:
         text = _OBJECT.sub(_with_plain_quotes, text)
     return text
+
+
+def bracketed_in_log(text: str) -> Iterator[str]:
+    """Yields the commands that a log shows between brackets, with their image."""
+    for match in _BRACKETED.finditer(text):
+        image = f"{IMAGE_USED}={match['image']}\n" if match["image"] else ""
+        yield image + match["words"]
 
 
 def history_of(text: str) -> list[str]:

@@ -124,24 +124,30 @@ def words_of_kserve(mappings: Sequence[Mapping[str, Any]]) -> Iterator[list[str]
 
     The runtime of the format `huggingface` is KServe's own, and that of `vLLM` in the documents.
     """
-    of_runtime: list[str] = []
+    runtimes: dict[str, Mapping[str, Any]] = {}
     for settings in mappings:
         if str(settings.get("kind")) in RUNTIMES:
             containers = _list(_mapping(settings, "spec"), "containers")
             first = containers[0] if containers and isinstance(containers[0], Mapping) else {}
-            arguments = [str(argument) for argument in _list(first, "args")]
-            # The model is at the place that KServe copies storageUri to.
-            of_runtime = [word for word in arguments if not word.startswith("--model=")]
+            runtimes[str(_mapping(settings, "metadata").get("name"))] = first
     for settings in mappings:
         model_format = _mapping(settings, "modelFormat").get("name")
         stored = settings.get("storageUri")
         model = _SCHEME.sub("", stored) if isinstance(stored, str) else None
         arguments = [str(argument) for argument in _list(settings, "args")]
+        named = str(settings.get("runtime"))
+        runtime = runtimes.get(named) or next(iter(reversed(runtimes.values())), {})
+        of_runtime = [str(argument) for argument in _list(runtime, "args")]
         if model_format == "huggingface":
-            named = [f"--model_id={model}"] if model else []
-            yield [*_variables(settings), "-m", "huggingfaceserver", *named, *arguments]
-        elif str(model_format).lower() == "vllm" and model:
-            yield [*_variables(settings), *SERVE, model, *of_runtime, *arguments]
+            of_model = [f"--model_id={model}"] if model else []
+            yield [*_variables(settings), "-m", "huggingfaceserver", *of_model, *arguments]
+        elif str(model_format).lower() == "vllm" and (model or of_runtime):
+            # With a storageUri, the model is at the place that KServe copies it to.
+            rest = [word for word in of_runtime if not (model and word.startswith("--model="))]
+            image = runtime.get("image")
+            of_image = [f"{IMAGE_USED}={image}"] if isinstance(image, str) else []
+            variables = [*of_image, *_variables(runtime), *_variables(settings)]
+            yield [*variables, *SERVE, *([model] if model else []), *rest, *arguments]
 
 
 def words_of_config(documents: Iterable[Any]) -> Iterator[list[str]]:

@@ -3,8 +3,8 @@
     words_of_units("[Service]\\nEnvironment=A=1\\nExecStart=/usr/bin/vllm serve org/model")
     # [["A=1", "/usr/bin/vllm", "serve", "org/model"]]
 
-Units are those of systemd, of Podman's Quadlet, of supervisor and of pm2. What `kubectl describe`
-shows of a container is read in the same way.
+Units are those of systemd, of Podman's Quadlet and of supervisor. What `kubectl describe` shows of
+a container is read in the same way.
 """
 
 import json
@@ -35,11 +35,6 @@ _COLON = re.compile(r":\s+")
 
 _FROM = re.compile(r"^FROM[ \t]+(?:--\S+[ \t]+)*(\S+)", re.MULTILINE)
 _INSTRUCTION = re.compile(r"^(ARG|ENV|ENTRYPOINT|CMD)[ \t]+(.*)$", re.MULTILINE)
-
-
-_PM2_SCRIPT = re.compile(r"\bscript[\"']?\s*:\s*[\"']([^\"'\s]*vllm)[\"']")
-_PM2_ARGUMENTS = re.compile(r"\bargs[\"']?\s*:\s*[\"'](serve [^\"']*)[\"']")
-_PM2_VARIABLE = re.compile(r"[\"']?\b(VLLM_[A-Z0-9_]+)[\"']?\s*:\s*[\"']([^\"']*)[\"']")
 
 
 def words_of_units(text: str) -> list[list[str]]:
@@ -149,13 +144,3 @@ def _split(value: str) -> list[str]:
         return shlex.split(value, comments="\n" in value)
     except ValueError:
         return value.split()
-
-
-def words_of_pm2(text: str) -> list[str]:
-    """Returns the command of pm2's ecosystem file: a script, and its arguments as text."""
-    script = _PM2_SCRIPT.search(text)
-    arguments = _PM2_ARGUMENTS.search(text)
-    if script is None or arguments is None:
-        return []
-    variables = [f"{name}={value}" for name, value in _PM2_VARIABLE.findall(text)]
-    return [*variables, script[1], *arguments[1].split()]

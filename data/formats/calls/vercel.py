@@ -1,0 +1,95 @@
+"""Messages, calls and tools of Vercel's AI SDK as OpenAI's.
+
+    vercel_messages({"role": "tool", "content": [{"type": "tool-result", "toolCallId": "c9",
+                                                  "output": {"type": "text", "value": "ok"}}]})
+    # [{"role": "tool", "tool_call_id": "c9", "content": "ok"}]
+
+Spans have the SDK's own messages (`ai.prompt.messages`), whose parts have types with a hyphen. They
+are converted as its provider for OpenAI-compatible endpoints does before it sends them
+(convert-to-openai-compatible-chat-messages.ts of AI SDK 5): texts of an assistant's message are
+joined without a separator, and each result of a tool is a message of its own.
+"""
+
+import json
+from typing import Any
+
+from outrider.data.formats.fields import first
+
+CALL = "tool-call"
+RESULT = "tool-result"
+
+TEXTS = ("text", "error-text")
+"""Types of a result whose value is sent as it is; any other is sent as JSON."""
+
+
+def vercel_messages(message: Any) -> list[Any]:
+    """Returns the messages that a message of the SDK becomes; any other message unchanged."""
+    parts = message.get("content") if isinstance(message, dict) else None
+    kinds = {_kind(part) for part in parts} if isinstance(parts, list) else set()
+    if RESULT in kinds and message.get("role") == "tool":
+        return [_result(part) for part in parts or () if _kind(part) == RESULT]
+    if CALL not in kinds or message.get("role") != "assistant":
+        return [message]
+    texts = _texts(parts, "text")
+    converted = {"role": "assistant", "content": texts or None, "tool_calls": vercel_calls(parts)}
+    thoughts = _texts(parts, "reasoning")
+    return [{**converted, "reasoning_content": thoughts} if thoughts else converted]
+
+
+def vercel_calls(parts: Any) -> list[dict[str, Any]]:
+    """Returns the tool calls in a list of the SDK's; empty for any other value."""
+    calls = parts if isinstance(parts, list) else []
+    return [
+        {
+            "id": call.get("toolCallId"),
+            "type": "function",
+            # `args` before AI SDK 5
+            "function": {
+                "name": call["toolName"],
+                "arguments": _as_text(first(call.get("input"), call.get("args"))),
+            },
+        }
+        for call in calls
+        if isinstance(call, dict) and "toolName" in call and _kind(call) != RESULT
+    ]
+
+
+def vercel_tools(tools: Any) -> Any:
+    """Returns tools that the SDK writes as a list of texts; any other value unchanged."""
+    if not isinstance(tools, list) or not all(isinstance(tool, str) for tool in tools):
+        return tools
+    try:
+        decoded = [json.loads(tool) for tool in tools]
+    except ValueError:
+        return tools
+    return [_tool(tool) if isinstance(tool, dict) else tool for tool in decoded]
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    # `parameters` before AI SDK 5
+    schema = first(tool.get("inputSchema"), tool.get("parameters"))
+    function = {"name": tool.get("name"), "description": tool.get("description")}
+    given = {key: value for key, value in function.items() if value is not None}
+    return {"type": "function", "function": {**given, "parameters": schema}}
+
+
+def _kind(part: Any) -> Any:
+    return part.get("type") if isinstance(part, dict) else None
+
+
+def _texts(parts: Any, kind: str) -> str:
+    return "".join(str(part.get("text", "")) for part in parts if _kind(part) == kind)
+
+
+def _result(part: dict[str, Any]) -> dict[str, Any]:
+    output = first(part.get("output"), part.get("result"))
+    if isinstance(output, dict) and output.keys() >= {"type", "value"}:
+        is_text = output["type"] in TEXTS
+        content = output["value"] if is_text else json.dumps(output["value"], ensure_ascii=False)
+    else:
+        content = json.dumps(output, ensure_ascii=False)
+    return {"role": "tool", "tool_call_id": part.get("toolCallId"), "content": content}
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
