@@ -26,4 +26,4 @@ def test_a_message_goes_on_in_the_next_row(tmp_path):
     (outcome,) = read_exchanges(log_files(str(write_log(tmp_path / "log.jsonl", rows))))
     assert isinstance(outcome, Exchange) and outcome.messages
     assert [message["content"] for message in outcome.messages] == ["xyz", "Ok.", "And?"]
-    assert outcome.response["content"] == "<think>\nHm.\n</think>\n\nYes."
+    assert outcome.content == "<think>\nHm.\n</think>\n\nYes."

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from outrider.common.errors import OutriderError
 from outrider.serving.commands.find import find_command
+from outrider.serving.commands.forms.pasted import as_typed
 from outrider.serving.commands.forms.unresolved import UNRESOLVED
 
 SETTINGS = '{"method": "mtp", "num_speculative_tokens": 1}'
@@ -237,6 +238,13 @@ def test_lines_of_flags_go_on_without_backslashes() -> None:
         ("vllm serve 'org/model", "not a shell command"),
         ("kind: Deployment\nspec: {}", "no `vllm serve`"),
         ("", "no `vllm serve`"),
+        ("vllm serve org/embeddings --runner pooling", "take no drafts"),
+        (
+            "kind: Kustomization\npatches: [{path: p.yaml}]\n---\n"
+            + manifest(args=["--model", "org/model"]),
+            "a file of Kustomize, which changes the command next to it",
+        ),
+        ('execve("/bin/vllm", ["vllm", "serve", "/models/DeepS"...], 0x7f) = 0', "strace has cut"),
     ],
 )
 def test_other_texts_are_refused(text: str, message: str) -> None:
@@ -353,3 +361,78 @@ def test_what_starts_no_other_server_is_no_other_model(text: str) -> None:
 )
 def test_of_several_servers_the_first_that_drafts_is_read(text: str) -> None:
     assert find_command("x", text)[1][:4] == ["--model", "org/chat", "-tp", "2"]
+
+
+PRODUCER = """--kv-transfer-config '{"kv_connector": "Nixl", "kv_role": "kv_producer"}'"""
+
+
+def test_of_prefill_and_decode_servers_the_one_that_drafts_is_read() -> None:
+    text = f"vllm serve org/chat {PRODUCER} -tp 1 &\nvllm serve org/chat -tp 4\n"
+    assert find_command("x", text)[1] == ["org/chat", "-tp", "4"]
+
+
+def test_of_dynamos_workers_the_one_that_drafts_is_read() -> None:
+    def worker(*flags: str) -> dict[str, object]:
+        words = ["--model", "org/chat", *flags]
+        main = {"command": ["python3", "-m", "dynamo.vllm"], "args": words}
+        return {"componentType": "worker", "extraPodSpec": {"mainContainer": main}}
+
+    services = {
+        "Prefill": worker("--is-prefill-worker", "--enforce-eager"),
+        "Decode": worker("-tp", "4"),
+    }
+    graph = {"kind": "DynamoGraphDeployment", "spec": {"services": services}}
+    assert find_command("x", yaml.safe_dump(graph))[1] == ["--model", "org/chat", "-tp", "4"]
+
+
+APP = """{name: 'r1', script: '/opt/bin/vllm', interpreter: 'none',
+  args: %s,  // 'serve org/other'
+  env: {VLLM_USE_DEEP_GEMM: '1'}, env_staging: {VLLM_USE_DEEP_GEMM: '0'},},
+  {script: 'vllm', args: 'bench serve --model org/other'}"""
+WITH_QUOTES = """serve org/m --speculative-config '{"method": "mtp"}' -tp 2"""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        f"`{WITH_QUOTES}`",
+        json.dumps(WITH_QUOTES),
+        "'" + WITH_QUOTES.replace("'", "\\'") + "'",
+        json.dumps(shlex.split(WITH_QUOTES)),
+    ],
+)
+def test_an_app_of_pm2_is_a_script_and_its_arguments(arguments: str) -> None:
+    text = f"/* pm2 */\nmodule.exports = {{\n  apps: [{APP % arguments}],\n}};\n"
+    variables, words = find_command("x", text)
+    assert words == ["org/m", "--speculative-config", '{"method": "mtp"}', "-tp", "2"]
+    assert variables == {"VLLM_USE_DEEP_GEMM": "1"}
+
+
+def test_pm2s_files_in_yaml_are_read() -> None:
+    apps = [{"script": "vllm", "args": "serve org/m -tp 2", "env": {"VLLM_USE_DEEP_GEMM": "1"}}]
+    assert find_command("x", yaml.safe_dump({"apps": apps}))[1] == ["org/m", "-tp", "2"]
+
+
+@pytest.mark.parametrize("dashes", ["—", "–", "–-", "-–", "\u2011\u2011", "\u2212-"])
+def test_dashes_of_word_processors_are_hyphens(dashes: str) -> None:
+    text = f"hi\n\nvllm serve org/m {dashes}max-num-seqs 64 {dashes}dtype bfloat16\n"
+    words = find_command("x", as_typed(text))[1]
+    assert words == ["org/m", "--max-num-seqs", "64", "--dtype", "bfloat16"]
+
+
+def test_an_image_may_be_a_variable() -> None:
+    script = 'IMAGE=vllm/vllm-openai:v0.32.0\ndocker run --gpus all "$IMAGE" --model org/m -tp 2\n'
+    assert find_command("x", script)[1] == ["--model", "org/m", "-tp", "2"]
+
+
+def test_a_worker_logs_its_command_between_brackets() -> None:
+    text = (
+        "12:00 INFO - With image: vllm/vllm-openai:v0.32.0, command: [vllm serve /m --hf-overrides "
+        '{"a": [1, 2]} --max-num-seqs=6], envs: [HF_HUB_OFFLINE=1]\n'
+    )
+    assert find_command("x", text)[1] == [
+        "/m",
+        "--hf-overrides",
+        '{"a": [1, 2]}',
+        "--max-num-seqs=6",
+    ]
