@@ -252,6 +252,7 @@ DOCUMENTS = {
     "an Excel spreadsheet": {"[Content_Types].xml", "xl/workbook.xml"},  # ECMA-376, part 2
     "a Word document": {"[Content_Types].xml", "word/document.xml"},
     "a PowerPoint presentation": {"[Content_Types].xml", "ppt/presentation.xml"},
+    "an archive of Fiddler": {"[Content_Types].xml", "_index.htm"},
     "another document of Office": {"[Content_Types].xml"},
     "an OpenDocument file": {"mimetype", "content.xml"},  # OpenDocument 1.3, part 2
 }

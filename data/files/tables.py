@@ -30,8 +30,9 @@ _ESCAPED = re.compile(rb'(?:^|[,;\t\n])"[\[{]\s*\\"')
 
 
 _UNQUOTED = re.compile(rb"(?<=[\t\n])[\[{][^\t\n]+")
-_SINGLE = re.compile(rb"(?<!\\)(?:\\\\)*\\(?![\\tn0])")
-"""Cells with JSON outside quotes, and a backslash before anything but what databases escape."""
+_SINGLE = re.compile(rb"(?<!\\)(?:\\\\)*\\(?![\\tn0'])")
+"""Cells with JSON outside quotes, and a backslash before anything but what databases escape;
+ClickHouse escapes apostrophes, too."""
 
 _ESCAPE = re.compile(r"\\(.)")
 _UNESCAPED = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "b": "\b", "N": ""}

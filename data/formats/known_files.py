@@ -13,6 +13,10 @@ from outrider.data.files.rows import Sample
 from outrider.data.formats.known_rows import GATEWAY
 
 EXPORT = "export it as JSON lines or Parquet"
+HAR = (
+    "export the sessions as HAR, or put a gateway that logs request and response in front of the"
+    " endpoint"
+)
 EXPORT_CELLS = "export it as CSV or JSON lines"
 
 ONE_LINE = (
@@ -112,6 +116,12 @@ TEXTS: tuple[tuple[re.Pattern[bytes], str, str], ...] = (
         "set the output's format to json_lines",
     ),
     (
+        re.compile(rb"\A(?:<\?xml[^>]*\?>\s*)?(?:<!DOCTYPE items|<items burpVersion)"),
+        "Burp's items, HTTP messages in XML",
+        "export the proxy's history as HAR, or put a gateway that logs request and response in"
+        " front of the endpoint",
+    ),
+    (
         re.compile(rb"^TO LLM \d{4}-", re.MULTILINE),
         "aider's history, whose texts are stripped, without sampling parameters",
         GATEWAY,
@@ -186,7 +196,8 @@ def of_bytes(sample: Sample) -> Description:
     if sample.archive == PYTORCH:
         return Description(PYTORCH, "give the log of the endpoint's requests and responses")
     if sample.archive in DOCUMENTS:
-        return Description(sample.archive, EXPORT_CELLS)
+        is_http = "Fiddler" in sample.archive
+        return Description(sample.archive, HAR if is_http else EXPORT_CELLS)
     if sample.archive:
         what = f"a {sample.archive} archive without files, or in an archive"
         return Description(what, "unpack it and give the folder")

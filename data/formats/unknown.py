@@ -71,6 +71,14 @@ OTHER_APIS = {
 }
 """How a path or an event stream of another API begins, and the way to one that is read."""
 
+FLATTENED = ("messages.role", "messages.content")
+"""Ends of columns in which Kibana's CSV joins a list's values by commas."""
+
+DOCUMENTS_ALONE = (
+    "a list of messages is joined in one column, so that they cannot be separated: export the"
+    " documents' _source as JSON lines (the search API, elasticdump)"
+)
+
 LEAST_SHARED = 0.5
 """Share of a format's keys that a row needs for the format to be named as the nearest."""
 
@@ -127,6 +135,8 @@ def _way(row: dict[str, Any], formats: Mapping[str, Any]) -> str:
     conversation = row.get("conversations")
     if isinstance(conversation, list) and conversation and isinstance(conversation[0], dict):
         return RENAME if "from" in conversation[0] else "rename conversations to messages"
+    if any(normal_name(key).endswith(FLATTENED) for key in row):
+        return DOCUMENTS_ALONE
     members = [row, *_members(row)]
     # The two sides of a call may be apart.
     together = {key: value for member in reversed(members) for key, value in member.items()}

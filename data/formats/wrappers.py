@@ -29,6 +29,7 @@ from outrider.data.formats.rows.row_fields import fields, find, normal_name
 from outrider.data.formats.rows.span_attributes import (
     has_genai_attributes,
     is_otlp,
+    marked,
     of_typed_pairs,
     spans_of,
 )
@@ -181,14 +182,30 @@ def unwrapped(row: dict[str, Any]) -> dict[str, Any]:
             return row
     if inner is None:
         return row
-    outer = _inherited(row)
+    outer = {}
+    for holder in [row, *_between(row, inner, holders)]:
+        outer |= _inherited(holder)
+        if "request_id" in holder:
+            outer["request_id"] = holder["request_id"]  # joins the halves of an exchange
     outer |= {key: row[key] for key in ERROR_KEYS & row.keys() if row[key]}
     if not inner.keys() >= PAIR:
         outer |= _failure([row, *holders])
-    outer |= {key: value for key, value in row.items() if is_cut(value)}
-    if "request_id" in row:
-        outer["request_id"] = row["request_id"]  # joins the halves of an exchange
+    texts = {key: plain_text(value) for key, value in row.items() if isinstance(value, str)}
+    outer |= {key: text for key, text in texts.items() if is_cut(text)}
     return {**outer, **inner}
+
+
+def _between(
+    row: dict[str, Any], inner: dict[str, Any], holders: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Returns the objects around `inner`, outermost first, without the row itself."""
+    around: list[dict[str, Any]] = []
+    innermost = inner
+    for holder in reversed(holders):
+        if any(object_of(value) is innermost for value in holder.values()):
+            around.insert(0, holder)
+            innermost = holder
+    return around
 
 
 def _with_plain_columns(row: dict[str, Any]) -> dict[str, Any]:
@@ -307,8 +324,11 @@ def calls_of(row: dict[str, Any]) -> list[dict[str, Any]]:
     if listed is None:
         return [row]
     around = _inherited(row)
+    trace = row.get("trace")  # Opik's, next to its spans
+    if isinstance(trace, dict):
+        around = {**_inherited(trace), **around}
     calls = []
-    for call in listed:
+    for call in marked(listed):
         outer = dict(around)
         if fields(call)["time"] is not None:
             outer.pop("timestamp", None)

@@ -6,6 +6,7 @@ unknown      # ["--newer-flag"]
 """
 
 import argparse
+import difflib
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -47,8 +48,10 @@ def arguments_in(source: str, words: Sequence[str]) -> tuple[dict[str, Any], lis
 
         def error(self, message: str) -> NoReturn:
             names = ", ".join(_flags(message.split())) or "a value"  # values may be secret
+            misspelled = _misspelled(words, self)
             raise OutriderError(
                 f"{source}: vLLM {WRITTEN_FOR} does not accept {names}, or not its value"
+                + (f"; it has no {', '.join(misspelled)}" if misspelled else "")
             )
 
     parser = make_arg_parser(Parser())
@@ -60,6 +63,7 @@ def arguments_in(source: str, words: Sequence[str]) -> tuple[dict[str, Any], lis
             parser.add_argument(flag_of(name))
     words = [OF_COMPILATION.sub("--compilation-config.", word) for word in words]
     words = _without_values_of_switches(words, parser)
+    _check_end(source, words, parser)
     for action in parser._actions:
         action.default = argparse.SUPPRESS
         # The action of --lora-modules reads its words itself, JSON or not.
@@ -77,6 +81,38 @@ def arguments_in(source: str, words: Sequence[str]) -> tuple[dict[str, Any], lis
     if "model_tag" in given:
         given["model"] = given.pop("model_tag")
     return given, unknown
+
+
+def _check_end(source: str, words: Sequence[str], parser: argparse.ArgumentParser) -> None:
+    """Raises an `OutriderError` if the last word is a flag, or begins one, and lacks its value."""
+    last = words[-1].replace("_", "-") if words else ""
+    if not last.startswith("--") or "=" in last or "." in last:
+        return
+    begun = {
+        option: action
+        for action in parser._actions
+        for option in action.option_strings
+        if option.startswith(last)
+    }
+    possible = [begun[last]] if last in begun else list(begun.values())
+    if possible and all(action.nargs in (None, "+") for action in possible):
+        raise OutriderError(
+            f"{source}: the command ends in {last}, a flag without its value: give all of it"
+            " (`ps -ww -o args= -p PID` shows a process's whole command)"
+        )
+
+
+def _misspelled(words: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
+    """Returns the flags that the parser does not have, with the nearest ones that it has."""
+    options = [option for action in parser._actions for option in action.option_strings]
+    listed = []
+    for word in words:
+        flag = re.split(r"[=.]", word, maxsplit=1)[0].replace("_", "-")
+        if not flag.startswith("--") or any(option.startswith(flag) for option in options):
+            continue
+        near = difflib.get_close_matches(flag, options, n=1)
+        listed.append(f"{flag} ({near[0]}?)" if near else flag)
+    return listed
 
 
 def _without_values_of_switches(words: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:

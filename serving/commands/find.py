@@ -26,8 +26,10 @@ from outrider.serving.commands.forms.documents import (
     files_of_documents,
     words_of_documents,
 )
+from outrider.serving.commands.forms.gcloud import words_of_gcloud
 from outrider.serving.commands.forms.hcl import words_of_hcl
 from outrider.serving.commands.forms.launchers import words_of_prefixes
+from outrider.serving.commands.forms.llama_swap import words_of_llama_swap
 from outrider.serving.commands.forms.make_files import script_of_justfile, script_of_makefile
 from outrider.serving.commands.forms.pasted import bracketed_in_log, history_of
 from outrider.serving.commands.forms.pm2 import words_of_pm2
@@ -251,6 +253,8 @@ def _candidates(text: str, script: str, documents: list[object]) -> Iterator[Ite
     for mapping in mappings_in_program(text):
         yield [words_of_prefixes(json.dumps(mapping))]
     yield [words_of_prefixes(text)]
+    yield [words_of_gcloud(words_of_script(script))]
+    yield words_of_llama_swap(documents)
     yield map(words_of_script, BLOCK.findall(text))
     yield words_of_units(text)
     yield from words_of_documents(documents)

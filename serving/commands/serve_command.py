@@ -65,6 +65,9 @@ _HAS_DEFAULTS = re.compile(r"\.add_argument\(|\bos\.(?:environ\.get|getenv)\(")
 KUSTOMIZATIONS = ("kustomization.yaml", "kustomization.yml", "Kustomization")
 """Names of the file that changes the manifests next to it."""
 
+OF_NIX = re.compile(r"^\{[^{}\n]*\bpkgs\b[^{}\n]*\}:|\boci-containers\b", re.MULTILINE)
+"""Marks of a module of NixOS."""
+
 _SPECULATORS = re.compile(r"[-_.]speculator[-_.](?:eagle|dflash|peagle|p_eagle|mtp|dspark)", re.I)
 """Names of heads in the speculators format, such as RedHatAI/Qwen3-8B-speculator.eagle3."""
 
@@ -95,7 +98,7 @@ def read_serve_command(text: str) -> ServeCommand:
     variables, arguments, image = find_command_and_image(source, text)
     given, unknown = arguments_in(source, _with_placed_config(source, arguments))
     if "model" not in given:
-        raise OutriderError(f"{source}: no model; give `vllm serve MODEL ...`")
+        raise OutriderError(f"{source}: {_why_no_model(text)}")
     given, speculative = _with_speculation(source, given)
     check_plugin(source, speculative, unknown)
     _check_servable(source, given, unknown)
@@ -133,6 +136,12 @@ def read_serve_command(text: str) -> ServeCommand:
     elif _SPECULATORS.search(target["model"]):
         notes.append(_note_on_head(target["model"]))
     return ServeCommand(values, notes, unknown)
+
+
+def _why_no_model(text: str) -> str:
+    if OF_NIX.search(text):
+        return "NixOS's module; give what it makes: `systemctl cat docker-NAME` or podman-NAME"
+    return "no model; give `vllm serve MODEL ...`"
 
 
 def _note_on_head(model: str) -> str:

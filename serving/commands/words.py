@@ -44,7 +44,7 @@ BEFORE_PROGRAMS = {"then", "do", "else", "{", "(", "!"}
 
 OPERATORS = {";", "&", "&&", "|", "||"}
 
-PROSE = (":", "`", ",")
+PROSE = (":", "`", ",", "?")
 """Ends of a word behind "vllm serve" in a sentence: "the `vllm serve` command: ..."."""
 
 REDIRECTION = re.compile(r"(?:\d|&)?(?:>>?|<)(?P<file>.*)")

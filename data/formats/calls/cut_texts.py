@@ -15,6 +15,7 @@ import re
 from typing import Any, NoReturn
 
 from outrider.data.exchange import Reject
+from outrider.data.formats.rows.embedded import plain_text
 from outrider.data.formats.rows.row_fields import find
 
 CALLBACK = "log with a callback to files, S3, GCS or Azure instead"
@@ -96,7 +97,8 @@ def _check_text(text: str, where: str) -> None:
 
 def check_complete(row: dict[str, Any]) -> None:
     """Rejects a row with a text that begins as an object and lacks its end."""
-    for key, value in row.items():
+    for key, held in row.items():
+        value = plain_text(held)
         if is_cut(value) and not key.endswith("_preview"):  # MLflow's, next to the whole text
             raise Reject(
                 "truncated",

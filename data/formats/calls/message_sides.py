@@ -133,7 +133,7 @@ def message_sides(row: dict[str, Any]) -> MessageSides | None:
     if asked is None and answers is None:
         # With a system message apart, the other text is what the user wrote.
         texts = asked_in_texts(row) or []
-        asked = texts if len(texts) > 1 else None
+        asked = texts if len(texts) > 1 or isinstance(row.get("prompt"), dict) else None
     if asked and not answers:
         answers, around = _answer_text(row)
     return MessageSides(asked, answers, around) if asked and answers else None
@@ -425,6 +425,9 @@ def _part_of_answer(path: str, value: Any, holder: dict[str, Any]) -> str | None
 def asked_in_texts(row: dict[str, Any]) -> list[dict[str, Any]] | None:
     """Returns the messages of a row that has a question, and maybe a system message, as texts."""
     texts = {normal_name(key): value for key, value in row.items() if isinstance(value, str)}
+    prompt = row.get("prompt")
+    if isinstance(prompt, dict) and isinstance(prompt.get("raw"), str):  # promptfoo
+        texts = {"prompt": prompt["raw"]}
     question = next((texts[name] for name in QUESTIONS if texts.get(name)), None)
     if question is None:
         return None

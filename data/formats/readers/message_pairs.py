@@ -35,7 +35,14 @@ from outrider.data.formats.wrappers import check_call, open_row
 
 THINK = "<think>"
 
-FAILED = ("error", "exception", "error_message", "error.type", "$ai_is_error")
+PROMPTFOO = frozenset({"testCase", "promptIdx"})
+"""Keys of a result of promptfoo's."""
+
+JOINED_THOUGHT = "Thinking: "
+"""How an output begins in which promptfoo has put reasoning before the answer
+(src/providers/openai/chat.ts)."""
+
+FAILED = ("error", "exception", "error_message", "error.type", "$ai_is_error", "error_info")
 """Keys that are set if a call failed."""
 
 
@@ -62,6 +69,7 @@ def outcomes(
 ) -> list[Exchange | Reject]:
     """Returns the exchanges of a row with messages; `known` replaces its fields."""
     check_generated(row)
+    _check_sent(row)
     if any(map(_has_failed, [row, *sides.holders])):
         raise Reject("error_response", "the call failed")
     for holder in [row, *sides.holders]:
@@ -83,6 +91,26 @@ def outcomes(
         logged |= {name: value for name, value in fields(holder).items() if value is not None}
     logged |= {name: value for name, value in known.items() if value is not None}
     return exchanges(request, response, place, **logged)
+
+
+def _check_sent(row: dict[str, Any]) -> None:
+    """Raises a `Reject` if the row's texts are not those that were sent and received."""
+    prompt = row.get("prompt")
+    template = prompt.get("template") if isinstance(prompt, dict) else None
+    if template and "inputs" in row:
+        raise Reject(
+            "prompt_not_messages",
+            "Humanloop's template, into which the inputs are filled, is not in the messages: log"
+            " the endpoint's /v1/chat/completions",
+        )
+    response = row.get("response")
+    output = response.get("output") if isinstance(response, dict) else None
+    if PROMPTFOO & row.keys() and str(output).startswith(JOINED_THOUGHT):
+        raise Reject(
+            "reasoning_missing",
+            "promptfoo has joined reasoning and answer: set showThinking: false and log the"
+            " endpoint's /v1/chat/completions",
+        )
 
 
 def _assumed_end(message: dict[str, Any], about: dict[str, Any]) -> str:

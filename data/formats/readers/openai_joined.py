@@ -19,6 +19,7 @@ is joined separately; if an id is still ambiguous, its rows are rejected as `amb
 """
 
 import functools
+import json
 from typing import Any
 
 from outrider.data.exchange import Exchange, Record, Reject
@@ -117,7 +118,16 @@ def _side_inside(row: dict[str, Any]) -> str | None:
     return None if request is None else "request"
 
 
-records = functools.partial(joined_records, member_of=_member_of)
+def _asked_in(row: bytes) -> str:
+    """Returns a row's request, without what a shipper has put around it."""
+    return json.dumps(_request_of(open_row(row)), sort_keys=True, default=str)
+
+
+def _request_of(asked: dict[str, Any]) -> dict[str, Any]:
+    return first(body(asked, "request"), sides(asked).request, asked)
+
+
+records = functools.partial(joined_records, member_of=_member_of, content_of=_asked_in)
 
 
 def _response_of(answer: dict[str, Any]) -> dict[str, Any]:
@@ -133,7 +143,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
     is_stream = _side(answer) == "chunk"
     response = join_chunks(answers) if is_stream else _response_of(answer)
     asked = open_row(request_row) if request_row is not None else {}
-    request = first(body(asked, "request"), sides(asked).request, asked)
+    request = _request_of(asked)
     check_generated(answer)
     check_completion(answer, request, response)
     choices = response.get("choices")

@@ -55,10 +55,12 @@ from outrider.data.formats.rows.embedded import object_of
 from outrider.data.formats.rows.nested_rows import outcomes_of
 from outrider.data.formats.rows.row_fields import fields, find, seconds_of
 from outrider.data.formats.rows.span_attributes import (
+    IS_AROUND,
     attributes_of,
     has_genai,
     has_genai_attributes,
     is_otlp,
+    marked,
     plain_value,
     spans_of,
 )
@@ -108,6 +110,7 @@ APART = (
     "a message of its own, without the id of its call's span; use instrumentation that writes"
     " messages together (OTEL_SEMCONV_STABILITY_OPT_IN=gen_ai_latest_experimental)"
 )
+AROUND = "the span is around another one of the same call"
 WITH_SPAN = "messages of calls, which are read with their spans"
 
 _WRAPPER = re.compile(r"ai\.(?:(?:generate|stream)(?:Text|Object)|toolCall)")
@@ -151,6 +154,8 @@ def recognizes(sample: Sample) -> bool:
 
 def parse(record: Record) -> list[Exchange | Reject]:
     row = open_row(record.payload)
+    if row.pop(IS_AROUND, False):
+        raise Reject("not_a_generation", AROUND)
     call = row.pop(CALL, None)
     if call is not None:
         return [
@@ -164,7 +169,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
         raise Reject("not_a_generation", WITH_SPAN)
     if not is_otlp(row):
         return _outcomes(row, record.place, joined)
-    return outcomes_of(others, lambda span: _outcomes(span, record.place, joined), "span")
+    return outcomes_of(marked(others), lambda span: _outcomes(span, record.place, joined), "span")
 
 
 def _of_joined(span: dict[str, Any], place: Place) -> list[Exchange | Reject]:
@@ -178,8 +183,7 @@ def _outcomes(
     span: dict[str, Any], place: Place, joined: frozenset[str]
 ) -> list[Exchange | Reject]:
     logged = attributes_of(span)
-    if key_of(span) in joined and "gen_ai.input.messages" not in logged:
-        raise Reject("not_a_generation", "the span's messages are log records, which are read")
+    _check_unique(span, logged, joined)
     details = "gen_ai.client.inference.operation.details"  # event with the messages
     for event in take(span, "events", list, "span") or ():
         if isinstance(event, dict) and event.get("name") == details:
@@ -240,6 +244,14 @@ def _outcomes(
     }
     about = {**_times(span, logged), **take_names(logged, NAMES, "attributes")}
     return exchanges(request, response, place, log_id=_span_id(span), **about)
+
+
+def _check_unique(span: dict[str, Any], logged: dict[str, Any], joined: frozenset[str]) -> None:
+    """Raises a `Reject` for a span whose call is read from another span or from log records."""
+    if IS_AROUND in span:
+        raise Reject("not_a_generation", AROUND)
+    if key_of(span) in joined and "gen_ai.input.messages" not in logged:
+        raise Reject("not_a_generation", "the span's messages are log records, which are read")
 
 
 def _check_operation(operation: Any, of_vercel: str) -> None:

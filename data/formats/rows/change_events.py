@@ -34,6 +34,9 @@ DELETING = {
 MARKS = ("_fivetran_deleted", "_sdc_deleted_at", "_ab_cdc_deleted_at")
 """Keys that are set in a row that was deleted at its source."""
 
+UNAVAILABLE = "__debezium_unavailable_value"
+"""What Debezium writes for a value that PostgreSQL stores apart and that did not change."""
+
 EXPORT = "export the current rows of the table instead of its changes"
 
 
@@ -64,6 +67,14 @@ def check_kept(row: dict[str, Any]) -> None:
         raise Reject(DELETES, f"type = {event['type']}: a row was deleted; {EXPORT}")
     if "event_ts" in row and str(row.get("is_deleted")) in ("1", "true", "True"):
         raise Reject(DELETES, "is_deleted = 1: a row was deleted; export the table with FINAL")
+    after = event.get("after")
+    columns = after if isinstance(after, dict) else event
+    if UNAVAILABLE in columns.values():
+        raise Reject(
+            "content_not_logged",
+            "Debezium has no value for an unchanged column of this event; where no other event has"
+            " it, set REPLICA IDENTITY FULL for the table",
+        )
     mark = next((key for key in MARKS if row.get(key)), None)
     if mark is not None:
         raise Reject("deleted", f"{mark} is set: the row was deleted at its source")

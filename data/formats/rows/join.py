@@ -13,7 +13,7 @@ import contextlib
 import json
 import sqlite3
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -42,16 +42,29 @@ MemberOf = Callable[[Row | None], tuple[str, str, str | None]]
 """Returns the id, side and model of a row, or raises a `Reject` for that row."""
 
 
+ContentOf = Callable[[bytes], Hashable]
+"""Returns what two rows have in common that are copies of one request."""
+
+
 def joined_records(
-    files: Sequence[LogFile], scratch: Path, member_of: MemberOf
+    files: Sequence[LogFile],
+    scratch: Path,
+    member_of: MemberOf,
+    content_of: ContentOf = bytes,
 ) -> Iterator[Record | Reject]:
-    """Yields responses with their requests, ordered by each id's first row."""
+    """Yields responses with their requests, ordered by each id's first row.
+
+    A request that was logged or shipped twice is used once. By default its copies are equal rows.
+    """
     with contextlib.closing(database_in(scratch)) as database:
         yield from _stored(database, files, member_of)
         asked = database.execute("SELECT DISTINCT model FROM rows WHERE side = 'request'")
         asked_models = {model for (model,) in asked}
         for members in _groups(database, files):
-            yield from [members] if isinstance(members, Reject) else _records(members, asked_models)
+            if isinstance(members, Reject):
+                yield members
+            else:
+                yield from _records(members, asked_models, content_of)
 
 
 def grouped_records(
@@ -136,7 +149,9 @@ def database_in(folder: Path) -> sqlite3.Connection:
     return database
 
 
-def _records(members: list[Member], asked_models: set[str | None]) -> Iterator[Record | Reject]:
+def _records(
+    members: list[Member], asked_models: set[str | None], content_of: ContentOf
+) -> Iterator[Record | Reject]:
     """Yields the records of one id.
 
     Runs may each number their requests from 1. So each model's rows are joined separately and, if
@@ -144,13 +159,15 @@ def _records(members: list[Member], asked_models: set[str | None]) -> Iterator[R
     """
     for of_model in _by_model(members, asked_models):
         groups: dict[str, list[Member]] = {"": of_model}
-        if _is_ambiguous(of_model):
+        if _is_ambiguous(of_model, content_of):
             groups = {}
             for member in of_model:
                 folder = str(PurePosixPath(member.place.file).parent)
                 groups.setdefault(folder, []).append(member)
         for together in groups.values():
-            if _is_ambiguous(together):  # it is unknown which request a response answers
+            if _is_ambiguous(
+                together, content_of
+            ):  # it is unknown which request a response answers
                 place = together[0].place
                 count = len(together)
                 yield Reject("ambiguous_id", "different requests under one id", place, rows=count)
@@ -183,8 +200,9 @@ def _is_request(member: Member) -> bool:
     return member.side == "request"
 
 
-def _is_ambiguous(members: Iterable[Member]) -> bool:
-    return len({member.row for member in members if _is_request(member)}) > 1
+def _is_ambiguous(members: Iterable[Member], content_of: ContentOf) -> bool:
+    rows = {member.row for member in members if _is_request(member)}
+    return len(rows) > 1 and len(set(map(content_of, rows))) > 1
 
 
 def _pairs(members: list[Member]) -> Iterator[Record | Reject]:

@@ -27,10 +27,11 @@ FAILURES = frozenset({"failure", "failed", "error"})
 ERROR_KEYS = frozenset(
     {
         *("error", "errors", "error_code", "error_message", "errorMessage", "errorCode"),
+        "error_info",
         *("exception", "detail", "fault", "__type"),
     }
 )
-"""Keys of errors: OpenAI, Databricks, LiteLLM, FastAPI, Apigee, AWS."""
+"""Keys of errors: OpenAI, Databricks, LiteLLM, Opik, FastAPI, Apigee, AWS."""
 
 COMPLETIONS = frozenset({"chat.completion", "chat.completion.chunk", "text_completion"})
 """Values of `object` for OpenAI's chat and text completions."""

@@ -31,6 +31,7 @@ FIELDS = {
         *("thread_identifier", "episode_id"),  # Respan, TensorZero
         *("tags.session_id", "parent_request_id"),  # Datadog, Bifrost
         *("session", "conversation", "chat_id", "dialog_id"),
+        *("metadata.session", "metadata.conversation", "metadata.chat_id"),  # Portkey
         "request_metadata.session_id",  # Bedrock
         "extra.session",  # loguru
         "trace_metadata.mlflow.trace.session",
@@ -55,6 +56,7 @@ FIELDS = {
     # The start's own names first: next to them, `@timestamp` is often when the row was written.
     "time": (
         *("start_timestamp", "started_at", "start_time", "start_ns", "timestamps.started_at"),
+        "ts_ns",  # Grafana's CSV, whose Time is the browser's
         *("timestamp", "time", "ts", "request_time", "timestamp_ms", "event_timestamp"),
         "created_at",
         *("time_of_generation", "msec", "time_local", "time_iso8601", "logged_at"),

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from outrider.data.exchange import Reject
-from outrider.data.formats.fields import mapping, take
+from outrider.data.formats.fields import first, mapping, take
 from outrider.data.formats.rows.row_fields import normal_name
 
 HOLDERS = ("attributes", "span_attributes", "log_attributes", "tags", "custom_dimensions")
@@ -57,6 +57,15 @@ the conventions' names, too (Envoy AI Gateway)."""
 
 TYPED_COLUMNS = frozenset({"string_value", "int_value", "float_value", "double_value"})
 """Columns of a value in Google Analytics' export."""
+
+ANSWERS = (
+    *("gen_ai.completion.0.content", "gen_ai.output.messages"),
+    "llm.output_messages.0.message.content",
+)
+"""Names of an answer's text: OpenLLMetry, GenAI's conventions, OpenInference."""
+
+IS_AROUND = "outrider.is_around"
+"""Key that `marked` sets in a span around another one of the same call."""
 
 ALL_HOLDERS = frozenset({*HOLDERS, *TYPED})
 
@@ -128,6 +137,43 @@ def has_genai_attributes(row: dict[str, Any]) -> bool:
         return has_genai(attributes_of(row))
     except Reject:
         return False
+
+
+def marked(spans: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns spans of which those are marked that have a child with the same answer.
+
+    A framework's instrumentation and that of its client both write a span for a call.
+    """
+    by_id = {_id_of(span): span for span in spans}
+    around = set()
+    for span in spans:
+        parent = by_id.get(_parent_of(span))
+        if parent is not None and parent is not span and _answer_of(span) is not None:
+            around |= {id(parent)} if _answer_of(parent) == _answer_of(span) else set()
+    return [{**span, IS_AROUND: True} if id(span) in around else span for span in spans]
+
+
+def _id_of(span: dict[str, Any]) -> str | None:
+    value = _named(span, "span_id")
+    return value if isinstance(value, str) else None
+
+
+def _parent_of(span: dict[str, Any]) -> str | None:
+    references = span.get("references")  # Jaeger's
+    for reference in references if isinstance(references, list) else ():
+        if isinstance(reference, dict) and reference.get("refType") == "CHILD_OF":
+            return _id_of(reference)
+    value = first(*(_named(span, name) for name in ("parent_span_id", "parent_id")))
+    return value if isinstance(value, str) and value else None
+
+
+def _answer_of(span: dict[str, Any]) -> str | None:
+    try:
+        logged = attributes_of(span)
+    except Reject:
+        return None
+    texts = (logged.get(name) for name in ANSWERS)
+    return next((text for text in texts if isinstance(text, str) and text), None)
 
 
 def _named(holder: dict[str, Any], name: str) -> Any:

@@ -48,6 +48,16 @@ OPTIONS = re.compile(
 _BEGINS_LOOP = re.compile(r"[ \t]*(?:for|while|until)\b")
 _ENDS_LOOP = re.compile(r"(?:^|[;\s])done\b")
 
+OF_FIRST_NODE = {
+    name: "0"
+    for name in (
+        *("NODE_RANK", "RANK", "NODE_INDEX", "MACHINE_RANK", "GROUP_RANK", "SLURM_NODEID"),
+        *("SLURM_PROCID", "LWS_WORKER_INDEX", "JOB_COMPLETION_INDEX", "PMI_RANK"),
+        "SKYPILOT_NODE_RANK",
+    )
+}
+"""Ranks that a scheduler sets, on an engine's first node, whose command is the one that is read."""
+
 LONGEST_LINE = 1_000
 """Characters of a line that may begin or end a branch."""
 
@@ -113,7 +123,7 @@ class _Reader:
     """Reads a script line by line, with the variables that it has set so far."""
 
     def __init__(self) -> None:
-        self.variables: dict[str, str] = {}
+        self.variables: dict[str, str] = dict(OF_FIRST_NODE)
         self.unknown: set[str] = set()
         """Variables that only an undecided branch sets, so that a default need not count."""
         self.condition: _Condition | None = None

@@ -1,22 +1,50 @@
-"""Texts as people paste them: with typographic marks, a shell's numbers, a collector's records.
+"""Texts as people copy them: from chats, documents, mails, notebooks, terminals, a shell's history.
 
 as_typed("vllm serve m –tensor-parallel-size 4")    # "vllm serve m --tensor-parallel-size 4"
 """
 
+import email
 import json
+import quopri
 import re
+import unicodedata
 from collections.abc import Iterator
+from email.policy import default as with_decoding
+from typing import Any
 
 from outrider.serving.commands.forms.variables import IMAGE_USED
 
 LOGGED = ("log", "message", "MESSAGE", "msg", "textPayload")
 """Keys of a line in a record: Docker; Fluent Bit, Vector; journald; zap, pino; Google Cloud."""
 
-_DASHES = re.compile(r"(?<=\s)-?[–—]-?(?=[A-Za-z])")
+_DASHES = re.compile(r"(?<=\s)(?:[-–—]{2}|[–—])(?=[A-Za-z])")
 """What chats and word processors make of two hyphens before a flag's name, or of one of them."""
 
-_HYPHENS = str.maketrans("\u2010\u2011\u2212", "---")
-"""A hyphen, one that does not break and a minus sign, which word processors write for a hyphen."""
+_TYPESET = str.maketrans({"\u2010": "-", "\u2011": "-", "\u2212": "-", "\u00ad": None})
+"""A hyphen, one that does not break and a minus sign, which word processors write for a hyphen, and
+the one that shows where a word may break."""
+
+_LIGATURES = re.compile("[\ufb00-\ufb06]")
+"""Letters that a PDF's font joins, as in `conﬁg`."""
+
+_OBJECT = re.compile(r"[‘’']?\{(?:[^{}]|\{[^{}]{0,1000}\}){1,2000}\}[‘’']?")
+"""An object of JSON, with objects inside it."""
+
+_NUMBERED = re.compile(r"^[ \t]*\d+\*?[ \t]{1,2}(?=\S)", re.MULTILINE)
+"""What `history` prints before a command."""
+
+_ZSH = re.compile(r"^: \d{9,}:\d+;", re.MULTILINE)
+"""What zsh's file has before a command: when it began, and how long it took."""
+
+_QUOTED_LINE = re.compile(r"^(?:>[ \t]?)+", re.MULTILINE)
+"""What a mail program writes before the lines of the mail that is answered."""
+
+_MAIL = re.compile(r"^Content-Transfer-Encoding:[ \t]*quoted-printable", re.MULTILINE | re.I)
+_SOFT_BREAK = re.compile(r"=$", re.MULTILINE)
+"""The end of a line that goes on in quoted-printable text, in which `=` is `=3D`."""
+
+_HELM = re.compile(r"\A(?:[^\n]*\n){0,3}?(?:USER-SUPPLIED|COMPUTED) VALUES:[ \t]*\n")
+"""What `helm get values` prints before the values, and the command before it."""
 
 _BRACKETED = re.compile(
     r"(?:\bimage: (?P<image>[^\s,]+), )?\bcommand: \[(?P<words>[^\n]*?\bserve\b[^\n]*?)\]"
@@ -25,24 +53,25 @@ _BRACKETED = re.compile(
 )
 """A container's command in the log of GPUStack's worker: words between brackets, without quotes."""
 
-_OBJECT = re.compile(r"[‘’']?\{[^{}\n]*[“”][^{}\n]*\}[‘’']?")
-"""An object of JSON with typographic quotation marks."""
-
-_NUMBERED = re.compile(r"^[ \t]*\d+\*?[ \t]{1,2}(?=\S)", re.MULTILINE)
-"""What `history` prints before a command."""
+_MAGIC = re.compile(r"^[ \t]*(?:%env|%set_env)[ \t]+(\w+)[ =][ \t]*(.*)$", re.MULTILINE)
+_CELL_MAGIC = re.compile(r"^%%\w+[^\n]*\n")
+_SHELL_LINE = re.compile(r"^[ \t]*!", re.MULTILINE)
 
 LEAST_NUMBERED = 3
 """Numbered lines that a text has at least if it is a shell's history."""
 
 
 def as_typed(text: str) -> str:
-    """Returns a text with the marks that a shell reads, and the lines in a collector's records."""
-    text = _lines_of_records(text).translate(_HYPHENS)
+    """Returns a text with the marks that a shell reads, without what is around each line."""
+    text = _of_notebook(_lines_of_records(text))
+    text = _of_mail(_HELM.sub("", text))
+    text = _LIGATURES.sub(lambda match: unicodedata.normalize("NFKC", match[0]), text)
+    text = text.translate(_TYPESET)
     if "–" in text or "—" in text:
         text = _DASHES.sub("--", text)
     if "“" in text or "”" in text:
         text = _OBJECT.sub(_with_plain_quotes, text)
-    return text
+    return _of_zsh(text) if _ZSH.search(text) else text
 
 
 def bracketed_in_log(text: str) -> Iterator[str]:
@@ -60,7 +89,55 @@ def history_of(text: str) -> list[str]:
     return [_NUMBERED.sub("", line) for line in numbered]
 
 
+def _of_zsh(text: str) -> str:
+    """Returns zsh's history as `history` prints it: a number, and the command on one line."""
+    commands = [re.sub(r"\\+\n[ \t]*", " ", command) for command in _ZSH.split(text)[1:]]
+    return "".join(f"{at}  {command.rstrip()}\n" for at, command in enumerate(commands, 1))
+
+
+def _of_mail(text: str) -> str:
+    """Returns a mail's text decoded, and without the marks of quoted lines around a command."""
+    if _MAIL.search(text):
+        body = email.message_from_string(text, policy=with_decoding).get_body(("plain",))
+        text = body.get_content() if body is not None else text
+    elif "=3D" in text and _SOFT_BREAK.search(text):
+        text = quopri.decodestring(text.encode("utf-8")).decode("utf-8", "replace")
+    is_quoted = any(
+        line.startswith(">") and "vllm" in line and "|" not in line for line in text.splitlines()
+    )
+    return _QUOTED_LINE.sub("", text) if is_quoted else text
+
+
+def _of_notebook(text: str) -> str:
+    """Returns the code of a Jupyter notebook as a script; any other text as it is.
+
+    `!command` runs in a shell, `%env` sets a variable, and a cell that begins with `%%bash` is a
+    script. Cells of Python alone stay as they are.
+    """
+    if '"cells"' not in text or '"nbformat"' not in text:
+        return text
+    try:
+        notebook = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    cells = notebook.get("cells") if isinstance(notebook, dict) else None
+    sources = [_code_of(cell) for cell in cells or () if isinstance(cell, dict)]
+    return "\n".join(filter(None, sources))
+
+
+def _code_of(cell: dict[str, Any]) -> str:
+    """Returns a cell's code; empty for a cell of text."""
+    if cell.get("cell_type") != "code":
+        return ""
+    source = cell.get("source")
+    code = "".join(map(str, source)) if isinstance(source, list) else str(source)
+    code = _CELL_MAGIC.sub("", code)
+    return _SHELL_LINE.sub("", _MAGIC.sub(r"export \1=\2", code))
+
+
 def _with_plain_quotes(match: re.Match[str]) -> str:
+    if "“" not in match[0] and "”" not in match[0]:
+        return match[0]
     plain = re.sub("[“”]", '"', match[0])
     return re.sub("[‘’]", "'", plain)
 

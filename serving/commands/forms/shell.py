@@ -41,6 +41,9 @@ _SPACED = re.compile(r"\$\(\([^()\n]*\)\)|\$\([^()\n]*\)|\{\{[^{}\n]*\}\}")
 _ELEMENTS = re.compile(r"\"?\$\{(\w+)\[[@*]\]\}\"?")
 """${NAME[@]}, the elements of an array."""
 
+_ELEMENTS_IF_SET = re.compile(r"\$\{(\w+)\[@\]:?\+\"?\$\{\1\[@\]\}\"?\}")
+"""${NAME[@]+"${NAME[@]}"}, which is ${NAME[@]} also for a shell that stops at an empty array."""
+
 _IF_SET = re.compile(r"\$\{(\w+):?\+([^{}]*)\}")
 """${NAME:+WORDS}, which stands for the words if NAME has a value."""
 
@@ -147,6 +150,7 @@ def _as_bash(text: str) -> str:
     """
     text = re.sub(r"[ \t][`^][ \t]*\r?\n", " ", text)
     text = _SET_UNLESS_SET.sub(r'\1="${\1:-\2}"', text)
+    text = _ELEMENTS_IF_SET.sub(r'"${\1[@]}"', text)
     arrays = set(_ARRAY_NAME.findall(text))
     text = with_closed_words(with_decided_branches(text))
     # An array that only branches fill that are not taken is empty.

@@ -1,0 +1,94 @@
+"""Messages, calls and tools of Vercel's AI SDK, as its provider sends them."""
+
+import json
+
+import pytest
+
+from outrider.data.exchange import Exchange
+from outrider.data.files.sources import log_files
+from outrider.data.formats.calls.vercel import vercel_messages, vercel_tools
+from tests.data.logs import read_exchanges, write_log
+
+CALL = {"type": "tool-call", "toolCallId": "c9", "toolName": "draw"}
+SENT = {"id": "c9", "type": "function"}
+
+
+def result(**output) -> dict:
+    return {"type": "tool-result", "toolCallId": "c9", "toolName": "draw", **output}
+
+
+@pytest.mark.parametrize(
+    ("output", "content"),
+    [
+        ({"output": {"type": "text", "value": "ok"}}, "ok"),
+        ({"output": {"type": "json", "value": {"é": 1}}}, '{"é": 1}'),
+        ({"output": {"type": "error-text", "value": "no"}}, "no"),
+        ({"result": {"a": [1]}}, '{"a": [1]}'),  # AI SDK 4
+        ({"result": "ok"}, '"ok"'),
+    ],
+)
+def test_each_result_is_a_message(output, content):
+    converted = vercel_messages({"role": "tool", "content": [result(**output)] * 2})
+    assert converted == [{"role": "tool", "tool_call_id": "c9", "content": content}] * 2
+
+
+def test_an_assistants_parts_become_text_reasoning_and_calls():
+    parts = [
+        {"type": "reasoning", "text": "Hm."},
+        {"type": "text", "text": "I draw"},
+        {"type": "text", "text": " it."},
+        {**CALL, "input": {"shape": "circle"}},
+        {**CALL, "args": '{"shape": "dot"}'},
+    ]
+    (message,) = vercel_messages({"role": "assistant", "content": parts})
+    assert message["content"] == "I draw it."
+    assert message["reasoning_content"] == "Hm."
+    assert [call["function"]["arguments"] for call in message["tool_calls"]] == [
+        '{"shape": "circle"}',
+        '{"shape": "dot"}',
+    ]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user", "content": [{"type": "text", "text": "tool-result"}]},
+        {"role": "user", "content": [CALL]},
+        {"role": "tool", "content": "ok", "tool_call_id": "c9"},
+        "tool-call",
+    ],
+)
+def test_other_messages_stay(message):
+    assert vercel_messages(message) == [message]
+
+
+def test_tools_are_texts_in_a_list():
+    tool = {"type": "function", "name": "draw", "description": "d", "inputSchema": {"type": "x"}}
+    function = {"name": "draw", "description": "d", "parameters": {"type": "x"}}
+    assert vercel_tools([json.dumps(tool)]) == [{"type": "function", "function": function}]
+    assert vercel_tools(["not JSON"]) == ["not JSON"]
+    assert vercel_tools([{"type": "function"}]) == [{"type": "function"}]
+
+
+def test_a_spans_call_has_the_conversation_and_the_tools(tmp_path):
+    tool = {"type": "function", "name": "draw", "inputSchema": {"type": "object"}}
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "draw"}]},
+        {"role": "assistant", "content": [{**CALL, "input": {}}]},
+        {"role": "tool", "content": [result(output={"type": "text", "value": "ok"})]},
+    ]
+    attributes = {
+        "ai.operationId": "ai.streamText.doStream",
+        "ai.prompt.messages": json.dumps(messages),
+        "ai.prompt.tools": json.dumps([json.dumps(tool)]),
+        "gen_ai.request.temperature": "1",
+        "ai.response.text": "Done.",
+        "ai.response.finishReason": "stop",
+    }
+    row = {"Timestamp": "2026-07-01 10:00:00", "SpanId": "s", "SpanAttributes": attributes}
+    (outcome,) = read_exchanges(log_files(str(write_log(tmp_path / "log.jsonl", [row]))))
+    assert isinstance(outcome, Exchange) and outcome.messages
+    assert [message["role"] for message in outcome.messages] == ["user", "assistant", "tool"]
+    assert outcome.messages[1]["tool_calls"][0]["function"]["name"] == "draw"
+    assert outcome.template_arguments["tools"][0]["function"]["name"] == "draw"
+    assert (outcome.content, outcome.temperature) == ("Done.", 1.0)
