@@ -183,10 +183,11 @@ def unwrapped(row: dict[str, Any]) -> dict[str, Any]:
     if inner is None:
         return row
     outer = {}
-    for holder in [row, *_between(row, inner, holders)]:
+    around = [row, *_between(row, inner, holders)]
+    for holder in around:
         outer |= _inherited(holder)
-        if "request_id" in holder:
-            outer["request_id"] = holder["request_id"]  # joins the halves of an exchange
+    for holder in reversed(around):  # the outermost one joins the halves of an exchange
+        outer |= {"request_id": holder["request_id"]} if "request_id" in holder else {}
     outer |= {key: row[key] for key in ERROR_KEYS & row.keys() if row[key]}
     if not inner.keys() >= PAIR:
         outer |= _failure([row, *holders])
@@ -198,7 +199,10 @@ def unwrapped(row: dict[str, Any]) -> dict[str, Any]:
 def _between(
     row: dict[str, Any], inner: dict[str, Any], holders: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Returns the objects around `inner`, outermost first, without the row itself."""
+    """Returns the objects around `inner`, outermost first, without the row itself.
+
+    Objects written as text are decoded once (`json_of`), so that they are the same ones.
+    """
     around: list[dict[str, Any]] = []
     innermost = inner
     for holder in reversed(holders):

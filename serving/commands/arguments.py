@@ -19,6 +19,11 @@ from outrider.serving.commands.notes import flag_of
 from outrider.serving.vllm_flags import KNOWN, SWITCHES
 from outrider.serving.vllm_version import WRITTEN_FOR
 
+_FLAG = re.compile(r"--[A-Za-z][\w-]*")
+
+MOST_MISSPELLED = 3
+"""Flags that a message names."""
+
 OF_COMPILATION = re.compile(r"^-O\.")
 """How vLLM before 0.13 abbreviated --compilation-config.KEY; vLLM 0.32 has -O for a level only."""
 
@@ -97,21 +102,27 @@ def _check_end(source: str, words: Sequence[str], parser: argparse.ArgumentParse
     possible = [begun[last]] if last in begun else list(begun.values())
     if possible and all(action.nargs in (None, "+") for action in possible):
         raise OutriderError(
-            f"{source}: the command ends in {last}, a flag without its value: give all of it"
-            " (`ps -ww -o args= -p PID` shows a process's whole command)"
+            f"{source}: the command ends in {last}, a flag without its value: give the value, or,"
+            " if the command is cut, all of it (`ps -ww -o args= -p PID` shows a process's)"
         )
 
 
 def _misspelled(words: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
-    """Returns the flags that the parser does not have, with the nearest ones that it has."""
-    options = [option for action in parser._actions for option in action.option_strings]
-    listed = []
+    """Returns flags that the parser does not have, with the nearest ones that it has.
+
+    A word that begins with a flag may go on with a secret, and is none of them.
+    """
+    options = {option for action in parser._actions for option in action.option_strings}
+    longest = [option for option in options if option.startswith("--")]
+    listed: list[str] = []
     for word in words:
-        flag = re.split(r"[=.]", word, maxsplit=1)[0].replace("_", "-")
-        if not flag.startswith("--") or any(option.startswith(flag) for option in options):
+        flag = _FLAG.match(word.replace("_", "-"))
+        if flag is None or len(listed) == MOST_MISSPELLED:
             continue
-        near = difflib.get_close_matches(flag, options, n=1)
-        listed.append(f"{flag} ({near[0]}?)" if near else flag)
+        if any(option.startswith(flag[0]) or flag[0].startswith(option) for option in longest):
+            continue
+        near = difflib.get_close_matches(flag[0], longest, n=1)
+        listed.append(f"{flag[0]} ({near[0]}?)" if near else flag[0])
     return listed
 
 

@@ -24,6 +24,7 @@ from outrider.serving.commands.forms.documents import (
     LONGEST_TEXT,
     documents_in,
     files_of_documents,
+    mappings_in,
     words_of_documents,
 )
 from outrider.serving.commands.forms.gcloud import words_of_gcloud
@@ -80,13 +81,17 @@ HEADLESS = "--headless"
 OF_TASKS = {"--runner", "--task", "--convert"}
 """Flags that say what a server does."""
 
-PRODUCER = '"kv_role":"kv_producer"'
-"""What the connector of a prefill server has, whose decode server is another command."""
+CONNECTOR = "--kv-transfer-config"
+PRODUCER = "kv_producer"
+"""The role of a prefill server in its connector; its decode server is another command."""
 
-CHANGED_BY_KUSTOMIZE = {"patches", "patchesStrategicMerge", "patchesJson6902", "images"}
+CHANGED_BY_KUSTOMIZE = (
+    *("patches", "patchesStrategicMerge", "patchesJson6902", "components", "replacements"),
+    "transformers",
+)
 """Keys of a Kustomization that change the commands of its resources."""
 
-STRACE_CUT = re.compile(r'\bexecve\(.*"\.\.\.')
+STRACE_CUT = re.compile(r'\bexecve\([^\n]{0,2000}"\.\.\.')
 """A call with a string that strace has cut."""
 
 NEVER_DRAFTS = {"pooling", "embed", "embedding", "classify", "score", "reward"}
@@ -184,12 +189,17 @@ def _why_no_command(text: str, documents: list[object]) -> str:
 def _check_built(source: str, documents: list[object]) -> None:
     """Raises an `OutriderError` if Kustomize changes commands that the text has, too."""
     mappings = [one for one in documents if isinstance(one, Mapping)]
-    changing = [
-        one
-        for one in mappings
-        if one.get("kind") == "Kustomization" and CHANGED_BY_KUSTOMIZE & one.keys()
-    ]
-    if changing and len(mappings) > len(changing):
+    built = [one for one in mappings if one.get("kind") == "Kustomization"]
+    others = [one for one in mappings if one.get("kind") != "Kustomization"]
+    named = {
+        str(image.get("name"))
+        for one in built
+        for image in one.get("images") or ()
+        if isinstance(image, Mapping)
+    }
+    used = {str(one.get("image")).partition(":")[0] for one in mappings_in(others)}
+    is_changed = any(one.get(key) for one in built for key in CHANGED_BY_KUSTOMIZE)
+    if others and (is_changed or named & used):
         raise OutriderError(
             f"{source}: a file of Kustomize, which changes the command next to it; give"
             f" {OF_KUSTOMIZE}"
@@ -253,7 +263,7 @@ def _candidates(text: str, script: str, documents: list[object]) -> Iterator[Ite
     for mapping in mappings_in_program(text):
         yield [words_of_prefixes(json.dumps(mapping))]
     yield [words_of_prefixes(text)]
-    yield [words_of_gcloud(words_of_script(script))]
+    yield words_of_gcloud(words_of_script(script))
     yield words_of_llama_swap(documents)
     yield map(words_of_script, BLOCK.findall(text))
     yield words_of_units(text)
@@ -340,8 +350,9 @@ def _never_drafts(words: Sequence[str]) -> bool:
 
 def _only_prefills(words: Sequence[str]) -> bool:
     """Whether a command's server hands each request to another one after its prompt."""
-    connectors = _values_of(words, {"--kv-transfer-config"})
-    return any(PRODUCER in re.sub(r"\s", "", connector) for connector in connectors)
+    whole = [re.sub(r"\s", "", value) for value in _values_of(words, {CONNECTOR})]
+    roles = set(_values_of(words, {f"{CONNECTOR}.kv_role", f"{CONNECTOR}.kv-role"}))
+    return PRODUCER in roles or any(f'"kv_role":"{PRODUCER}"' in value for value in whole)
 
 
 def _check_one_model(source: str, commands: Sequence[Command]) -> None:

@@ -65,7 +65,7 @@ _HAS_DEFAULTS = re.compile(r"\.add_argument\(|\bos\.(?:environ\.get|getenv)\(")
 KUSTOMIZATIONS = ("kustomization.yaml", "kustomization.yml", "Kustomization")
 """Names of the file that changes the manifests next to it."""
 
-OF_NIX = re.compile(r"^\{[^{}\n]*\bpkgs\b[^{}\n]*\}:|\boci-containers\b", re.MULTILINE)
+OF_NIX = re.compile(r"^\{[^{}\n]{0,200}\bpkgs\b[^{}\n]{0,200}\}:|\boci-containers\b", re.MULTILINE)
 """Marks of a module of NixOS."""
 
 _SPECULATORS = re.compile(r"[-_.]speculator[-_.](?:eagle|dflash|peagle|p_eagle|mtp|dspark)", re.I)

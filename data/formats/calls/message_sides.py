@@ -104,6 +104,12 @@ ENDS = ("finish_reason", "finish_reasons", "stop_reason", "done_reason", "finish
 SENT = frozenset({*NUMBERS, *CONSTRAINTS, "stop", "stop_sequences", "chat_template_kwargs"})
 """Names of a request's parameters."""
 
+PROMPTFOO = frozenset({"testCase", "promptIdx"})
+"""Keys of a result of promptfoo's."""
+
+_MESSAGES_AS_TEXT = re.compile(r"\s*(?:[\[{]|- role:)")
+"""How promptfoo's `parseChatPrompt` tells messages from a text."""
+
 PREFERENCES = frozenset({"chosen", "rejected"})
 """Keys of preference data, whose answers are not the endpoint's."""
 
@@ -133,7 +139,7 @@ def message_sides(row: dict[str, Any]) -> MessageSides | None:
     if asked is None and answers is None:
         # With a system message apart, the other text is what the user wrote.
         texts = asked_in_texts(row) or []
-        asked = texts if len(texts) > 1 or isinstance(row.get("prompt"), dict) else None
+        asked = texts if len(texts) > 1 or PROMPTFOO & row.keys() else None
     if asked and not answers:
         answers, around = _answer_text(row)
     return MessageSides(asked, answers, around) if asked and answers else None
@@ -422,12 +428,19 @@ def _part_of_answer(path: str, value: Any, holder: dict[str, Any]) -> str | None
     return "reasoning_content" if ends & THOUGHTS and text not in SWITCHES else None
 
 
+def _prompt_of_promptfoo(row: dict[str, Any]) -> dict[str, Any]:
+    """Returns the text that a result of promptfoo's sent; messages are in JSON or YAML."""
+    prompt = row.get("prompt")
+    raw = prompt.get("raw") if isinstance(prompt, dict) else None
+    is_text = isinstance(raw, str) and not _MESSAGES_AS_TEXT.match(raw)
+    return {"prompt": raw} if is_text else {}
+
+
 def asked_in_texts(row: dict[str, Any]) -> list[dict[str, Any]] | None:
     """Returns the messages of a row that has a question, and maybe a system message, as texts."""
     texts = {normal_name(key): value for key, value in row.items() if isinstance(value, str)}
-    prompt = row.get("prompt")
-    if isinstance(prompt, dict) and isinstance(prompt.get("raw"), str):  # promptfoo
-        texts = {"prompt": prompt["raw"]}
+    if PROMPTFOO & row.keys():
+        texts = _prompt_of_promptfoo(row)
     question = next((texts[name] for name in QUESTIONS if texts.get(name)), None)
     if question is None:
         return None

@@ -6,13 +6,15 @@
 
 Spans have the SDK's own messages (`ai.prompt.messages`), whose parts have types with a hyphen. They
 are converted as its provider for OpenAI-compatible endpoints does before it sends them
-(convert-to-openai-compatible-chat-messages.ts of AI SDK 5): texts of an assistant's message are
-joined without a separator, and each result of a tool is a message of its own.
+(packages/openai-compatible/src/chat/convert-to-openai-compatible-chat-messages.ts, 028158f5): texts
+of an assistant's message are joined without a separator, each result of a tool is a message of its
+own, and objects are JSON without spaces.
 """
 
 import json
 from typing import Any
 
+from outrider.data.exchange import Reject
 from outrider.data.formats.fields import first
 
 CALL = "tool-call"
@@ -20,6 +22,9 @@ RESULT = "tool-result"
 
 TEXTS = ("text", "error-text")
 """Types of a result whose value is sent as it is; any other is sent as JSON."""
+
+DENIED = "execution-denied"
+WHY_DENIED = "Tool execution denied."
 
 
 def vercel_messages(message: Any) -> list[Any]:
@@ -30,8 +35,10 @@ def vercel_messages(message: Any) -> list[Any]:
         return [_result(part) for part in parts or () if _kind(part) == RESULT]
     if CALL not in kinds or message.get("role") != "assistant":
         return [message]
-    texts = _texts(parts, "text")
-    converted = {"role": "assistant", "content": texts or None, "tool_calls": vercel_calls(parts)}
+    calls = vercel_calls(parts)
+    if len(calls) < sum(_kind(part) == CALL for part in parts or ()):
+        raise Reject("wrong_type", "a tool-call has no toolName or no input")
+    converted = {"role": "assistant", "content": _texts(parts, "text"), "tool_calls": calls}
     thoughts = _texts(parts, "reasoning")
     return [{**converted, "reasoning_content": thoughts} if thoughts else converted]
 
@@ -50,7 +57,9 @@ def vercel_calls(parts: Any) -> list[dict[str, Any]]:
             },
         }
         for call in calls
-        if isinstance(call, dict) and "toolName" in call and _kind(call) != RESULT
+        if isinstance(call, dict) and _kind(call) != RESULT
+        if isinstance(call.get("toolName"), str)
+        and first(call.get("input"), call.get("args")) is not None
     ]
 
 
@@ -62,7 +71,9 @@ def vercel_tools(tools: Any) -> Any:
         decoded = [json.loads(tool) for tool in tools]
     except ValueError:
         return tools
-    return [_tool(tool) if isinstance(tool, dict) else tool for tool in decoded]
+    if not all(isinstance(tool, dict) for tool in decoded):
+        return tools
+    return [_tool(tool) if isinstance(tool.get("name"), str) else tool for tool in decoded]
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
@@ -78,18 +89,24 @@ def _kind(part: Any) -> Any:
 
 
 def _texts(parts: Any, kind: str) -> str:
-    return "".join(str(part.get("text", "")) for part in parts if _kind(part) == kind)
+    return "".join(str(part.get("text") or "") for part in parts if _kind(part) == kind)
 
 
 def _result(part: dict[str, Any]) -> dict[str, Any]:
     output = first(part.get("output"), part.get("result"))
-    if isinstance(output, dict) and output.keys() >= {"type", "value"}:
-        is_text = output["type"] in TEXTS
-        content = output["value"] if is_text else json.dumps(output["value"], ensure_ascii=False)
+    if isinstance(output, dict) and output.get("type") == DENIED:
+        content = output.get("reason") or WHY_DENIED
+    elif isinstance(output, dict) and output.keys() >= {"type", "value"}:
+        content = output["value"] if output["type"] in TEXTS else _json(output["value"])
     else:
-        content = json.dumps(output, ensure_ascii=False)
+        content = _json(output)
     return {"role": "tool", "tool_call_id": part.get("toolCallId"), "content": content}
 
 
 def _as_text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return value if isinstance(value, str) else _json(value)
+
+
+def _json(value: Any) -> str:
+    """Returns JSON as JavaScript writes it."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)

@@ -8,8 +8,8 @@
 The table is exported from Log Analytics as CSV or JSON; a diagnostic setting writes the same fields
 as `properties` of JSON lines. Request and response are rows of their own, and both are cut into
 rows above 32 KB (learn.microsoft.com, api-management-howto-llm-logs): pieces of the JSON text, or
-lists of messages, of which one that begins a row goes on with the last of the row before if they
-have the same role. Rows are in any order; if a sequence number is missing, the exchange is rejected
+lists of messages of which the last one goes on in the next row. A response is one message, however
+many rows it has. Rows are in any order; if a sequence number is missing, the exchange is rejected
 as `truncated`.
 
 To get texts, enable "Log LLM messages" with "Log prompts" and "Log completions" for the API, each
@@ -30,6 +30,9 @@ from outrider.data.formats.fields import number, take_count, take_text
 from outrider.data.formats.rows.join import joined_records
 from outrider.data.formats.rows.row_fields import fields, normal_name
 from outrider.data.formats.wrappers import open_row
+
+FULL_ROW = 32_000
+"""Least size in bytes of a row whose messages go on in the next row."""
 
 NAMES = frozenset({"correlation_id", "sequence_number"})
 TEXTS = frozenset({"request_messages", "response_messages"})
@@ -129,11 +132,14 @@ def _messages(entries: Sequence[dict[str, Any]], name: str) -> list[dict[str, An
             raise Reject("truncated", f"{name} is incomplete JSON: {RAISE_SIZE}")
         return joined
     messages: list[dict[str, Any]] = []
-    for listed in lists:
+    goes_on = False
+    for text, listed in zip(texts, lists, strict=True):
         rest = list(listed or ())
-        if messages and rest and messages[-1].get("role") == rest[0].get("role"):
+        if goes_on and messages and rest and messages[-1].get("role") == rest[0].get("role"):
             messages[-1] = _glued(messages[-1], rest.pop(0))
         messages += rest
+        is_full = len(text.encode("utf-8", "replace")) >= FULL_ROW
+        goes_on = is_full or name == "response_messages"
     return messages
 
 

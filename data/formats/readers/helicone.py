@@ -55,7 +55,9 @@ def parse(record: Record) -> list[Exchange | Reject]:
     check_generated(row)
     request = mapping(row, "request_body", "row")
     response = mapping(row, "response_body", "row")
-    if not request or not response or NOTICE in request or NOTICE in response:
+    is_notice = "messages" not in request and NOTICE in request
+    is_notice = is_notice or ("choices" not in response and NOTICE in response)
+    if not request or not response or is_notice:
         raise Reject("content_not_logged", "no bodies; export with --include-body")
     if "messages" not in request and "prompt" in request:
         raise Reject("prompt_not_messages", "request_body.prompt")

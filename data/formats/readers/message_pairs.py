@@ -22,6 +22,7 @@ from outrider.data.formats.calls.finish_reasons import end_by_limit
 from outrider.data.formats.calls.message_parts import openai_messages
 from outrider.data.formats.calls.message_sides import (
     END_THINK,
+    PROMPTFOO,
     MessageSides,
     logged_about,
     message_sides,
@@ -35,14 +36,11 @@ from outrider.data.formats.wrappers import check_call, open_row
 
 THINK = "<think>"
 
-PROMPTFOO = frozenset({"testCase", "promptIdx"})
-"""Keys of a result of promptfoo's."""
-
 JOINED_THOUGHT = "Thinking: "
 """How an output begins in which promptfoo has put reasoning before the answer
 (src/providers/openai/chat.ts)."""
 
-FAILED = ("error", "exception", "error_message", "error.type", "$ai_is_error", "error_info")
+FAILED = ("error", "exception", "error_message", "error.type", "$ai_is_error")
 """Keys that are set if a call failed."""
 
 
@@ -97,7 +95,8 @@ def _check_sent(row: dict[str, Any]) -> None:
     """Raises a `Reject` if the row's texts are not those that were sent and received."""
     prompt = row.get("prompt")
     template = prompt.get("template") if isinstance(prompt, dict) else None
-    if template and "inputs" in row:
+    is_humanloop = isinstance(prompt, dict) and "version_id" in prompt
+    if template and is_humanloop and "inputs" in row:
         raise Reject(
             "prompt_not_messages",
             "Humanloop's template, into which the inputs are filled, is not in the messages: log"
@@ -122,5 +121,7 @@ def _assumed_end(message: dict[str, Any], about: dict[str, Any]) -> str:
 
 
 def _has_failed(holder: dict[str, Any]) -> bool:
+    if isinstance(holder.get("error_info"), dict):  # Opik
+        return True
     states = {str(holder.get(key)).lower() for key in ("status", "status_code")}  # Phoenix' table
     return any(holder.get(key) for key in FAILED) or not FAILURES.isdisjoint(states)

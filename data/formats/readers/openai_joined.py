@@ -119,8 +119,11 @@ def _side_inside(row: dict[str, Any]) -> str | None:
 
 
 def _asked_in(row: bytes) -> str:
-    """Returns a row's request, without what a shipper has put around it."""
-    return json.dumps(_request_of(open_row(row)), sort_keys=True, default=str)
+    """Returns a row's request and who sent it when, without what a shipper has put around it."""
+    opened = open_row(row)
+    about = fields(opened)
+    who = {name: about[name] for name in ("session", "user", "tenant", "time")}
+    return json.dumps([who, _request_of(opened)], sort_keys=True, default=str)
 
 
 def _request_of(asked: dict[str, Any]) -> dict[str, Any]:

@@ -109,9 +109,10 @@ def _incomplete(row: dict[str, Any], request: Any, response: Any) -> Reject:
     if _are_predictions(row.get("response_payload")):
         return Reject("no_choices", VERTEX)
     for holder in holders:
-        if str(holder.get("schema")).startswith("dynamo.") and holder.get("event_type") in DYNAMO:
-            why = DYNAMO[holder["event_type"]]
-            is_end = holder["event_type"] == "request_end"
+        kind = str(holder.get("event_type"))
+        if str(holder.get("schema")).startswith("dynamo.") and kind in DYNAMO:
+            why = DYNAMO[kind]
+            is_end = kind == "request_end"
             return Reject("not_a_generation" if is_end else "content_not_logged", why)
     if request is None and response is None and row.keys().isdisjoint(SIDES):
         return Reject("not_a_generation", "a row with neither request nor response")

@@ -53,7 +53,7 @@ from outrider.data.formats.readers.otel_events import (
 )
 from outrider.data.formats.rows.embedded import object_of
 from outrider.data.formats.rows.nested_rows import outcomes_of
-from outrider.data.formats.rows.row_fields import fields, find, seconds_of
+from outrider.data.formats.rows.row_fields import LONGEST_S, fields, find, seconds_of
 from outrider.data.formats.rows.span_attributes import (
     IS_AROUND,
     attributes_of,
@@ -412,6 +412,6 @@ def _times(span: dict[str, Any], logged: dict[str, Any]) -> dict[str, float | No
     began = _time(span)
     streamed = object_of(logged.get("response_data")) or {}
     duration = number(logged, "duration") if STREAMED in streamed else None
-    if began is not None and duration is not None:
+    if began is not None and duration is not None and 0 <= duration <= LONGEST_S:
         return {"time": round(began - duration, 6), "seconds": duration}
     return {"time": began, "seconds": seconds_of(span, began)}

@@ -16,6 +16,7 @@ say where the log has its text, so a log with one is refused as a whole (ingest/
 from typing import Any
 
 from outrider.data.exchange import DELETES, Reject
+from outrider.data.formats.rows.row_fields import normal_name
 
 OPERATIONS = frozenset({"r", "c", "u", "d", "t", "m"})
 """Values of Debezium's `op`: read, create, update, delete, truncate, message."""
@@ -36,6 +37,14 @@ MARKS = ("_fivetran_deleted", "_sdc_deleted_at", "_ab_cdc_deleted_at")
 
 UNAVAILABLE = "__debezium_unavailable_value"
 """What Debezium writes for a value that PostgreSQL stores apart and that did not change."""
+
+TEXTS = frozenset(
+    {
+        *("messages", "prompt", "input", "request", "request_body", "proxy_server_request"),
+        *("response", "response_body", "output", "completion", "content"),
+    }
+)
+"""Names of columns with the texts of a call."""
 
 EXPORT = "export the current rows of the table instead of its changes"
 
@@ -69,7 +78,8 @@ def check_kept(row: dict[str, Any]) -> None:
         raise Reject(DELETES, "is_deleted = 1: a row was deleted; export the table with FINAL")
     after = event.get("after")
     columns = after if isinstance(after, dict) else event
-    if UNAVAILABLE in columns.values():
+    lacking = {normal_name(key) for key, value in columns.items() if value == UNAVAILABLE}
+    if lacking & TEXTS:
         raise Reject(
             "content_not_logged",
             "Debezium has no value for an unchanged column of this event; where no other event has"

@@ -31,7 +31,7 @@ FIELDS = {
         *("thread_identifier", "episode_id"),  # Respan, TensorZero
         *("tags.session_id", "parent_request_id"),  # Datadog, Bifrost
         *("session", "conversation", "chat_id", "dialog_id"),
-        *("metadata.session", "metadata.conversation", "metadata.chat_id"),  # Portkey
+        "metadata.session",  # Portkey
         "request_metadata.session_id",  # Bedrock
         "extra.session",  # loguru
         "trace_metadata.mlflow.trace.session",
@@ -53,12 +53,11 @@ FIELDS = {
     ),
     "tenant": ("tenant", "tenant_id", "metadata.tenant", "workspace_id"),
     "route": ("route", "route.name", "metadata.route", "model_group", "prompt_slug"),
-    # The start's own names first: next to them, `@timestamp` is often when the row was written.
     "time": (
-        *("start_timestamp", "started_at", "start_time", "start_ns", "timestamps.started_at"),
+        "start_timestamp",
         "ts_ns",  # Grafana's CSV, whose Time is the browser's
         *("timestamp", "time", "ts", "request_time", "timestamp_ms", "event_timestamp"),
-        "created_at",
+        *("started_at", "start_time", "start_ns", "created_at", "timestamps.started_at"),
         *("time_of_generation", "msec", "time_local", "time_iso8601", "logged_at"),
         *("time_generated", "date", "datetime", "metrics.start", "created", "event_time"),
         # HAR; MLflow; Vertex AI; SageMaker
@@ -92,6 +91,13 @@ DURATIONS = {
 }
 """Paths of a request's duration, by their unit in seconds. Names without a unit (`latency`) are
 seconds for some producers and milliseconds for others, so they are not read."""
+
+STARTS = ("started_at", "start_time", "start_ns")
+"""Names of a call's start. Next to them, `timestamp` is when the row was written, if that is less
+than `LONGEST_CALL_S` later; otherwise they are of something else, such as a session or a clock that
+began with the process."""
+
+LONGEST_CALL_S = 3_600
 
 LONGEST_S = 86_400
 """Larger differences of times are no durations of requests."""
@@ -147,6 +153,7 @@ def fields(row: dict[str, Any]) -> dict[str, Any]:
             if value is not None:
                 values[name] = value
                 break
+    values["time"] = _start_of(row, names, values["time"])
     values["seconds"] = _seconds_of(row, names, values["time"])
     if values["session"] is None or values["user"] is None:
         sent = _headers(row, names)
@@ -154,6 +161,18 @@ def fields(row: dict[str, Any]) -> dict[str, Any]:
             if values[name] is None:
                 values[name] = next((sent[key] for key in keys if sent.get(key)), None)
     return values
+
+
+def _start_of(row: dict[str, Any], names: dict[str, str], time: float | None) -> float | None:
+    """Returns the time at which a call started, if the row has it besides `time`."""
+    if time is None:
+        return None
+    for path in STARTS:
+        where = _find(row, names, path)
+        start = None if where is None else _value(where, is_time=True)
+        if isinstance(start, float) and 0 <= time - start <= LONGEST_CALL_S:
+            return start
+    return time
 
 
 def _headers(row: dict[str, Any], names: dict[str, str]) -> dict[str, str]:

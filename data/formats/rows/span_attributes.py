@@ -58,11 +58,13 @@ the conventions' names, too (Envoy AI Gateway)."""
 TYPED_COLUMNS = frozenset({"string_value", "int_value", "float_value", "double_value"})
 """Columns of a value in Google Analytics' export."""
 
-ANSWERS = (
-    *("gen_ai.completion.0.content", "gen_ai.output.messages"),
-    "llm.output_messages.0.message.content",
+_OF_CALL = re.compile(
+    r"gen_ai\.(?:prompt|completion)\.\d+\.content|gen_ai\.(?:input|output)\.messages"
+    r"|llm\.(?:input|output)_messages\.\d+\.message\.content"
 )
-"""Names of an answer's text: OpenLLMetry, GenAI's conventions, OpenInference."""
+"""Names of the texts of a call: OpenLLMetry, GenAI's conventions, OpenInference."""
+
+_OF_ANSWER = re.compile("completion|output")
 
 IS_AROUND = "outrider.is_around"
 """Key that `marked` sets in a span around another one of the same call."""
@@ -140,16 +142,16 @@ def has_genai_attributes(row: dict[str, Any]) -> bool:
 
 
 def marked(spans: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns spans of which those are marked that have a child with the same answer.
+    """Returns spans of which those are marked that have a child with the same texts.
 
     A framework's instrumentation and that of its client both write a span for a call.
     """
-    by_id = {_id_of(span): span for span in spans}
+    by_id = {(_named(span, "trace_id"), _id_of(span)): span for span in spans if _is_whole(span)}
     around = set()
-    for span in spans:
-        parent = by_id.get(_parent_of(span))
-        if parent is not None and parent is not span and _answer_of(span) is not None:
-            around |= {id(parent)} if _answer_of(parent) == _answer_of(span) else set()
+    for span in by_id.values():
+        parent = by_id.get((_named(span, "trace_id"), _parent_of(span)))
+        if parent is not None and parent is not span and _texts_of(parent) == _texts_of(span):
+            around.add(id(parent))
     return [{**span, IS_AROUND: True} if id(span) in around else span for span in spans]
 
 
@@ -167,13 +169,19 @@ def _parent_of(span: dict[str, Any]) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-def _answer_of(span: dict[str, Any]) -> str | None:
+def _is_whole(span: dict[str, Any]) -> bool:
+    """Whether a span has both sides of a call, and ids that can be compared."""
+    trace = _named(span, "trace_id")
+    is_answer = [_OF_ANSWER.search(name) is not None for name in _texts_of(span)]
+    return isinstance(trace, str | None) and True in is_answer and False in is_answer
+
+
+def _texts_of(span: dict[str, Any]) -> dict[str, Any]:
     try:
         logged = attributes_of(span)
     except Reject:
-        return None
-    texts = (logged.get(name) for name in ANSWERS)
-    return next((text for text in texts if isinstance(text, str) and text), None)
+        return {}
+    return {name: text for name, text in logged.items() if text and _OF_CALL.fullmatch(name)}
 
 
 def _named(holder: dict[str, Any], name: str) -> Any:

@@ -48,15 +48,9 @@ OPTIONS = re.compile(
 _BEGINS_LOOP = re.compile(r"[ \t]*(?:for|while|until)\b")
 _ENDS_LOOP = re.compile(r"(?:^|[;\s])done\b")
 
-OF_FIRST_NODE = {
-    name: "0"
-    for name in (
-        *("NODE_RANK", "RANK", "NODE_INDEX", "MACHINE_RANK", "GROUP_RANK", "SLURM_NODEID"),
-        *("SLURM_PROCID", "LWS_WORKER_INDEX", "JOB_COMPLETION_INDEX", "PMI_RANK"),
-        "SKYPILOT_NODE_RANK",
-    )
-}
-"""Ranks that a scheduler sets, on an engine's first node, whose command is the one that is read."""
+OF_FURTHER_NODE = "--headless"
+"""What a script adds to the command of a further node in a branch that the node's rank decides. The
+command that is read is the first node's."""
 
 LONGEST_LINE = 1_000
 """Characters of a line that may begin or end a branch."""
@@ -123,7 +117,7 @@ class _Reader:
     """Reads a script line by line, with the variables that it has set so far."""
 
     def __init__(self) -> None:
-        self.variables: dict[str, str] = dict(OF_FIRST_NODE)
+        self.variables: dict[str, str] = {}
         self.unknown: set[str] = set()
         """Variables that only an undecided branch sets, so that a default need not count."""
         self.condition: _Condition | None = None
@@ -138,6 +132,9 @@ class _Reader:
             return None
         if is_long:
             return line
+        is_certain = self.condition is None or self.condition.is_certain
+        if not is_certain and OF_FURTHER_NODE in words and "vllm" not in words:
+            return None
         if begin := _IF.fullmatch(words):
             test = self._value_of(begin[1])
             self.condition = _Condition.of(test, self.condition)

@@ -1,34 +1,48 @@
 """Commands of containers that `gcloud` starts, whose flags are lists in one word.
 
-    words_of_gcloud(["gcloud", "run", "deploy", "--args=^;^--model=org/m;--max-num-seqs=64", ...])
-    # ["docker", "run", "vllm/vllm-openai:v0.32.0", "--model=org/m", "--max-num-seqs=64"]
+    words_of_gcloud(["gcloud", "run", "deploy", "--command=vllm,serve",
+                     "--args=^;^--model=org/m;--max-num-seqs=64"])
+    # yields ["vllm", "serve", "--model=org/m", "--max-num-seqs=64"]
 
 A list is separated by commas, or by what is between two `^` at its beginning (`gcloud topic
 escaping`). Vertex AI's flags begin with `container-`, those of Cloud Run do not.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from outrider.serving.commands.forms.documents import is_image
+from outrider.serving.commands.forms.shell import END
 from outrider.serving.commands.forms.variables import IMAGE_USED
 
 _FLAG = re.compile(
-    r"--(?:container-)?(image-uri|image|command|args|env-vars|set-env-vars)=(.*)", re.DOTALL
+    r"--(?:container-)?(image-uri|image|command|args|env-vars|set-env-vars)(?:=(.*))?", re.DOTALL
 )
 _DELIMITED = re.compile(r"\^([^^]+)\^(.*)", re.DOTALL)
 
+OPERATORS = frozenset({END, ";", "&&", "||", "|", "&"})
 
-def words_of_gcloud(words: Sequence[str]) -> list[str]:
-    """Returns the words of the container's command; empty if no `gcloud` sets one."""
-    if "gcloud" not in words:
-        return []
+
+def words_of_gcloud(words: Sequence[str]) -> Iterator[list[str]]:
+    """Yields the words of the container's command of each `gcloud` that sets its arguments."""
+    command: list[str] = []
+    for word in [*words, END]:
+        if word not in OPERATORS:
+            command.append(word)
+            continue
+        if "gcloud" in command and (of_container := _words_of_container(command)):
+            yield of_container
+        command = []
+
+
+def _words_of_container(words: Sequence[str]) -> list[str]:
     lists: dict[str, list[str]] = {}
-    for word in words[words.index("gcloud") :]:
+    for index, word in enumerate(words):
         flag = _FLAG.fullmatch(word)
         if flag is not None:
+            value = "".join(words[index + 1 : index + 2]) if flag[2] is None else flag[2]
             name = flag[1].removesuffix("-uri").removeprefix("set-")
-            lists[name] = [flag[2]] if name == "image" else _items(flag[2])
+            lists[name] = [value] if name == "image" else _items(value)
     arguments = lists.get("args", [])
     image = "".join(lists.get("image", []))
     program = lists.get("command") or (["docker", "run", image] if is_image(image) else [])

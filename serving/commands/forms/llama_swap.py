@@ -17,6 +17,8 @@ from outrider.serving.commands.forms.shell import words_of_script
 PORT = "5800"
 """The first port that llama-swap gives a server, if `startPort` does not say otherwise."""
 
+LONGEST = 100_000
+
 DEEPEST = 10
 """Macros in macros that are replaced."""
 
@@ -34,7 +36,8 @@ def words_of_llama_swap(documents: Iterable[Any]) -> Iterator[list[str]]:
                 macros = {**own, **_macros(document), **_macros(model)}
                 variables = model.get("env")
                 named = map(str, variables) if isinstance(variables, list) else ()
-                yield [*named, *words_of_script(_replaced(command, macros))]
+                set_first = [_replaced(text, macros) for text in named]
+                yield [*set_first, *words_of_script(_replaced(command, macros))]
 
 
 def _macros(holder: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -42,10 +45,19 @@ def _macros(holder: Mapping[str, Any]) -> Mapping[str, Any]:
     return macros if isinstance(macros, Mapping) else {}
 
 
-def _replaced(command: str, macros: Mapping[str, Any]) -> str:
+def _replaced(text: str, macros: Mapping[str, Any]) -> str:
+    """Returns a text with its macros replaced, as far as it stays below `LONGEST` characters."""
     for _ in range(DEEPEST):
-        replaced = _MACRO.sub(lambda match: str(macros.get(match[1], match[0])), command)
-        if replaced == command or len(replaced) > 100_000:
+        length = len(text)
+
+        def value(match: re.Match[str]) -> str:
+            nonlocal length
+            replaced = str(macros.get(match[1], match[0]))
+            length += len(replaced)
+            return replaced if length <= LONGEST else match[0]
+
+        replaced = _MACRO.sub(value, text)
+        if replaced == text:
             break
-        command = replaced
-    return command
+        text = replaced
+    return text

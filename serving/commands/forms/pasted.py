@@ -33,6 +33,7 @@ _OBJECT = re.compile(r"[‘’']?\{(?:[^{}]|\{[^{}]{0,1000}\}){1,2000}\}[‘’'
 _NUMBERED = re.compile(r"^[ \t]*\d+\*?[ \t]{1,2}(?=\S)", re.MULTILINE)
 """What `history` prints before a command."""
 
+_OF_ZSH = re.compile(r"\d+\*  ")
 _ZSH = re.compile(r"^: \d{9,}:\d+;", re.MULTILINE)
 """What zsh's file has before a command: when it began, and how long it took."""
 
@@ -43,15 +44,18 @@ _MAIL = re.compile(r"^Content-Transfer-Encoding:[ \t]*quoted-printable", re.MULT
 _SOFT_BREAK = re.compile(r"=$", re.MULTILINE)
 """The end of a line that goes on in quoted-printable text, in which `=` is `=3D`."""
 
+_NOT_ENCODED = re.compile(r"=(?![0-9A-F]{2}|\r?$)", re.MULTILINE)
+"""A `=` that quoted-printable text does not have."""
+
 _HELM = re.compile(r"\A(?:[^\n]*\n){0,3}?(?:USER-SUPPLIED|COMPUTED) VALUES:[ \t]*\n")
 """What `helm get values` prints before the values, and the command before it."""
 
-_BRACKETED = re.compile(
-    r"(?:\bimage: (?P<image>[^\s,]+), )?\bcommand: \[(?P<words>[^\n]*?\bserve\b[^\n]*?)\]"
-    r"(?=, \w+: |[ \t]*$)",
-    re.MULTILINE,
-)
-"""A container's command in the log of GPUStack's worker: words between brackets, without quotes."""
+_BRACKET = "command: ["
+"""What is before a container's command in the log of GPUStack's worker: words between brackets,
+without quotes."""
+
+_AFTER_BRACKET = re.compile(r"\], \w{1,40}: ")
+_IMAGE = re.compile(r"\bimage: ([^\s,]{1,500}), ")
 
 _MAGIC = re.compile(r"^[ \t]*(?:%env|%set_env)[ \t]+(\w+)[ =][ \t]*(.*)$", re.MULTILINE)
 _CELL_MAGIC = re.compile(r"^%%\w+[^\n]*\n")
@@ -76,36 +80,64 @@ def as_typed(text: str) -> str:
 
 def bracketed_in_log(text: str) -> Iterator[str]:
     """Yields the commands that a log shows between brackets, with their image."""
-    for match in _BRACKETED.finditer(text):
-        image = f"{IMAGE_USED}={match['image']}\n" if match["image"] else ""
-        yield image + match["words"]
+    for line in text.splitlines():
+        before, bracket, rest = line.partition(_BRACKET)
+        if not bracket or " serve " not in rest:
+            continue
+        end = _AFTER_BRACKET.search(rest)
+        words = rest[: end.start()] if end else rest.rstrip().removesuffix("]")
+        image = _IMAGE.search(before)
+        yield (f"{IMAGE_USED}={image[1]}\n" if image else "") + words
 
 
 def history_of(text: str) -> list[str]:
     """Returns the commands in the output of `history`; none for any other text."""
     numbered = [line for line in text.splitlines() if _NUMBERED.match(line)]
-    if len(numbered) < LEAST_NUMBERED or 2 * len(numbered) < len(text.splitlines()):
+    is_certain = all(map(_OF_ZSH.match, numbered))
+    if not is_certain and len(numbered) < LEAST_NUMBERED:
+        return []
+    if not is_certain and 2 * len(numbered) < len(text.splitlines()):
         return []
     return [_NUMBERED.sub("", line) for line in numbered]
 
 
 def _of_zsh(text: str) -> str:
-    """Returns zsh's history as `history` prints it: a number, and the command on one line."""
-    commands = [re.sub(r"\\+\n[ \t]*", " ", command) for command in _ZSH.split(text)[1:]]
-    return "".join(f"{at}  {command.rstrip()}\n" for at, command in enumerate(commands, 1))
+    """Returns zsh's history as `history` prints it, with a mark behind each number.
+
+    zsh writes a backslash before each newline of a command, so that a line that goes on has two.
+    """
+    joined = text.replace("\\\\\n", " ").replace("\\\n", "\n")
+    commands = (command.rstrip() for command in _ZSH.split(joined)[1:])
+    return "".join(f"{at}*  {command}\n" for at, command in enumerate(commands, 1))
 
 
 def _of_mail(text: str) -> str:
     """Returns a mail's text decoded, and without the marks of quoted lines around a command."""
     if _MAIL.search(text):
-        body = email.message_from_string(text, policy=with_decoding).get_body(("plain",))
-        text = body.get_content() if body is not None else text
-    elif "=3D" in text and _SOFT_BREAK.search(text):
+        text = _body_of(text)
+    elif "=3D" in text and _SOFT_BREAK.search(text) and not _NOT_ENCODED.search(text):
         text = quopri.decodestring(text.encode("utf-8")).decode("utf-8", "replace")
-    is_quoted = any(
-        line.startswith(">") and "vllm" in line and "|" not in line for line in text.splitlines()
-    )
-    return _QUOTED_LINE.sub("", text) if is_quoted else text
+    return _QUOTED_LINE.sub("", text) if _has_quoted_command(text) else text
+
+
+def _body_of(text: str) -> str:
+    """Returns the text of a mail; the mail itself if its text names no vLLM or is damaged."""
+    try:
+        body = email.message_from_string(text, policy=with_decoding).get_body(("plain",))
+        content = str(body.get_content()) if body is not None else ""
+    except (LookupError, ValueError):
+        return text
+    return content if "vllm" in content else text
+
+
+def _has_quoted_command(text: str) -> bool:
+    """Whether a mail program has marked a command's lines; a shell's `> FILE` follows a command."""
+    before = ""
+    for line in text.splitlines():
+        if line.startswith(">") and "vllm" in line and not before.endswith("\\"):
+            return True
+        before = "" if line.startswith(">") else line.rstrip()
+    return False
 
 
 def _of_notebook(text: str) -> str:
@@ -121,7 +153,8 @@ def _of_notebook(text: str) -> str:
     except (ValueError, RecursionError):
         return text
     cells = notebook.get("cells") if isinstance(notebook, dict) else None
-    sources = [_code_of(cell) for cell in cells or () if isinstance(cell, dict)]
+    listed = cells if isinstance(cells, list) else []
+    sources = [_code_of(cell) for cell in listed if isinstance(cell, dict)]
     return "\n".join(filter(None, sources))
 
 

@@ -119,6 +119,10 @@ def words_of_settings(mappings: Iterable[Mapping[str, Any]]) -> Iterator[list[st
                 yield words
 
 
+KSERVE_CONTAINER = "kserve-container"
+"""Name of the container of a runtime that gets a model's arguments."""
+
+
 def words_of_kserve(mappings: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
     """Yields the command of each `predictor.model` of KServe, after the arguments of its runtime.
 
@@ -128,15 +132,18 @@ def words_of_kserve(mappings: Sequence[Mapping[str, Any]]) -> Iterator[list[str]
     for settings in mappings:
         if str(settings.get("kind")) in RUNTIMES:
             containers = _list(_mapping(settings, "spec"), "containers")
-            first = containers[0] if containers and isinstance(containers[0], Mapping) else {}
+            listed = [one for one in containers if isinstance(one, Mapping)]
+            engines = [one for one in listed if one.get("name") == KSERVE_CONTAINER]
+            first = next(iter([*engines, *listed]), {})
             runtimes[str(_mapping(settings, "metadata").get("name"))] = first
     for settings in mappings:
         model_format = _mapping(settings, "modelFormat").get("name")
         stored = settings.get("storageUri")
         model = _SCHEME.sub("", stored) if isinstance(stored, str) else None
         arguments = [str(argument) for argument in _list(settings, "args")]
-        named = str(settings.get("runtime"))
-        runtime = runtimes.get(named) or next(iter(reversed(runtimes.values())), {})
+        any_runtime = next(iter(reversed(runtimes.values())), {})
+        named = settings.get("runtime")
+        runtime = any_runtime if named is None else runtimes.get(str(named), {})
         of_runtime = [str(argument) for argument in _list(runtime, "args")]
         if model_format == "huggingface":
             of_model = [f"--model_id={model}"] if model else []

@@ -78,3 +78,36 @@ def test_different_requests_of_one_model_stay_ambiguous(tmp_path):
     rows = [asked("1", R1, "a"), asked("1", R1, "b"), answered("1", R1, "A")]
     rows += [asked("1", QWEN, "q"), answered("1", QWEN, "Q")]
     assert joined(tmp_path, rows) == ([("q", "Q")], Counter({"ambiguous_id": 1}))
+
+
+def halves(key: str, session: str, at: int, shipper: str) -> list[dict]:
+    """A request and its response as a shipper stores them: an object in a row of its own."""
+    messages = [{"role": "user", "content": "Hi"}]
+    request = {"request_id": key, "session_id": session, "timestamp": at}
+    message = {"reasoning": "r", "content": f"answer of {session}"}
+    choices = [{"message": message, "finish_reason": "stop"}]
+    return [
+        {"shipper": shipper, "line": {**request, "payload": {"model": R1, "messages": messages}}},
+        {"shipper": shipper, "line": {"request_id": key, "payload": {"choices": choices}}},
+    ]
+
+
+def test_a_request_that_was_shipped_twice_is_used_once(tmp_path):
+    first, answer = halves("1", "a", 1_782_900_000, "x")
+    again, _ = halves("1", "a", 1_782_900_000, "y")
+    exchange, copy = outcomes_of(tmp_path, [first, again, answer])
+    assert isinstance(exchange, Exchange) and exchange.session == "a"
+    assert isinstance(copy, Reject) and copy.reason == "duplicate"
+
+
+def test_equal_requests_of_two_sessions_are_no_copies(tmp_path):
+    rows = [*halves("1", "a", 1_782_900_000, "x"), *halves("1", "b", 1_782_900_000, "x")]
+    assert {outcome.reason for outcome in outcomes_of(tmp_path, rows)} == {"ambiguous_id"}
+
+
+def test_the_outermost_id_joins_the_halves(tmp_path):
+    rows = halves("inner-1", "a", 1_782_900_000, "x")
+    rows[1]["line"]["request_id"] = "inner-2"
+    rows = [{"request_id": "outer", **row} for row in rows]
+    (exchange,) = outcomes_of(tmp_path, rows)
+    assert isinstance(exchange, Exchange)

@@ -213,3 +213,25 @@ def test_escapes_of_nginx():
     expected = {"status": "200", "request_body": body}
     assert parse_row(f'{{"status":"200","request_body":"{escaped}"}}'.encode()) == expected
     assert parse_row(f' {{ "status": "200", "request_body": "{escaped}" }}'.encode()) == expected
+
+
+RESULT = {"testCase": {}, "promptIdx": 0, "response": {"output": "a"}}
+
+
+@pytest.mark.parametrize(
+    ("raw", "asked"),
+    [
+        ("Hi", [{"role": "user", "content": "Hi"}]),
+        (json.dumps(ASKED), ASKED),
+        ("- role: user\n  content: Hi", None),
+        ('[{"role": "user"', None),
+    ],
+)
+def test_a_prompt_of_promptfoo_is_a_text_or_messages(raw, asked):
+    sides = message_sides({**RESULT, "prompt": {"raw": raw, "label": "x"}})
+    assert (None if sides is None else sides.asked) == asked
+
+
+def test_another_rows_raw_prompt_is_not_its_question():
+    row = {"prompt": {"raw": "TEMPLATE"}, "question": "Hi", "output": "a"}
+    assert message_sides(row) is None

@@ -138,3 +138,36 @@ def test_otlp_values_are_plain():
     ) == {"a": 2.5}
     assert plain_value({}) is None
     assert plain_value("x") == "x"
+
+
+def flat(question: str, answer: str) -> dict[str, str]:
+    """OpenLLMetry's attributes of a call."""
+    return {
+        **{"gen_ai.prompt.0.role": "user", "gen_ai.prompt.0.content": question},
+        **{"gen_ai.completion.0.role": "assistant", "gen_ai.completion.0.content": answer},
+        "gen_ai.completion.0.finish_reason": "stop",
+    }
+
+
+def span(name: str, trace: str, parent: str, attributes: dict[str, str]) -> dict:
+    pairs = [{"key": key, "value": {"stringValue": text}} for key, text in attributes.items()]
+    return {"spanId": name, "traceId": trace, "parentSpanId": parent, "attributes": pairs}
+
+
+@pytest.mark.parametrize(
+    ("child", "calls"),
+    [
+        (span("2", "t", "1", flat("Hi", "Yes")), 1),
+        (span("2", "t", "1", flat("And you?", "Yes")), 2),
+        (span("2", "t", "1", flat("Hi", "No")), 2),
+        (span("2", "other", "1", flat("Hi", "Yes")), 2),
+        (span("2", "t", "", flat("Hi", "Yes")), 2),
+        (span("2", "t", "1", {"gen_ai.completion.0.content": "Yes"}), 1),
+    ],
+)
+def test_a_span_around_the_same_call_is_no_call(tmp_path, child, calls):
+    spans = [span("1", "t", "", flat("Hi", "Yes")), child]
+    batch = {"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]}
+    outcomes = list(read_rows(tmp_path, [batch]))
+    assert sum(isinstance(outcome, Exchange) for outcome in outcomes) == calls
+    assert len(outcomes) == 2

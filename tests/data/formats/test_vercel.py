@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from outrider.data.exchange import Exchange
+from outrider.data.exchange import Exchange, Reject
 from outrider.data.files.sources import log_files
 from outrider.data.formats.calls.vercel import vercel_messages, vercel_tools
 from tests.data.logs import read_exchanges, write_log
@@ -21,10 +21,12 @@ def result(**output) -> dict:
     ("output", "content"),
     [
         ({"output": {"type": "text", "value": "ok"}}, "ok"),
-        ({"output": {"type": "json", "value": {"é": 1}}}, '{"é": 1}'),
+        ({"output": {"type": "json", "value": {"é": 1}}}, '{"é":1}'),
         ({"output": {"type": "error-text", "value": "no"}}, "no"),
-        ({"result": {"a": [1]}}, '{"a": [1]}'),  # AI SDK 4
+        ({"result": {"a": [1]}}, '{"a":[1]}'),  # AI SDK 4
         ({"result": "ok"}, '"ok"'),
+        ({"output": {"type": "execution-denied", "reason": "no"}}, "no"),
+        ({"output": {"type": "execution-denied"}}, "Tool execution denied."),
     ],
 )
 def test_each_result_is_a_message(output, content):
@@ -44,9 +46,17 @@ def test_an_assistants_parts_become_text_reasoning_and_calls():
     assert message["content"] == "I draw it."
     assert message["reasoning_content"] == "Hm."
     assert [call["function"]["arguments"] for call in message["tool_calls"]] == [
-        '{"shape": "circle"}',
+        '{"shape":"circle"}',
         '{"shape": "dot"}',
     ]
+    (silent,) = vercel_messages({"role": "assistant", "content": [{**CALL, "input": {}}]})
+    assert silent["content"] == ""
+
+
+@pytest.mark.parametrize("call", [{"type": "tool-call", "input": {}}, {**CALL, "input": None}])
+def test_a_call_without_a_name_or_input_is_rejected(call):
+    with pytest.raises(Reject):
+        vercel_messages({"role": "assistant", "content": [call]})
 
 
 @pytest.mark.parametrize(
@@ -68,6 +78,9 @@ def test_tools_are_texts_in_a_list():
     assert vercel_tools([json.dumps(tool)]) == [{"type": "function", "function": function}]
     assert vercel_tools(["not JSON"]) == ["not JSON"]
     assert vercel_tools([{"type": "function"}]) == [{"type": "function"}]
+    sent = {"type": "function", "function": function}
+    assert vercel_tools([json.dumps(sent)]) == [sent]
+    assert vercel_tools([json.dumps(tool), "null"]) == [json.dumps(tool), "null"]
 
 
 def test_a_spans_call_has_the_conversation_and_the_tools(tmp_path):

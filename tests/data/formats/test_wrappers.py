@@ -281,6 +281,11 @@ FIELDS = [
     ({"user.id": "p"}, "user", "p"),
     ({"user": {"id": "p"}}, "user", "p"),
     ({"timestamp": "a while ago", "created_at": 1782900000}, "time", 1782900000.0),
+    # A call's start, but not a session's, and not a clock's that began with the process
+    ({"@timestamp": 1782900005, "start_time": 1782900000}, "time", 1782900000.0),
+    ({"timestamp": 1782900000, "started_at": 1782800000}, "time", 1782900000.0),
+    ({"timestamp": 1782900000, "start_ns": 3 * 10**18}, "time", 1782900000.0),
+    ({"embedding": "__debezium_unavailable_value", "user": "p"}, "user", "p"),
 ]
 
 

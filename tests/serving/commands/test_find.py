@@ -363,11 +363,15 @@ def test_of_several_servers_the_first_that_drafts_is_read(text: str) -> None:
     assert find_command("x", text)[1][:4] == ["--model", "org/chat", "-tp", "2"]
 
 
-PRODUCER = """--kv-transfer-config '{"kv_connector": "Nixl", "kv_role": "kv_producer"}'"""
+PRODUCERS = (
+    """--kv-transfer-config '{"kv_connector": "Nixl", "kv_role": "kv_producer"}'""",
+    "--kv-transfer-config.kv_role kv_producer",
+)
 
 
-def test_of_prefill_and_decode_servers_the_one_that_drafts_is_read() -> None:
-    text = f"vllm serve org/chat {PRODUCER} -tp 1 &\nvllm serve org/chat -tp 4\n"
+@pytest.mark.parametrize("producer", PRODUCERS)
+def test_of_prefill_and_decode_servers_the_one_that_drafts_is_read(producer: str) -> None:
+    text = f"vllm serve org/chat {producer} -tp 1 &\nvllm serve org/chat -tp 4\n"
     assert find_command("x", text)[1] == ["org/chat", "-tp", "4"]
 
 
@@ -406,6 +410,22 @@ def test_an_app_of_pm2_is_a_script_and_its_arguments(arguments: str) -> None:
     variables, words = find_command("x", text)
     assert words == ["org/m", "--speculative-config", '{"method": "mtp"}', "-tp", "2"]
     assert variables == {"VLLM_USE_DEEP_GEMM": "1"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "const config = {apps: [{script: 'vllm', args: 'serve org/m -tp 2', env: {A: 1}}]};\n"
+        "module.exports = config;\n",
+        "module.exports = {apps: [{out_file: path.join(__dirname, 'out.log'), script: 'vllm',\n"
+        " max_memory_restart: `${process.env.M}G`, args: 'serve org/m -tp 2'}]}",
+        "{apps:[{script:'vllm',args:'serve org/m -tp 2'}]}",
+        json.dumps({"apps": [{"script": "vllm", "args": "serve org/m -tp 2"}]}),
+        "module.exports = {script: 'vllm', args: 'serve org/m -tp 2', env: Object.assign({}, b)}",
+    ],
+)
+def test_other_ecosystem_files_are_read(text: str) -> None:
+    assert find_command("x", text)[1] == ["org/m", "-tp", "2"]
 
 
 def test_pm2s_files_in_yaml_are_read() -> None:

@@ -61,6 +61,20 @@ def test_a_mail_is_decoded_and_its_quoted_lines_are_read() -> None:
     assert words[:4] == ["org/model", "-tp", "8", "--seed=0"]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "vllm serve org/model --cudagraph-capture-sizes 1 2 \\\n> vllm.log 2>&1\n",
+        "vllm serve \\\n> vllm.log --model org/model\n",
+        "export TOKEN=aGk=\nvllm serve org/model --served-model-name=3D-gen\n",
+        "Content-Transfer-Encoding: quoted-printable\nContent-Type: text/plain; charset=foo\n\n"
+        "vllm serve org/model\n",
+    ],
+)
+def test_what_only_looks_like_a_mail_stays(text: str) -> None:
+    assert as_typed(text) == text
+
+
 def test_a_pdfs_letters_are_a_keyboards() -> None:
     typeset = (
         "The con\u00adtainer:\n\nvllm serve org/my\u2011model ––max\u2011num\u2011seqs 96"
@@ -81,7 +95,9 @@ def test_zshs_history_is_one_command_a_line() -> None:
     long = SCRIPT.rstrip().replace("\\\n", "\\\\\n")
     assert find_command("x", as_typed(zsh("cd ~", "nvidia-smi", long, long)))[1] == WORDS
     with pytest.raises(OutriderError, match="2 different commands"):
-        find_command("x", as_typed(zsh("nvidia-smi", "vllm serve org/model -tp 2", long)))
+        find_command("x", as_typed(zsh("vllm serve org/model -tp 2", long)))
+    commented = zsh("# start\\\nvllm serve org/model -tp 2")
+    assert find_command("x", as_typed(commented))[1] == ["org/model", "-tp", "2"]
 
 
 @pytest.mark.parametrize(
@@ -121,17 +137,13 @@ def test_helms_values_begin_below_their_title() -> None:
 def test_gclouds_lists_are_words(arguments: str, words: list[str]) -> None:
     image = "vllm/vllm-openai:v0.12.0"
     vertex = ["gcloud", "ai", "models", "upload", f"--container-image-uri={image}"]
-    found = words_of_gcloud([*vertex, f"--container-args={arguments}"])
-    assert found[-len(words) :] == words and found[-len(words) - 1] == image
-    run = ["gcloud", "run", "deploy", "--command=vllm,serve", f"--args={arguments}"]
-    assert words_of_gcloud([*run, "--set-env-vars=A=1,B=2"]) == [
-        "A=1",
-        "B=2",
-        "vllm",
-        "serve",
-        *words,
-    ]
-    assert words_of_gcloud(["x", f"--args={arguments}"]) == []
+    (of_vertex,) = words_of_gcloud([*vertex, f"--container-args={arguments}"])
+    assert of_vertex[-len(words) :] == words and of_vertex[-len(words) - 1] == image
+    run = ["gcloud", "run", "deploy", "--command", "vllm,serve", "--args", arguments]
+    other = ["&&", "gcloud", "run", "services", "update", "--set-env-vars=A=3"]
+    (of_run,) = words_of_gcloud([*run, "--set-env-vars=A=1,B=2", *other])
+    assert of_run == ["A=1", "B=2", "vllm", "serve", *words]
+    assert not list(words_of_gcloud(["x", f"--args={arguments}"]))
 
 
 def test_llama_swaps_macros_are_replaced() -> None:
@@ -157,3 +169,5 @@ def test_the_first_nodes_branch_is_read() -> None:
     assert "--headless" not in find_command("x", script)[1]
     set_here = f"NODE_RANK=1\n{script}"
     assert "--headless" in find_command("x", set_here)[1]
+    one_branch = "if [ $NODE_RANK -eq 1 ]; then\n  vllm serve org/m -tp 8\nfi\n"
+    assert find_command("x", one_branch)[1] == ["org/m", "-tp", "8"]
