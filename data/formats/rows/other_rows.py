@@ -27,10 +27,11 @@ FAILURES = frozenset({"failure", "failed", "error"})
 ERROR_KEYS = frozenset(
     {
         *("error", "errors", "error_code", "error_message", "errorMessage", "errorCode"),
+        "error_info",
         *("exception", "detail", "fault", "__type"),
     }
 )
-"""Keys of errors: OpenAI, Databricks, LiteLLM, FastAPI, Apigee, AWS."""
+"""Keys of errors: OpenAI, Databricks, LiteLLM, Opik, FastAPI, Apigee, AWS."""
 
 COMPLETIONS = frozenset({"chat.completion", "chat.completion.chunk", "text_completion"})
 """Values of `object` for OpenAI's chat and text completions."""
@@ -135,8 +136,6 @@ def _check_failure(row: dict[str, Any], answer: dict[str, Any]) -> None:
         if any(side.get(key) for key in ERROR_KEYS):
             raise Reject("error_response")
         if str(side.get("status")).lower() in FAILURES or side.get("is_success") is False:
-            raise Reject("error_response")
-        if isinstance(side.get("error_info"), dict):  # Opik
             raise Reject("error_response")
     # vLLM before 0.10 and SGLang; Kong and AWS.
     if "error" in (answer.get("object"), answer.get("type")):
