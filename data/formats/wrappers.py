@@ -145,6 +145,9 @@ OF_CLIENT = re.compile("(entrypoint|downstream|client)_(request|response)")
 """Names of what a gateway got from the engine or sent to it, and of what its client sent or got:
 policies in between change them (Gravitee)."""
 
+JOINING = ("request_id", "requestId", "req_id", "call_id", "callId", "call")
+"""Keys of the id that the rows of an exchange share, in order of preference."""
+
 INHERITED = {
     "session_id": "session",
     "user_id": "user",
@@ -187,7 +190,8 @@ def unwrapped(row: dict[str, Any]) -> dict[str, Any]:
     for holder in around:
         outer |= _inherited(holder)
     for holder in reversed(around):  # the outermost one joins the halves of an exchange
-        outer |= {"request_id": holder["request_id"]} if "request_id" in holder else {}
+        name = next((name for name in JOINING if name in holder), None)
+        outer |= {} if name is None else {"request_id": holder[name]}
     outer |= {key: row[key] for key in ERROR_KEYS & row.keys() if row[key]}
     if not inner.keys() >= PAIR:
         outer |= _failure([row, *holders])

@@ -65,6 +65,14 @@ _HAS_DEFAULTS = re.compile(r"\.add_argument\(|\bos\.(?:environ\.get|getenv)\(")
 KUSTOMIZATIONS = ("kustomization.yaml", "kustomization.yml", "Kustomization")
 """Names of the file that changes the manifests next to it."""
 
+OF_EMBEDDINGS = re.compile(
+    r"--(?:runner|task)[\s=\"',]{1,20}(?:pooling|embed|embedding|classify|score|reward)\b"
+)
+"""Flags of servers that generate no text (find.py, NEVER_DRAFTS)."""
+
+OF_HELM = re.compile(r"\{\{-?[ \t]*(\.Values\.[\w.]{1,100})")
+SHOWN_VALUES = 3
+
 OF_NIX = re.compile(r"^\{[^{}\n]{0,200}\bpkgs\b[^{}\n]{0,200}\}:|\boci-containers\b", re.MULTILINE)
 """Marks of a module of NixOS."""
 
@@ -141,6 +149,12 @@ def read_serve_command(text: str) -> ServeCommand:
 def _why_no_model(text: str) -> str:
     if OF_NIX.search(text):
         return "NixOS's module; give what it makes: `systemctl cat docker-NAME` or podman-NAME"
+    names = dict.fromkeys(OF_HELM.findall(text))
+    if values := sorted(names, key=lambda name: "model" not in name.lower()):
+        return (
+            f"a template of Helm, whose values ({', '.join(values[:SHOWN_VALUES])}, ...) are not in"
+            " it; give what `helm get manifest RELEASE` or `helm template` prints"
+        )
     return "no model; give `vllm serve MODEL ...`"
 
 
@@ -165,6 +179,10 @@ def _notes_on_script(text: str) -> list[str]:
     if _HAS_DEFAULTS.search(text):
         notes.append(
             "a program with defaults of arguments or variables, which are taken: check these values"
+        )
+    if servers := OF_EMBEDDINGS.findall(text):
+        notes.append(
+            f"a server of embeddings or the like is in the text, too ({len(servers)}), and left out"
         )
     if files := missing_files(text):
         notes.append(f"files that are not here: {', '.join(files)}: check what they set")

@@ -83,6 +83,9 @@ SYSTEMS = ("system_prompt", "system_message", "system")
 
 OF_RESPONSE = re.compile("response|output|completion")
 
+_IN_ANSWER = re.compile(r"(?:.*[._])?(?:response|output|completion|answer|reply)\.(?:text|content)")
+"""Path of an answer's text in an object of an application's own."""
+
 MODELS = (
     *("response.model", "response_model", "model", "model_name", "request.model"),
     "model_id",  # Bedrock
@@ -99,6 +102,7 @@ COUNTS = (
     ),
     "output_token",  # Higress
     *("n_tok", "n_tokens"),
+    *("usage.output", "token_usage.output", "tokens.output", "tokens.out"),
 )
 ENDS = ("finish_reason", "finish_reasons", "stop_reason", "done_reason", "finish")
 SENT = frozenset({*NUMBERS, *CONSTRAINTS, "stop", "stop_sequences", "chat_template_kwargs"})
@@ -423,7 +427,7 @@ def _part_of_answer(path: str, value: Any, holder: dict[str, Any]) -> str | None
     if not isinstance(text, str) or _has_answer_inside(text):
         return None
     ends = {path.rpartition(".")[2], ".".join(path.split(".")[-2:])}
-    if _is_answers_name(ends, holder):
+    if _is_answers_name(ends, holder) or _IN_ANSWER.fullmatch(path):
         return "content"
     return "reasoning_content" if ends & THOUGHTS and text not in SWITCHES else None
 

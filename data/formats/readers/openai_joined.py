@@ -25,7 +25,7 @@ from typing import Any
 from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.files.rows import Row, Sample
 from outrider.data.formats.calls.cache_hits import check_generated
-from outrider.data.formats.calls.message_sides import message_sides
+from outrider.data.formats.calls.message_sides import logged_about, message_sides
 from outrider.data.formats.calls.openai import body, exchanges
 from outrider.data.formats.calls.openai_stream import join_chunks
 from outrider.data.formats.fields import first, take_text
@@ -41,7 +41,7 @@ NO_ID = (
     " each chunk of it, the same request_id, or log them in one row"
 )
 
-SHARED_IDS = ("request_id", "x_request_id", "correlation_id", "req_id", "id")
+SHARED_IDS = ("request_id", "x_request_id", "correlation_id", "req_id", "call_id", "call", "id")
 """Names of the id, in order of preference."""
 
 
@@ -69,7 +69,7 @@ def _side(row: dict[str, Any]) -> str | None:
     if isinstance(choices, list):
         delta = any(isinstance(choice, dict) and "delta" in choice for choice in choices)
         return "chunk" if delta or row.get("object") == "chat.completion.chunk" else "response"
-    if isinstance(row.get("response"), dict | str):
+    if isinstance(row.get("response"), dict | str) or _answer_of(row) is not None:
         return "response"
     messages = row.get("messages")
     if isinstance(messages, list) and messages:
@@ -133,8 +133,20 @@ def _request_of(asked: dict[str, Any]) -> dict[str, Any]:
 records = functools.partial(joined_records, member_of=_member_of, content_of=_asked_in)
 
 
+def _answer_of(row: dict[str, Any]) -> dict[str, Any] | None:
+    """Returns the assistant's message that a row of an application's own has."""
+    message = row.get("message")
+    is_answer = isinstance(message, dict) and message.get("role") == "assistant"
+    return message if is_answer else None
+
+
 def _response_of(answer: dict[str, Any]) -> dict[str, Any]:
     """Returns the response in a row, which is the response itself if it has none inside."""
+    message = _answer_of(answer)
+    if message is not None:
+        about = logged_about(answer)
+        choice = {"message": message, "finish_reason": about["end"]}
+        return {"choices": [choice], "usage": {"completion_tokens": about["count"]}}
     inside = {"response": sides(answer).response}
     return first(body(answer, "response"), body(inside, "response"), answer)
 

@@ -30,7 +30,7 @@ FIELDS = {
         "info.trace_metadata.mlflow.trace.session",
         *("thread_identifier", "episode_id"),  # Respan, TensorZero
         *("tags.session_id", "parent_request_id"),  # Datadog, Bifrost
-        *("session", "conversation", "chat_id", "dialog_id"),
+        *("session", "conversation", "chat_id", "dialog_id", "thread", "conv", "conv_id"),
         "metadata.session",  # Portkey
         "request_metadata.session_id",  # Bedrock
         "extra.session",  # loguru
@@ -49,7 +49,7 @@ FIELDS = {
         "consumer",  # Higress
         *("uid", "extra.uid", "from_end_user_id"),  # loguru; Dify
         "request_metadata.user_id",  # Bedrock
-        *("user_email", "username", "enduser"),
+        *("user_email", "username", "enduser", "author_id", "account_id", "account"),
     ),
     "tenant": ("tenant", "tenant_id", "metadata.tenant", "workspace_id"),
     "route": ("route", "route.name", "metadata.route", "model_group", "prompt_slug"),
@@ -71,6 +71,8 @@ FIELDS = {
         "approximate_arrival_timestamp",  # Kinesis
         # WireMock; Charles; AIPerf
         *("request.logged_date", "times.start", "metadata.request_start_ns"),
+        "t",  # Serilog's compact format
+        "line_time",  # container_lines.py
     ),
     "log_id": ("databricks_request_id", "request_id", "rid", "id"),
 }
