@@ -297,8 +297,10 @@ def _failure(holders: list[dict[str, Any]]) -> dict[str, Any]:
     for holder in holders:
         if is_error(holder):
             return {"error": holder.get("error") or holder}
-        if str(holder.get("status")).lower() in FAILURES:
-            return {"status": holder["status"]}
+        states = [holder.get(key) for key in ("status", "status_code")]
+        state = next((state for state in states if str(state).lower() in FAILURES), None)
+        if state is not None:
+            return {"status": state}
         code = failed_status(holder)
         if code is not None:
             return {"status_code": code}

@@ -135,7 +135,8 @@ def _check_failure(row: dict[str, Any], answer: dict[str, Any]) -> None:
     for side in (row, answer):
         if any(side.get(key) for key in ERROR_KEYS):
             raise Reject("error_response")
-        if str(side.get("status")).lower() in FAILURES or side.get("is_success") is False:
+        states = {str(side.get(key)).lower() for key in ("status", "status_code")}
+        if states & FAILURES or side.get("is_success") is False:
             raise Reject("error_response")
     # vLLM before 0.10 and SGLang; Kong and AWS.
     if "error" in (answer.get("object"), answer.get("type")):
