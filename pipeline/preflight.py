@@ -20,7 +20,7 @@ from outrider.speculators.checkpoints.architectures import is_supported, verifie
 from outrider.speculators.checkpoints.layout import INDEX, SINGLE, read_layout, read_target_config
 from outrider.speculators.checkpoints.refusals import language_config
 from outrider.speculators.config import SpeculatorConfig
-from outrider.speculators.kinds import check_speculator, kind_of, trainable_kind
+from outrider.speculators.kinds import check_speculator, kind_of, trainable_kind, trainable_names
 from outrider.training.distributed.launch import processes_here
 
 logger = logging.getLogger(__name__)
@@ -48,6 +48,8 @@ def check(recipe: Recipe, dry_run: bool = False, serves: bool = True) -> None:
     target = local_target(recipe)
     if target is not None:
         _check_quantization(target, recipe)
+        if serves:
+            _check_output_layer(target, recipe)
     if serves and (refusal := pipeline_refusal(recipe.serving.engine)):
         raise OutriderError(refusal)
     if not recipe.serving.engine.changes_drafters:
@@ -134,6 +136,17 @@ def _check_quantization(target: Path, recipe: Recipe) -> None:
         " compressed-tensors, or, if a plug-in of vLLM loads it, set"
         f" serving.engine.extra_arguments.quantization to {method}"
     )
+
+
+def _check_output_layer(target: Path, recipe: Recipe) -> None:
+    """Refuses kinds with weights for a target whose output layer is quantized, as GPTQModel can."""
+    section = read_target_config(target).get("quantization_config") or {}
+    if section.get("lm_head") and set(trainable_names()).intersection(recipe.speculator.kinds):
+        raise OutriderError(
+            f"{target / 'config.json'}: quantization_config.lm_head = true: training reads the"
+            " output layer unquantized; point target.model at a checkpoint of the same model whose"
+            " lm_head is in bf16 or float16"
+        )
 
 
 def _note_lowered_processes(recipe: Recipe) -> None:

@@ -25,7 +25,7 @@ from tests.cli.workplace import write_workplace
 from tests.published_configs import PUBLISHED
 from tests.tiny_decoders import TOKENIZER
 
-BYTES = {"BF16": 2, "F16": 2, "I64": 8, "BOOL": 1}
+BYTES = {"BF16": 2, "F16": 2, "F32": 4, "I64": 8, "I32": 4, "BOOL": 1, "F8_E4M3": 1}
 
 CASES = json.loads(Path(__file__).with_name("elsewhere.json").read_text())
 
@@ -87,7 +87,7 @@ def test_a_target_is_planned_or_refused(
 
 @cases_with("head")
 def test_a_head_is_read_or_refused(case: dict[str, Any], tmp_path: Path, nano_r1: Path) -> None:
-    of_target = {"config": PUBLISHED["Llama-3.1-8B"][0]}
+    of_target = {"config": case.get("target_of_head", PUBLISHED["Llama-3.1-8B"][0])}
     target = write_target(of_target, tmp_path / "target", nano_r1)
     save_file({"model.embed_tokens.weight": torch.zeros(4, 8)}, target / "model.safetensors")
     head = tmp_path / "head"

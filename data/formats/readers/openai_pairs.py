@@ -29,7 +29,12 @@ from outrider.data.formats.calls.sampling import NUMBERS
 from outrider.data.formats.fields import first, unpacked
 from outrider.data.formats.readers import message_pairs
 from outrider.data.formats.rows.embedded import object_of
-from outrider.data.formats.rows.other_rows import check_completion, is_proxys_text, path_of_line
+from outrider.data.formats.rows.other_rows import (
+    FAILURES,
+    check_completion,
+    is_proxys_text,
+    path_of_line,
+)
 from outrider.data.formats.sides import objects_in, sides
 from outrider.data.formats.wrappers import check_call, open_row, pair_fields
 
@@ -106,6 +111,9 @@ def _incomplete(row: dict[str, Any], request: Any, response: Any) -> Reject:
     holders = [row, *objects_in(row)]
     if any(holder.get("raw_request") == "" for holder in holders):
         return Reject("content_not_logged", TYK)
+    trace = row.get("info")  # MLflow's, of which no span is a whole call
+    if isinstance(trace, dict) and str(trace.get("state")).lower() in FAILURES:
+        return Reject("error_response", "the trace failed")
     if _are_predictions(row.get("response_payload")):
         return Reject("no_choices", VERTEX)
     for holder in holders:
