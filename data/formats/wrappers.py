@@ -185,7 +185,7 @@ def unwrapped(row: dict[str, Any]) -> dict[str, Any]:
             return row
     if inner is None:
         return row
-    outer = {}
+    outer: dict[str, Any] = {}
     around = [row, *_between(row, inner, holders)]
     for holder in around:
         outer |= _inherited(holder)
