@@ -68,7 +68,7 @@ _BEFORE_OBJECT = re.compile(
 Python's logging writes with single quotes, or before a list of objects (APISIX' kafka-logger)."""
 
 _LINE_TIME = re.compile(
-    rb"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?)"
+    rb"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d(?:[.,]\d{1,9})?) ?(Z|[+-]\d\d:?\d\d)?"
 )
 _KEY = b'"line_time"'
 """The key under which an object gets the time of its line."""
@@ -150,7 +150,8 @@ def _record(time: bytes, text: bytes) -> bytes:
         return text
     before = _BEFORE_OBJECT.match(text)
     if before and not before[0].endswith(_BODY):
-        return _timed(_LINE_TIME.search(before[0]), text[before.end() :])
+        stamped = _LINE_TIME.search(time) or _LINE_TIME.search(before[0])
+        return _timed(stamped, text[before.end() :])
     return text if first == b"[" else time + text
 
 
@@ -159,7 +160,8 @@ def _timed(time: re.Match[bytes] | None, text: bytes) -> bytes:
     is_object = text[:2] == b'{"' and _KEY not in text
     if time is None or not is_object:
         return text
-    return b'{"line_time": "' + b"T".join(time.groups()).replace(b",", b".") + b'", ' + text[1:]
+    day, clock, zone = time.groups(default=b"")
+    return b'{"line_time": "' + day + b"T" + clock.replace(b",", b".") + zone + b'", ' + text[1:]
 
 
 def _piece(line: bytes) -> _Piece | None:

@@ -145,8 +145,9 @@ OF_CLIENT = re.compile("(entrypoint|downstream|client)_(request|response)")
 """Names of what a gateway got from the engine or sent to it, and of what its client sent or got:
 policies in between change them (Gravitee)."""
 
-JOINING = ("request_id", "requestId", "req_id", "call_id", "callId", "call")
-"""Keys of the id that the rows of an exchange share, in order of preference."""
+IDS = frozenset({"request_id", "id"})
+CALLS = ("call_id", "call")
+"""Keys of the id that the rows of an exchange share; `CALLS` count without the usual ones."""
 
 INHERITED = {
     "session_id": "session",
@@ -185,19 +186,30 @@ def unwrapped(row: dict[str, Any]) -> dict[str, Any]:
             return row
     if inner is None:
         return row
-    outer: dict[str, Any] = {}
-    around = [row, *_between(row, inner, holders)]
-    for holder in around:
-        outer |= _inherited(holder)
-    for holder in reversed(around):  # the outermost one joins the halves of an exchange
-        name = next((name for name in JOINING if name in holder), None)
-        outer |= {} if name is None else {"request_id": holder[name]}
+    outer = _around(inner, [row, *_between(row, inner, holders)])
     outer |= {key: row[key] for key in ERROR_KEYS & row.keys() if row[key]}
     if not inner.keys() >= PAIR:
         outer |= _failure([row, *holders])
     texts = {key: plain_text(value) for key, value in row.items() if isinstance(value, str)}
     outer |= {key: text for key, text in texts.items() if is_cut(text)}
     return {**outer, **inner}
+
+
+def _around(inner: dict[str, Any], holders: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the fields of the objects around a row, outermost first, and the id of its call.
+
+    The nearest field counts, but the outermost id.
+    """
+    outer: dict[str, Any] = {}
+    for holder in holders:
+        outer |= _inherited(holder)
+    for holder in reversed(holders):
+        outer |= {"request_id": holder["request_id"]} if "request_id" in holder else {}
+    if outer.keys().isdisjoint(IDS) and inner.keys().isdisjoint(IDS):
+        calls = (holder.get(name) for holder in holders for name in CALLS)
+        call = next((call for call in calls if isinstance(call, str) and call), None)
+        outer |= {} if call is None else {"request_id": call}
+    return outer
 
 
 def _between(

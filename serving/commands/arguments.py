@@ -43,7 +43,8 @@ def arguments_in(source: str, words: Sequence[str]) -> tuple[dict[str, Any], lis
     class Parser(FlexibleArgumentParser):
         def parse_known_args(self, *args: Any) -> Any:  # type: ignore[override]  # overloads
             namespace, extras = super().parse_known_args(*args)
-            unknown.extend(_flags(extras))
+            options = [option for action in self._actions for option in action.option_strings]
+            unknown.extend(_without_secret(flag, options) for flag in _flags(extras))
             return namespace, []
 
         def _get_option_tuples(self, option_string: str) -> Any:
@@ -160,6 +161,12 @@ def _without_values_of_switches(words: Sequence[str], parser: argparse.ArgumentP
         elif opposite in switches:
             kept.append(opposite)
     return kept
+
+
+def _without_secret(flag: str, options: Sequence[str]) -> str:
+    """Returns a flag without what is glued to one for a key or token."""
+    secrets = (one for one in options if flag.startswith(one) and re.search("key|token", one))
+    return next(secrets, flag)
 
 
 def _flags(words: Sequence[str]) -> list[str]:

@@ -91,6 +91,9 @@ CHANGED_BY_KUSTOMIZE = (
 )
 """Keys of a Kustomization that change the commands of its resources."""
 
+TAG = re.compile(r"(?::[^/:@]*)?(?:@.*)?\Z", re.DOTALL)
+"""What follows an image's name: a tag, a digest."""
+
 STRACE_CUT = re.compile(r'\bexecve\([^\n]{0,2000}"\.\.\.')
 """A call with a string that strace has cut."""
 
@@ -186,18 +189,18 @@ def _why_no_command(text: str, documents: list[object]) -> str:
     )
 
 
+def _listed(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
+
+
 def _check_built(source: str, documents: list[object]) -> None:
     """Raises an `OutriderError` if Kustomize changes commands that the text has, too."""
     mappings = [one for one in documents if isinstance(one, Mapping)]
     built = [one for one in mappings if one.get("kind") == "Kustomization"]
     others = [one for one in mappings if one.get("kind") != "Kustomization"]
-    named = {
-        str(image.get("name"))
-        for one in built
-        for image in one.get("images") or ()
-        if isinstance(image, Mapping)
-    }
-    used = {str(one.get("image")).partition(":")[0] for one in mappings_in(others)}
+    images = [image for one in built for image in _listed(one.get("images"))]
+    named = {str(image.get("name")) for image in images if isinstance(image, Mapping)}
+    used = {TAG.sub("", str(one.get("image"))) for one in mappings_in(others)}
     is_changed = any(one.get(key) for one in built for key in CHANGED_BY_KUSTOMIZE)
     if others and (is_changed or named & used):
         raise OutriderError(

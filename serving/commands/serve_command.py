@@ -66,9 +66,11 @@ KUSTOMIZATIONS = ("kustomization.yaml", "kustomization.yml", "Kustomization")
 """Names of the file that changes the manifests next to it."""
 
 OF_EMBEDDINGS = re.compile(
-    r"--(?:runner|task)[\s=\"',]{1,20}(?:pooling|embed|embedding|classify|score|reward)\b"
+    r"--(?:runner|task)[\s=\"',]{1,20}(?:pooling|embed|embedding|classify|reward)\b"
 )
 """Flags of servers that generate no text (find.py, NEVER_DRAFTS)."""
+
+COMMENT_LINE = re.compile(r"^[ \t]*#.*$", re.MULTILINE)
 
 OF_HELM = re.compile(r"\{\{-?[ \t]*(\.Values\.[\w.]{1,100})")
 SHOWN_VALUES = 3
@@ -180,7 +182,7 @@ def _notes_on_script(text: str) -> list[str]:
         notes.append(
             "a program with defaults of arguments or variables, which are taken: check these values"
         )
-    if servers := OF_EMBEDDINGS.findall(text):
+    if servers := OF_EMBEDDINGS.findall(COMMENT_LINE.sub("", text)):
         notes.append(
             f"a server of embeddings or the like is in the text, too ({len(servers)}), and left out"
         )

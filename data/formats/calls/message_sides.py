@@ -83,8 +83,10 @@ SYSTEMS = ("system_prompt", "system_message", "system")
 
 OF_RESPONSE = re.compile("response|output|completion")
 
-_IN_ANSWER = re.compile(r"(?:.*[._])?(?:response|output|completion|answer|reply)\.(?:text|content)")
-"""Path of an answer's text in an object of an application's own."""
+_IN_ANSWER = re.compile(
+    r"(?:.*\.)?(?:llm|model|assistant)_(?:response|output|completion|answer|reply)\.(?:text|content)"
+)
+"""Path of an answer's text in an object of an application's own, if no other name has one."""
 
 MODELS = (
     *("response.model", "response_model", "model", "model_name", "request.model"),
@@ -143,7 +145,7 @@ def message_sides(row: dict[str, Any]) -> MessageSides | None:
     if asked is None and answers is None:
         # With a system message apart, the other text is what the user wrote.
         texts = asked_in_texts(row) or []
-        asked = texts if len(texts) > 1 or PROMPTFOO & row.keys() else None
+        asked = texts if len(texts) > 1 or _is_of_promptfoo(row) else None
     if asked and not answers:
         answers, around = _answer_text(row)
     return MessageSides(asked, answers, around) if asked and answers else None
@@ -406,6 +408,10 @@ def _answer_text(row: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[s
             answer[part] = _only_item(value)
             around = holders if part == "content" else around
         calls_tools = calls_tools or (name == "tool_calls" and bool(value))
+    if answer.keys().isdisjoint(("content", "tool_calls")):
+        content, holders = _text_in_answer(row)
+        answer |= {} if content is None else {"content": content}
+        around = around if content is None else holders
     if "reasoning_content" in answer and around_empty and not calls_tools:  # cut before its end
         answer.setdefault("content", "")
         around = around or around_empty
@@ -414,6 +420,14 @@ def _answer_text(row: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[s
     if END_THINK in answer.get("content", ""):  # the reasoning is in the text
         answer.pop("reasoning_content", None)
     return [_choice({"role": "assistant", **answer}, None)], around
+
+
+def _text_in_answer(row: dict[str, Any]) -> tuple[str | None, list[dict[str, Any]]]:
+    """Returns the text in an answer that is an object of an application's own."""
+    for path, value, holders in _values(row):
+        if _IN_ANSWER.fullmatch(path) and isinstance(value, str) and value:
+            return value, holders
+    return None, []
 
 
 def _only_item(value: Any) -> Any:
@@ -427,23 +441,27 @@ def _part_of_answer(path: str, value: Any, holder: dict[str, Any]) -> str | None
     if not isinstance(text, str) or _has_answer_inside(text):
         return None
     ends = {path.rpartition(".")[2], ".".join(path.split(".")[-2:])}
-    if _is_answers_name(ends, holder) or _IN_ANSWER.fullmatch(path):
+    if _is_answers_name(ends, holder):
         return "content"
     return "reasoning_content" if ends & THOUGHTS and text not in SWITCHES else None
 
 
+def _is_of_promptfoo(row: dict[str, Any]) -> bool:
+    prompt = row.get("prompt")
+    has_raw = isinstance(prompt, dict) and isinstance(prompt.get("raw"), str)
+    return has_raw and not PROMPTFOO.isdisjoint(row)
+
+
 def _prompt_of_promptfoo(row: dict[str, Any]) -> dict[str, Any]:
     """Returns the text that a result of promptfoo's sent; messages are in JSON or YAML."""
-    prompt = row.get("prompt")
-    raw = prompt.get("raw") if isinstance(prompt, dict) else None
-    is_text = isinstance(raw, str) and not _MESSAGES_AS_TEXT.match(raw)
-    return {"prompt": raw} if is_text else {}
+    raw = row["prompt"]["raw"]
+    return {} if _MESSAGES_AS_TEXT.match(raw) else {"prompt": raw}
 
 
 def asked_in_texts(row: dict[str, Any]) -> list[dict[str, Any]] | None:
     """Returns the messages of a row that has a question, and maybe a system message, as texts."""
     texts = {normal_name(key): value for key, value in row.items() if isinstance(value, str)}
-    if PROMPTFOO & row.keys():
+    if _is_of_promptfoo(row):
         texts = _prompt_of_promptfoo(row)
     question = next((texts[name] for name in QUESTIONS if texts.get(name)), None)
     if question is None:

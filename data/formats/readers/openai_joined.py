@@ -23,7 +23,7 @@ import json
 from typing import Any
 
 from outrider.data.exchange import Exchange, Record, Reject
-from outrider.data.files.rows import Row, Sample
+from outrider.data.files.rows import Row, Sample, parse_row
 from outrider.data.formats.calls.cache_hits import check_generated
 from outrider.data.formats.calls.message_sides import logged_about, message_sides
 from outrider.data.formats.calls.openai import body, exchanges
@@ -32,17 +32,23 @@ from outrider.data.formats.fields import first, take_text
 from outrider.data.formats.rows.embedded import object_of
 from outrider.data.formats.rows.join import joined_records, model_of
 from outrider.data.formats.rows.other_rows import check_completion
-from outrider.data.formats.rows.row_fields import fields, find
+from outrider.data.formats.rows.row_fields import LINE_TIME, fields, find
 from outrider.data.formats.sides import sides
-from outrider.data.formats.wrappers import open_row
+from outrider.data.formats.wrappers import open_row, unwrapped
 
 NO_ID = (
     "no id joins the row with the other half of its exchange: give a request and its response, or"
     " each chunk of it, the same request_id, or log them in one row"
 )
 
-SHARED_IDS = ("request_id", "x_request_id", "correlation_id", "req_id", "call_id", "call", "id")
+SHARED_IDS = ("request_id", "x_request_id", "correlation_id", "req_id", "id", "call_id", "call")
 """Names of the id, in order of preference."""
+
+
+CALL = "call"
+
+OF_OTHER_APIS = frozenset({"choices", "response", "done", "eval_count", "type"})
+"""Keys of a row whose `message` is no whole answer, or not the only one: Ollama, Anthropic."""
 
 
 def recognizes(sample: Sample) -> bool:
@@ -98,7 +104,13 @@ def _member_of(row: Row | None) -> tuple[str, str, str | None]:
 def _id_of(row: dict[str, Any]) -> str | None:
     """Returns the id that request and response share."""
     fields_of_ids = (find(row, path) for path in SHARED_IDS)
-    ids = (take_text(field.holder, field.key, "row") for field in fields_of_ids if field)
+    logged = (field for field in fields_of_ids if field)
+    texts = (
+        field
+        for field in logged
+        if field.key != CALL or isinstance(field.holder[field.key], str)  # or who called
+    )
+    ids = (take_text(field.holder, field.key, "row") for field in texts)
     return next(filter(None, ids), None)
 
 
@@ -120,8 +132,13 @@ def _side_inside(row: dict[str, Any]) -> str | None:
 
 def _asked_in(row: bytes) -> str:
     """Returns a row's request and who sent it when, without what a shipper has put around it."""
-    opened = open_row(row)
-    about = fields(opened)
+    try:
+        # Lines that were printed twice differ in the time before the object.
+        logged = {key: value for key, value in parse_row(row).items() if key != LINE_TIME}
+        opened = unwrapped(logged)
+        about = fields(opened)
+    except Reject:
+        return row.decode("utf-8", "replace")
     who = {name: about[name] for name in ("session", "user", "tenant", "time")}
     return json.dumps([who, _request_of(opened)], sort_keys=True, default=str)
 
@@ -136,8 +153,9 @@ records = functools.partial(joined_records, member_of=_member_of, content_of=_as
 def _answer_of(row: dict[str, Any]) -> dict[str, Any] | None:
     """Returns the assistant's message that a row of an application's own has."""
     message = row.get("message")
-    is_answer = isinstance(message, dict) and message.get("role") == "assistant"
-    return message if is_answer else None
+    if not OF_OTHER_APIS.isdisjoint(row) or not isinstance(message, dict):
+        return None
+    return message if message.get("role") == "assistant" else None
 
 
 def _response_of(answer: dict[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,9 @@ FIRST_SECOND = 1e9
 """Smaller numbers are no Unix times but, for instance, milliseconds since a process started
 (Dynamo's audit file) or a latency; as seconds, they would be before September 2001."""
 
+LINE_TIME = "line_time"
+"""Key of the time of an object's line (files/container_lines.py)."""
+
 FIELDS = {
     # LangSmith's `session_id` is a project, and a conversation is the thread in `extra.metadata`.
     "session": (
@@ -30,7 +33,7 @@ FIELDS = {
         "info.trace_metadata.mlflow.trace.session",
         *("thread_identifier", "episode_id"),  # Respan, TensorZero
         *("tags.session_id", "parent_request_id"),  # Datadog, Bifrost
-        *("session", "conversation", "chat_id", "dialog_id", "thread", "conv", "conv_id"),
+        *("session", "conversation", "chat_id", "dialog_id", "conv", "conv_id"),
         "metadata.session",  # Portkey
         "request_metadata.session_id",  # Bedrock
         "extra.session",  # loguru
@@ -49,7 +52,7 @@ FIELDS = {
         "consumer",  # Higress
         *("uid", "extra.uid", "from_end_user_id"),  # loguru; Dify
         "request_metadata.user_id",  # Bedrock
-        *("user_email", "username", "enduser", "author_id", "account_id", "account"),
+        *("user_email", "username", "enduser"),
     ),
     "tenant": ("tenant", "tenant_id", "metadata.tenant", "workspace_id"),
     "route": ("route", "route.name", "metadata.route", "model_group", "prompt_slug"),
@@ -72,7 +75,7 @@ FIELDS = {
         # WireMock; Charles; AIPerf
         *("request.logged_date", "times.start", "metadata.request_start_ns"),
         "t",  # Serilog's compact format
-        "line_time",  # container_lines.py
+        LINE_TIME,
     ),
     "log_id": ("databricks_request_id", "request_id", "rid", "id"),
 }
@@ -99,7 +102,7 @@ STARTS = ("started_at", "start_time", "start_ns")
 than `LONGEST_CALL_S` later; otherwise they are of something else, such as a session or a clock that
 began with the process."""
 
-LONGEST_CALL_S = 3_600
+LONGEST_CALL_S = 900
 
 LONGEST_S = 86_400
 """Larger differences of times are no durations of requests."""

@@ -146,10 +146,11 @@ def marked(spans: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
     A framework's instrumentation and that of its client both write a span for a call.
     """
-    by_id = {(_named(span, "trace_id"), _id_of(span)): span for span in spans if _is_whole(span)}
+    whole = [span for span in spans if _id_of(span) is not None and _is_whole(span)]
+    by_id = {(_named(span, "trace_id"), _id_of(span)): span for span in whole}
     around = set()
-    for span in by_id.values():
-        parent = by_id.get((_named(span, "trace_id"), _parent_of(span)))
+    for span in whole:
+        parent = by_id.get((_named(span, "trace_id"), _parent_of(span) or ""))
         if parent is not None and parent is not span and _texts_of(parent) == _texts_of(span):
             around.add(id(parent))
     return [{**span, IS_AROUND: True} if id(span) in around else span for span in spans]

@@ -133,7 +133,8 @@ class _Reader:
         if is_long:
             return line
         is_certain = self.condition is None or self.condition.is_certain
-        if not is_certain and OF_FURTHER_NODE in words and "vllm" not in words:
+        is_alone = not re.search(r"\b(?:vllm|if|then|elif|else|fi|case|esac|done)\b|;;", words)
+        if not is_certain and OF_FURTHER_NODE in words and is_alone:
             return None
         if begin := _IF.fullmatch(words):
             test = self._value_of(begin[1])

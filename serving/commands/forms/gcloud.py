@@ -20,19 +20,26 @@ _FLAG = re.compile(
 )
 _DELIMITED = re.compile(r"\^([^^]+)\^(.*)", re.DOTALL)
 
+CONTAINER = "--container"
+"""The flag of Cloud Run behind which a container's flags are."""
+
 OPERATORS = frozenset({END, ";", "&&", "||", "|", "&"})
 
 
 def words_of_gcloud(words: Sequence[str]) -> Iterator[list[str]]:
     """Yields the words of the container's command of each `gcloud` that sets its arguments."""
     command: list[str] = []
+    of_gcloud = False
     for word in [*words, END]:
-        if word not in OPERATORS:
+        begins = word in OPERATORS or word.partition("=")[0] == CONTAINER
+        if not begins:
             command.append(word)
+            of_gcloud = of_gcloud or word == "gcloud"
             continue
-        if "gcloud" in command and (of_container := _words_of_container(command)):
+        if of_gcloud and (of_container := _words_of_container(command)):
             yield of_container
         command = []
+        of_gcloud = of_gcloud and word not in OPERATORS
 
 
 def _words_of_container(words: Sequence[str]) -> list[str]:

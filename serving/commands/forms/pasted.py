@@ -3,13 +3,11 @@
 as_typed("vllm serve m –tensor-parallel-size 4")    # "vllm serve m --tensor-parallel-size 4"
 """
 
-import email
 import json
 import quopri
 import re
 import unicodedata
 from collections.abc import Iterator
-from email.policy import default as with_decoding
 from typing import Any
 
 from outrider.serving.commands.forms.variables import IMAGE_USED
@@ -113,20 +111,17 @@ def _of_zsh(text: str) -> str:
 
 def _of_mail(text: str) -> str:
     """Returns a mail's text decoded, and without the marks of quoted lines around a command."""
-    if _MAIL.search(text):
-        text = _body_of(text)
+    if headers := _MAIL.search(text):
+        text = _body_of(text, headers)
     elif "=3D" in text and _SOFT_BREAK.search(text) and not _NOT_ENCODED.search(text):
         text = quopri.decodestring(text.encode("utf-8")).decode("utf-8", "replace")
     return _QUOTED_LINE.sub("", text) if _has_quoted_command(text) else text
 
 
-def _body_of(text: str) -> str:
-    """Returns the text of a mail; the mail itself if its text names no vLLM or is damaged."""
-    try:
-        body = email.message_from_string(text, policy=with_decoding).get_body(("plain",))
-        content = str(body.get_content()) if body is not None else ""
-    except (LookupError, ValueError):
-        return text
+def _body_of(text: str, headers: re.Match[str]) -> str:
+    """Returns the text below these headers decoded; the whole text if it names no vLLM there."""
+    _, _, body = text[headers.start() :].replace("\r\n", "\n").partition("\n\n")
+    content = quopri.decodestring(body.encode("utf-8")).decode("utf-8", "replace")
     return content if "vllm" in content else text
 
 

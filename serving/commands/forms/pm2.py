@@ -37,9 +37,18 @@ _STRING = "\0(\\d+)\0"
 
 _KEY = re.compile(r"\0(\d+)\0(?=\s{0,20}:)")
 _SCRIPT = re.compile(rf"\bscript\s{{0,20}}:\s{{0,20}}{_STRING}")
-_ARGUMENTS = re.compile(rf"\bargs\s{{0,20}}:\s{{0,20}}(?:{_STRING}|\[([^\[\]]*)\])")
+_AFTER = r"(?=\s{0,200}(?:[,}\n]|\Z))"
+_ITEM = rf"\s{{0,200}}(?:{_STRING}|-?\d[\d.]{{0,20}})\s{{0,200}}"
+_ARGUMENTS = re.compile(
+    rf"\bargs\s{{0,20}}:\s{{0,20}}(?:{_STRING}{_AFTER}|\[((?:{_ITEM}(?:,|(?=\])))*+)\s*\]{_AFTER})"
+)
+"""A text, or a list of texts and numbers; anything else is computed."""
+
+COMPUTED = "${args}"
+"""What stands for arguments that are computed, so that the command is refused with their name."""
+
 _INTERPRETER = re.compile(rf"\binterpreter\s{{0,20}}:\s{{0,20}}{_STRING}")
-_ENVIRONMENT = re.compile(r"\benv\s{0,20}:\s{0,20}\{([^{}]*)\}")
+_ENVIRONMENT = re.compile(r"\benv\s{0,20}:\s{0,20}\{")
 _VARIABLE = re.compile(rf"\b(\w+)\s{{0,20}}:\s{{0,20}}(?:{_STRING}|([\w.]+))")
 
 _YAML = re.compile(r"^apps:", re.MULTILINE)
@@ -86,24 +95,29 @@ def _object_around(masked: str, at: int) -> str:
     while end < last and depth >= 0:
         depth += {"{": 1, "}": -1}.get(masked[end], 0)
         end += 1
-    return masked[begin:end].strip("{}")
+    first_kept = begin + (masked[begin] == "{")
+    return masked[first_kept : end - (masked[end - 1] == "}")]
 
 
 def _words_of_app(app: str, strings: list[str]) -> list[str]:
     variables = _ENVIRONMENT.search(app)
+    section = _object_around(app, variables.end()) if variables else ""
     named = []
-    for variable in _VARIABLE.finditer(variables[1] if variables else ""):
+    for variable in _VARIABLE.finditer(section):
         value = strings[int(variable[2])] if variable[2] else variable[3]
         named.append(f"{variable[1]}={value}")
     interpreter = _INTERPRETER.search(app)
     program = strings[int(interpreter[1])] if interpreter else "none"
     script = _SCRIPT.search(app)
     arguments = _ARGUMENTS.search(app)
-    words: list[str] = []
+    words = [COMPUTED]
     if arguments and arguments[1]:
         words = _split(strings[int(arguments[1])])
     elif arguments:
-        words = [strings[int(number)] for number in re.findall(_STRING, arguments[2])]
+        items = filter(None, map(str.strip, arguments[2].split(",")))
+        words = [strings[int(item.strip("\0"))] if item[0] == "\0" else item for item in items]
+    elif script and strings[int(script[1])].endswith("vllm"):
+        words = ["serve", COMPUTED]
     started = [] if program == "none" else [program]
     return [*named, *started, strings[int(script[1])] if script else "", *words]
 

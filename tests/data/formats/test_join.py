@@ -111,3 +111,67 @@ def test_the_outermost_id_joins_the_halves(tmp_path):
     rows = [{"request_id": "outer", **row} for row in rows]
     (exchange,) = outcomes_of(tmp_path, rows)
     assert isinstance(exchange, Exchange)
+
+
+def events(**both) -> list[dict]:
+    """A call's request and answer as an application's own rows."""
+    messages = [{"role": "user", "content": "Hi"}]
+    message = {"role": "assistant", "reasoning": "r", "content": "yo"}
+    return [
+        {**both, "kind": "request", "payload": {"model": R1, "messages": messages}},
+        {**both, "kind": "response", "message": message, "finish": "stop"},
+    ]
+
+
+def test_an_applications_own_rows_are_joined_by_their_call(tmp_path):
+    (exchange,) = outcomes_of(tmp_path, events(call="c-1", conv="s-1"))
+    assert isinstance(exchange, Exchange)
+    assert (exchange.content, exchange.session) == ("yo", "s-1")
+
+
+def test_a_call_is_no_id_where_rows_have_one(tmp_path):
+    rows = [
+        {"id": key, "call": "chat", **half}
+        for key in ("r1", "r2")
+        for half in (
+            {"model": R1, "messages": [{"role": "user", "content": key}]},
+            {"choices": [{"message": {"content": "yo"}, "finish_reason": "stop"}]},
+        )
+    ]
+    outcomes = outcomes_of(tmp_path, rows)
+    assert [outcome.messages[-1]["content"] for outcome in outcomes] == ["r1", "r2"]
+
+
+def test_pieces_of_another_apis_stream_are_no_answers(tmp_path):
+    rows = events(request_id="r1")[:1]
+    for text in "abc":
+        message = {"role": "assistant", "content": text}
+        rows.append({"request_id": "r1", "model": R1, "message": message, "done": text == "c"})
+    assert not any(isinstance(outcome, Exchange) for outcome in outcomes_of(tmp_path, rows))
+
+
+def test_a_line_that_was_printed_twice_is_one_request(tmp_path):
+    request, answer = (json.dumps(row) for row in events(request_id="r1"))
+    log = tmp_path / "app.log"
+    log.write_text(
+        f"2026-07-01 10:00:00,123 INFO app: {request}\n"
+        f"2026-07-01 10:00:00,124 INFO app: {request}\n"
+        f"2026-07-01 10:00:02,000 +0200 INFO app: {answer}\n"
+    )
+    outcomes = list(read_exchanges(log_files(str(log))))
+    assert [type(outcome) for outcome in outcomes] == [Exchange, Reject]
+    assert outcomes[1].reason == "duplicate"
+
+
+def test_a_lines_time_with_a_zone_and_a_runtimes_stamp(tmp_path):
+    row = {"request": {"messages": [{"role": "user", "content": "Hi"}]}, "response": {}}
+    row["response"] = {"choices": [{"message": {"content": "yo"}, "finish_reason": "stop"}]}
+    lines = (
+        "2026-07-01 10:00:00.500 +0200 INFO x: ",
+        "2026-07-01T08:00:00.500000000Z 2026-07-01 10:00:00,500 INFO x: ",
+    )
+    for line in lines:
+        log = tmp_path / "app.log"
+        log.write_text(line + json.dumps(row) + "\n")
+        (outcome,) = read_exchanges(log_files(str(log)))
+        assert outcome.time == 1_782_892_800.5

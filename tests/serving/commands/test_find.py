@@ -456,3 +456,44 @@ def test_a_worker_logs_its_command_between_brackets() -> None:
         '{"a": [1, 2]}',
         "--max-num-seqs=6",
     ]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "['serve', 'org/m', eager ? '--enforce-eager' : '--seed=1']",
+        "['serve', 'org/m'].concat(['--seed=1'])",
+        "['serve', 'org/m', ...extra]",
+        "'serve org/m ' + '--seed=1'",
+        "`serve org/m ${flags}`",
+    ],
+)
+def test_computed_arguments_of_an_app_are_named(arguments: str) -> None:
+    app = f"module.exports = {{apps: [{{script: 'vllm', args: {arguments}, x: 1}}]}}"
+    with pytest.raises(OutriderError, match=r"\$\{(args|flags)\}: contains a shell variable"):
+        find_command("x", app)
+
+
+def test_a_list_of_an_apps_arguments_may_have_numbers() -> None:
+    app = {"script": "vllm", "args": ["serve", "org/m", "--max-num-seqs", 32, "-tp", 2]}
+    app |= {"interpreter": "none", "env": {"VLLM_USE_DEEP_GEMM": "1", "X": {"a": 1}}}
+    text = json.dumps({"apps": [app]}, separators=(",", ":"))
+    variables, words = find_command("x", text)
+    assert words == ["org/m", "--max-num-seqs", "32", "-tp", "2"]
+    assert variables["VLLM_USE_DEEP_GEMM"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("image", "used"),
+    [
+        ("reg:5000/vllm/vllm-openai", "reg:5000/vllm/vllm-openai:v0.10.0"),
+        ("vllm/vllm-openai", "vllm/vllm-openai@sha256:ab"),
+    ],
+)
+def test_an_image_that_kustomize_changes_is_named(image: str, used: str) -> None:
+    built = yaml.safe_dump({"kind": "Kustomization", "images": [{"name": image, "newTag": "v1"}]})
+    text = f"{built}---\n{manifest(image=used, args=['--model', 'org/m'])}"
+    with pytest.raises(OutriderError, match="a file of Kustomize"):
+        find_command("x", text)
+    other = "kind: Kustomization\nimages: 5\n---\n" + manifest(args=["--model", "org/m"])
+    assert find_command("x", other)[1] == ["--model", "org/m"]

@@ -67,8 +67,6 @@ def test_a_mail_is_decoded_and_its_quoted_lines_are_read() -> None:
         "vllm serve org/model --cudagraph-capture-sizes 1 2 \\\n> vllm.log 2>&1\n",
         "vllm serve \\\n> vllm.log --model org/model\n",
         "export TOKEN=aGk=\nvllm serve org/model --served-model-name=3D-gen\n",
-        "Content-Transfer-Encoding: quoted-printable\nContent-Type: text/plain; charset=foo\n\n"
-        "vllm serve org/model\n",
     ],
 )
 def test_what_only_looks_like_a_mail_stays(text: str) -> None:
