@@ -67,12 +67,6 @@ _BEFORE_OBJECT = re.compile(
 """A time, priority (RFC 3164, RFC 5424) or level, and what is before an object up to the end, which
 Python's logging writes with single quotes, or before a list of objects (APISIX' kafka-logger)."""
 
-_LINE_TIME = re.compile(
-    rb"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d(?:[.,]\d{1,9})?) ?(Z|[+-]\d\d:?\d\d)?"
-)
-_KEY = b'"line_time"'
-"""The key under which an object gets the time of its line."""
-
 _SYSLOG = re.compile(
     rb"(?P<rfc5424><\d{1,3}>1 )?(?:<\d{1,3}>)?"
     rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?)(Z|[+-]\d\d):?(\d\d)? (?(rfc5424)"
@@ -150,18 +144,8 @@ def _record(time: bytes, text: bytes) -> bytes:
         return text
     before = _BEFORE_OBJECT.match(text)
     if before and not before[0].endswith(_BODY):
-        stamped = _LINE_TIME.search(time) or _LINE_TIME.search(before[0])
-        return _timed(stamped, text[before.end() :])
+        return text[before.end() :]
     return text if first == b"[" else time + text
-
-
-def _timed(time: re.Match[bytes] | None, text: bytes) -> bytes:
-    """Returns an object with the time before it, for a row that has none of its own."""
-    is_object = text[:2] == b'{"' and _KEY not in text
-    if time is None or not is_object:
-        return text
-    day, clock, zone = time.groups(default=b"")
-    return b'{"line_time": "' + day + b"T" + clock.replace(b",", b".") + zone + b'", ' + text[1:]
 
 
 def _piece(line: bytes) -> _Piece | None:

@@ -30,7 +30,7 @@ from outrider.data.formats.known_rows import (
     WRITE_MESSAGES,
 )
 from outrider.data.formats.rows.embedded import object_of
-from outrider.data.formats.rows.row_fields import LINE_TIME, normal_name
+from outrider.data.formats.rows.row_fields import normal_name
 from outrider.data.formats.sides import sides
 from outrider.data.formats.wrappers import is_chat_export
 
@@ -113,8 +113,7 @@ def describe(sample: Sample, formats: Mapping[str, Any]) -> Description:
 
 
 def _keys(row: dict[str, Any]) -> str:
-    logged = [key for key in row if key != LINE_TIME]
-    names = [json.dumps(key, ensure_ascii=False)[1:-1][:40] for key in logged[:SHOWN_KEYS]]
+    names = [json.dumps(key, ensure_ascii=False)[1:-1][:40] for key in list(row)[:SHOWN_KEYS]]
     return ", ".join(names) + (", ..." if len(row) > SHOWN_KEYS else "")
 
 

@@ -23,7 +23,7 @@ import json
 from typing import Any
 
 from outrider.data.exchange import Exchange, Record, Reject
-from outrider.data.files.rows import Row, Sample, parse_row
+from outrider.data.files.rows import Row, Sample
 from outrider.data.formats.calls.cache_hits import check_generated
 from outrider.data.formats.calls.message_sides import logged_about, message_sides
 from outrider.data.formats.calls.openai import body, exchanges
@@ -32,9 +32,9 @@ from outrider.data.formats.fields import first, take_text
 from outrider.data.formats.rows.embedded import object_of
 from outrider.data.formats.rows.join import joined_records, model_of
 from outrider.data.formats.rows.other_rows import check_completion
-from outrider.data.formats.rows.row_fields import LINE_TIME, fields, find
+from outrider.data.formats.rows.row_fields import fields, find
 from outrider.data.formats.sides import sides
-from outrider.data.formats.wrappers import open_row, unwrapped
+from outrider.data.formats.wrappers import open_row
 
 NO_ID = (
     "no id joins the row with the other half of its exchange: give a request and its response, or"
@@ -133,9 +133,7 @@ def _side_inside(row: dict[str, Any]) -> str | None:
 def _asked_in(row: bytes) -> str:
     """Returns a row's request and who sent it when, without what a shipper has put around it."""
     try:
-        # Lines that were printed twice differ in the time before the object.
-        logged = {key: value for key, value in parse_row(row).items() if key != LINE_TIME}
-        opened = unwrapped(logged)
+        opened = open_row(row)
         about = fields(opened)
     except Reject:
         return row.decode("utf-8", "replace")

@@ -18,9 +18,6 @@ FIRST_SECOND = 1e9
 """Smaller numbers are no Unix times but, for instance, milliseconds since a process started
 (Dynamo's audit file) or a latency; as seconds, they would be before September 2001."""
 
-LINE_TIME = "line_time"
-"""Key of the time of an object's line (files/container_lines.py)."""
-
 FIELDS = {
     # LangSmith's `session_id` is a project, and a conversation is the thread in `extra.metadata`.
     "session": (
@@ -74,8 +71,6 @@ FIELDS = {
         "approximate_arrival_timestamp",  # Kinesis
         # WireMock; Charles; AIPerf
         *("request.logged_date", "times.start", "metadata.request_start_ns"),
-        "t",  # Serilog's compact format
-        LINE_TIME,
     ),
     "log_id": ("databricks_request_id", "request_id", "rid", "id"),
 }

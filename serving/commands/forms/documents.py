@@ -224,7 +224,7 @@ def _prefills(service: Any) -> bool:
     main = pod.get("mainContainer") if isinstance(pod, Mapping) else None
     written = main.get("args") if isinstance(main, Mapping) else None
     words = " ".join(map(str, written)) if isinstance(written, list) else str(written)
-    is_marked = "--is-prefill-worker" in words or "--disaggregation-mode prefill" in words
+    is_marked = "is-prefill-worker" in words or "disaggregation-mode prefill" in words
     return is_marked or service.get("subComponentType") == "prefill"
 
 

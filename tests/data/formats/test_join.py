@@ -161,17 +161,3 @@ def test_a_line_that_was_printed_twice_is_one_request(tmp_path):
     outcomes = list(read_exchanges(log_files(str(log))))
     assert [type(outcome) for outcome in outcomes] == [Exchange, Reject]
     assert outcomes[1].reason == "duplicate"
-
-
-def test_a_lines_time_with_a_zone_and_a_runtimes_stamp(tmp_path):
-    row = {"request": {"messages": [{"role": "user", "content": "Hi"}]}, "response": {}}
-    row["response"] = {"choices": [{"message": {"content": "yo"}, "finish_reason": "stop"}]}
-    lines = (
-        "2026-07-01 10:00:00.500 +0200 INFO x: ",
-        "2026-07-01T08:00:00.500000000Z 2026-07-01 10:00:00,500 INFO x: ",
-    )
-    for line in lines:
-        log = tmp_path / "app.log"
-        log.write_text(line + json.dumps(row) + "\n")
-        (outcome,) = read_exchanges(log_files(str(log)))
-        assert outcome.time == 1_782_892_800.5
