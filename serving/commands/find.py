@@ -266,7 +266,8 @@ def _candidates(text: str, script: str, documents: list[object]) -> Iterator[Ite
     for mapping in mappings_in_program(text):
         yield [words_of_prefixes(json.dumps(mapping))]
     yield [words_of_prefixes(text)]
-    yield words_of_gcloud(words_of_script(script))
+    if "gcloud" in script:
+        yield words_of_gcloud(words_of_script(script))
     yield words_of_llama_swap(documents)
     yield map(words_of_script, BLOCK.findall(text))
     yield words_of_units(text)

@@ -5,8 +5,8 @@
 
 An app is a script and its arguments, as a list or as text that pm2 splits like a shell, and the
 variables of `env`; those of `env_NAME` count only with `--env NAME` (pm2's docs, "Ecosystem File").
-Of JavaScript, only strings after `script`, `args`, `interpreter` and in `env` are read; nothing is
-run, and values that are computed are not found.
+Of JavaScript, only constants after `script`, `args`, `interpreter` and in `env` are read, and
+nothing is run: computed arguments stand as `COMPUTED`, with which the command is refused.
 """
 
 import itertools
