@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import yaml
 
 from outrider.common.errors import OutriderError
+from outrider.common.redaction import looks_secret
 from outrider.serving.commands.notes import flag_of
 from outrider.serving.vllm_flags import KNOWN, SWITCHES
 from outrider.serving.vllm_version import WRITTEN_FOR
@@ -164,8 +165,8 @@ def _without_values_of_switches(words: Sequence[str], parser: argparse.ArgumentP
 
 
 def _without_secret(flag: str, options: Sequence[str]) -> str:
-    """Returns a flag without what is glued to one for a key or token."""
-    secrets = (one for one in options if flag.startswith(one) and re.search("key|token", one))
+    """Returns `--api-key` of `--api-keysk-1`: what is glued to a secret's flag is the secret."""
+    secrets = (option for option in options if looks_secret(option) and flag.startswith(option))
     return next(secrets, flag)
 
 

@@ -248,6 +248,12 @@ def test_secrets_of_a_command_are_named_and_not_kept() -> None:
     assert "--of-another-release" not in found.notes[-1]
 
 
+def test_only_a_secret_is_taken_off_the_flag_it_is_glued_to() -> None:
+    """`--ssl-keyfile` begins as `--ssl-keyfile-password` of vLLM 0.4, and is no secret itself."""
+    command = "vllm serve org/model --api-keys3cret-1 --ssl-keyfile-password s3cret-2"
+    assert read_serve_command(command).unknown == ["--api-key", "--ssl-keyfile-password"]
+
+
 def parser_of_vllm() -> Any:
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
