@@ -12,6 +12,40 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
 
+Paths = str | Annotated[list[str], Field(min_length=1)] | None
+
+
+class FieldsConfig(_Section):
+    """`traffic.fields:` names that your application gave to fields of the log.
+
+    Each is a path of keys from the top of a row, such as `context.thread`, or a list of paths, of
+    which the first that a row has counts. It replaces the names that Outrider knows, so rows
+    without it have no such field."""
+
+    session: Paths = None
+    """The id of the conversation."""
+
+    user: Paths = None
+    """The id of the end user."""
+
+    tenant: Paths = None
+    """The customer or team that the user belongs to."""
+
+    route: Paths = None
+    """The endpoint, feature or application that sent the request."""
+
+    time: Paths = None
+    """The time of the request: seconds to nanoseconds since 1970, or ISO 8601."""
+
+    def paths(self) -> dict[str, tuple[str, ...]]:
+        """Returns the paths of each field that is set."""
+        return {
+            name: (value,) if isinstance(value, str) else tuple(value)
+            for name, value in self
+            if value is not None
+        }
+
+
 class TrafficConfig(_Section):
     """`traffic:` the logs."""
 
@@ -35,6 +69,9 @@ class TrafficConfig(_Section):
     request or the response, ignoring paths and case. Other exchanges are rejected as
     `other_model` and do not count towards `max_reject_fraction`. Default: keep all, and stop if the
     log has several models."""
+
+    fields: FieldsConfig = FieldsConfig()
+    """Names of sessions, users, tenants, routes and times, if Outrider does not know them."""
 
     server: Literal["sglang"] | None = None
     """The engine that wrote the log, if it is SGLang and a gateway dropped `matched_stop` from its

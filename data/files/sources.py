@@ -94,6 +94,8 @@ class LogFile:
     """What a file is that no format recognizes, and what to do."""
     is_binary: bool = False
     """Whether such a file has no rows, since it is not text."""
+    names: tuple[str, ...] = ()
+    """Paths of the first row's short values, any of which may be an id or a time."""
     _opening: Future[IO[bytes]] | None = field(default=None, repr=False)
     _held: IO[bytes] | None = field(default=None, repr=False)
 

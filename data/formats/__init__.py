@@ -43,6 +43,7 @@ from outrider.data.formats.readers import (
 from outrider.data.formats.rows.change_events import check_kept
 from outrider.data.formats.rows.embedded import json_of
 from outrider.data.formats.rows.nested_rows import outcomes_of
+from outrider.data.formats.rows.row_fields import named, named_paths, names_in
 from outrider.data.formats.unknown import describe
 from outrider.data.formats.wrappers import calls_of, unwrapped
 
@@ -77,6 +78,11 @@ JOINING = frozenset(
 )
 """Formats whose exchanges span several rows."""
 
+OWN_NAMES = frozenset(
+    {"azure_llm", "helicone", "langfuse", "litellm", "openai_batch", "sglang", "vllm_log"}
+)
+"""Formats that read sessions, users and times by themselves, under their producer's names."""
+
 WITH_OTHER_ROWS = frozenset({"langfuse", "message_pairs", "otel_genai", "sglang", "vllm_log"})
 """Formats whose logs are mostly rows that are no requests: spans and log lines."""
 
@@ -98,6 +104,7 @@ def files_by_format(
         )
     files_of: dict[str, list[LogFile]] = {}
     for file, sample in _samples(files):
+        file.names = names_in(sample.rows[0]) if sample.rows else ()
         format_name = _recognized(sample) if name == "auto" or sample.archive else name
         if format_name == UNKNOWN:
             file.unknown = tuple(describe(sample, FORMATS))
@@ -185,10 +192,38 @@ def _outcomes(name: str, record: Record) -> list[Exchange | Reject]:
     """Returns the outcomes of a record; a row may list several calls."""
     module = FORMATS[name]
     if hasattr(module, "records"):
-        return list(module.parse(record))
+        return _with_named(name, module.parse(record), record.payload)
     row = parse_row(record.payload)
     check_kept(row)
     calls = calls_of(row)
-    if len(calls) == 1:
-        return list(module.parse(replace(record, payload=calls[0])))
-    return outcomes_of(calls, lambda call: module.parse(replace(record, payload=call)), "call")
+
+    def parse_call(call: dict[str, Any]) -> list[Exchange | Reject]:
+        return _with_named(name, module.parse(replace(record, payload=call)), call, row)
+
+    return parse_call(calls[0]) if len(calls) == 1 else outcomes_of(calls, parse_call, "call")
+
+
+def _rows_of(payload: Any) -> Iterator[dict[str, Any]]:
+    """Yields the rows of a record, in order."""
+    if isinstance(payload, tuple):
+        for member in payload:
+            yield from _rows_of(member)
+    elif isinstance(payload, bytes):
+        yield parse_row(payload)
+    elif isinstance(payload, dict):
+        yield payload
+
+
+def _with_named(
+    name: str, outcomes: list[Exchange | Reject], *payloads: Any
+) -> list[Exchange | Reject]:
+    """Returns outcomes of `OWN_NAMES` with the values of `traffic.fields` instead of their own."""
+    if name not in OWN_NAMES or not named_paths():
+        return list(outcomes)
+    values = named(*_rows_of(payloads))
+    if "session" in values:
+        values["trace"] = None
+    return [
+        replace(outcome, **values) if isinstance(outcome, Exchange) else outcome
+        for outcome in outcomes
+    ]

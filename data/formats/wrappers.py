@@ -25,7 +25,7 @@ from outrider.data.formats.rows.dynamodb import item_of
 from outrider.data.formats.rows.embedded import json_of, object_of, plain_text, text_of_bytes
 from outrider.data.formats.rows.other_rows import ERROR_KEYS, FAILURES, failed_status, is_error
 from outrider.data.formats.rows.result_tables import rows_of
-from outrider.data.formats.rows.row_fields import fields, find, normal_name
+from outrider.data.formats.rows.row_fields import fields, find, named_paths, normal_name
 from outrider.data.formats.rows.span_attributes import (
     has_genai_attributes,
     is_otlp,
@@ -321,7 +321,12 @@ def _failure(holders: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _inherited(row: dict[str, Any]) -> dict[str, Any]:
     around = fields(row)
-    return {name: around[field] for name, field in INHERITED.items() if around[field] is not None}
+    given = named_paths()
+    return {
+        given[field][0] if field in given else name: around[field]
+        for name, field in INHERITED.items()
+        if around[field] is not None
+    }
 
 
 def is_chat_export(row: dict[str, Any]) -> bool:

@@ -49,6 +49,7 @@ from outrider.data.exchange import (
     Sums,
 )
 from outrider.data.formats import WITH_OTHER_ROWS, parse_record
+from outrider.data.formats.rows.row_fields import naming
 from outrider.data.ingest.copies import COPY_KEYS, copy_keys
 from outrider.data.ingest.traffic_profile import NOT_LOGGED
 from outrider.data.privacy.guard import PrivacyGuard, PrivacyTally
@@ -199,6 +200,8 @@ class Work:
     parts_dir: Path
     file_numbers: dict[str, str]
     """Prefixes of sequence ids, by file name."""
+    fields: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    """Paths of the recipe's `traffic.fields`."""
     server: str | None = None
     """The engine, if the recipe names it."""
     hard_labels: bool = True
@@ -221,7 +224,8 @@ class Work:
     def make(self, chunk: Chunk) -> int:
         """Writes a chunk's part unless it exists; returns its number of records."""
         if not part_path(self.parts_dir, chunk.number).exists():
-            self._make(chunk)
+            with naming(self.fields):
+                self._make(chunk)
         return len(chunk.items)
 
     def _make(self, chunk: Chunk) -> None:

@@ -45,6 +45,7 @@ from outrider.data.exchange import (
 )
 from outrider.data.files.sources import LogFile, log_files, summary_of
 from outrider.data.formats import FORMATS, JOINING, UNKNOWN, files_by_format, read_records
+from outrider.data.formats.rows.row_fields import naming
 from outrider.data.ingest.chunks import (
     SCHEMA,
     Tally,
@@ -55,6 +56,7 @@ from outrider.data.ingest.chunks import (
     part_path,
 )
 from outrider.data.ingest.copies import Copies, copies_in
+from outrider.data.ingest.field_names import unread_fields
 from outrider.data.ingest.traffic_profile import NOT_LOGGED, profile
 from outrider.data.privacy.guard import KEY_FILE, LEFT_OUT, PRIVACY_FILE, PrivacyTally, privacy_key
 
@@ -104,7 +106,9 @@ def ingest(
     not_read: list[str] = []
     found_files = log_files(traffic.path, not_read)
     limited = [dataclasses.replace(file, limit=rows_per_file) for file in found_files]
-    files_of = files_by_format(limited, traffic.format, not_read)
+    paths = traffic.fields.paths()
+    with naming(paths):
+        files_of = files_by_format(limited, traffic.format, not_read)
     files = [file for of_format in files_of.values() for file in of_format]
     target_dir = Path(target_dir)
     out_dir = Path(out_dir)
@@ -130,6 +134,7 @@ def ingest(
         key=key,
         parts_dir=parts_dir,
         file_numbers=file_numbers,
+        fields=paths,
         server=traffic.server,
         hard_labels=hard_labels,
         generation=generation,
@@ -138,7 +143,7 @@ def ingest(
     if not_read:
         line = printable(summary_of(not_read))
         console.print(f"traffic.path: {line}", markup=False, soft_wrap=True)
-    with console.status("ingest") as status:
+    with naming(paths), console.status("ingest") as status:
         chunks = chunks_of(_records(files_of, out_dir))
         made = make_parts(chunks, work, _workers(files) if workers is None else workers)
         records: list[int] = []
@@ -163,9 +168,15 @@ def ingest(
     summary = {
         "files": [file.name for file in files],
         "not_read": not_read,
+        "names": list(next((file.names for file in files if file.names), ())),
         **tally.summary(),
         **profile(out_dir / "sequences", target_dir, traffic.tpot_ms),
     }
+    empty = unread_fields(paths, summary) if tally.exchanges else []
+    if empty and problems is None:
+        raise OutriderError("\n".join(empty))
+    if problems is not None:
+        problems += empty
     write_json(out_dir / "summary.json", summary)
     # Last: with the summary written, the parts are not needed to resume.
     shutil.rmtree(parts_dir)
@@ -315,7 +326,7 @@ def _parts_dir(
     target_digests = {path.name: path_digest(path) for path in tokenizer_files if path.is_file()}
     inputs = {
         "files": [file.identity() for file in files],
-        "traffic": [traffic.format, traffic.model, traffic.server],
+        "traffic": [traffic.format, traffic.model, traffic.server, traffic.fields.paths()],
         "privacy": privacy.model_dump(mode="json"),
         "privacy key": hashlib.sha256(key).hexdigest(),
         "target": target_digests,

@@ -20,6 +20,7 @@ from outrider.common.inert import printable
 from outrider.common.jackknife import ENOUGH_SESSIONS, LEAST_SESSIONS
 from outrider.data.config import PrivacyConfig, SplitConfig, TrafficConfig
 from outrider.data.exchange import BEYOND_FIRST, HALVES, SAMPLED_OTHERWISE
+from outrider.data.ingest.field_names import naming_advice
 from outrider.data.ingest.ingest import ingest
 from outrider.data.ingest.traffic_profile import NOT_LOGGED
 from outrider.data.sequences import load_sequences
@@ -115,6 +116,7 @@ def advise(
         *(_split_advice(divided, split) if divided else []),
         *([] if wrong_target(ingested) else _fidelity_advice(ingested)),
         *_sampling_advice(ingested),
+        *naming_advice(ingested),
     ]
 
 

@@ -22,6 +22,8 @@ from outrider.common.redaction import redacted
 from outrider.serving.commands.forms.batch import script_of_batch
 from outrider.serving.commands.forms.documents import (
     LONGEST_TEXT,
+    PREFILL,
+    ROLE,
     documents_in,
     files_of_documents,
     mappings_in,
@@ -32,7 +34,7 @@ from outrider.serving.commands.forms.hcl import words_of_hcl
 from outrider.serving.commands.forms.launchers import words_of_prefixes
 from outrider.serving.commands.forms.llama_swap import words_of_llama_swap
 from outrider.serving.commands.forms.make_files import script_of_justfile, script_of_makefile
-from outrider.serving.commands.forms.pasted import bracketed_in_log, history_of
+from outrider.serving.commands.forms.pasted import bracketed_in_log, files_printed, history_of
 from outrider.serving.commands.forms.pm2 import words_of_pm2
 from outrider.serving.commands.forms.powershell import script_of_powershell
 from outrider.serving.commands.forms.python_programs import (
@@ -167,6 +169,13 @@ def _why_no_command(text: str, documents: list[object]) -> str:
     """What a text without a command is, as far as that is known, and what to give instead."""
     if any(isinstance(one, Mapping) and one.get("kind") == "Kustomization" for one in documents):
         return f"a file of Kustomize; give {OF_KUSTOMIZE}"
+    if printed := files_printed(text):
+        return (
+            f"a terminal's output with several files; give {printed[-1]} itself, with"
+            f" {', '.join(printed[:-1])} next to it"
+            if len(printed) > 1
+            else f"a terminal's output; give the file {printed[0]} itself"
+        )
     if STRACE_CUT.search(text):
         return (
             "strace has cut the command's words; give `strace -s 65535` or, while it runs,"
@@ -278,10 +287,10 @@ def _candidates(text: str, script: str, documents: list[object]) -> Iterator[Ite
         yield ([*exported, *words] for words in words_of_engines(calls))
     yield words_of_started(text)
     yield words_of_program(text)
+    yield [words_of_hcl(text)]
     yield words_of_lists(text)
     for words in words_of_log(text):  # the last start is the one that runs
         yield [words]
-    yield [words_of_hcl(text)]
     yield [words_of_script(script_of_makefile(text))]
     yield [words_of_script(script_of_justfile(text))]
     yield words_of_pm2(text)
@@ -316,7 +325,7 @@ def _first_command(source: str, readings: Iterable[Iterable[list[str]]]) -> Comm
         commands = _commands_of(candidates)
         first_nodes = [command for command in commands if HEADLESS not in command[1]]
         writing = [command for command in first_nodes if not _never_drafts(command[1])]
-        drafting = [command for command in writing if not _only_prefills(command[1])]
+        drafting = [command for command in writing if not _only_prefills(*command)]
         chosen = drafting or writing or first_nodes
         if chosen:
             _check_one_model(source, chosen)
@@ -352,8 +361,10 @@ def _never_drafts(words: Sequence[str]) -> bool:
     return not NEVER_DRAFTS.isdisjoint(_values_of(words, OF_TASKS))
 
 
-def _only_prefills(words: Sequence[str]) -> bool:
+def _only_prefills(variables: Mapping[str, str], words: Sequence[str]) -> bool:
     """Whether a command's server hands each request to another one after its prompt."""
+    if ROLE in variables:
+        return variables[ROLE] == PREFILL
     whole = [re.sub(r"\s", "", value) for value in _values_of(words, {CONNECTOR})]
     roles = set(_values_of(words, {f"{CONNECTOR}.kv_role", f"{CONNECTOR}.kv-role"}))
     return PRODUCER in roles or any(f'"kv_role":"{PRODUCER}"' in value for value in whole)

@@ -72,6 +72,11 @@ OF_EMBEDDINGS = re.compile(
 
 COMMENT_LINE = re.compile(r"^[ \t]*#.*$", re.MULTILINE)
 
+CUT_BY_COMMENT = re.compile(
+    r"\\\n(?:[ \t]*#[^\n]*\n){1,50}[ \t]*(?:\\\n[ \t]*)?(?P<flag>--[a-z][\w-]*)"
+)
+"""A line that a backslash continues, a comment, and a flag: the shell joins line and comment."""
+
 OF_HELM = re.compile(r"\{\{-?[ \t]*(\.Values\.[\w.]{1,100})")
 SHOWN_VALUES = 3
 
@@ -118,7 +123,7 @@ def read_serve_command(text: str) -> ServeCommand:
     if environment.kept:
         engine["environment"] = environment.kept
     notes = notes_on(given, left_out, environment, unknown)
-    notes += _notes_on_script(text)
+    notes += _notes_on_script(text, arguments)
     if folder is not None and any((folder / name).is_file() for name in KUSTOMIZATIONS):
         notes.append(
             f"Kustomize's file in {folder}: it may change what this file has; give {OF_KUSTOMIZE}"
@@ -170,8 +175,8 @@ def _note_on_head(model: str) -> str:
     )
 
 
-def _notes_on_script(text: str) -> list[str]:
-    """Lines about what a script does that is not read."""
+def _notes_on_script(text: str, arguments: Sequence[str]) -> list[str]:
+    """Lines about what a script does that is not read; `arguments` are what was read of it."""
     notes = []
     has_conditions = CONDITIONAL.search(with_decided_branches(text)) is not None
     if is_batch(text):
@@ -181,6 +186,13 @@ def _notes_on_script(text: str) -> list[str]:
     if _HAS_DEFAULTS.search(text):
         notes.append(
             "a program with defaults of arguments or variables, which are taken: check these values"
+        )
+    lost = CUT_BY_COMMENT.search(text)
+    # In a Dockerfile, lines of comments are left out before lines are joined.
+    if lost is not None and not any(word.startswith(lost["flag"]) for word in arguments):
+        notes.append(
+            f"a comment in the middle of the command ends it, so {lost['flag']} and what follows"
+            " are not passed: check these values"
         )
     if servers := OF_EMBEDDINGS.findall(COMMENT_LINE.sub("", text)):
         notes.append(

@@ -58,6 +58,7 @@ from outrider.data.formats.fields import (
     unpacked,
 )
 from outrider.data.formats.rows.other_rows import check_completion
+from outrider.data.formats.rows.row_fields import named_paths
 
 Prompt = str | list[int]
 """A prompt of a text completion."""
@@ -237,6 +238,7 @@ def _exchanges(
     messages = None if logged is None else text_messages(logged, is_sglang)
     metadata = _optional(request, "metadata")
     usage = _optional(response, "usage")
+    of_row = {"session": session, "user": user, "tenant": tenant, "route": route, "time": time}
     shared = {
         "place": place,
         "messages": messages,
@@ -257,6 +259,8 @@ def _exchanges(
         "seconds": seconds,
         **sampling_of(request, "request"),
     }
+    given = {name: of_row[name] for name in named_paths()}
+    shared |= {**given, "trace": None} if "session" in given else given
     return _of_choices(request, response, messages, shared)
 
 

@@ -53,7 +53,7 @@ from outrider.data.formats.readers.otel_events import (
 )
 from outrider.data.formats.rows.embedded import object_of
 from outrider.data.formats.rows.nested_rows import outcomes_of
-from outrider.data.formats.rows.row_fields import LONGEST_S, fields, find, seconds_of
+from outrider.data.formats.rows.row_fields import LONGEST_S, fields, find, named, seconds_of
 from outrider.data.formats.rows.span_attributes import (
     IS_AROUND,
     attributes_of,
@@ -199,9 +199,8 @@ def _outcomes(
             row=row,
             sides=sides,
             place=place,
-            **_times(span, logged),
             log_id=_span_id(span),
-            **take_names(logged, NAMES, "attributes"),
+            **_about(span, logged),
         )
     if ADK_REQUEST in logged:
         raise Reject(
@@ -242,8 +241,13 @@ def _outcomes(
         "choices": _choices(logged),
         "usage": None if used is None else {"completion_tokens": int(used)},
     }
+    return exchanges(request, response, place, log_id=_span_id(span), **_about(span, logged))
+
+
+def _about(span: dict[str, Any], logged: dict[str, Any]) -> dict[str, Any]:
+    """Returns a call's session, user, tenant, route, time and duration."""
     about = {**_times(span, logged), **take_names(logged, NAMES, "attributes")}
-    return exchanges(request, response, place, log_id=_span_id(span), **about)
+    return {**about, **named(logged, span)}
 
 
 def _check_unique(span: dict[str, Any], logged: dict[str, Any], joined: frozenset[str]) -> None:

@@ -5,10 +5,20 @@
 
 Names are compared in snake case, without the marks that begin them: `startTime`, `START_TIME` and
 `@timestamp` are `start_time` and `timestamp`. DynamoDB's and MongoDB's typed values are unwrapped.
+
+Names of the recipe's `traffic.fields` replace the known ones of a field:
+
+    with naming({"user": ("author_id",)}):
+        fields({"author_id": "ada", "user_id": "bot"})["user"]      # "ada"
 """
 
+import contextlib
 import functools
 import re
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from datetime import datetime
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from outrider.data.formats.fields import number, take_text, take_time
@@ -120,6 +130,14 @@ HEADER_HOLDERS = (
     *("http_request_headers", "payload.http_request_headers"),  # Dynamo
 )
 
+LONGEST_ID = 100
+"""Characters of the longest text that `names_in` takes for an id or a time."""
+
+_CALL = frozenset({"messages", "prompt", "choices"})
+"""Keys of a request's or a response's body, whose other values are not ids of the application."""
+
+_PLAIN_NAME = re.compile(r"[A-Za-z_@$][\w$-]*(?:\.[A-Za-z_@$][\w$-]*)*")
+
 NGINX = "http_"
 """How nginx's variables of a request's headers begin: $http_x_user_id."""
 
@@ -129,6 +147,35 @@ NOT_SENT = "-"
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 TYPED = frozenset({"S", "N", "$oid"})
 """Keys around a value in DynamoDB's and MongoDB's JSON."""
+
+_NAMED: ContextVar[Mapping[str, tuple[str, ...]]] = ContextVar(
+    "traffic.fields", default=MappingProxyType({})
+)
+
+
+@contextlib.contextmanager
+def naming(paths: Mapping[str, tuple[str, ...]]) -> Iterator[None]:
+    """Reads the fields in `paths` from there alone, in this process, within the context."""
+    token = _NAMED.set(paths)
+    try:
+        yield
+    finally:
+        _NAMED.reset(token)
+
+
+def named_paths() -> Mapping[str, tuple[str, ...]]:
+    """Returns the paths of the recipe's `traffic.fields`, by the name of the field."""
+    return _NAMED.get()
+
+
+def named(*rows: dict[str, Any]) -> dict[str, Any]:
+    """Returns the values of the recipe's fields in the first row that has each; None elsewhere."""
+    values: dict[str, Any] = {}
+    for name, paths in named_paths().items():
+        places = (find(row, path) for row in rows for path in paths)
+        found_values = (_value(place, is_time=name == "time") for place in places if place)
+        values[name] = next((value for value in found_values if value is not None), None)
+    return values
 
 
 @functools.lru_cache(4096)
@@ -143,8 +190,11 @@ def fields(row: dict[str, Any]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     is_run = all(key in row for key in PROJECT)
     names = _names(row)
+    given = named(row)
     for name, paths in FIELDS.items():
-        values[name] = None
+        values[name] = given.get(name)
+        if name in given:
+            continue
         for path in paths:
             if is_run and path == "session_id":
                 continue
@@ -153,14 +203,36 @@ def fields(row: dict[str, Any]) -> dict[str, Any]:
             if value is not None:
                 values[name] = value
                 break
-    values["time"] = _start_of(row, names, values["time"])
+    if "time" not in given:
+        values["time"] = _start_of(row, names, values["time"])
     values["seconds"] = _seconds_of(row, names, values["time"])
     if values["session"] is None or values["user"] is None:
         sent = _headers(row, names)
         for name, keys in HEADERS.items():
-            if values[name] is None:
+            if values[name] is None and name not in given:
                 values[name] = next((sent[key] for key in keys if sent.get(key)), None)
     return values
+
+
+def names_in(row: dict[str, Any]) -> tuple[str, ...]:
+    """Returns the paths of a row's short values, down to the second level: ids, times, labels.
+
+    Only plain names are listed: a key may be a customer's data, such as an address.
+    """
+    paths = []
+    for key, value in row.items():
+        inner = object_of(value)
+        if inner is None:
+            paths += [key] if _is_short(value) else []
+        elif _CALL.isdisjoint(inner):
+            paths += [f"{key}.{name}" for name, of_name in inner.items() if _is_short(of_name)]
+    return tuple(path for path in paths if _PLAIN_NAME.fullmatch(path))
+
+
+def _is_short(value: Any) -> bool:
+    if isinstance(value, str):
+        return 0 < len(value) <= LONGEST_ID and " " not in value.strip()
+    return type(value) in (int, float, datetime)
 
 
 def _start_of(row: dict[str, Any], names: dict[str, str], time: float | None) -> float | None:

@@ -33,6 +33,14 @@ LONGEST_TEXT = 1_000_000
 """Characters of a text that is searched. Kubernetes' objects are shorter than 1.5 MB, and vLLM's
 logs are reduced to the lines that name its arguments."""
 
+ROLE = "role"
+"""The variable with the role of a container's server. It is in lower case, as `IMAGE_USED`."""
+
+PREFILL = "prefill"
+
+_ROLE_LABEL = re.compile(r"(?:^|[./-])role(?:-name)?$")
+"""Names of a pod's label with its role."""
+
 OF_INSPECT = {"Cmd": "command", "Entrypoint": "entrypoint", "Env": "environment", "Image": "image"}
 """What `docker inspect` calls the keys of Compose."""
 
@@ -78,7 +86,7 @@ def words_of_documents(documents: list[Any]) -> Iterator[Iterable[list[str]]]:
         for script in _texts(mapping):
             if "vllm" in script and "\n" in script.strip():
                 named = (f"{name}={value}" for name, value in _environment(mapping))
-                yield [[*named, *words_of_script(script)]]
+                yield [[*_of_dstack(mapping), *named, *words_of_script(script)]]
 
 
 def _words_of_containers(documents: list[Any]) -> Iterator[list[str]]:
@@ -86,10 +94,32 @@ def _words_of_containers(documents: list[Any]) -> Iterator[list[str]]:
     config_maps = _config_maps(documents)
     for document in documents:
         of_kubernetes = isinstance(document, Mapping) and "apiVersion" in document
+        roles = _roles_in(document)
         for written in _containers(_with_variables_of_services(document)):
             container = _with_config_maps(written, config_maps)
             words = _words_of_container(container, of_kubernetes)
-            yield [*_of_leader(document, words), *words]
+            role = [f"{ROLE}={roles[id(written)]}"] if id(written) in roles else []
+            yield [*role, *_of_leader(document, words), *words]
+
+
+def _roles_in(document: Any) -> dict[int, str]:
+    """Returns the role in a prefill/decode pair of each container that has one, by its identity.
+
+    Pods have it as a label: llm-d.ai/role of llm-d, role-name of AIBrix' StormService.
+    """
+    roles: dict[int, str] = {}
+    for pod in mappings_in(document):
+        about = pod.get("metadata")
+        labels = about.get("labels") if isinstance(about, Mapping) else None
+        if not isinstance(labels, Mapping):
+            continue
+        named = [
+            str(value).lower() for key, value in labels.items() if _ROLE_LABEL.search(str(key))
+        ]
+        role = next((name for name in named if name in (PREFILL, "decode")), None)
+        if role is not None:
+            roles |= {id(container): role for container in _containers(pod)}
+    return roles
 
 
 def _inline_values(documents: list[Any]) -> list[Any]:
@@ -304,6 +334,20 @@ def _of_skypilot(task: Mapping[str, Any]) -> dict[str, str]:
     if len(numbers) == 1:
         variables["SKYPILOT_NUM_GPUS_PER_NODE"] = numbers.pop()
     return variables
+
+
+def _of_dstack(task: Mapping[str, Any]) -> list[str]:
+    """Returns the variable with the number of GPUs that dstack sets, if its configuration has one.
+
+    Its docs, "resources": a name, memory and number in any order (`H100:80GB:4`), or a mapping.
+    """
+    resources = task.get("resources")
+    gpu = resources.get("gpu") if "commands" in task and isinstance(resources, Mapping) else None
+    if gpu is None:
+        return []
+    parts = [str(gpu.get("count", 1))] if isinstance(gpu, Mapping) else str(gpu).split(":")
+    numbers = [part for part in parts if re.fullmatch(r"\d+(?:\.\.)?(?:\d+)?", part)] or ["1"]
+    return [f"DSTACK_GPUS_NUM={numbers[0]}"] if numbers[0].isdecimal() else []
 
 
 def _numbers_of_gpus(resources: Any) -> Iterator[str]:

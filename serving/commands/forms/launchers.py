@@ -186,7 +186,8 @@ def of_launcher(module: str, words: Sequence[str]) -> list[str]:
                 kept.append(launcher.translated.get((name, word), word))
             continue
         flag, equals, value = word.partition("=")
-        name = flag.removeprefix("--").replace("-", "_")
+        flag, dot, key = flag.removeprefix("--").partition(".")
+        name = flag.replace("-", "_") + dot + key
         is_own = name in launcher.own
         name = launcher.renamed.get(name, name)
         if not is_own:
@@ -306,4 +307,6 @@ def _words(name: str, value: str) -> list[str]:
 
 
 def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+    """Returns a name as a flag; as in vLLM, a key behind a dot stays as it is."""
+    flag, dot, key = name.partition(".")
+    return "--" + flag.replace("_", "-") + dot + key

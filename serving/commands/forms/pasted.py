@@ -59,6 +59,11 @@ _MAGIC = re.compile(r"^[ \t]*(?:%env|%set_env)[ \t]+(\w+)[ =][ \t]*(.*)$", re.MU
 _CELL_MAGIC = re.compile(r"^%%\w+[^\n]*\n")
 _SHELL_LINE = re.compile(r"^[ \t]*!", re.MULTILINE)
 
+_PRINTED = re.compile(
+    r"^\S{0,80}[^\S\n]?\S{0,80}[$#][ \t]+cat[ \t]+([\w./~-]+)[ \t]*$", re.MULTILINE
+)
+"""A shell's prompt, such as `me@host:~$`, and the command that prints a file."""
+
 LEAST_NUMBERED = 3
 """Numbered lines that a text has at least if it is a shell's history."""
 
@@ -86,6 +91,11 @@ def bracketed_in_log(text: str) -> Iterator[str]:
         words = rest[: end.start()] if end else rest.rstrip().removesuffix("]")
         image = _IMAGE.search(before)
         yield (f"{IMAGE_USED}={image[1]}\n" if image else "") + words
+
+
+def files_printed(text: str) -> list[str]:
+    """Returns the files that a terminal's output shows with `cat`, in order."""
+    return list(dict.fromkeys(_PRINTED.findall(text)))
 
 
 def history_of(text: str) -> list[str]:

@@ -18,6 +18,7 @@ UNRESOLVED = re.compile(r"\$[({\w@*]|`|\{\{|%\(\w+\)s")
 SETTERS = {
     "SLURM_": "Slurm sets it from the options of the job",
     "SKYPILOT_": "SkyPilot sets it from resources.accelerators and num_nodes",
+    "DSTACK_": "dstack sets it from resources.gpu and nodes",
     "LWS_": "LeaderWorkerSet sets it, LWS_GROUP_SIZE from leaderWorkerTemplate.size",
     "POD_": "Kubernetes sets it when the pod starts",
     "RUNPOD_": "RunPod sets it on its machines",
