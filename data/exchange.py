@@ -165,6 +165,8 @@ class Reject(Exception):
         self.place = place
         self.rows = rows
         self.model: str | None = None
+        self.is_request = True
+        """False for rows that a log has besides requests, such as spans around calls."""
 
 
 HALVES = frozenset({"unmatched_request", "unmatched_response", "stream_cut"})

@@ -449,7 +449,9 @@ def check_call(row: dict[str, Any]) -> None:
         kind = where.holder.get(where.key) if where else None
         if isinstance(kind, str):
             if kind.strip('"').upper() in OTHER_KINDS:
-                raise Reject("not_a_generation", "the span is not a call")
+                reject = Reject("not_a_generation", "the span is not a call")
+                reject.is_request = False
+                raise reject
             return
 
 

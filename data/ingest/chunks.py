@@ -158,7 +158,8 @@ class Tally(Sums):
     def add_reject(self, reject: Reject, format_name: str) -> None:
         """Counts a rejected row of a format."""
         self.rejects[reject.reason] += reject.rows
-        is_request = reject.reason == "error_response" or format_name not in WITH_OTHER_ROWS
+        has_requests_alone = format_name not in WITH_OTHER_ROWS and reject.is_request
+        is_request = reject.reason == "error_response" or has_requests_alone
         if reject.reason in NOT_GENERATIONS and is_request:
             self.not_generations += reject.rows
 

@@ -27,7 +27,7 @@ from outrider.serving.vllm_arguments import runs_mla
 from outrider.serving.vllm_version import runs_on_cpu
 from outrider.speculators.base import main_refusal, planned, unsupported_kinds, warm_directory
 from outrider.speculators.checkpoints.architectures import architecture_of, check_keys
-from outrider.speculators.checkpoints.layout import CONFIG_FILES
+from outrider.speculators.checkpoints.layout import CONFIG_FILES, check_checkpoint
 from outrider.speculators.config import ANY_LOOKUP, AUTO
 from outrider.speculators.kinds import (
     DEFAULT_KIND,
@@ -76,6 +76,7 @@ def resolve_for_target(recipe: Recipe, target_dir: Path | None = None) -> tuple[
 
 def _resolve(recipe: Recipe, target_dir: Path) -> tuple[Recipe, list[str]]:
     """The five steps, in order: each reads what those before it have filled in."""
+    check_checkpoint(target_dir)
     target = Target(target_dir, _checked_config(recipe, target_dir))
     # The engine's attention is settled before the layer type of heads, which share its KV cache,
     # and the layer type before the kinds, since a kind with another cache cannot be served.

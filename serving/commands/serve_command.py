@@ -77,6 +77,9 @@ CUT_BY_COMMENT = re.compile(
 )
 """A line that a backslash continues, a comment, and a flag: the shell joins line and comment."""
 
+OF_DOCKERFILE = re.compile(r"^FROM[ \t]", re.MULTILINE)
+"""The mark of a Dockerfile, of which lines of comments are left out before lines are joined."""
+
 OF_HELM = re.compile(r"\{\{-?[ \t]*(\.Values\.[\w.]{1,100})")
 SHOWN_VALUES = 3
 
@@ -188,11 +191,12 @@ def _notes_on_script(text: str, arguments: Sequence[str]) -> list[str]:
             "a program with defaults of arguments or variables, which are taken: check these values"
         )
     lost = CUT_BY_COMMENT.search(text)
-    # In a Dockerfile, lines of comments are left out before lines are joined.
-    if lost is not None and not any(word.startswith(lost["flag"]) for word in arguments):
+    if lost is not None and not OF_DOCKERFILE.search(text):
+        is_read = any(word.startswith(lost["flag"]) for word in arguments)
         notes.append(
-            f"a comment in the middle of the command ends it, so {lost['flag']} and what follows"
-            " are not passed: check these values"
+            f"a comment in the middle of the command ends it in a shell, so {lost['flag']} and what"
+            f" follows are not passed there, and {'' if is_read else 'not '}read here: check these"
+            " values"
         )
     if servers := OF_EMBEDDINGS.findall(COMMENT_LINE.sub("", text)):
         notes.append(

@@ -134,6 +134,30 @@ UNREAD_WEIGHTS = frozenset({".bin", ".gguf", ".pt", ".pth"})
 """Suffixes of weights in formats other than safetensors. Reading a pickle runs its code."""
 
 
+EMBEDDING_FILES = ("modules.json", "config_sentence_transformers.json", "1_Pooling")
+"""Files of sentence-transformers. Embedding models may have a text model's architecture in their
+config.json (Qwen3-Embedding: Qwen3ForCausalLM)."""
+
+
+def check_checkpoint(directory: Path) -> None:
+    """Raises an `OutriderError` if a directory's files show that it is no target.
+
+    A directory with config.json alone passes: plans need no weights.
+    """
+    marks = [name for name in EMBEDDING_FILES if (directory / name).exists()]
+    if marks:
+        raise OutriderError(
+            f"{directory / marks[0]}: an embedding model of sentence-transformers, which writes no"
+            " text; set target.model to the model that the endpoint generates with"
+        )
+    ggufs = sorted(file.name for file in directory.glob("*.gguf"))
+    if ggufs and not any(directory.glob("*.safetensors")):
+        raise OutriderError(
+            f"{directory / ggufs[0]}: only safetensors are read, and vLLM 0.32 loads no GGUF; set"
+            " target.model to the checkpoint that it was made from"
+        )
+
+
 def fix_of_missing_weights(directory: Path) -> str:
     """What to do about a directory without its safetensors files."""
     unread = sorted(file.name for file in directory.glob("*") if file.suffix in UNREAD_WEIGHTS)

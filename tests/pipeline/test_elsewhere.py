@@ -41,6 +41,8 @@ def write_target(case: dict[str, Any], folder: Path, tokenizer_of: Path) -> Path
     (folder / case.get("config_name", "config.json")).write_text(json.dumps(case["config"]))
     if "hf_quant_config" in case:
         (folder / "hf_quant_config.json").write_text(json.dumps(case["hf_quant_config"]))
+    for name in case.get("files_beside", ()):
+        (folder / name).touch()
     for name in TOKENIZER:
         shutil.copyfile(tokenizer_of / name, folder / name)
     return folder

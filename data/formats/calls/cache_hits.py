@@ -34,6 +34,10 @@ COUNTED = frozenset({"is_cached", "cached"})
 NO_REFERENCE = "00000000-0000-0000-0000-000000000000"
 """Helicone's `cache_reference_id` of a generated answer."""
 
+EVENTS = frozenset({"event", "event_type", "type"})
+HIT_EVENT = re.compile(r"(?:\w+[._-])?cache[._-]?hit", re.IGNORECASE)
+"""Fields and values with which an application logs a hit, such as `llm.cache_hit`."""
+
 TAG = re.compile(r"cache_hit:true", re.IGNORECASE)
 """Tag that LiteLLM gives an observation in Langfuse."""
 
@@ -62,6 +66,7 @@ def check_generated(row: dict[str, Any], depth: int = 0) -> None:
         is_hit = name in FLAGS and HIT.fullmatch(str(value).strip()) is not None
         is_hit = is_hit or (name in COUNTED and str(value) == "1")
         is_hit = is_hit or (name == "cache" and value == "read")
+        is_hit = is_hit or (name in EVENTS and HIT_EVENT.fullmatch(str(value)) is not None)
         is_copy = name in ("cache_reference_id", "cachereferenceid") and value
         is_tagged = isinstance(value, list) and any(
             TAG.fullmatch(tag) for tag in value if isinstance(tag, str)

@@ -46,8 +46,20 @@ REMEDIES = {
 }
 """What to do about each mark; the first one in a text counts."""
 
-HIDDEN = "__REDACTED__"
-"""What OpenInference writes instead of a text that it is told to hide (its configuration)."""
+HIDDEN = {
+    "__REDACTED__": "OPENINFERENCE_HIDE_INPUTS or its like was on",
+    "<masked due to failed mask function>": "Langfuse's mask function raised an error: correct it",
+    "<fully masked due to failed mask function>": "Langfuse's mask function raised an error:"
+    " correct it",
+}
+"""What OpenInference and Langfuse's SDKs write instead of a text that they are to hide, and why
+(OpenInference's configuration; langfuse-python, _client/span.py; langfuse-js, span processor)."""
+
+REPLACED = "<truncated due to size exceeding limit>"
+TOO_LARGE = (
+    "Langfuse's SDK replaced a value of an event above 1 MB: set LANGFUSE_MAX_EVENT_SIZE_BYTES, or"
+    " log requests and responses at a gateway"
+)
 
 SCRUBBED = re.compile(r"\[Scrubbed due to '[^\]\n]{1,200}'\]\Z")
 """What Logfire writes instead of a value in which it finds a word such as `password`
@@ -86,8 +98,10 @@ def check_whole(value: Any, where: str) -> None:
 
 
 def _check_text(text: str, where: str) -> None:
-    if text == HIDDEN:
-        raise Reject("redacted", f"{where}: OPENINFERENCE_HIDE_INPUTS or its like was on")
+    if text in HIDDEN:
+        raise Reject("redacted", f"{where}: {HIDDEN[text]}")
+    if text == REPLACED:
+        raise Reject("truncated", f"{where}: {TOO_LARGE}")
     if SCRUBBED.match(text):
         raise Reject("redacted", f"{where}: Logfire scrubbed it; allow it by a scrubbing callback")
     mark = _MARK.search(text) if any(part in text for part in MARKED) else None

@@ -84,7 +84,8 @@ SYSTEMS = ("system_prompt", "system_message", "system")
 OF_RESPONSE = re.compile("response|output|completion")
 
 _IN_ANSWER = re.compile(
-    r"(?:.*\.)?(?:llm|model|assistant)_(?:response|output|completion|answer|reply)\.(?:text|content)"
+    r"(?:.*\.)?(?:(?:llm|model|assistant)_(?:response|output|completion|answer|reply)|answer|reply)"
+    r"\.(?:text|content|raw)"
 )
 """Path of an answer's text in an object of an application's own, if no other name has one."""
 
@@ -149,6 +150,12 @@ def message_sides(row: dict[str, Any]) -> MessageSides | None:
     if asked and not answers:
         answers, around = _answer_text(row)
     return MessageSides(asked, answers, around) if asked and answers else None
+
+
+def has_message(row: dict[str, Any]) -> bool:
+    """Whether a row has a message, a text that may be one, or an answer."""
+    lists = any(_messages(value) for _, value, _ in _values(row))
+    return lists or asked_in_texts(row) is not None or bool(_answer_text(row)[0])
 
 
 def sent_parameters(row: dict[str, Any]) -> dict[str, Any]:
@@ -402,7 +409,7 @@ def _answer_text(row: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[s
             answer.setdefault("tool_calls", calls)
             around = around or holders
         part = _part_of_answer(path, value, holders[-1])
-        if part == "content" and value == "":
+        if part == "content" and not value:
             around_empty = around_empty or holders
         elif part is not None and value and part not in answer:
             answer[part] = _only_item(value)
@@ -437,7 +444,7 @@ def _only_item(value: Any) -> Any:
 
 def _part_of_answer(path: str, value: Any, holder: dict[str, Any]) -> str | None:
     """Returns the key of an answer's message that a text's path stands for; None for any other."""
-    text = _only_item(value)
+    text = "" if value is None else _only_item(value)  # null: none was written
     if not isinstance(text, str) or _has_answer_inside(text):
         return None
     ends = {path.rpartition(".")[2], ".".join(path.split(".")[-2:])}

@@ -29,6 +29,7 @@ from outrider.data.exchange import Exchange, Place, Record, Reject
 from outrider.data.files.rows import Row, Sample, parse_row, rows
 from outrider.data.files.sources import LogFile, read_ahead
 from outrider.data.formats.calls.cache_hits import check_generated
+from outrider.data.formats.calls.cut_texts import check_whole
 from outrider.data.formats.calls.finish_reasons import end_by_limit
 from outrider.data.formats.calls.message_parts import openai_message, openai_messages
 from outrider.data.formats.calls.openai import exchanges
@@ -192,6 +193,8 @@ def _outcomes(logged: dict[str, Any], place: Place) -> list[Exchange | Reject]:
     if row.get("level") == "ERROR":
         raise Reject("error_response", "level ERROR")
     check_generated(row)
+    for key in ("input", "output"):
+        check_whole(row.get(key), f"row.{key}")
     parameters = mapping(row, "model_parameters", "row")
     metadata = mapping(row, "metadata", "row")
     usage = mapping(row, "usage_details", "row")

@@ -58,6 +58,10 @@ CHATS = ("completion", "acompletion", "completion_with_retries", "router_complet
 
 NOT_STORED = "set store_prompts_in_spend_logs: true in LiteLLM"
 
+ADMIN = "default_user_id"
+"""The user of keys that were made with the master key (litellm_proxy_admin_name, proxy/_types.py):
+whoever sends requests with these keys."""
+
 IN_PAYLOAD = {"call_type", "model_parameters", "startTime", "messages", "response", "metadata"}
 IN_SPEND_LOG = {"call_type", "proxy_server_request", "startTime", "response"}
 """Keys of every payload and spend log, also of failed calls."""
@@ -142,7 +146,7 @@ def _request(row: dict[str, Any], metadata: dict[str, Any]) -> dict[str, Any]:
     if messages is None and "prompt" not in sent:
         raise Reject("content_not_logged", NOT_STORED)
     own_metadata = mapping(sent, "metadata", "proxy_server_request")
-    users = (parameters.get("user"), sent.get("user"), row.get("end_user"))
+    users = (parameters.get("user"), sent.get("user"), row.get("end_user"), row.get("user"))
     return {
         **sent,
         **extra,
@@ -150,7 +154,7 @@ def _request(row: dict[str, Any], metadata: dict[str, Any]) -> dict[str, Any]:
         "messages": messages,
         "metadata": {**own_metadata, **labels, **client},
         "model": row.get("model"),
-        "user": next(filter(None, (*users, row.get("user"))), None),
+        "user": next((user for user in users if user and user != ADMIN), None),
     }
 
 

@@ -24,11 +24,13 @@ from outrider.data.formats.calls.message_sides import (
     END_THINK,
     PROMPTFOO,
     MessageSides,
+    has_message,
     logged_about,
     message_sides,
     sent_parameters,
 )
 from outrider.data.formats.calls.openai import exchanges
+from outrider.data.formats.fields import take_count
 from outrider.data.formats.rows.other_rows import FAILURES, check_served, check_status
 from outrider.data.formats.rows.row_fields import fields
 from outrider.data.formats.sides import objects_in
@@ -39,6 +41,9 @@ THINK = "<think>"
 JOINED_THOUGHT = "Thinking: "
 """How an output begins in which promptfoo has put reasoning before the answer
 (src/providers/openai/chat.ts)."""
+
+TOTALS = ("messages_total", "total_messages", "message_count", "num_messages", "n_messages")
+"""Names of the number of messages, of which a logger with a limit keeps the last ones."""
 
 FAILED = ("error", "exception", "error_message", "error.type", "$ai_is_error")
 """Keys that are set if a call failed."""
@@ -58,6 +63,10 @@ def parse(record: Record) -> list[Exchange | Reject]:
             raise Reject("error_response", "the call failed")
         check_served(row)
         check_whole(row, "row")
+        if not has_message(row):
+            if logged_about(row)["count"]:
+                raise Reject("content_not_logged", "a call's counts without its texts")
+            raise Reject("not_a_generation", "a row with neither messages nor an answer")
         raise Reject("incomplete_pair", "no messages, or no answer with the assistant's role")
     return outcomes(row, sides, record.place)
 
@@ -68,6 +77,7 @@ def outcomes(
     """Returns the exchanges of a row with messages; `known` replaces its fields."""
     check_generated(row)
     _check_sent(row)
+    _check_all_messages(row, sides)
     if any(map(_has_failed, [row, *sides.holders])):
         raise Reject("error_response", "the call failed")
     for holder in [row, *sides.holders]:
@@ -110,6 +120,16 @@ def _check_sent(row: dict[str, Any]) -> None:
             "promptfoo has joined reasoning and answer: set showThinking: false and log the"
             " endpoint's /v1/chat/completions",
         )
+
+
+def _check_all_messages(row: dict[str, Any], sides: MessageSides) -> None:
+    """Raises a `Reject` if a row says that there were more messages than it has."""
+    present = len(sides.asked) + len(sides.answers)  # some count the answer
+    for holder in [row, *sides.holders]:
+        for name in TOTALS:
+            total = take_count(holder, name)
+            if total is not None and total > present:
+                raise Reject("truncated", f"{name} is {total}, and the row has {present - 1}")
 
 
 def _assumed_end(message: dict[str, Any], about: dict[str, Any]) -> str:

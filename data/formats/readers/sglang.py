@@ -93,6 +93,8 @@ def _exchange(
     # `/health_generate` sends a prompt of one token under the id `HEALTH_CHECK_{time}`.
     if (take_text(asked, "rid", "obj") or "").startswith("HEALTH_CHECK") or "embedding" in answered:
         raise Reject("not_a_generation", "a health check or an embedding")
+    asked = _without_cut_text(asked, "input_ids")
+    answered = _without_cut_text(answered, "output_ids")
     _check_whole(asked, "obj", ("text", "input_ids"))
     _check_whole(answered, "out", ("text", "output_ids"))
     if any(asked.get(key) for key in ("image_data", "video_data", "audio_data", "input_embeds")):
@@ -153,18 +155,31 @@ def _end(about: dict[str, Any]) -> tuple[str, int | str | None]:
     return ended, take(reason, "matched", (int, str), "finish_reason")
 
 
+def _without_cut_text(holder: dict[str, Any], key_of_ids: str) -> dict[str, Any]:
+    """Returns a side without its text if that is cut and the ids are whole, which may be shorter.
+
+    Both have the same limit (`log_requests_level` 2: 2,048 characters or ids).
+    """
+    ids = holder.get(key_of_ids)
+    if not isinstance(ids, list) or not ids or _is_cut(ids) or not _is_cut(holder.get("text")):
+        return holder
+    return {key: value for key, value in holder.items() if key != "text"}
+
+
 def _check_whole(holder: dict[str, Any], where: str, keys: tuple[str, ...]) -> None:
     if not any(key in holder for key in keys):
         raise Reject("text_not_logged", f"no {where}.{keys[0]}; {LEVEL_3}")
     for key in keys:
-        value = holder.get(key)
-        if isinstance(value, str):
-            has_dots = value[KEPT : KEPT + len(DOTS)] == DOTS
-            is_shortened = has_dots and len(value) == 2 * KEPT + len(DOTS)
-            # Levels 1 and 2 write a digest in place of some texts.
-            is_digest = re.fullmatch(r"<\w+: \d+ chars, blake2b=\w+>", value) is not None
-            is_cut = is_shortened or is_digest
-        else:
-            is_cut = isinstance(value, list) and DOTS in value
-        if is_cut:
+        if _is_cut(holder.get(key)):
             raise Reject("truncated_log", f"{where}.{key} is cut in the middle; {LEVEL_3}")
+
+
+def _is_cut(value: Any) -> bool:
+    """Whether SGLang has cut a text or list in the middle, or has a digest instead of the text."""
+    if not isinstance(value, str):
+        return isinstance(value, list) and DOTS in value
+    has_dots = value[KEPT : KEPT + len(DOTS)] == DOTS
+    is_shortened = has_dots and len(value) == 2 * KEPT + len(DOTS)
+    # Levels 1 and 2 write a digest in place of some texts.
+    is_digest = re.fullmatch(r"<\w+: \d+ chars, blake2b=\w+>", value) is not None
+    return is_shortened or is_digest

@@ -102,6 +102,10 @@ DURATIONS = {
 """Paths of a request's duration, by their unit in seconds. Names without a unit (`latency`) are
 seconds for some producers and milliseconds for others, so they are not read."""
 
+NGINX_ENDS = frozenset({"msec", "time_local", "time_iso8601"})
+"""nginx's times, of the moment at which it writes a request's line: its end. `request_time` is the
+duration in seconds (ngx_http_core_module), and for others a time."""
+
 STARTS = ("started_at", "start_time", "start_ns")
 """Names of a call's start. Next to them, `timestamp` is when the row was written, if that is less
 than `LONGEST_CALL_S` later; otherwise they are of something else, such as a session or a clock that
@@ -222,7 +226,7 @@ def names_in(row: dict[str, Any]) -> tuple[str, ...]:
     paths = []
     for key, value in row.items():
         inner = object_of(value)
-        if inner is None:
+        if inner is None or _is_short(value):
             paths += [key] if _is_short(value) else []
         elif _CALL.isdisjoint(inner):
             paths += [f"{key}.{name}" for name, of_name in inner.items() if _is_short(of_name)]
@@ -230,6 +234,8 @@ def names_in(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _is_short(value: Any) -> bool:
+    if isinstance(value, dict) and len(value) == 1 and TYPED & value.keys():
+        (value,) = value.values()
     if isinstance(value, str):
         return 0 < len(value) <= LONGEST_ID and " " not in value.strip()
     return type(value) in (int, float, datetime)
@@ -239,12 +245,22 @@ def _start_of(row: dict[str, Any], names: dict[str, str], time: float | None) ->
     """Returns the time at which a call started, if the row has it besides `time`."""
     if time is None:
         return None
+    if took := _seconds_of_nginx(row, names):
+        return round(time - took, 6)
     for path in STARTS:
         where = _find(row, names, path)
         start = None if where is None else _value(where, is_time=True)
         if isinstance(start, float) and 0 <= time - start <= LONGEST_CALL_S:
             return start
     return time
+
+
+def _seconds_of_nginx(row: dict[str, Any], names: dict[str, str]) -> float | None:
+    """Returns the duration in a line of nginx's log; None for any other row."""
+    if "request_time" not in names or NGINX_ENDS.isdisjoint(names):
+        return None
+    took = number(row, names["request_time"])
+    return took if took is not None and 0 < took < LONGEST_CALL_S else None
 
 
 def _headers(row: dict[str, Any], names: dict[str, str]) -> dict[str, str]:
@@ -280,6 +296,8 @@ def seconds_of(row: dict[str, Any], time: float | None) -> float | None:
 
 
 def _seconds_of(row: dict[str, Any], names: dict[str, str], time: float | None) -> float | None:
+    if took := _seconds_of_nginx(row, names):
+        return took
     for unit, paths in DURATIONS.items():
         for path in paths:
             where = _find(row, names, path)

@@ -6,6 +6,7 @@ import pytest
 
 from outrider.data.exchange import Exchange, Reject
 from outrider.data.files.sources import log_files
+from outrider.data.ingest.chunks import Tally
 from tests.data.logs import pair, read_exchanges, write_log
 
 ASKED = {"model": "r1", "messages": [{"role": "user", "content": "Hi"}]}
@@ -221,3 +222,127 @@ def test_an_answer_that_is_a_tool_call_alone(tmp_path):
     (outcome,) = read_exchanges(log_files(str(write_log(tmp_path / "log.jsonl", [row]))))
     assert isinstance(outcome, Exchange)
     assert (outcome.reasoning, outcome.tool_calls) == ("Hm.", [call])
+
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+
+
+def outcomes_of(tmp_path, *rows):
+    return list(read_exchanges(log_files(str(write_log(tmp_path / "log.jsonl", rows)))))
+
+
+def test_nginx_logs_a_request_at_its_end(tmp_path):
+    """`request_time` is the duration next to nginx's times, and a time for others."""
+    row = {"request": ASKED, "response": ANSWERED, "request_time": "5.25", "msec": "1790000005.5"}
+    (exchange,) = outcomes_of(tmp_path, row)
+    assert (exchange.time, exchange.seconds) == (1790000000.25, 5.25)
+    other = {"request": ASKED, "response": ANSWERED, "request_time": 1790000005.5}
+    (exchange,) = outcomes_of(tmp_path, other)
+    assert (exchange.time, exchange.seconds) == (1790000005.5, None)
+
+
+@pytest.mark.parametrize(
+    ("mark", "reason"),
+    [
+        ("<fully masked due to failed mask function>", "redacted"),
+        ("<truncated due to size exceeding limit>", "truncated"),
+    ],
+)
+@pytest.mark.parametrize("is_input", [True, False])
+def test_what_langfuse_writes_instead_of_a_text_is_none(tmp_path, mark, reason, is_input):
+    row = {
+        "id": "o1",
+        "traceId": "t1",
+        "type": "GENERATION",
+        "model": "r1",
+        "input": mark if is_input else MESSAGES,
+        "output": {"role": "assistant", "content": "a"} if is_input else mark,
+    }
+    (reject,) = outcomes_of(tmp_path, row)
+    assert isinstance(reject, Reject) and reject.reason == reason
+    quoted = {**row, "input": [{"role": "user", "content": f"What is {mark}?"}], "output": "a mark"}
+    (exchange,) = outcomes_of(tmp_path, quoted)
+    assert isinstance(exchange, Exchange)
+
+
+def test_a_row_with_fewer_messages_than_it_counts_is_cut(tmp_path):
+    row = {"messages": MESSAGES, "reply": {"raw": "so\n</think>\n\na"}, "finish_reason": "stop"}
+    for total, is_cut in ((1, False), (2, False), (3, True)):  # some count the answer
+        (outcome,) = outcomes_of(tmp_path, {**row, "messages_total": total})
+        assert isinstance(outcome, Reject) == is_cut
+    assert outcome.reason == "truncated"
+
+
+def test_an_applications_event_of_a_cache_hit_is_cached(tmp_path):
+    row = {"messages": MESSAGES, "answer": "a", "completion_tokens": 2, "finish_reason": "stop"}
+    kept, cached = outcomes_of(
+        tmp_path, {**row, "event": "llm.completion"}, {**row, "event": "llm.cache_hit"}
+    )
+    assert isinstance(kept, Exchange) and cached.reason == "cached"
+
+
+def test_items_of_a_table_that_are_no_calls_are_no_damage(tmp_path):
+    call = {"pk": "c1", "messages": MESSAGES, "answer": "a", "completion_tokens": 2}
+    user = {"pk": "u1", "plan": "pro", "created_at": 1790000000}
+    half = {"pk": "c2", "messages_s3": "s3://bucket/key", "answer": "a", "completion_tokens": 2}
+    outcomes = outcomes_of(tmp_path, call, user, half)
+    reasons = [getattr(outcome, "reason", "") for outcome in outcomes]
+    assert reasons == ["", "not_a_generation", "incomplete_pair"]
+
+
+def test_an_answer_of_null_was_cut_within_its_reasoning(tmp_path):
+    row = {"messages": MESSAGES, "answer": None, "reasoning": "Hm", "finish_reason": "length"}
+    (exchange,) = outcomes_of(tmp_path, {**row, "completion_tokens": 1})
+    assert isinstance(exchange, Exchange)
+    assert (exchange.reasoning, exchange.finish_reason) == ("Hm", "length")
+
+
+def test_the_proxys_own_user_is_nobody(tmp_path):
+    payload = {
+        "call_type": "acompletion",
+        "model_parameters": {},
+        "startTime": 1790000000.0,
+        "messages": MESSAGES,
+        "response": ANSWERED,
+        "metadata": {},
+        "end_user": "",
+    }
+    rows = [{**payload, "user": user} for user in ("default_user_id", "ada")]
+    assert [one.user for one in outcomes_of(tmp_path, *rows)] == [None, "ada"]
+
+
+def test_spans_around_calls_are_not_counted_as_failed_requests(tmp_path):
+    """OpenInference's tables have a chain and a retriever for each call."""
+    call = {"request": ASKED, "response": ANSWERED, "span_kind": "LLM"}
+    chain = {"request": ASKED, "response": ANSWERED, "span_kind": "CHAIN"}
+    outcomes = outcomes_of(tmp_path, call, chain, chain, chain)
+    tally = Tally()
+    for outcome in outcomes[1:]:
+        assert outcome.reason == "not_a_generation"
+        tally.add_reject(outcome, "openai_pairs")
+    assert tally.not_generations == 0
+    tally.add_reject(Reject("not_a_generation", "another API"), "openai_pairs")
+    assert tally.not_generations == 1
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_ids_of_sglang_count_where_its_text_is_cut(tmp_path, is_whole):
+    """Level 2 keeps 2,048 characters of a text and as many ids."""
+    text = "a" * 1024 + " ... " + "b" * 1024
+    ids = list(range(1500)) if is_whole else [*range(1024), "...", *range(1024)]
+    row = {
+        "event": "request.finished",
+        "timestamp": "2026-10-06T08:00:00Z",
+        "rid": "r1",
+        "obj": {"rid": "r1", "text": text, "input_ids": ids, "sampling_params": {}},
+        "out": {
+            "text": "a",
+            "output_ids": [5, 6],
+            "meta_info": {"finish_reason": {"type": "stop"}, "completion_tokens": 2},
+        },
+    }
+    (outcome,) = outcomes_of(tmp_path, row)
+    if is_whole:
+        assert outcome.prompt_token_ids == ids
+    else:
+        assert outcome.reason == "truncated_log"

@@ -497,3 +497,56 @@ def test_an_image_that_kustomize_changes_is_named(image: str, used: str) -> None
         find_command("x", text)
     other = "kind: Kustomization\nimages: 5\n---\n" + manifest(args=["--model", "org/m"])
     assert find_command("x", other)[1] == ["--model", "org/m"]
+
+
+def of_role(key: str, role: str, tp: int) -> dict[str, object]:
+    words = ["vllm", "serve", "org/model", f"-tp={tp}"]
+    pod = {
+        "metadata": {"labels": {"app": "r1", key: role}},
+        "spec": {"containers": [{"image": IMAGE, "command": words}]},
+    }
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "spec": {"template": pod}}
+
+
+@pytest.mark.parametrize("key", ["llm-d.ai/role", "role-name"])
+@pytest.mark.parametrize("is_list", [True, False])
+def test_of_servers_with_roles_the_one_that_decodes_is_read(key: str, is_list: bool) -> None:
+    servers = [of_role(key, "prefill", 2), of_role(key, "decode", 4)]
+    text = yaml.safe_dump({"kind": "List", "items": servers})
+    if not is_list:
+        text = yaml.safe_dump_all(servers)
+    _, words = find_command("deploy.yaml", text)
+    assert words == ["org/model", "-tp=4"]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "number"),
+    [("H100:80GB:4", "4"), ("A100:2", "2"), ("H100", "1"), ({"name": "H200", "count": 8}, "8")],
+)
+def test_dstack_sets_the_number_of_gpus(gpu: object, number: str) -> None:
+    task = {
+        "type": "service",
+        "resources": {"gpu": gpu},
+        "commands": ["echo hi\nvllm serve org/model -tp $DSTACK_GPUS_NUM"],
+    }
+    _, words = find_command("r1.dstack.yml", yaml.safe_dump(task))
+    assert words == ["org/model", "-tp", number]
+    with pytest.raises(OutriderError, match=r"dstack sets it from resources\.gpu"):
+        find_command("r1.dstack.yml", yaml.safe_dump(task | {"resources": {"gpu": "H100:1..4"}}))
+
+
+def test_a_terminals_output_names_the_files_to_give() -> None:
+    compose_file = "services:\n  vllm:\n    command: [--model, org/model]\n"
+    text = f"me@gpu:/srv$ cat .env\nTP=2\nme@gpu:/srv$ cat compose.yaml\n{compose_file}"
+    with pytest.raises(OutriderError, match=r"give compose.yaml itself, with .env next to it"):
+        find_command("copied.txt", text)
+
+
+def test_an_expression_of_terraform_is_named() -> None:
+    text = (
+        'locals {\n  args = concat(["--model=org/model"], var.more)\n}\n'
+        f'container {{\n  image = "{IMAGE}"\n  command = ["vllm", "serve"]\n  args = local.args\n}}'
+        '\nresource "kubernetes_deployment_v1" "r1" {}\n'
+    )
+    with pytest.raises(OutriderError, match=r"local\.args.*what Terraform makes of this"):
+        find_command("main.tf", text)

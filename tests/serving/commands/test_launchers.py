@@ -113,3 +113,10 @@ services:
     words = find_command("x", service)[1]
     sizes = ["--tensor-parallel-size", "8", "--no-enable-prefix-caching"]
     assert words == ["--model", "org/model", *sizes]
+
+
+def test_keys_behind_a_dot_stay_as_they_are_written() -> None:
+    """vLLM's parser replaces underscores before the first dot only."""
+    words = ["--max_model_len", "4096", "--speculative_config.num_speculative_tokens", "3"]
+    expected = ["--max-model-len", "4096", "--speculative-config.num_speculative_tokens", "3"]
+    assert of_launcher("dynamo.vllm", words)[:4] == expected

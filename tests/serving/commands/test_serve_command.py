@@ -254,6 +254,21 @@ def test_only_a_secret_is_taken_off_the_flag_it_is_glued_to() -> None:
     assert read_serve_command(command).unknown == ["--api-key", "--ssl-keyfile-password"]
 
 
+def test_flags_behind_a_comment_in_a_command_are_named(tmp_path: Path) -> None:
+    """A shell joins a comment to the line before it; Docker leaves comments out first."""
+    command = "vllm serve org/model \\\n  -tp 2 \\\n  # faster:\n  --max-model-len 4096\n"
+    cut = command.replace("faster:", "--max-num-seqs 8 \\")
+    for written, is_read in ((command, True), (cut, False)):
+        read = read_serve_command(written)
+        assert ("max_model_len" in read.values["serving"]["engine"]) == is_read
+        (note,) = [note for note in read.notes if "comment" in note]
+        assert "--max-model-len and what follows" in note and ("not read here" in note) != is_read
+    (tmp_path / "Dockerfile").write_text(f"FROM vllm/vllm-openai:v0.32.0\nENTRYPOINT {command}")
+    in_image = read_serve_command(str(tmp_path / "Dockerfile"))
+    assert in_image.values["serving"]["engine"]["max_model_len"] == 4096
+    assert not any("comment" in note for note in in_image.notes)
+
+
 def parser_of_vllm() -> Any:
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
