@@ -167,6 +167,8 @@ def test_names_that_no_row_has_are_refused_with_those_it_has(text_target, tmp_pa
         "traffic.fields.user = app.authr: no row has a text or whole number there; the first row"
         " has app.thread, app.author, app.at"
     )
+    for words in ({"is_slice": True}, {"prefix": "general-"}):
+        assert ingest(text_target, traffic, tmp_path / "other", **words)["exchanges"] == 60
     corrected = TrafficConfig(path=str(log), fields=OWN)
     assert ingest(text_target, corrected, tmp_path / "out")["users"]["distinct"] == 7
 
