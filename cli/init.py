@@ -4,14 +4,15 @@ import json
 import math
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from outrider.cli.options import Flag
-from outrider.common.errors import OutriderError
+from outrider.common.errors import OutriderError, UsageError
+from outrider.common.redaction import redacted
 
 if TYPE_CHECKING:
     from outrider.pipeline.recipe.recipe import Recipe
@@ -20,7 +21,7 @@ FIRST = 5000
 """Rows to read from each file: enough to find formats, sampling and lengths."""
 
 RECIPE = """\
-# Written by `outrider init {logs} --target {target}`.
+# Written by `outrider init {typed} --target {target}`.
 # The first {first:,} rows of each file have {seen}.
 #
 #   outrider train {file} --dry-run    # what it costs: memory, disk, hours
@@ -35,7 +36,7 @@ target:
   model: {model}  # {architecture}
 
 traffic:
-  path: {path}  # {formats}{chosen}
+  path: {path}  # {formats}{chosen}{given}
 
 effort: {effort}  # start with trial: a first verdict in a few hours; thorough: for a release
 
@@ -72,7 +73,7 @@ FROM_SCRATCH = (
 
 def init(
     logs: str,
-    *,
+    *traffic: Annotated[str, Parameter(help="Keys of the logs, such as traffic.model=NAME.")],
     target: Annotated[str, Parameter(help="A checkpoint's directory, a hub id, or nano_r1.")],
     to: Path | None = None,
     effort: Literal["trial", "standard", "thorough"] | None = None,
@@ -86,6 +87,8 @@ def init(
     ----------
     logs
         A file, folder, glob or URL of request logs, or the name of shipped traffic.
+    traffic
+        Keys of the recipe's section `traffic`, which are written into it.
     to
         File to write. Default: the log's name in the current directory.
     effort
@@ -97,7 +100,9 @@ def init(
     from outrider.common.process_tree import stopped_by_signal
 
     with stopped_by_signal():
-        path, facts = write_recipe(logs=logs, target=target, to=to, effort=effort, force=force)
+        path, facts = write_recipe(
+            logs=logs, target=target, to=to, effort=effort, force=force, traffic=traffic
+        )
 
     from rich.console import Console
 
@@ -120,12 +125,15 @@ def write_recipe(
     to: Path | None = None,
     effort: str | None = None,
     force: bool = False,
+    *,
+    traffic: Sequence[str] = (),
 ) -> tuple[Path, dict[str, Any]]:
     """Writes the recipe; returns its path and what the log contains.
 
-    The recipe follows from the log and the target alone, not from this machine's GPUs or vLLM.
-    Raises an `OutriderError` if the logs or the target cannot be used for training, or, unless
-    `force`, if the target has probably not written the logs.
+    `traffic` has overrides of the recipe's section `traffic`, such as `traffic.model=r1`. The
+    recipe follows from the log and the target alone, not from this machine's GPUs or vLLM. Raises
+    an `OutriderError` if the logs or the target cannot be used for training, or, unless `force`,
+    if the target has probably not written the logs.
     """
     from outrider.pipeline.paths import check_paths
     from outrider.pipeline.recipe.load import load_overrides, load_recipe
@@ -136,7 +144,13 @@ def write_recipe(
     if not path.parent.is_dir():
         raise OutriderError(f"{path}: no folder {path.parent}; create it, or change --to")
     words = [f"traffic.path={json.dumps(logs)}", f"target.model={json.dumps(target)}"]
-    recipe = load_overrides(words).recipe
+    for word in traffic:
+        if not word.startswith("traffic.") or word.startswith("traffic.path"):
+            raise UsageError(
+                f"{redacted(word)}: init takes keys of the logs, such as traffic.model=NAME; set"
+                " others in the recipe that it writes"
+            )
+    recipe = load_overrides([*words, *traffic]).recipe
     check_paths(recipe)
 
     recipe, config = _with_speculator(recipe)
@@ -155,12 +169,13 @@ def write_recipe(
     near = path.resolve().parent == Path.cwd()
     values = {
         "file": path,
-        "logs": logs,
+        "typed": " ".join([logs, *traffic]),
         "target": target,
         "reason": reason,
         "base_reason": base_reason,
         "model": _yaml(target if near else recipe.target.model),
         "path": _yaml(logs if near else recipe.traffic.path),
+        "given": _given(recipe),
     }
     path.write_text(_recipe_text(values, recipe, config, facts, effort=effort), encoding="utf-8")
     # A recipe that does not load is a fault of the template: fail here, not at the first run.
@@ -194,6 +209,18 @@ def _recipe_text(
     return re.sub(
         r"^( *[\w: ]+\S*(?:, \S+)*)  # ", lambda row: f"{row[1]:<34}  # ", text, flags=re.MULTILINE
     )
+
+
+def _given(recipe: "Recipe") -> str:
+    """Lines of the section `traffic` with the keys of the command line."""
+    import yaml
+
+    keys = recipe.traffic.model_dump(mode="json", exclude_unset=True, exclude={"path"})
+    lines = (
+        yaml.safe_dump({key: value}, default_flow_style=True, width=math.inf, allow_unicode=True)
+        for key, value in keys.items()
+    )
+    return "".join(f"\n  {line.strip()[1:-1]}" for line in lines)
 
 
 def _default_path(logs: str) -> Path:

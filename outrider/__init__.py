@@ -76,15 +76,25 @@ def init(
     to: Name | None = None,
     effort: str | None = None,
     force: bool = False,
+    *,
+    traffic: "Mapping[str, Any] | None" = None,
 ) -> Path:
     """Writes a recipe for `logs` and `target`; returns its path.
 
-    `force` writes it even if the target has probably not written the logs.
+    `force` writes it even if the target has probably not written the logs. `traffic` has further
+    keys of that section, such as `{"model": "r1"}`.
     """
     from outrider.cli.init import write_recipe
 
-    path = None if to is None else Path(to)
-    return write_recipe(logs=str(logs), target=str(target), to=path, effort=effort, force=force)[0]
+    path, _ = write_recipe(
+        logs=str(logs),
+        target=str(target),
+        to=None if to is None else Path(to),
+        effort=effort,
+        force=force,
+        traffic=list(_overrides_of({"traffic": traffic or {}})),
+    )
+    return path
 
 
 def inspect(

@@ -9,7 +9,7 @@ import yaml
 
 import outrider
 from outrider.cli.init import write_recipe
-from outrider.common.errors import OutriderError
+from outrider.common.errors import OutriderError, UsageError
 from outrider.pipeline.plan.training_cost import price
 from outrider.pipeline.provenance import Gpu
 from tests.cli.workplace import write_workplace
@@ -115,3 +115,24 @@ def test_concurrency_is_the_log_s(tmp_path: Path, nano_r1: Path, times, concurre
     written = yaml.safe_load(path.read_text())
     assert written["eval"]["concurrency"] == concurrency
     assert written["serving"]["engine"].get("max_num_seqs") == seats
+
+
+def test_keys_of_the_logs_are_used_and_written(tmp_path: Path, nano_r1: Path) -> None:
+    """Otherwise advice about traffic could not be followed before there is a recipe."""
+    rows = []
+    for number, (messages, reasoning, answer) in enumerate(screenings(40)):
+        row = pair(messages, reasoning + "\n", "\n\n" + answer, request__metadata=None)
+        rows.append({**row, "app": {"thread": f"t{number // 2}", "author": f"a{number % 7}"}})
+    log = write_log(tmp_path / "log.jsonl", rows)
+    words = ("traffic.fields.session=app.thread", "traffic.fields.user=app.author")
+    target = (str(log), str(nano_r1))
+    path, facts = write_recipe(*target, tmp_path / "mine.yaml", traffic=words)
+    assert facts["sessions"]["distinct"] == 20 and facts["users"]["distinct"] == 7
+    written = yaml.safe_load(path.read_text())["traffic"]
+    assert written["fields"] == {"session": "app.thread", "user": "app.author"}
+    assert f"init {log} {' '.join(words)} --target" in path.read_text()
+    again = outrider.init(*target, tmp_path / "api.yaml", traffic={"fields": written["fields"]})
+    assert yaml.safe_load(again.read_text())["traffic"] == written
+    for wrong in ("training.epochs=3", "traffic.path=other"):
+        with pytest.raises(UsageError, match="init takes keys of the logs"):
+            write_recipe(*target, tmp_path / "wrong.yaml", traffic=[wrong])
