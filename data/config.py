@@ -5,14 +5,15 @@ python -c "from outrider.data.config import SplitConfig; print(SplitConfig())"
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
 
-Paths = str | Annotated[list[str], Field(min_length=1)] | None
+FieldPath = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=200)]
+FieldPaths = FieldPath | Annotated[list[FieldPath], Field(min_length=1)] | None
 
 
 class FieldsConfig(_Section):
@@ -22,19 +23,19 @@ class FieldsConfig(_Section):
     which the first that a row has counts. It replaces the names that Outrider knows, so rows
     without it have no such field."""
 
-    session: Paths = None
+    session: FieldPaths = None
     """The id of the conversation."""
 
-    user: Paths = None
+    user: FieldPaths = None
     """The id of the end user."""
 
-    tenant: Paths = None
+    tenant: FieldPaths = None
     """The customer or team that the user belongs to."""
 
-    route: Paths = None
+    route: FieldPaths = None
     """The endpoint, feature or application that sent the request."""
 
-    time: Paths = None
+    time: FieldPaths = None
     """The time of the request: seconds to nanoseconds since 1970, or ISO 8601."""
 
     def paths(self) -> dict[str, tuple[str, ...]]:

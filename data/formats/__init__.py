@@ -43,7 +43,7 @@ from outrider.data.formats.readers import (
 from outrider.data.formats.rows.change_events import check_kept
 from outrider.data.formats.rows.embedded import json_of
 from outrider.data.formats.rows.nested_rows import outcomes_of
-from outrider.data.formats.rows.row_fields import named, named_paths, names_in
+from outrider.data.formats.rows.row_fields import names_in, with_named
 from outrider.data.formats.unknown import describe
 from outrider.data.formats.wrappers import calls_of, unwrapped
 
@@ -79,7 +79,7 @@ JOINING = frozenset(
 """Formats whose exchanges span several rows."""
 
 OWN_NAMES = frozenset(
-    {"azure_llm", "helicone", "langfuse", "litellm", "openai_batch", "sglang", "vllm_log"}
+    {"azure_llm", "helicone", "litellm", "openai_batch", "sglang", "token_ids", "vllm_log"}
 )
 """Formats that read sessions, users and times by themselves, under their producer's names."""
 
@@ -191,14 +191,17 @@ def parse_record(name: str, record: Record) -> list[Exchange | Reject]:
 def _outcomes(name: str, record: Record) -> list[Exchange | Reject]:
     """Returns the outcomes of a record; a row may list several calls."""
     module = FORMATS[name]
+    has_own_names = name in OWN_NAMES or name in _ADDED
     if hasattr(module, "records"):
-        return _with_named(name, module.parse(record), record.payload)
+        outcomes = module.parse(record)
+        return with_named(outcomes, *_rows_of(record.payload)) if has_own_names else list(outcomes)
     row = parse_row(record.payload)
     check_kept(row)
     calls = calls_of(row)
 
     def parse_call(call: dict[str, Any]) -> list[Exchange | Reject]:
-        return _with_named(name, module.parse(replace(record, payload=call)), call, row)
+        outcomes = module.parse(replace(record, payload=call))
+        return with_named(outcomes, call, row) if has_own_names else list(outcomes)
 
     return parse_call(calls[0]) if len(calls) == 1 else outcomes_of(calls, parse_call, "call")
 
@@ -212,18 +215,3 @@ def _rows_of(payload: Any) -> Iterator[dict[str, Any]]:
         yield parse_row(payload)
     elif isinstance(payload, dict):
         yield payload
-
-
-def _with_named(
-    name: str, outcomes: list[Exchange | Reject], *payloads: Any
-) -> list[Exchange | Reject]:
-    """Returns outcomes of `OWN_NAMES` with the values of `traffic.fields` instead of their own."""
-    if name not in OWN_NAMES or not named_paths():
-        return list(outcomes)
-    values = named(*_rows_of(payloads))
-    if "session" in values:
-        values["trace"] = None
-    return [
-        replace(outcome, **values) if isinstance(outcome, Exchange) else outcome
-        for outcome in outcomes
-    ]

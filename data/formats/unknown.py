@@ -30,7 +30,7 @@ from outrider.data.formats.known_rows import (
     WRITE_MESSAGES,
 )
 from outrider.data.formats.rows.embedded import object_of
-from outrider.data.formats.rows.row_fields import normal_name
+from outrider.data.formats.rows.row_fields import names_in, normal_name
 from outrider.data.formats.sides import sides
 from outrider.data.formats.wrappers import is_chat_export
 
@@ -96,6 +96,12 @@ NEEDED = {
 """Keys by which formats are recognized, to name the nearest."""
 
 
+OF_MESSAGES = (
+    "or, if this is an application's table of the messages that it sends, name the conversation's"
+    " id: traffic.fields.session=NAME"
+)
+
+
 def describe(sample: Sample, formats: Mapping[str, Any]) -> Description:
     """Describes a file by its first row or bytes."""
     head = sample.stored
@@ -120,8 +126,10 @@ def _keys(row: dict[str, Any]) -> str:
 def _way(row: dict[str, Any], formats: Mapping[str, Any]) -> str:
     """Returns the shortest way from a row to a format."""
     # A client's history, such as Cline's, has a message in each row.
-    if is_chat_export(row) or row.keys() >= {"role", "content"}:
+    if is_chat_export(row):
         return CHAT_EXPORT
+    if row.keys() >= {"role", "content"}:
+        return f"{CHAT_EXPORT}; {OF_MESSAGES}" if len(names_in(row)) > 1 else CHAT_EXPORT
     if row.get("object") == "list" and "first_id" in row:
         return STORED
     inside = _inside(row, formats)

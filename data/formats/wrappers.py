@@ -25,7 +25,15 @@ from outrider.data.formats.rows.dynamodb import item_of
 from outrider.data.formats.rows.embedded import json_of, object_of, plain_text, text_of_bytes
 from outrider.data.formats.rows.other_rows import ERROR_KEYS, FAILURES, failed_status, is_error
 from outrider.data.formats.rows.result_tables import rows_of
-from outrider.data.formats.rows.row_fields import fields, find, named_paths, normal_name
+from outrider.data.formats.rows.row_fields import (
+    CARRIED,
+    carried,
+    fields,
+    find,
+    named,
+    named_paths,
+    normal_name,
+)
 from outrider.data.formats.rows.span_attributes import (
     has_genai_attributes,
     is_otlp,
@@ -173,7 +181,7 @@ def unwrapped(row: dict[str, Any]) -> dict[str, Any]:
     row = _of_engine(_with_plain_columns(row))
     item = item_of(row) or current(row)
     if item is not None:
-        return {**_inherited(row), **unwrapped(item)}
+        return _within(_inherited(row), unwrapped(item))
     event = _event(row)
     if event is not None:
         return event
@@ -192,7 +200,7 @@ def unwrapped(row: dict[str, Any]) -> dict[str, Any]:
         outer |= _failure([row, *holders])
     texts = {key: plain_text(value) for key, value in row.items() if isinstance(value, str)}
     outer |= {key: text for key, text in texts.items() if is_cut(text)}
-    return {**outer, **inner}
+    return _within(outer, inner)
 
 
 def _around(inner: dict[str, Any], holders: list[dict[str, Any]]) -> dict[str, Any]:
@@ -202,7 +210,7 @@ def _around(inner: dict[str, Any], holders: list[dict[str, Any]]) -> dict[str, A
     """
     outer: dict[str, Any] = {}
     for holder in holders:
-        outer |= _inherited(holder)
+        outer = _within(outer, _inherited(holder))
     for holder in reversed(holders):
         outer |= {"request_id": holder["request_id"]} if "request_id" in holder else {}
     if outer.keys().isdisjoint(IDS) and inner.keys().isdisjoint(IDS):
@@ -301,7 +309,7 @@ def _event(row: dict[str, Any]) -> dict[str, Any] | None:
     if content is None:
         return None
     event_id = first(*(row.get(key) for key in EVENT_IDS))
-    return {**_inherited(row), "request_id": event_id, **unwrapped(content)}
+    return _within({**_inherited(row), "request_id": event_id}, unwrapped(content))
 
 
 def _failure(holders: list[dict[str, Any]]) -> dict[str, Any]:
@@ -321,12 +329,21 @@ def _failure(holders: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _inherited(row: dict[str, Any]) -> dict[str, Any]:
     around = fields(row)
-    given = named_paths()
-    return {
-        given[field][0] if field in given else name: around[field]
+    configured = named_paths()
+    inherited = {
+        name: around[field]
         for name, field in INHERITED.items()
-        if around[field] is not None
+        if field not in configured and around[field] is not None
     }
+    return {**inherited, **carried(row)}
+
+
+def _within(outer: dict[str, Any], inner: dict[str, Any]) -> dict[str, Any]:
+    """Returns a row with the fields of those around it; the recipe's names count outermost."""
+    merged = {**outer, **inner}
+    if CARRIED in merged:
+        merged[CARRIED] = {**inner.get(CARRIED, {}), **outer.get(CARRIED, {})}
+    return merged
 
 
 def is_chat_export(row: dict[str, Any]) -> bool:
@@ -353,13 +370,16 @@ def calls_of(row: dict[str, Any]) -> list[dict[str, Any]]:
     around = _inherited(row)
     trace = row.get("trace")  # Opik's, next to its spans
     if isinstance(trace, dict):
-        around = {**_inherited(trace), **around}
+        around = _within(around, {**_inherited(trace), **around})
     calls = []
     for call in marked(listed):
         outer = dict(around)
         if fields(call)["time"] is not None:
             outer.pop("timestamp", None)
-        calls += calls_of({**outer, **call})  # pages list traces, which list spans
+        # Each call of a list is a row of its own, whose values count before those around the list.
+        named_values = {**around.get(CARRIED, {}), **carried(call).get(CARRIED, {})}
+        call_row = {**outer, **call, **({CARRIED: named_values} if named_values else {})}
+        calls += calls_of(call_row)  # pages list traces, which list spans
     return calls
 
 
@@ -478,7 +498,15 @@ def pair_fields(row: dict[str, Any]) -> dict[str, Any]:
         if holder is None:
             break
         holders.append(holder)
+    return fields_of(holders)
+
+
+def fields_of(holders: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the fields of objects inside each other; the innermost counts.
+
+    Where the recipe names a field, it is the outermost: paths are from the top of a row.
+    """
     values: dict[str, Any] = {}
     for holder in holders:
         values |= {name: value for name, value in fields(holder).items() if value is not None}
-    return values
+    return values | {name: value for name, value in named(*holders).items() if value is not None}

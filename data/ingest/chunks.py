@@ -125,6 +125,8 @@ class Tally(Sums):
     not_generations: int = 0
     """Rejected requests that failed or belong to another API; not the spans and lines of logs that
     record other things than requests."""
+    with_user: int = 0
+    """Exchanges with the id of a user, copies included."""
     models: Counter[str] = Field(default_factory=Counter)
     """Exchanges by model name, as logged."""
     prompt_tokens_against_usage: Counter[str] = Field(default_factory=Counter)
@@ -268,6 +270,7 @@ class Work:
                     rows_field = {"rows": reject.rows} if reject.rows > 1 else {}
                     rejects.append({**dataclasses.asdict(place), **line, **rows_field})
                     continue
+                tally.with_user += bool(outcome.user)
                 row = _table_row(outcome, sequence, self)
                 tally.add(row)
                 rows.append(row)

@@ -1,7 +1,8 @@
 """Says which fields of a log are missing, and which of its names may have them.
 
     unread_fields({"user": ("authr",)}, summary)
-    # ["traffic.fields.user = authr: no row has a text or number there; the first row has author"]
+    # ["traffic.fields.user = authr: no row has a text or whole number there; the first row has
+    #  author"]
 
 Summaries have the names of the first row (`row_fields.names_in`), never its values.
 """
@@ -24,7 +25,7 @@ def missing(summary: Mapping[str, Any]) -> list[str]:
     """Returns the fields that no exchange of an ingested log has."""
     lacks = {
         "session": not summary["sessions"]["exchanges"].get(CONVERSATION),
-        "user": not summary["users"]["distinct"],
+        "user": not summary["with_user"],
         "tenant": not summary["tenants"].keys() - {NOT_LOGGED},
         "route": not summary["routes"].keys() - {NOT_LOGGED},
         "time": summary["time"] is None,

@@ -12,6 +12,7 @@ parsers, are left out; a note lists their names but never their values (vllm_fla
 vLLM does not know is unknown, and a run refuses it.
 """
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,6 +32,7 @@ from outrider.serving.commands.arguments import arguments_in
 from outrider.serving.commands.find import UNRESOLVED, find_command_and_image
 from outrider.serving.commands.forms.batch import CONDITION, is_batch
 from outrider.serving.commands.forms.branches import OPTIONS, with_decided_branches
+from outrider.serving.commands.forms.settings import FLAGS
 from outrider.serving.commands.forms.unresolved import OF_KUSTOMIZE
 from outrider.serving.commands.forms.variable_files import missing_files
 from outrider.serving.commands.notes import AUTO, Variables, flag_of, note_on_place, notes_on
@@ -76,6 +78,10 @@ CUT_BY_COMMENT = re.compile(
     r"\\\n(?:[ \t]*#[^\n]*\n){1,50}[ \t]*(?:\\\n[ \t]*)?(?P<flag>--[a-z][\w-]*)"
 )
 """A line that a backslash continues, a comment, and a flag: the shell joins line and comment."""
+
+MOST_COMMENTS = 20
+MOST_LINES = 60
+"""Comments inside commands, and lines before each, that are looked at."""
 
 OF_DOCKERFILE = re.compile(r"^FROM[ \t]", re.MULTILINE)
 """The mark of a Dockerfile, of which lines of comments are left out before lines are joined."""
@@ -190,13 +196,12 @@ def _notes_on_script(text: str, arguments: Sequence[str]) -> list[str]:
         notes.append(
             "a program with defaults of arguments or variables, which are taken: check these values"
         )
-    lost = CUT_BY_COMMENT.search(text)
-    if lost is not None and not OF_DOCKERFILE.search(text):
-        is_read = any(word.startswith(lost["flag"]) for word in arguments)
+    flag = _flag_behind_comment(text)
+    if flag is not None:
+        is_read = any(word.startswith(flag) for word in arguments)
         notes.append(
-            f"a comment in the middle of the command ends it in a shell, so {lost['flag']} and what"
-            f" follows are not passed there, and {'' if is_read else 'not '}read here: check these"
-            " values"
+            f"a comment in the middle of the command ends it in a shell, so {flag} and what follows"
+            f" are not passed there, and {'' if is_read else 'not '}read here: check these values"
         )
     if servers := OF_EMBEDDINGS.findall(COMMENT_LINE.sub("", text)):
         notes.append(
@@ -205,6 +210,23 @@ def _notes_on_script(text: str, arguments: Sequence[str]) -> list[str]:
     if files := missing_files(text):
         notes.append(f"files that are not here: {', '.join(files)}: check what they set")
     return notes
+
+
+def _flag_behind_comment(text: str) -> str | None:
+    """Returns vLLM's flag after a comment that a shell takes for the end of the command.
+
+    In a Dockerfile, lines of comments are left out before lines are joined. An unknown flag may
+    have a secret, which is glued to its name.
+    """
+    if OF_DOCKERFILE.search(text):
+        return None
+    for cut in itertools.islice(CUT_BY_COMMENT.finditer(text), MOST_COMMENTS):
+        lines = text[: cut.start() + 1].splitlines()[-MOST_LINES:]
+        command = list(itertools.takewhile(lambda line: line.endswith("\\"), reversed(lines)))
+        is_known = cut["flag"].removeprefix("--").replace("-", "_") in FLAGS
+        if is_known and any("vllm" in line for line in command):
+            return cut["flag"]
+    return None
 
 
 def _with_speculation(source: str, given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -150,8 +150,10 @@ def check_checkpoint(directory: Path) -> None:
             f"{directory / marks[0]}: an embedding model of sentence-transformers, which writes no"
             " text; set target.model to the model that the endpoint generates with"
         )
-    ggufs = sorted(file.name for file in directory.glob("*.gguf"))
-    if ggufs and not any(directory.glob("*.safetensors")):
+    ggufs = sorted(
+        file.name for file in directory.glob("*.gguf") if not file.name.startswith("imatrix")
+    )
+    if ggufs and not any(directory.glob("*.safetensors*")):  # or their index, before a download
         raise OutriderError(
             f"{directory / ggufs[0]}: only safetensors are read, and vLLM 0.32 loads no GGUF; set"
             " target.model to the checkpoint that it was made from"

@@ -25,7 +25,9 @@ WIDTH = {"COLUMNS": "200"}
 Finished = subprocess.CompletedProcess[str]
 
 
-def start(command: str, *words: str, cwd: Path, **environment: str) -> Finished:
+def start(
+    command: str, *words: str, cwd: Path, limit_s: float = 300, **environment: str
+) -> Finished:
     """The installed command in its own process."""
     return subprocess.run(
         [COMMANDS / command, *words],
@@ -33,7 +35,7 @@ def start(command: str, *words: str, cwd: Path, **environment: str) -> Finished:
         env=os.environ | WIDTH | environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=limit_s,
     )
 
 

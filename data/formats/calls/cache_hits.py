@@ -35,8 +35,12 @@ NO_REFERENCE = "00000000-0000-0000-0000-000000000000"
 """Helicone's `cache_reference_id` of a generated answer."""
 
 EVENTS = frozenset({"event", "event_type", "type"})
-HIT_EVENT = re.compile(r"(?:\w+[._-])?cache[._-]?hit", re.IGNORECASE)
-"""Fields and values with which an application logs a hit, such as `llm.cache_hit`."""
+HIT_EVENT = re.compile(
+    r"(?:(?:llm|response|completion|answer|semantic|exact|gateway)[._-])?cache[._-]?hit",
+    re.IGNORECASE,
+)
+"""Fields and values with which an application logs a hit, such as `llm.cache_hit`. Hits of an
+engine's prefix cache are another matter."""
 
 TAG = re.compile(r"cache_hit:true", re.IGNORECASE)
 """Tag that LiteLLM gives an observation in Langfuse."""

@@ -47,6 +47,9 @@ ANSWERS = {
 }
 """Names of a text that is the answer."""
 
+CALLS = frozenset({"tool_calls", "tool_call", "function_call"})
+"""Names of the calls next to an answer without a text."""
+
 REASONING_ROLE = "reasoning"
 
 THOUGHTS = {"thinking", "reasoning", "reasoning_content", "response.reasoning"}
@@ -81,12 +84,22 @@ QUESTIONS = ("question", "query", "prompt", "user_prompt", "user_message", "user
 SYSTEMS = ("system_prompt", "system_message", "system")
 """Names of a text that is the system message, in order of preference."""
 
+TEXTS = frozenset({
+    *(name.rpartition(".")[2] for name in ANSWERS), *THOUGHTS, *QUESTIONS, *SYSTEMS,
+    "messages", "message", "conversation", "conversations", "history", "choices", "output_choices",
+    "input", "inputs", "outputs", "request", "content", "contents", "answer", "reply",
+})  # fmt: skip
+"""Names under which a row may have a call's texts, in whatever form."""
+
 OF_RESPONSE = re.compile("response|output|completion")
 
 _IN_ANSWER = re.compile(
-    r"(?:.*\.)?(?:(?:llm|model|assistant)_(?:response|output|completion|answer|reply)|answer|reply)"
+    r"(?:.*\.)?(?:llm|model|assistant)_(?:response|output|completion|answer|reply)"
     r"\.(?:text|content|raw)"
 )
+_IN_REPLY = re.compile(r"(?:answer|reply)\.(?:text|content|raw)")
+"""The same at the top of a row; `answer` may be a data set's solution without an end or a count."""
+
 """Path of an answer's text in an object of an application's own, if no other name has one."""
 
 MODELS = (
@@ -153,9 +166,11 @@ def message_sides(row: dict[str, Any]) -> MessageSides | None:
 
 
 def has_message(row: dict[str, Any]) -> bool:
-    """Whether a row has a message, a text that may be one, or an answer."""
-    lists = any(_messages(value) for _, value, _ in _values(row))
-    return lists or asked_in_texts(row) is not None or bool(_answer_text(row)[0])
+    """Whether a row has anything under a name of messages, a question or an answer."""
+    return any(
+        path.rpartition(".")[2] in TEXTS and value not in (None, "", [], {})
+        for path, value, _ in _values(row)
+    )
 
 
 def sent_parameters(row: dict[str, Any]) -> dict[str, Any]:
@@ -414,7 +429,7 @@ def _answer_text(row: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[s
         elif part is not None and value and part not in answer:
             answer[part] = _only_item(value)
             around = holders if part == "content" else around
-        calls_tools = calls_tools or (name == "tool_calls" and bool(value))
+        calls_tools = calls_tools or (name in CALLS and bool(value))
     if answer.keys().isdisjoint(("content", "tool_calls")):
         content, holders = _text_in_answer(row)
         answer |= {} if content is None else {"content": content}
@@ -432,7 +447,9 @@ def _answer_text(row: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[s
 def _text_in_answer(row: dict[str, Any]) -> tuple[str | None, list[dict[str, Any]]]:
     """Returns the text in an answer that is an object of an application's own."""
     for path, value, holders in _values(row):
-        if _IN_ANSWER.fullmatch(path) and isinstance(value, str) and value:
+        has_end = "finish_reason" in holders[-1] or _is_models(holders[-1])
+        is_reply = has_end and _IN_REPLY.fullmatch(path) is not None
+        if (is_reply or _IN_ANSWER.fullmatch(path)) and isinstance(value, str) and value:
             return value, holders
     return None, []
 

@@ -238,7 +238,6 @@ def _exchanges(
     messages = None if logged is None else text_messages(logged, is_sglang)
     metadata = _optional(request, "metadata")
     usage = _optional(response, "usage")
-    of_row = {"session": session, "user": user, "tenant": tenant, "route": route, "time": time}
     shared = {
         "place": place,
         "messages": messages,
@@ -259,8 +258,10 @@ def _exchanges(
         "seconds": seconds,
         **sampling_of(request, "request"),
     }
-    given = {name: of_row[name] for name in named_paths()}
-    shared |= {**given, "trace": None} if "session" in given else given
+    # The request's own metadata do not count where the recipe names a field.
+    of_row = {"session": session, "user": user, "tenant": tenant, "route": route, "time": time}
+    shared |= {name: of_row[name] for name in named_paths()}
+    shared["trace"] = None if "session" in named_paths() else trace
     return _of_choices(request, response, messages, shared)
 
 

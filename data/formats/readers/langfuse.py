@@ -47,7 +47,7 @@ from outrider.data.formats.fields import (
 )
 from outrider.data.formats.rows.join import database_in, storable
 from outrider.data.formats.rows.nested_rows import outcomes_of
-from outrider.data.formats.rows.row_fields import seconds_of
+from outrider.data.formats.rows.row_fields import seconds_of, with_named
 from outrider.data.formats.wrappers import OBSERVATIONS, TRACE, is_observation, open_row
 
 OWNERS = ("session", "user")
@@ -166,7 +166,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
     if kind is not None and not is_observation(row) and not _is_trace(row):
         raise Reject("not_a_generation", kind)
     if not _is_trace(row):
-        return _outcomes(row, record.place)
+        return with_named(_outcomes(row, record.place), row)
     # The API's observations lack the session and user of their trace.
     trace = row.get("trace")  # the trace that the interface downloads
     about = trace if isinstance(trace, dict) else row
@@ -175,7 +175,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
     # A null of an observation would hide the trace's value.
     return outcomes_of(
         ({**of_trace, **_without_nulls(observation)} for observation in observations),
-        lambda observation: _outcomes(observation, record.place),
+        lambda observation: with_named(_outcomes(observation, record.place), observation, row),
         "observation",
     )
 
@@ -193,8 +193,9 @@ def _outcomes(logged: dict[str, Any], place: Place) -> list[Exchange | Reject]:
     if row.get("level") == "ERROR":
         raise Reject("error_response", "level ERROR")
     check_generated(row)
-    for key in ("input", "output"):
-        check_whole(row.get(key), f"row.{key}")
+    for key in ("input", "output"):  # messages are checked one by one
+        if isinstance(row.get(key), str):
+            check_whole(row[key], f"row.{key}")
     parameters = mapping(row, "model_parameters", "row")
     metadata = mapping(row, "metadata", "row")
     usage = mapping(row, "usage_details", "row")

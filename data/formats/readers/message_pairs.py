@@ -32,9 +32,8 @@ from outrider.data.formats.calls.message_sides import (
 from outrider.data.formats.calls.openai import exchanges
 from outrider.data.formats.fields import take_count
 from outrider.data.formats.rows.other_rows import FAILURES, check_served, check_status
-from outrider.data.formats.rows.row_fields import fields
 from outrider.data.formats.sides import objects_in
-from outrider.data.formats.wrappers import check_call, open_row
+from outrider.data.formats.wrappers import check_call, fields_of, open_row
 
 THINK = "<think>"
 
@@ -42,8 +41,9 @@ JOINED_THOUGHT = "Thinking: "
 """How an output begins in which promptfoo has put reasoning before the answer
 (src/providers/openai/chat.ts)."""
 
-TOTALS = ("messages_total", "total_messages", "message_count", "num_messages", "n_messages")
-"""Names of the number of messages, of which a logger with a limit keeps the last ones."""
+TOTALS = ("messages_total", "total_messages")
+"""Names of the number of messages that were sent, of which a logger with a limit keeps some. Counts
+under other names (`message_count`) may be of the conversation."""
 
 FAILED = ("error", "exception", "error_message", "error.type", "$ai_is_error")
 """Keys that are set if a call failed."""
@@ -94,9 +94,7 @@ def outcomes(
         if choice["finish_reason"] is None:
             end = about["end"]
             choice["finish_reason"] = end or _assumed_end(choice["message"], about)
-    logged: dict[str, Any] = {}
-    for holder in [row, *sides.holders]:
-        logged |= {name: value for name, value in fields(holder).items() if value is not None}
+    logged = fields_of([row, *sides.holders])
     logged |= {name: value for name, value in known.items() if value is not None}
     return exchanges(request, response, place, **logged)
 
@@ -129,7 +127,9 @@ def _check_all_messages(row: dict[str, Any], sides: MessageSides) -> None:
         for name in TOTALS:
             total = take_count(holder, name)
             if total is not None and total > present:
-                raise Reject("truncated", f"{name} is {total}, and the row has {present - 1}")
+                raise Reject(
+                    "truncated", f"{name} is {total}, and the row has {len(sides.asked)} messages"
+                )
 
 
 def _assumed_end(message: dict[str, Any], about: dict[str, Any]) -> str:

@@ -247,7 +247,7 @@ def _outcomes(
 def _about(span: dict[str, Any], logged: dict[str, Any]) -> dict[str, Any]:
     """Returns a call's session, user, tenant, route, time and duration."""
     about = {**_times(span, logged), **take_names(logged, NAMES, "attributes")}
-    return {**about, **named(logged, span)}
+    return {**about, **named({**logged, "attributes": logged}, span)}
 
 
 def _check_unique(span: dict[str, Any], logged: dict[str, Any], joined: frozenset[str]) -> None:

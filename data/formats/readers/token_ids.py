@@ -18,7 +18,7 @@ from outrider.data.formats.calls.finish_reasons import end_by_limit, finish_reas
 from outrider.data.formats.calls.openai import reasoning_and_content
 from outrider.data.formats.calls.sampling import NUMBERS, sampling_of
 from outrider.data.formats.fields import first, mapping, take, take_ids, take_text
-from outrider.data.formats.rows.row_fields import fields, named
+from outrider.data.formats.rows.row_fields import fields
 from outrider.data.formats.wrappers import open_row
 
 GENERATED = frozenset({"prompt_token_ids", "generated_tokens"})
@@ -42,7 +42,6 @@ def recognizes(sample: Sample) -> bool:
 
 def parse(record: Record) -> list[Exchange | Reject]:
     row = open_row(record.payload)
-    given = named(row)
     if row.keys() >= MASKED:
         row = _split_by_mask(row)
     elif row.keys() >= GENERATED:
@@ -68,7 +67,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
             stop_reason=take(row, "stop_reason", (int, str), "row"),
             model=take_text(row, "model", "row"),
             **sampling_of(row, "row"),
-            **{**fields(row), **given},
+            **fields(row),
         )
     ]
 

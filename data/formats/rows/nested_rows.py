@@ -18,9 +18,9 @@ def outcomes_of(
         try:
             of_call = parse(call)
         except Reject as reject:
-            named = Reject(reject.reason, f"{what} {index}: {reject.detail}".rstrip(": "))
-            named.is_request = reject.is_request
-            of_call = [named]
+            numbered = Reject(reject.reason, f"{what} {index}: {reject.detail}".rstrip(": "))
+            numbered.is_request = reject.is_request
+            of_call = [numbered]
         for outcome in of_call:
             if isinstance(outcome, Exchange):
                 outcome = dataclasses.replace(outcome, call=len(outcomes))

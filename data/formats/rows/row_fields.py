@@ -14,13 +14,17 @@ Names of the recipe's `traffic.fields` replace the known ones of a field:
 
 import contextlib
 import functools
+import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextvars import ContextVar
+from dataclasses import replace
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from outrider.common.redaction import has_credentials
+from outrider.data.exchange import Exchange, Reject
 from outrider.data.formats.fields import number, take_text, take_time
 from outrider.data.formats.rows.embedded import object_of
 
@@ -102,9 +106,9 @@ DURATIONS = {
 """Paths of a request's duration, by their unit in seconds. Names without a unit (`latency`) are
 seconds for some producers and milliseconds for others, so they are not read."""
 
-NGINX_ENDS = frozenset({"msec", "time_local", "time_iso8601"})
-"""nginx's times, of the moment at which it writes a request's line: its end. `request_time` is the
-duration in seconds (ngx_http_core_module), and for others a time."""
+NGINX_ENDS = ("msec", "time_iso8601", "time_local")
+"""nginx's times, the most exact first, of the moment at which it writes a request's line: its end.
+`request_time` is the duration in seconds (ngx_http_core_module), and for others a time."""
 
 STARTS = ("started_at", "start_time", "start_ns")
 """Names of a call's start. Next to them, `timestamp` is when the row was written, if that is less
@@ -134,8 +138,15 @@ HEADER_HOLDERS = (
     *("http_request_headers", "payload.http_request_headers"),  # Dynamo
 )
 
+LARGEST_ID = 2**53
+"""Larger integers are not exact as floats."""
+
 LONGEST_ID = 100
 """Characters of the longest text that `names_in` takes for an id or a time."""
+
+LONGEST_NAME = 60
+MOST_NAMES = 40
+"""Characters of the longest path, and number of paths, that `names_in` returns."""
 
 _CALL = frozenset({"messages", "prompt", "choices"})
 """Keys of a request's or a response's body, whose other values are not ids of the application."""
@@ -157,6 +168,10 @@ _NAMED: ContextVar[Mapping[str, tuple[str, ...]]] = ContextVar(
 )
 
 
+CARRIED = "outrider.fields"
+"""Key of a row that has the values which the recipe's names have in the rows around it."""
+
+
 @contextlib.contextmanager
 def naming(paths: Mapping[str, tuple[str, ...]]) -> Iterator[None]:
     """Reads the fields in `paths` from there alone, in this process, within the context."""
@@ -173,13 +188,69 @@ def named_paths() -> Mapping[str, tuple[str, ...]]:
 
 
 def named(*rows: dict[str, Any]) -> dict[str, Any]:
-    """Returns the values of the recipe's fields in the first row that has each; None elsewhere."""
+    """Returns the values of the recipe's fields in the first row that has each; None elsewhere.
+
+    What rows around a row had (`carried`) counts before its own values.
+    """
     values: dict[str, Any] = {}
     for name, paths in named_paths().items():
-        places = (find(row, path) for row in rows for path in paths)
-        found_values = (_value(place, is_time=name == "time") for place in places if place)
-        values[name] = next((value for value in found_values if value is not None), None)
+        logged = (_named_value(row, name, paths) for row in rows)
+        values[name] = next((value for value in logged if value is not None), None)
     return values
+
+
+def _named_value(row: dict[str, Any], name: str, paths: tuple[str, ...]) -> Any:
+    """Returns the value at the first path that a row has."""
+    around = row.get(CARRIED, {}).get(name)
+    if around is not None:
+        return around
+    places = (_exact(row, path.split(".")) or find(row, path) for path in paths)
+    values = (_value(place, is_time=name == "time") for place in places if place)
+    return next((value for value in values if value is not None), None)
+
+
+def _exact(row: dict[str, Any], parts: list[str]) -> "Field | None":
+    """Returns the place of a path as it is written; keys may have dots themselves."""
+    whole = ".".join(parts)
+    if whole in row:
+        return Field(row, whole)
+    for end in range(1, len(parts)):
+        inner = object_of(row.get(".".join(parts[:end])))
+        place = None if inner is None else _exact(inner, parts[end:])
+        if place is not None:
+            return place
+    return None
+
+
+def carried(*rows: dict[str, Any]) -> dict[str, Any]:
+    """Returns what a row inside these takes from them, the first of which counts.
+
+    Names of the recipe are paths from the top of a row, and what is inside may have the same keys.
+    """
+    values = {name: value for name, value in named(*rows).items() if value is not None}
+    return {CARRIED: values} if values else {}
+
+
+def with_named(
+    outcomes: Iterable[Exchange | Reject], *rows: dict[str, Any]
+) -> list[Exchange | Reject]:
+    """Returns outcomes with the values of the recipe's fields instead of their own.
+
+    The rows of one exchange may be several, of which the earliest time counts.
+    """
+    outcomes = list(outcomes)
+    if not named_paths():
+        return outcomes
+    values = named(*rows)
+    if values.get("time") is not None:
+        times = (named(row)["time"] for row in rows)
+        values["time"] = min(time for time in times if time is not None)
+    if "session" in values:
+        values["trace"] = None
+    return [
+        replace(outcome, **values) if isinstance(outcome, Exchange) else outcome
+        for outcome in outcomes
+    ]
 
 
 @functools.lru_cache(4096)
@@ -194,10 +265,10 @@ def fields(row: dict[str, Any]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     is_run = all(key in row for key in PROJECT)
     names = _names(row)
-    given = named(row)
+    configured = named(row)
     for name, paths in FIELDS.items():
-        values[name] = given.get(name)
-        if name in given:
+        values[name] = configured.get(name)
+        if name in configured:
             continue
         for path in paths:
             if is_run and path == "session_id":
@@ -207,13 +278,13 @@ def fields(row: dict[str, Any]) -> dict[str, Any]:
             if value is not None:
                 values[name] = value
                 break
-    if "time" not in given:
+    if "time" not in configured:
         values["time"] = _start_of(row, names, values["time"])
     values["seconds"] = _seconds_of(row, names, values["time"])
     if values["session"] is None or values["user"] is None:
         sent = _headers(row, names)
         for name, keys in HEADERS.items():
-            if values[name] is None and name not in given:
+            if values[name] is None and name not in configured:
                 values[name] = next((sent[key] for key in keys if sent.get(key)), None)
     return values
 
@@ -221,43 +292,60 @@ def fields(row: dict[str, Any]) -> dict[str, Any]:
 def names_in(row: dict[str, Any]) -> tuple[str, ...]:
     """Returns the paths of a row's short values, down to the second level: ids, times, labels.
 
-    Only plain names are listed: a key may be a customer's data, such as an address.
+    A key may be a customer's data, such as an address or a key of an API: only plain names are
+    listed, and of an object of numbers, which may count something by customer, none.
     """
-    paths = []
-    for key, value in row.items():
+    paths: list[str] = []
+    for key, value in itertools.islice(row.items(), MOST_NAMES):
         inner = object_of(value)
-        if inner is None or _is_short(value):
-            paths += [key] if _is_short(value) else []
-        elif _CALL.isdisjoint(inner):
-            paths += [f"{key}.{name}" for name, of_name in inner.items() if _is_short(of_name)]
-    return tuple(path for path in paths if _PLAIN_NAME.fullmatch(path))
+        if _is_short(value):
+            paths.append(key)
+        elif inner is not None and _CALL.isdisjoint(inner) and not _is_table(inner):
+            members = itertools.islice(inner.items(), MOST_NAMES)
+            paths += [f"{key}.{name}" for name, of_name in members if _is_short(of_name)]
+    plain = (path for path in paths if len(path) <= LONGEST_NAME and _PLAIN_NAME.fullmatch(path))
+    return tuple(path for path in plain if not has_credentials(path))[:MOST_NAMES]
+
+
+def _is_table(holder: dict[str, Any]) -> bool:
+    """Whether an object has numbers alone."""
+    return all(type(value) in (int, float) for value in holder.values())
 
 
 def _is_short(value: Any) -> bool:
+    """Whether a value may be an id, a label or a time."""
     if isinstance(value, dict) and len(value) == 1 and TYPED & value.keys():
         (value,) = value.values()
-    if isinstance(value, str):
-        return 0 < len(value) <= LONGEST_ID and " " not in value.strip()
-    return type(value) in (int, float, datetime)
+    if not isinstance(value, str):
+        return type(value) in (int, float, datetime)
+    is_id = 0 < len(value) <= LONGEST_ID and " " not in value.strip()
+    return is_id or (len(value) <= LONGEST_ID and take_time({"time": value}, "time") is not None)
 
 
 def _start_of(row: dict[str, Any], names: dict[str, str], time: float | None) -> float | None:
     """Returns the time at which a call started, if the row has it besides `time`."""
     if time is None:
         return None
-    if took := _seconds_of_nginx(row, names):
-        return round(time - took, 6)
     for path in STARTS:
         where = _find(row, names, path)
         start = None if where is None else _value(where, is_time=True)
         if isinstance(start, float) and 0 <= time - start <= LONGEST_CALL_S:
             return start
-    return time
+    ended = _end_of_nginx(row, names)
+    took = _seconds_of_nginx(row, names)
+    return time if ended is None or took is None else round(ended - took, 6)
+
+
+def _end_of_nginx(row: dict[str, Any], names: dict[str, str]) -> float | None:
+    """Returns the time at which nginx has written a line; None for any other row."""
+    places = (Field(row, names[name]) for name in NGINX_ENDS if name in names)
+    times = (_value(place, is_time=True) for place in places)
+    return next((time for time in times if time is not None), None)
 
 
 def _seconds_of_nginx(row: dict[str, Any], names: dict[str, str]) -> float | None:
     """Returns the duration in a line of nginx's log; None for any other row."""
-    if "request_time" not in names or NGINX_ENDS.isdisjoint(names):
+    if "request_time" not in names or _end_of_nginx(row, names) is None:
         return None
     took = number(row, names["request_time"])
     return took if took is not None and 0 < took < LONGEST_CALL_S else None
@@ -323,6 +411,9 @@ def _value(where: "Field", is_time: bool) -> Any:
     value = holder.get(key)
     if isinstance(value, dict) and len(value) == 1 and TYPED & value.keys():
         (value,) = value.values()
+    # pandas writes a column of integers with gaps as floats.
+    if isinstance(value, float) and value.is_integer() and abs(value) < LARGEST_ID:
+        value = int(value)
     is_id = isinstance(value, str) or type(value) is int
     return (take_text({key: value}, key, "row") or None) if is_id else None
 
@@ -339,9 +430,9 @@ def find(row: dict[str, Any], path: str) -> Field | None:
     return _find(row, _names(row), _normal_path(path))
 
 
-@functools.cache
+@functools.lru_cache(4096)
 def _normal_path(path: str) -> str:
-    """A path of our own tables in snake case."""
+    """A path in snake case."""
     return ".".join(map(normal_name, path.split(".")))
 
 

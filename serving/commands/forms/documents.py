@@ -83,10 +83,12 @@ def words_of_documents(documents: list[Any]) -> Iterator[Iterable[list[str]]]:
     yield words_of_config(documents)
     yield _words_of_containers(documents)
     for mapping in mappings:
+        of_dstack = _of_dstack(mapping)
         for script in _texts(mapping):
-            if "vllm" in script and "\n" in script.strip():
+            is_script = "\n" in script.strip() or bool(of_dstack)
+            if "vllm" in script and is_script:
                 named = (f"{name}={value}" for name, value in _environment(mapping))
-                yield [[*_of_dstack(mapping), *named, *words_of_script(script)]]
+                yield [[*of_dstack, *named, *words_of_script(script)]]
 
 
 def _words_of_containers(documents: list[Any]) -> Iterator[list[str]]:
@@ -103,23 +105,34 @@ def _words_of_containers(documents: list[Any]) -> Iterator[list[str]]:
 
 
 def _roles_in(document: Any) -> dict[int, str]:
-    """Returns the role in a prefill/decode pair of each container that has one, by its identity.
+    """Returns the role in a prefill/decode pair of each mapping that has one, by its identity.
 
     Pods have it as a label: llm-d.ai/role of llm-d, role-name of AIBrix' StormService.
     """
     roles: dict[int, str] = {}
-    for pod in mappings_in(document):
-        about = pod.get("metadata")
-        labels = about.get("labels") if isinstance(about, Mapping) else None
-        if not isinstance(labels, Mapping):
+    waiting: list[tuple[Any, str | None]] = [(document, None)]
+    visited = set()  # a YAML alias is the same object again
+    while waiting:
+        value, role = waiting.pop()
+        if id(value) in visited or not isinstance(value, Mapping | list):
             continue
-        named = [
-            str(value).lower() for key, value in labels.items() if _ROLE_LABEL.search(str(key))
-        ]
-        role = next((name for name in named if name in (PREFILL, "decode")), None)
-        if role is not None:
-            roles |= {id(container): role for container in _containers(pod)}
+        visited.add(id(value))
+        if isinstance(value, Mapping):
+            role = _role_of(value) or role
+            roles |= {} if role is None else {id(value): role}
+        members = value.values() if isinstance(value, Mapping) else value
+        waiting += [(member, role) for member in members]
     return roles
+
+
+def _role_of(pod: Mapping[str, Any]) -> str | None:
+    """Returns the role that a pod's labels name; None without one."""
+    about = pod.get("metadata")
+    labels = about.get("labels") if isinstance(about, Mapping) else None
+    if not isinstance(labels, Mapping):
+        return None
+    values = [str(value).lower() for key, value in labels.items() if _ROLE_LABEL.search(str(key))]
+    return next((value for value in values if value in (PREFILL, "decode")), None)
 
 
 def _inline_values(documents: list[Any]) -> list[Any]:
@@ -337,17 +350,21 @@ def _of_skypilot(task: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _of_dstack(task: Mapping[str, Any]) -> list[str]:
-    """Returns the variable with the number of GPUs that dstack sets, if its configuration has one.
+    """Returns the variable with the number of GPUs that dstack sets, if it is in a configuration.
 
-    Its docs, "resources": a name, memory and number in any order (`H100:80GB:4`), or a mapping.
+    Its docs, "resources": a text of name, memory and number in any order (`H100:80GB:4`), one
+    without a number, or a mapping. Alternatives and ranges leave the number open.
     """
     resources = task.get("resources")
     gpu = resources.get("gpu") if "commands" in task and isinstance(resources, Mapping) else None
-    if gpu is None:
+    if isinstance(gpu, Mapping):
+        count = str(gpu.get("count", 1))
+    elif isinstance(gpu, str | int):
+        parts = str(gpu).split(":")
+        count = next((part for part in parts if re.fullmatch(r"[\d.]*\d[\d.]*", part)), "1")
+    else:
         return []
-    parts = [str(gpu.get("count", 1))] if isinstance(gpu, Mapping) else str(gpu).split(":")
-    numbers = [part for part in parts if re.fullmatch(r"\d+(?:\.\.)?(?:\d+)?", part)] or ["1"]
-    return [f"DSTACK_GPUS_NUM={numbers[0]}"] if numbers[0].isdecimal() else []
+    return [f"DSTACK_GPUS_NUM={count}"] if count.isdecimal() else []
 
 
 def _numbers_of_gpus(resources: Any) -> Iterator[str]:

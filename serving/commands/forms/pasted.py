@@ -59,10 +59,11 @@ _MAGIC = re.compile(r"^[ \t]*(?:%env|%set_env)[ \t]+(\w+)[ =][ \t]*(.*)$", re.MU
 _CELL_MAGIC = re.compile(r"^%%\w+[^\n]*\n")
 _SHELL_LINE = re.compile(r"^[ \t]*!", re.MULTILINE)
 
-_PRINTED = re.compile(
-    r"^\S{0,80}[^\S\n]?\S{0,80}[$#][ \t]+cat[ \t]+([\w./~-]+)[ \t]*$", re.MULTILINE
-)
+_PRINTED = re.compile(r"^\S{0,80}[^\S\n]?\S{0,80}\$[ \t]+cat[ \t]+([\w./~-]+)[ \t]*$", re.MULTILINE)
 """A shell's prompt, such as `me@host:~$`, and the command that prints a file."""
+
+_OF_VARIABLES = re.compile(r"(?:^|/)\.?env\b|\.env$")
+"""Names of files that set variables for another one."""
 
 LEAST_NUMBERED = 3
 """Numbered lines that a text has at least if it is a shell's history."""
@@ -94,8 +95,9 @@ def bracketed_in_log(text: str) -> Iterator[str]:
 
 
 def files_printed(text: str) -> list[str]:
-    """Returns the files that a terminal's output shows with `cat`, in order."""
-    return list(dict.fromkeys(_PRINTED.findall(text)))
+    """Returns the files that a terminal's output shows with `cat`, those of variables first."""
+    names = dict.fromkeys(_PRINTED.findall(text))
+    return sorted(names, key=lambda name: _OF_VARIABLES.search(name) is None)
 
 
 def history_of(text: str) -> list[str]:

@@ -20,7 +20,9 @@ _LINE = re.compile(r"[ \t]*(?:export[ \t]+)?([A-Za-z_][\w.]*)[ \t]*=[ \t]*(.*?)[
 _UNIT_FILE = re.compile(r"^EnvironmentFile[ \t]*=[ \t]*-?[ \t]*(\S+)[ \t]*$", re.MULTILINE)
 _OF_DOCKER = re.compile(r"--env-file(?:=|[ \t]+)[\"']?([^\s\"']+)[\"']?")
 _ENV_FILE = re.compile(r"^[ \t]*env_file:(?:\s*-)?[ \t]*([^\s\[\]#-]\S*)", re.MULTILINE)
-_SOURCED = re.compile(r"(?:^|&&|;)[ \t]*(?:source|\.)[ \t]+([\"']?)([^\s\"'=;&|]+)\1", re.MULTILINE)
+_SOURCED = re.compile(
+    r"(?:^|&&|;)[ \t]*(?:source|\.)[ \t]+(?!=)([\"']?)([^\s\"';&|]+)\1", re.MULTILINE
+)
 
 
 def missing_files(text: str) -> list[str]:

@@ -203,3 +203,103 @@ def test_logs_of_others_whose_names_are_not_known_are_named():
     events = exchanges_in(BLIND / "405-bigquery-llm-events.parquet", named)
     assert [one.session for one in events][:2] == ["th_aa", "th_aa"]
     assert {one.user for one in events} == {f"acct_{number}" for number in range(4)}
+
+
+def test_paths_are_from_the_top_of_a_row_whatever_is_inside(tmp_path):
+    """A reader looks at the request inside, which may have the same keys."""
+    inner = pair([{"role": "user", "content": "Hi"}], "so", "Hello")
+    row = {"id": "t1", "ctx": {"user": "ada"}, "payload": {"id": "q1", "ctx": {"user": "x"}}}
+    row["payload"] |= inner
+    path = write_log(tmp_path / "log.jsonl", [row])
+    (one,) = exchanges_in(path, FieldsConfig(session="id", user="ctx.user"))
+    assert (one.session, one.user) == ("t1", "ada")
+
+
+@pytest.mark.parametrize("key", ["key", ["nowhere", "key"]])
+def test_each_call_of_a_list_has_its_own_values(tmp_path, key):
+    calls = [
+        {**pair([{"role": "user", "content": name}], "so", "Hello"), "key": name, "at": START + at}
+        for at, name in enumerate(["s1", "s2"])
+    ]
+    del calls[1]["key"]
+    row = {"key": "outer", "at": START - 9, "calls": calls}
+    path = write_log(tmp_path / "log.jsonl", [row])
+    found = exchanges_in(path, FieldsConfig(session=key, time="at"))
+    assert [(one.session, one.time) for one in found] == [("s1", START), ("outer", START + 1)]
+
+
+def test_observations_of_a_trace_have_their_own_values(tmp_path):
+    observations = [
+        {
+            "id": f"o{number}",
+            "traceId": "t1",
+            "type": "GENERATION",
+            "input": [{"role": "user", "content": f"{number}?"}],
+            "output": {"role": "assistant", "content": "a"},
+            "metadata": {"who": f"a{number}"},
+        }
+        for number in range(2)
+    ]
+    row = {"id": "t1", "team": "acme", "sessionId": "s1", "observations": observations}
+    path = write_log(tmp_path / "log.jsonl", [row])
+    found = exchanges_in(path, FieldsConfig(user="metadata.who", tenant="team"))
+    assert [(one.user, one.tenant, one.session) for one in found] == [
+        ("a0", "acme", "s1"),
+        ("a1", "acme", "s1"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("row", "path"),
+    [
+        ({"userId": "other", "user_id": "ada"}, "user_id"),
+        ({"tid": "other", "_tid": "ada"}, "_tid"),
+        ({"a.b": {"c": "ada"}}, "a.b.c"),
+        ({"meta._id": "ada"}, "meta._id"),
+        ({"meta": '{"Who": "ada"}'}, "meta.Who"),
+    ],
+)
+def test_a_path_is_first_read_as_it_is_written(row, path):
+    with naming({"user": (path,)}):
+        assert fields(row)["user"] == "ada"
+
+
+def test_an_integer_id_in_a_column_with_gaps_is_a_float():
+    with naming({"user": ("uid",)}):
+        assert fields({"uid": 12345.0})["user"] == "12345"
+        assert fields({"uid": 0.5})["user"] is None
+
+
+def test_names_that_may_be_data_are_not_listed():
+    row = {
+        "made_on": "2026-07-01 10:00:00",
+        "used": {"ada_lovelace": 3, "bob": 1},
+        "labels": {"sk-proj-abcdef0123456789": "x", "team": "acme"},
+        "k" * 100: 1,
+    }
+    assert names_in(row) == ("made_on", "labels.team")
+    assert len(names_in({f"k{number}": number for number in range(100_000)})) == 40
+
+
+def test_a_user_s_wrong_name_is_found_although_rows_have_tenants(text_target, tmp_path):
+    rows = [{**row, "tenant": "acme"} for row in rows_of_an_application()]
+    log = write_log(tmp_path / "log.jsonl", rows)
+    traffic = TrafficConfig(path=str(log), fields=FieldsConfig(user="app.authr"))
+    with pytest.raises(OutriderError, match=r"traffic\.fields\.user = app\.authr: no row has"):
+        ingest(text_target, traffic, tmp_path / "out")
+
+
+def test_a_table_of_messages_is_told_to_name_its_conversations(tmp_path):
+    rows = [
+        {"conv_key" if key == "conversation_id" else key: value for key, value in row.items()}
+        for row in rows_of("c1")
+    ]
+    path = write_log(tmp_path / "messages.jsonl", rows)
+    (reject, *_) = read_exchanges(log_files(str(path)))
+    assert "traffic.fields.session=NAME" in reject.detail
+
+
+@pytest.mark.parametrize("empty", ["", " ", [], [""]])
+def test_an_empty_path_is_refused(empty):
+    with pytest.raises(ValueError, match="at least 1"):
+        FieldsConfig(user=empty)

@@ -266,7 +266,8 @@ def test_what_langfuse_writes_instead_of_a_text_is_none(tmp_path, mark, reason, 
 
 
 def test_a_row_with_fewer_messages_than_it_counts_is_cut(tmp_path):
-    row = {"messages": MESSAGES, "reply": {"raw": "so\n</think>\n\na"}, "finish_reason": "stop"}
+    reply = {"raw": "so\n</think>\n\na", "finish_reason": "stop"}
+    row = {"messages": MESSAGES, "reply": reply}
     for total, is_cut in ((1, False), (2, False), (3, True)):  # some count the answer
         (outcome,) = outcomes_of(tmp_path, {**row, "messages_total": total})
         assert isinstance(outcome, Reject) == is_cut
@@ -346,3 +347,35 @@ def test_ids_of_sglang_count_where_its_text_is_cut(tmp_path, is_whole):
         assert outcome.prompt_token_ids == ids
     else:
         assert outcome.reason == "truncated_log"
+
+
+@pytest.mark.parametrize("name", ["expected", "reference", "feedback"])
+def test_an_answer_of_someone_else_is_none(tmp_path, name):
+    row = {"messages": MESSAGES, name: {"answer": {"text": "gold"}}, "output": None}
+    (outcome,) = outcomes_of(tmp_path, row)
+    assert isinstance(outcome, Reject)
+
+
+def test_rows_whose_messages_are_not_understood_are_damage(tmp_path):
+    call = {"messages": MESSAGES, "answer": "a", "completion_tokens": 2}
+    other = {"messages": [{"author": "user", "text": "hi"}], "output": [{"author": "assistant"}]}
+    _, reject = outcomes_of(tmp_path, call, other)
+    assert reject.reason == "incomplete_pair"
+
+
+def test_hits_of_a_prefix_cache_are_no_cached_answers(tmp_path):
+    row = {"messages": MESSAGES, "answer": "a", "completion_tokens": 2}
+    for event in ("prefix_cache_hit", "prompt_cache_hit", "kv-cache-hit"):
+        (outcome,) = outcomes_of(tmp_path, {**row, "event": event})
+        assert isinstance(outcome, Exchange)
+
+
+def test_nginxs_end_is_not_another_time(tmp_path):
+    """Filebeat's `@timestamp` is when it read the line, and `started_at` is the start."""
+    ended = {"msec": "1790000010.5", "request_time": "5.5"}
+    row = {"request": ASKED, "response": ANSWERED, **ended}
+    for other in ({}, {"@timestamp": 1790000020}, {"started_at": 1790000005.0}):
+        (exchange,) = outcomes_of(tmp_path, {**row, **other})
+        assert (exchange.time, exchange.seconds) == (1790000005.0, 5.5)
+    (exchange,) = outcomes_of(tmp_path, {**row, "msec": 12, "date": 1790000000})
+    assert exchange.time == 1790000000

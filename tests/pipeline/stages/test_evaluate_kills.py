@@ -62,7 +62,8 @@ def write_trained(folder: Path) -> RunDirectory:
     """A run whose training is done."""
     stages = ("--stages", "ingest,split,capture,train")
     words = ("--recipe", "resume_screening", "name=run", *stages, *SMALLEST)
-    finished = commands.start("train-speculator", *words, cwd=folder)
+    # Two starts of an engine and a training: 7 min on two slow cores.
+    finished = commands.start("train-speculator", *words, cwd=folder, limit_s=3600)
     assert finished.returncode == 0, finished.stderr
     return RunDirectory(folder / "runs" / "run")
 

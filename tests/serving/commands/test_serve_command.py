@@ -263,6 +263,8 @@ def test_flags_behind_a_comment_in_a_command_are_named(tmp_path: Path) -> None:
         assert ("max_model_len" in read.values["serving"]["engine"]) == is_read
         (note,) = [note for note in read.notes if "comment" in note]
         assert "--max-model-len and what follows" in note and ("not read here" in note) != is_read
+    glued = read_serve_command("vllm serve org/model \\\n # note\n --api-keys3cret-1 \\\n -tp 2")
+    assert "s3cret" not in str(glued)
     (tmp_path / "Dockerfile").write_text(f"FROM vllm/vllm-openai:v0.32.0\nENTRYPOINT {command}")
     in_image = read_serve_command(str(tmp_path / "Dockerfile"))
     assert in_image.values["serving"]["engine"]["max_model_len"] == 4096
