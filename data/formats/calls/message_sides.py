@@ -88,6 +88,7 @@ TEXTS = frozenset({
     *(name.rpartition(".")[2] for name in ANSWERS), *THOUGHTS, *QUESTIONS, *SYSTEMS,
     "messages", "message", "conversation", "conversations", "history", "choices", "output_choices",
     "input", "inputs", "outputs", "request", "content", "contents", "answer", "reply",
+    "instruction", "raw_input", "raw_output",
 })  # fmt: skip
 """Names under which a row may have a call's texts, in whatever form."""
 
