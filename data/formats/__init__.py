@@ -194,7 +194,9 @@ def _outcomes(name: str, record: Record) -> list[Exchange | Reject]:
     has_own_names = name in OWN_NAMES or name in _ADDED
     if hasattr(module, "records"):
         outcomes = module.parse(record)
-        return with_named(outcomes, *_rows_of(record.payload)) if has_own_names else list(outcomes)
+        if not has_own_names:
+            return list(outcomes)
+        return with_named(outcomes, *_rows_of(record.payload), are_joined=True)
     row = parse_row(record.payload)
     check_kept(row)
     calls = calls_of(row)

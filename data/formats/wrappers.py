@@ -28,6 +28,7 @@ from outrider.data.formats.rows.result_tables import rows_of
 from outrider.data.formats.rows.row_fields import (
     CARRIED,
     carried,
+    carried_in,
     fields,
     find,
     named,
@@ -340,10 +341,8 @@ def _inherited(row: dict[str, Any]) -> dict[str, Any]:
 
 def _within(outer: dict[str, Any], inner: dict[str, Any]) -> dict[str, Any]:
     """Returns a row with the fields of those around it; the recipe's names count outermost."""
-    merged = {**outer, **inner}
-    if CARRIED in merged:
-        merged[CARRIED] = {**inner.get(CARRIED, {}), **outer.get(CARRIED, {})}
-    return merged
+    values = {**carried_in(inner), **carried_in(outer)}
+    return {**outer, **inner, **({CARRIED: values} if values else {})}
 
 
 def is_chat_export(row: dict[str, Any]) -> bool:
@@ -377,8 +376,8 @@ def calls_of(row: dict[str, Any]) -> list[dict[str, Any]]:
         if fields(call)["time"] is not None:
             outer.pop("timestamp", None)
         # Each call of a list is a row of its own, whose values count before those around the list.
-        named_values = {**around.get(CARRIED, {}), **carried(call).get(CARRIED, {})}
-        call_row = {**outer, **call, **({CARRIED: named_values} if named_values else {})}
+        values = {**carried_in(around), **carried_in(carried(call))}
+        call_row = {**outer, **call, **({CARRIED: values} if values else {})}
         calls += calls_of(call_row)  # pages list traces, which list spans
     return calls
 

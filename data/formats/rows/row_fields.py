@@ -201,9 +201,9 @@ def named(*rows: dict[str, Any]) -> dict[str, Any]:
 
 def _named_value(row: dict[str, Any], name: str, paths: tuple[str, ...]) -> Any:
     """Returns the value at the first path that a row has."""
-    around = row.get(CARRIED, {}).get(name)
-    if around is not None:
-        return around
+    around = carried_in(row)
+    if around.get(name) is not None:
+        return around[name]
     places = (_exact(row, path.split(".")) or find(row, path) for path in paths)
     values = (_value(place, is_time=name == "time") for place in places if place)
     return next((value for value in values if value is not None), None)
@@ -222,27 +222,34 @@ def _exact(row: dict[str, Any], parts: list[str]) -> "Field | None":
     return None
 
 
-def carried(*rows: dict[str, Any]) -> dict[str, Any]:
-    """Returns what a row inside these takes from them, the first of which counts.
+def carried(row: dict[str, Any]) -> dict[str, Any]:
+    """Returns what the rows inside a row take from it.
 
     Names of the recipe are paths from the top of a row, and what is inside may have the same keys.
     """
-    values = {name: value for name, value in named(*rows).items() if value is not None}
+    values = {name: value for name, value in named(row).items() if value is not None}
     return {CARRIED: values} if values else {}
 
 
+def carried_in(row: dict[str, Any]) -> dict[str, Any]:
+    """Returns what a row has taken from those around it; a log may have anything under the key."""
+    values = row.get(CARRIED)
+    return values if isinstance(values, dict) and named_paths() else {}
+
+
 def with_named(
-    outcomes: Iterable[Exchange | Reject], *rows: dict[str, Any]
+    outcomes: Iterable[Exchange | Reject], *rows: dict[str, Any], are_joined: bool = False
 ) -> list[Exchange | Reject]:
     """Returns outcomes with the values of the recipe's fields instead of their own.
 
-    The rows of one exchange may be several, of which the earliest time counts.
+    `rows` are a call and those around it or, if they are joined, the rows of one exchange, of which
+    the earliest time counts.
     """
     outcomes = list(outcomes)
     if not named_paths():
         return outcomes
     values = named(*rows)
-    if values.get("time") is not None:
+    if are_joined and values.get("time") is not None:
         times = (named(row)["time"] for row in rows)
         values["time"] = min(time for time in times if time is not None)
     if "session" in values:

@@ -303,3 +303,31 @@ def test_a_table_of_messages_is_told_to_name_its_conversations(tmp_path):
 def test_an_empty_path_is_refused(empty):
     with pytest.raises(ValueError, match="at least 1"):
         FieldsConfig(user=empty)
+
+
+@pytest.mark.parametrize("value", ["text", [1], {"user": "mallory"}, None])
+def test_a_log_may_have_any_key(tmp_path, value):
+    row = pair([{"role": "user", "content": "Hi"}], "so", "Hello")
+    wrapped = {"outrider.fields": value, "payload": {**row, "outrider.fields": value}}
+    path = write_log(tmp_path / "log.jsonl", [wrapped])
+    (one,) = read_exchanges(log_files(str(path)))
+    assert isinstance(one, Exchange) and one.user is None
+
+
+def test_each_payload_of_a_batch_has_its_own_time(tmp_path):
+    """LiteLLM's reader has names of its own."""
+    payloads = [
+        {
+            "call_type": "acompletion",
+            "model_parameters": {},
+            "startTime": 1.0,
+            "messages": [{"role": "user", "content": f"{number}?"}],
+            "response": pair([], "so", "Hello")["response"],
+            "metadata": {},
+            "at": START + number,
+        }
+        for number in range(2)
+    ]
+    path = write_log(tmp_path / "log.jsonl", [{"at": START - 9, "calls": payloads}])
+    found = exchanges_in(path, FieldsConfig(time="at"))
+    assert [one.time for one in found] == [START, START + 1]
