@@ -84,13 +84,13 @@ QUESTIONS = ("question", "query", "prompt", "user_prompt", "user_message", "user
 SYSTEMS = ("system_prompt", "system_message", "system")
 """Names of a text that is the system message, in order of preference."""
 
-TEXTS = frozenset({
-    *(name.rpartition(".")[2] for name in ANSWERS), *THOUGHTS, *QUESTIONS, *SYSTEMS,
-    "messages", "message", "conversation", "conversations", "history", "choices", "output_choices",
-    "input", "inputs", "outputs", "request", "content", "contents", "answer", "reply",
-    "instruction", "raw_input", "raw_output",
+TEXT_WORDS = frozenset({
+    "message", "messages", "msg", "prompt", "prompts", "conversation", "conversations", "history",
+    "input", "inputs", "output", "outputs", "request", "response", "completion", "completions",
+    "choices", "content", "contents", "text", "question", "query", "instruction", "answer", "reply",
+    "generation", "thinking", "reasoning",
 })  # fmt: skip
-"""Names under which a row may have a call's texts, in whatever form."""
+"""Last words of names under which a row may have a call's texts, in whatever form."""
 
 OF_RESPONSE = re.compile("response|output|completion")
 
@@ -169,7 +169,9 @@ def message_sides(row: dict[str, Any]) -> MessageSides | None:
 def has_message(row: dict[str, Any]) -> bool:
     """Whether a row has anything under a name of messages, a question or an answer."""
     return any(
-        path.rpartition(".")[2] in TEXTS and value not in (None, "", [], {})
+        bool(value)
+        and isinstance(value, str | list | dict)
+        and re.split(r"[._]", path)[-1] in TEXT_WORDS
         for path, value, _ in _values(row)
     )
 

@@ -297,7 +297,9 @@ def fields(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def names_in(row: dict[str, Any]) -> tuple[str, ...]:
-    """Returns the paths of a row's short values, down to the second level: ids, times, labels.
+    """Returns the paths of a row's short values that no field has: ids, times, labels.
+
+    They are those of two levels.
 
     A key may be a customer's data, such as an address or a key of an API: only plain names are
     listed, and of an object of numbers, which may count something by customer, none.
@@ -311,7 +313,14 @@ def names_in(row: dict[str, Any]) -> tuple[str, ...]:
             members = itertools.islice(inner.items(), MOST_NAMES)
             paths += [f"{key}.{name}" for name, of_name in members if _is_short(of_name)]
     plain = (path for path in paths if len(path) <= LONGEST_NAME and _PLAIN_NAME.fullmatch(path))
-    return tuple(path for path in plain if not has_credentials(path))[:MOST_NAMES]
+    listed = (path for path in plain if _normal_path(path) not in _known_paths())
+    return tuple(path for path in listed if not has_credentials(path))[:MOST_NAMES]
+
+
+@functools.cache
+def _known_paths() -> frozenset[str]:
+    """Returns the paths that are read without being named."""
+    return frozenset(map(_normal_path, itertools.chain.from_iterable(FIELDS.values())))
 
 
 def _is_table(holder: dict[str, Any]) -> bool:
