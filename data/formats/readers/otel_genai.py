@@ -53,7 +53,14 @@ from outrider.data.formats.readers.otel_events import (
 )
 from outrider.data.formats.rows.embedded import object_of
 from outrider.data.formats.rows.nested_rows import outcomes_of
-from outrider.data.formats.rows.row_fields import LONGEST_S, fields, find, named, seconds_of
+from outrider.data.formats.rows.row_fields import (
+    LONGEST_S,
+    fields,
+    find,
+    named,
+    named_paths,
+    seconds_of,
+)
 from outrider.data.formats.rows.span_attributes import (
     IS_AROUND,
     attributes_of,
@@ -247,6 +254,8 @@ def _outcomes(
 def _about(span: dict[str, Any], logged: dict[str, Any]) -> dict[str, Any]:
     """Returns a call's session, user, tenant, route, time and duration."""
     about = {**_times(span, logged), **take_names(logged, NAMES, "attributes")}
+    if not named_paths():
+        return about
     return {**about, **named({**logged, "attributes": logged}, span)}
 
 
