@@ -21,6 +21,8 @@ from outrider.speculators.checkpoints.architectures import is_supported
 from outrider.speculators.checkpoints.layout import INDEX, read_layout
 from outrider.speculators.kinds import target_tensors
 
+ADAPTER = "adapter_config.json"
+
 EMBEDDED_TARGETS = {
     "nano_r1": Path(__file__).resolve().parent.parent / "recipes" / "nano_r1" / "target"
 }
@@ -84,10 +86,7 @@ class TargetConfig(BaseModel):
         if "://" in self.model:
             what = "a store's address, which is not read; copy it to a directory of this machine"
         elif directory.is_dir():
-            what = f"no config.json there ({directory.absolute()})"
-            if (directory / "params.json").is_file():
-                what += ", only Mistral's params.json, and checkpoints in its format are not read;"
-                what += " take the model's repository or revision in Hugging Face's format"
+            what = _without_config(directory)
         elif directory.exists():
             what = f"a file, not a directory ({directory.absolute()})"
         raise OutriderError(
@@ -239,6 +238,25 @@ def hub_id(model: str) -> str | None:
     except HFValidationError:
         return None
     return model
+
+
+def _without_config(directory: Path) -> str:
+    """What a directory without config.json is, and what to take instead if that is known."""
+    what = f"no config.json there ({directory.absolute()})"
+    if (directory / ADAPTER).is_file():
+        settings = read_json(directory / ADAPTER)
+        of_model = settings.get("base_model_name_or_path") if isinstance(settings, dict) else None
+        return (
+            f"{what}, but PEFT's {ADAPTER}: an adapter of {of_model or 'another model'}. Merge it"
+            " (`merge_and_unload`), save the merged model, and give its directory; or take that"
+            " model if the endpoint serves several adapters"
+        )
+    if (directory / "params.json").is_file():
+        return (
+            f"{what}, only Mistral's params.json, and checkpoints in its format are not read; take"
+            " the model's repository or revision in Hugging Face's format"
+        )
+    return what
 
 
 def _download(model: str, revision: str | None, **which: Any) -> Path:

@@ -8,6 +8,7 @@ It reads hidden states, so it does not support every server setting (see `in_pro
 """
 
 import contextlib
+import json
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -119,6 +120,8 @@ class AskedRow(NamedTuple):
     top_p: float
     max_tokens: int
     top_k: int = 0
+    grammar: str = ""
+    """JSON of one of vLLM's StructuredOutputsParams, or empty."""
 
 
 class Engine:
@@ -223,6 +226,7 @@ class Engine:
         above 0 has a seed.
         """
         from vllm import SamplingParams
+        from vllm.sampling_params import StructuredOutputsParams
 
         self._check_lengths(rows)
         self._settle()
@@ -232,6 +236,9 @@ class Engine:
                 top_p=row.top_p,
                 top_k=row.top_k,
                 max_tokens=row.max_tokens,
+                structured_outputs=(
+                    StructuredOutputsParams(**json.loads(row.grammar)) if row.grammar else None
+                ),
                 detokenize=False,
             )
             for row in rows

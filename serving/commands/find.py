@@ -34,7 +34,7 @@ from outrider.serving.commands.forms.hcl import words_of_hcl
 from outrider.serving.commands.forms.launchers import words_of_prefixes
 from outrider.serving.commands.forms.llama_swap import words_of_llama_swap
 from outrider.serving.commands.forms.make_files import script_of_justfile, script_of_makefile
-from outrider.serving.commands.forms.pasted import bracketed_in_log, files_printed, history_of
+from outrider.serving.commands.forms.pasted import bracketed_in_log, history_of
 from outrider.serving.commands.forms.pm2 import words_of_pm2
 from outrider.serving.commands.forms.powershell import script_of_powershell
 from outrider.serving.commands.forms.python_programs import (
@@ -52,9 +52,10 @@ from outrider.serving.commands.forms.settings import (
     words_of_settings,
 )
 from outrider.serving.commands.forms.shell import END, shell_words, words_of_script, written_files
+from outrider.serving.commands.forms.terminals import as_script, typed_in
 from outrider.serving.commands.forms.units import words_of_lists, words_of_units
 from outrider.serving.commands.forms.unresolved import OF_KUSTOMIZE, UNRESOLVED, why_unresolved
-from outrider.serving.commands.forms.variable_files import unit_files, with_unit_file
+from outrider.serving.commands.forms.variable_files import unit_files, with_files, with_unit_file
 from outrider.serving.commands.forms.variables import IMAGE_USED, VARIABLE, resolved
 from outrider.serving.commands.words import Command, assign, commands_in
 from outrider.serving.vllm_flags import ACROSS_NODES, HARMLESS
@@ -135,9 +136,12 @@ def find_command_and_image(source: str, text: str) -> tuple[dict[str, str], list
             )
     text = script_of_batch(script_of_powershell(text))
     _check_one_command(source, text)
+    text = as_script(text)
     script, files = written_files(text)
+    script = with_files(script, files) if files else script
     documents = documents_in(text)
-    _check_built(source, documents)
+    printed = [one for written in files.values() for one in documents_in(written)]
+    _check_built(source, [*documents, *printed])
     files |= files_of_documents(documents)
     command = _first_command(source, _candidates(script, script, documents))
     for written in files.values():
@@ -169,13 +173,6 @@ def _why_no_command(text: str, documents: list[object]) -> str:
     """What a text without a command is, as far as that is known, and what to give instead."""
     if any(isinstance(one, Mapping) and one.get("kind") == "Kustomization" for one in documents):
         return f"a file of Kustomize; give {OF_KUSTOMIZE}"
-    if printed := files_printed(text):
-        return (
-            f"a terminal's output with several files; give {printed[-1]} itself, with"
-            f" {', '.join(printed[:-1])} next to it"
-            if len(printed) > 1
-            else f"a terminal's output; give the file {printed[0]} itself"
-        )
     if STRACE_CUT.search(text):
         return (
             "strace has cut the command's words; give `strace -s 65535` or, while it runs,"
@@ -219,12 +216,15 @@ def _check_built(source: str, documents: list[object]) -> None:
 
 
 def _check_one_command(source: str, text: str) -> None:
-    """Raises an `OutriderError` if blocks of Markdown or a shell's history have several commands.
+    """Raises an `OutriderError` if a text has several commands that somebody chose from.
+
+    They are in blocks of Markdown, in a shell's history, or typed at a terminal.
 
     All are shown, since the last one need not be the one that runs.
     """
     commands: dict[str, None] = {}
-    for part in (*BLOCK.findall(text), *history_of(text)):
+    typed = (command for command, _ in typed_in(text))
+    for part in (*BLOCK.findall(text), *history_of(text), *typed):
         for _, words in commands_in(words_of_script(part)):
             if words and HEADLESS not in words:
                 commands.setdefault(" ".join(words))
@@ -278,6 +278,8 @@ def _candidates(text: str, script: str, documents: list[object]) -> Iterator[Ite
     if "gcloud" in script:
         yield words_of_gcloud(words_of_script(script))
     yield words_of_llama_swap(documents)
+    if "docker build" in text:  # before its blocks, since one block changes what another starts
+        yield words_of_units(text)
     yield map(words_of_script, BLOCK.findall(text))
     yield words_of_units(text)
     yield from words_of_documents(documents)

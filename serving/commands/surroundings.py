@@ -4,7 +4,6 @@ completed("services: ...", Path("deploy"))    # with the values of deploy/.env
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -14,16 +13,19 @@ from outrider.serving.commands.forms.compose import completed_compose
 from outrider.serving.commands.forms.documents import LONGEST_TEXT, documents_in
 from outrider.serving.commands.forms.pasted import as_typed
 from outrider.serving.commands.forms.templates import with_vars
-from outrider.serving.commands.forms.variable_files import with_files
+from outrider.serving.commands.forms.terminals import is_terminal, printed_file, typed_in
+from outrider.serving.commands.forms.variable_files import Folder, with_files
 
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
-def completed(text: str, folder: Path | None) -> str:
+def completed(text: str, folder: Folder | None) -> str:
     """Returns a text with what its surroundings set; without a folder no file is read."""
     if len(text) > LONGEST_TEXT:
         return text
     text = as_typed(text)
+    if is_terminal(text):
+        return _completed_terminal(text)
     text = slurm.with_variables(hcl.with_values(text, folder))
     if folder is not None:
         text = with_files(text, folder)
@@ -32,7 +34,16 @@ def completed(text: str, folder: Path | None) -> str:
     return text
 
 
-def _with_documents(text: str, folder: Path | None) -> str:
+def _completed_terminal(text: str) -> str:
+    """Completes each command and file that a terminal shows with the other files."""
+    typed = list(typed_in(text))
+    files = {name: one.printed for one in typed if (name := printed_file(one.command))}
+    return "\n".join(
+        f"$ {completed(command, files)}\n{completed(printed, files)}" for command, printed in typed
+    )
+
+
+def _with_documents(text: str, folder: Folder | None) -> str:
     """Completes Compose files and Ansible's; any other text stays as it is."""
     documents = documents_in(text)
     try:
@@ -44,7 +55,7 @@ def _with_documents(text: str, folder: Path | None) -> str:
         return text
 
 
-def _completed_document(document: Any, folder: Path | None) -> Any:
+def _completed_document(document: Any, folder: Folder | None) -> Any:
     if isinstance(document, Mapping) and isinstance(document.get("services"), Mapping):
         return completed_compose(document, folder)
     return with_vars(document, folder)

@@ -25,6 +25,13 @@ def test_a_model_that_is_neither_checkpoint_nor_hub_id_is_named_with_the_choices
         TargetConfig(model=model).directory()
 
 
+def test_an_adapter_is_named_with_its_model(tmp_path):
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
+    message = r"PEFT's adapter_config\.json: an adapter of org/base\. Merge it"
+    with pytest.raises(OutriderError, match=message):
+        TargetConfig(model=str(tmp_path)).directory()
+
+
 def test_of_a_hub_model_training_fetches_the_shards_that_it_reads(tmp_path, monkeypatch):
     repository = write_tiny_target(tmp_path / "repository", layers_in_shards=True)
     # R1's layers 0 to 60 are in 160 shards that contain nothing that training reads.

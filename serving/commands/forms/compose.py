@@ -6,11 +6,10 @@ without a value stays as it is written, and the caller refuses it by name.
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from outrider.serving.commands.forms.documents import documents_in, with_texts
-from outrider.serving.commands.forms.variable_files import read_near, variables_in
+from outrider.serving.commands.forms.variable_files import Folder, read_near, variables_in
 
 OVERRIDES = ("compose.override.yaml", "compose.override.yml", "docker-compose.override.yml")
 """Names of the file whose values replace those of the one next to it."""
@@ -22,7 +21,7 @@ _OF_COMPOSE = re.compile(
 """What Compose replaces; `$$` is a dollar sign."""
 
 
-def completed_compose(document: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
+def completed_compose(document: Mapping[str, Any], folder: Folder | None) -> dict[str, Any]:
     """Returns a Compose file as `docker compose config` shows it."""
     content = read_near(".env", folder) if folder is not None else None
     variables = variables_in(content or "")
@@ -44,7 +43,7 @@ def completed_compose(document: Mapping[str, Any], folder: Path | None) -> dict[
     }
 
 
-def _merged(document: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
+def _merged(document: Mapping[str, Any], folder: Folder) -> Mapping[str, Any]:
     """Returns a file with the services that its own extend, and with its override's values.
 
     Docker Compose reads the override without being told, if it is there.
@@ -63,7 +62,7 @@ def _merged(document: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
     return {**document, "services": services}
 
 
-def _extended(service: Any, services: Mapping[str, Any], folder: Path) -> Any:
+def _extended(service: Any, services: Mapping[str, Any], folder: Folder) -> Any:
     """Returns a service with what it extends, of the same file or of another one."""
     extends = service.get("extends") if isinstance(service, Mapping) else None
     if extends is None:
@@ -124,7 +123,7 @@ def _interpolated(text: str, variables: Mapping[str, str]) -> str:
     return _OF_COMPOSE.sub(value, text)
 
 
-def _with_env_files(service: Any, folder: Path | None) -> Any:
+def _with_env_files(service: Any, folder: Folder | None) -> Any:
     """Returns a service with the variables of its files, before those of `environment`.
 
     Files that are not here stay under `env_file`.

@@ -291,6 +291,11 @@ def is_image(name: str) -> bool:
     return len(name) <= LONGEST_IMAGE and IMAGE.fullmatch(name) is not None
 
 
+def _names_image(name: str) -> bool:
+    """Whether a name is an image's with a repository or a tag, unlike a container's name."""
+    return re.search("[/:]", name) is not None and is_image(name)
+
+
 def mappings_in(documents: Any) -> Iterator[Mapping[str, Any]]:
     """Yields every mapping of YAML or JSON documents, once each, in document order."""
     waiting: list[Any] = [documents]
@@ -394,7 +399,10 @@ def _containers(documents: Any) -> Iterator[Mapping[str, Any]]:
         if {"Cmd", "Entrypoint"} & value.keys():  # docker inspect
             yield {OF_INSPECT.get(str(key), str(key)): inner for key, inner in value.items()}
         elif {"command", "args", "entrypoint"} & value.keys():
-            yield value
+            name = value.get("name")
+            # A service of GitLab's CI has its image as its name.
+            is_service = "image" not in value and isinstance(name, str) and _names_image(name)
+            yield {"image": name, **value} if is_service else value
         elif "image" in value and any(name.startswith("NIM_") for name, _ in _environment(value)):
             yield value  # NVIDIA NIM, whose variables are its command
 

@@ -8,7 +8,8 @@
 
 - NVIDIA Dynamo's worker: the module `dynamo.vllm` (0.7, components/src/dynamo/vllm/args.py)
 - KServe's Hugging Face runtime: the module `huggingfaceserver` (0.15, its __main__.py)
-- SageMaker's vLLM containers: variables SM_VLLM_NAME (sagemaker_entrypoint.sh)
+- SageMaker's vLLM containers: variables SM_VLLM_NAME (sagemaker_entrypoint.sh), of which `false`
+  leaves a flag out (AWS's documentation of its containers)
 - RunPod's worker: variables with the names of flags, MODEL_NAME, and flags in VLLM_EXTRA_ARGS
   (2.7; 2.25, src/args_builder.py)
 - DJL's LMI containers: `option.NAME` in serving.properties, or variables OPTION_NAME (0.33,
@@ -43,6 +44,8 @@ class Launcher(NamedTuple):
     """Values for which the program sets what the machine has, and what that is."""
     unset: frozenset[tuple[str, str]] = frozenset()
     """Values with which the program leaves a flag out."""
+    omits_false: bool = False
+    """Whether it leaves out flags whose value is `false`, so that vLLM's defaults stay."""
 
 
 _DYNAMO = Launcher(
@@ -140,7 +143,7 @@ NIM = "NIM_"
 """Beginning of the variables of NVIDIA NIM."""
 
 _PREFIXES = (
-    ("SM_VLLM_", Launcher(frozenset(), {})),
+    ("SM_VLLM_", Launcher(frozenset(), {}, omits_false=True)),
     ("option.", _LMI),
     ("OPTION_", _LMI),
 )
@@ -151,6 +154,8 @@ _PASSTHROUGH = "NIM_PASSTHROUGH_ARGS"
 _RUNPOD_IMAGE = re.compile(r"worker(?:-v1)?-vllm(?::v?(\d+)\.(\d+))?")
 _RUNPOD_REWRITTEN = (2, 24)
 _RUNPOD_ARGUMENTS = "VLLM_EXTRA_ARGS"
+_OF_FLAGS = frozenset({_PASSTHROUGH, _RUNPOD_ARGUMENTS})
+"""Variables that hold several flags."""
 _TRUE = ("1", "yes", "on")
 _FALSE = ("0", "no", "off")
 _SWITCH = re.compile(r"(?:enable|disable|enforce|use|trust|async|skip|return)_")
@@ -262,7 +267,8 @@ def _command(launcher: Launcher, settings: Mapping[str, str]) -> list[str]:
         name = setting.lower() if setting.isupper() else setting
         if name not in launcher.own:
             name = launcher.renamed.get(name, name)
-            named |= {} if (name, value) in launcher.unset else {name: value}
+            is_omitted = launcher.omits_false and value.lower() == "false"
+            named |= {} if is_omitted or (name, value) in launcher.unset else {name: value}
     if not named.get("model"):
         return []
     named["model"] = named["model"].removeprefix("hf://")
@@ -285,7 +291,17 @@ def _settings(text: str) -> Iterator[tuple[str, str]]:
         is_quoted_whole = quote and text[match.end(2)] == "="  # -e "NAME=VALUE"
         begin = match.start() if is_quoted_whole else match.end()
         value = _value_at(text, begin)
+        # In a file of variables, a value without quotation marks is the rest of its line.
+        if name in _OF_FLAGS and text[begin : begin + 1] == "-" and _begins_line(text, match):
+            end = text.find("\n", begin)
+            value = text[begin : end if end >= 0 else len(text)].rstrip()
         yield name, value.partition("=")[2] if is_quoted_whole else value
+
+
+def _begins_line(text: str, setting: re.Match[str]) -> bool:
+    """Whether a setting is the first of its line, or of an item of a YAML list."""
+    before = text[text.rfind("\n", 0, setting.start()) + 1 : setting.start()]
+    return before.strip() in ("", "-")
 
 
 def _value_at(text: str, begin: int) -> str:

@@ -3,6 +3,8 @@
 as_typed("vllm serve m –tensor-parallel-size 4")    # "vllm serve m --tensor-parallel-size 4"
 """
 
+import ast
+import contextlib
 import json
 import quopri
 import re
@@ -10,7 +12,8 @@ import unicodedata
 from collections.abc import Iterator
 from typing import Any
 
-from outrider.serving.commands.forms.variables import IMAGE_USED
+from outrider.serving.commands.forms.python_values import follow
+from outrider.serving.commands.forms.variables import IMAGE_USED, VARIABLE
 
 LOGGED = ("log", "message", "MESSAGE", "msg", "textPayload")
 """Keys of a line in a record: Docker; Fluent Bit, Vector; journald; zap, pino; Google Cloud."""
@@ -57,13 +60,13 @@ _IMAGE = re.compile(r"\bimage: ([^\s,]{1,500}), ")
 
 _MAGIC = re.compile(r"^[ \t]*(?:%env|%set_env)[ \t]+(\w+)[ =][ \t]*(.*)$", re.MULTILINE)
 _CELL_MAGIC = re.compile(r"^%%\w+[^\n]*\n")
-_SHELL_LINE = re.compile(r"^[ \t]*!", re.MULTILINE)
+_COMMAND = re.compile(r"^([ \t]*)!((?:[^\\\n]|\\[\s\S])*)", re.MULTILINE)
+"""A shell's command in a notebook, with the lines that continue it."""
 
-_PRINTED = re.compile(r"^\S{0,80}[^\S\n]?\S{0,80}\$[ \t]+cat[ \t]+([\w./~-]+)[ \t]*$", re.MULTILINE)
-"""A shell's prompt, such as `me@host:~$`, and the command that prints a file."""
+_MAGIC_LINE = re.compile(r"^([ \t]*)%[^\n]*", re.MULTILINE)
 
-_OF_VARIABLES = re.compile(r"(?:^|/)\.?env\b|\.env$")
-"""Names of files that set variables for another one."""
+_OF_PYTHON = re.compile(r"(?<!\{)\{([A-Za-z_]\w*)\}(?!\})|\$([A-Za-z_]\w*)\b")
+"""A name in a notebook's command: IPython replaces it if Python knows it."""
 
 LEAST_NUMBERED = 3
 """Numbered lines that a text has at least if it is a shell's history."""
@@ -92,12 +95,6 @@ def bracketed_in_log(text: str) -> Iterator[str]:
         words = rest[: end.start()] if end else rest.rstrip().removesuffix("]")
         image = _IMAGE.search(before)
         yield (f"{IMAGE_USED}={image[1]}\n" if image else "") + words
-
-
-def files_printed(text: str) -> list[str]:
-    """Returns the files that a terminal's output shows with `cat`, those of variables first."""
-    names = dict.fromkeys(_PRINTED.findall(text))
-    return sorted(names, key=lambda name: _OF_VARIABLES.search(name) is None)
 
 
 def history_of(text: str) -> list[str]:
@@ -150,8 +147,9 @@ def _has_quoted_command(text: str) -> bool:
 def _of_notebook(text: str) -> str:
     """Returns the code of a Jupyter notebook as a script; any other text as it is.
 
-    `!command` runs in a shell, `%env` sets a variable, and a cell that begins with `%%bash` is a
-    script. Cells of Python alone stay as they are.
+    `!command` runs in a shell, with the values of Python's names for `{name}` and `$name`; `%env`
+    sets a variable, and a cell that begins with `%%bash` is a script. Cells of Python alone stay as
+    they are.
     """
     if '"cells"' not in text or '"nbformat"' not in text:
         return text
@@ -161,8 +159,9 @@ def _of_notebook(text: str) -> str:
         return text
     cells = notebook.get("cells") if isinstance(notebook, dict) else None
     listed = cells if isinstance(cells, list) else []
-    sources = [_code_of(cell) for cell in listed if isinstance(cell, dict)]
-    return "\n".join(filter(None, sources))
+    known: dict[str, Any] = {}
+    scripts = [_script_of(_code_of(cell), known) for cell in listed if isinstance(cell, dict)]
+    return "\n".join(filter(None, scripts))
 
 
 def _code_of(cell: dict[str, Any]) -> str:
@@ -170,9 +169,49 @@ def _code_of(cell: dict[str, Any]) -> str:
     if cell.get("cell_type") != "code":
         return ""
     source = cell.get("source")
-    code = "".join(map(str, source)) if isinstance(source, list) else str(source)
+    return "".join(map(str, source)) if isinstance(source, list) else str(source)
+
+
+def _script_of(code: str, known: dict[str, Any]) -> str:
+    """Returns a cell's code as a script; the values of its Python names are added to `known`."""
     code = _CELL_MAGIC.sub("", code)
-    return _SHELL_LINE.sub("", _MAGIC.sub(r"export \1=\2", code))
+    python = ""
+    script = ""
+    end = 0
+    for command in _COMMAND.finditer(code):
+        between = code[end : command.start()]
+        python += between
+        if _OF_PYTHON.search(command[2]):
+            _add_names(python, known)  # those before the command
+        script += between + _with_values(command[2], known)
+        python += f"{command[1]}pass"
+        end = command.end()
+    _add_names(python + code[end:], known)
+    return _MAGIC.sub(r"export \1=\2", script + code[end:])
+
+
+def _add_names(python: str, known: dict[str, Any]) -> None:
+    """Adds the values of a program's names, without those inside its functions."""
+    with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+        statements = ast.parse(_MAGIC_LINE.sub(r"\1pass", python)).body
+        own_scope = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+        follow([one for one in statements if not isinstance(one, own_scope)], known)
+
+
+def _with_values(command: str, known: dict[str, Any]) -> str:
+    """Returns a notebook's shell command with the values of Python's names, as IPython does.
+
+    It replaces `{name}`, and `$name` outside single quotes.
+    """
+
+    def value(match: re.Match[str]) -> str:
+        named = known.get(match[1] or match[2])
+        is_known = isinstance(named, str | int | float) and VARIABLE.search(str(named)) is None
+        is_quoted = match[2] and command.count("'", 0, match.start()) % 2
+        return str(named) if is_known and not is_quoted else match[0]
+
+    expanded = _OF_PYTHON.sub(value, command)
+    return expanded.replace("{{", "{").replace("}}", "}") if "{{" in expanded else expanded
 
 
 def _with_plain_quotes(match: re.Match[str]) -> str:

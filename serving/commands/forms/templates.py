@@ -10,7 +10,6 @@ Variables are those of `vars`, of the files that `vars_files` names, and of `gro
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from outrider.common.errors import OutriderError
@@ -20,7 +19,7 @@ from outrider.serving.commands.forms.documents import (
     mappings_in,
     with_texts,
 )
-from outrider.serving.commands.forms.variable_files import read_near
+from outrider.serving.commands.forms.variable_files import Folder, read_near
 
 EXPRESSION = re.compile(r"\{\{-?\s*([\w.]+)\s*((?:\|[^{}]*)?)-?\}\}")
 _FILTER = re.compile(r"\|\s*(\w+)\s*(?:\(\s*(?:(['\"])(.*?)\2|([\w.]+))?[^()]*\))?")
@@ -44,7 +43,7 @@ FILES = ("group_vars/all.yml", "group_vars/all.yaml", "defaults/main.yml", "../d
 """Files of variables that Ansible reads without being told."""
 
 
-def with_vars(document: Any, folder: Path | None) -> Any:
+def with_vars(document: Any, folder: Folder | None) -> Any:
     """Returns a document with the values of its variables, and with the defaults of filters."""
     values: dict[str, Any] = {}
     for section in _sections(document, folder):
@@ -60,7 +59,7 @@ def with_vars(document: Any, folder: Path | None) -> Any:
     return with_texts(document, lambda text: _without_jinja(text, values), {})
 
 
-def _sections(document: Any, folder: Path | None) -> Iterator[Mapping[str, Any]]:
+def _sections(document: Any, folder: Folder | None) -> Iterator[Mapping[str, Any]]:
     """Yields mappings of variables, those of files first; a play's own come last and count."""
     mappings = list(mappings_in(document))
     named = [name for mapping in mappings for name in _file_names(mapping)]

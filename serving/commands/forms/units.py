@@ -34,6 +34,10 @@ _DESCRIBED = re.compile(
 _COLON = re.compile(r":\s+")
 
 _FROM = re.compile(r"^FROM[ \t]+(?:--\S+[ \t]+)*(\S+)", re.MULTILINE)
+_BUILT = re.compile(
+    r"\bdocker[ \t]+(?:buildx[ \t]+)?build\b[^\n]{0,5000}?[ \t](?:-t|-{2}tag)[ =](\S+)"
+)
+_RUN = re.compile(r"\bdocker[ \t]+run\b([^\n]*)")
 _INSTRUCTION = re.compile(r"^(ARG|ENV|ENTRYPOINT|CMD)[ \t]+(.*)$", re.MULTILINE)
 
 
@@ -109,7 +113,19 @@ def _of_dockerfile(text: str) -> list[str]:
             commands[name] = _exec_form(value)
     # The last stage's image has the entry point, unless the file replaces it.
     image = [] if "ENTRYPOINT" in commands else ["docker", "run", _FROM.findall(text)[-1]]
-    return [*variables, *image, *commands.get("ENTRYPOINT", []), *commands.get("CMD", [])]
+    arguments = _arguments_of_built(text) or commands.get("CMD", [])
+    return [*variables, *image, *commands.get("ENTRYPOINT", []), *arguments]
+
+
+def _arguments_of_built(text: str) -> list[str]:
+    """Returns the arguments with which `docker run` starts an image that the text builds.
+
+    They replace the Dockerfile's CMD as a whole.
+    """
+    tag = _BUILT.search(text)
+    run = _RUN.search(text) if tag else None
+    words = _split(run[1]) if run else []
+    return words[words.index(tag[1]) + 1 :] if tag and tag[1] in words else []
 
 
 def _exec_form(value: str) -> list[str]:

@@ -10,6 +10,7 @@ They are looked for at their path and next to the file with the command.
 import contextlib
 import re
 import shlex
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 LONGEST_FILE = 100_000
@@ -40,8 +41,15 @@ def _sourced_files(text: str) -> list[str]:
     return list(dict.fromkeys(name for name in names if not name.endswith("/activate")))
 
 
-def read_near(name: str, folder: Path) -> str | None:
+Folder = Path | Mapping[str, str]
+"""The folder of the command's file, or the contents of files by name if a text has them."""
+
+
+def read_near(name: str, folder: Folder) -> str | None:
     """Returns a file at its path or next to the command's; None if there is none."""
+    if isinstance(folder, Mapping):
+        of_name = {PurePosixPath(path).name: content for path, content in folder.items()}
+        return folder.get(name, of_name.get(PurePosixPath(name).name))
     for path in (folder / Path(name).expanduser(), folder / PurePosixPath(name).name):
         # A file that this user may not read is as good as one that is not here.
         with contextlib.suppress(OSError, ValueError):
@@ -75,7 +83,7 @@ def variables_in(text: str) -> dict[str, str]:
     return variables
 
 
-def with_files(text: str, folder: Path) -> str:
+def with_files(text: str, folder: Folder) -> str:
     """Replaces the names of files with variables by those variables."""
 
     def quoted_pairs(file_name: str) -> list[str] | None:

@@ -535,13 +535,6 @@ def test_dstack_sets_the_number_of_gpus(gpu: object, number: str) -> None:
         find_command("r1.dstack.yml", yaml.safe_dump(task | {"resources": {"gpu": "H100:1..4"}}))
 
 
-def test_a_terminals_output_names_the_files_to_give() -> None:
-    compose_file = "services:\n  vllm:\n    command: [--model, org/model]\n"
-    text = f"me@gpu:/srv$ cat .env\nTP=2\nme@gpu:/srv$ cat compose.yaml\n{compose_file}"
-    with pytest.raises(OutriderError, match=r"give compose.yaml itself, with .env next to it"):
-        find_command("copied.txt", text)
-
-
 def test_an_expression_of_terraform_is_named() -> None:
     text = (
         'locals {\n  args = concat(["--model=org/model"], var.more)\n}\n'

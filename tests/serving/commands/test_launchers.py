@@ -49,7 +49,7 @@ def test_a_launcher_s_own_flags_are_left_out(
         ),
         (
             "SM_VLLM_MODEL: org/model\nSM_VLLM_ENABLE_PREFIX_CACHING: false\n",
-            [*SERVE, "--no-enable-prefix-caching"],
+            SERVE,  # AWS: "false omits the flag entirely"
         ),
         (
             "option.model_id=org/model\noption.rolling_batch=vllm\noption.max_rolling_batch_size=64",
@@ -79,6 +79,29 @@ def test_variables_and_settings_of_containers_are_flags(text: str, words: list[s
 def test_a_variable_s_value_is_read_in_any_quotation(text: str, setting: str) -> None:
     words = words_of_prefixes(f"HF_MODEL_ID=org/model\n{text}")
     assert words == [*SERVE, "--speculative-config", setting]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "MODEL_NAME=org/model\nVLLM_EXTRA_ARGS=--kv-cache-dtype fp8 --seed 3  \nA=b\n# worker-vllm",
+        "env:\n  # worker-vllm\n  MODEL_NAME: org/m\n"
+        "  VLLM_EXTRA_ARGS: --kv-cache-dtype fp8 --seed 3",
+        "- MODEL_NAME=org/m\n- VLLM_EXTRA_ARGS=--kv-cache-dtype fp8 --seed 3\n# worker-vllm",
+        "docker run -e MODEL_NAME=org/model -e 'VLLM_EXTRA_ARGS=--kv-cache-dtype fp8 --seed 3'"
+        " runpod/worker-v1-vllm:v2.14.0",
+    ],
+)
+def test_flags_in_a_variable_are_the_rest_of_its_line_in_a_file(text: str) -> None:
+    words = words_of_prefixes(text)
+    assert words[-4:] == ["--kv-cache-dtype", "fp8", "--seed", "3"]
+
+
+def test_flags_in_a_variable_of_a_command_end_with_its_word() -> None:
+    text = (
+        "docker run -e MODEL_NAME=org/model -e VLLM_EXTRA_ARGS=--seed=3 runpod/worker-v1-vllm:v3.1"
+    )
+    assert words_of_prefixes(text) == [*SERVE, "--seed=3"]
 
 
 def test_variables_of_vllm_itself_stay_next_to_those_of_a_container() -> None:

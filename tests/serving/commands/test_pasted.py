@@ -39,6 +39,28 @@ def test_a_notebooks_cells_are_a_script(cell: str) -> None:
     assert variables == {"VLLM_USE_DEEP_GEMM": "1"}
 
 
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("vllm serve {model} -tp {size}", ["org/model", "-tp", "8"]),
+        ("vllm serve $model \\\n  -tp $size", ["org/model", "-tp", "8"]),
+        ("vllm serve {model} --seed {size}\nmodel = 'org/later'", ["org/model", "--seed", "8"]),
+        (
+            'vllm serve {model} --speculative-config \'{{"a": {{"b": 1}}}}\'',
+            ["org/model", "--speculative-config", '{"a": {"b": 1}}'],
+        ),
+        (
+            'vllm serve {model} --speculative-config \'{"a": {"b": 1}}\'',
+            ["org/model", "--speculative-config", '{"a": {"b": 1}}'],
+        ),
+    ],
+)
+def test_a_notebooks_command_has_the_values_of_python(command: str, expected: list[str]) -> None:
+    cells = ["owner = 'org'\n%env A=b\nsize = 2 * 4", "!pip install vllm\nsize = 8"]
+    text = notebook(*cells, "model = f'{owner}/model'", f"!{command}")
+    assert find_command("x", as_typed(text))[1] == expected
+
+
 def test_a_notebooks_prose_is_no_command() -> None:
     with pytest.raises(OutriderError, match="no `vllm serve`"):
         find_command("x", as_typed(notebook(SCRIPT, kind="markdown")))
