@@ -71,6 +71,8 @@ class Exchange:
     """Calls that the engine parsed from the response, as OpenAI objects."""
     finish_reason: str = "stop"
     """`stop` or `length`."""
+    end_is_assumed: bool = False
+    """Whether no end was logged; a token count then shows whether there was an EOS token."""
     stop_reason: int | str | None = None
     """Stop string, or id of the stop token, that ended the response instead of the EOS token. A
     stop string is in the text only if the request asked to include it."""

@@ -42,8 +42,9 @@ from outrider.data.formats.readers import (
 )
 from outrider.data.formats.rows.change_events import check_kept
 from outrider.data.formats.rows.embedded import json_of
+from outrider.data.formats.rows.named_fields import with_named
 from outrider.data.formats.rows.nested_rows import outcomes_of
-from outrider.data.formats.rows.row_fields import names_in, with_named
+from outrider.data.formats.rows.unread_names import names_in
 from outrider.data.formats.unknown import describe
 from outrider.data.formats.wrappers import calls_of, unwrapped
 

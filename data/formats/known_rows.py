@@ -84,6 +84,10 @@ HIGRESS = (
 )
 
 SHAPES: tuple[tuple[frozenset[str], str], ...] = (
+    (
+        frozenset({"event_type", "event_time_unix_ms", "event_source"}),
+        "Dynamo's trace of requests without texts: set DYN_REQUEST_TRACE_RECORDS=request_payload",
+    ),
     (frozenset({"ai_log"}), HIGRESS),
     (frozenset({"options_json", "prompt", "datetime_utc"}), LLM_LOGS),
     (frozenset({"token_name", "quota", "channel_id"}), NEW_API),

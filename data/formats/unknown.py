@@ -30,7 +30,8 @@ from outrider.data.formats.known_rows import (
     WRITE_MESSAGES,
 )
 from outrider.data.formats.rows.embedded import object_of
-from outrider.data.formats.rows.row_fields import names_in, normal_name
+from outrider.data.formats.rows.paths import normal_name
+from outrider.data.formats.rows.unread_names import names_in
 from outrider.data.formats.sides import sides
 from outrider.data.formats.wrappers import is_chat_export
 

@@ -23,18 +23,12 @@ from outrider.data.formats.fields import first
 from outrider.data.formats.rows.change_events import check_kept, current
 from outrider.data.formats.rows.dynamodb import item_of
 from outrider.data.formats.rows.embedded import json_of, object_of, plain_text, text_of_bytes
+from outrider.data.formats.rows.engine_lines import JOURNALD
+from outrider.data.formats.rows.named_fields import CARRIED, carried, carried_in, named, named_paths
 from outrider.data.formats.rows.other_rows import ERROR_KEYS, FAILURES, failed_status, is_error
+from outrider.data.formats.rows.paths import find, normal_name
 from outrider.data.formats.rows.result_tables import rows_of
-from outrider.data.formats.rows.row_fields import (
-    CARRIED,
-    carried,
-    carried_in,
-    fields,
-    find,
-    named,
-    named_paths,
-    normal_name,
-)
+from outrider.data.formats.rows.row_fields import fields
 from outrider.data.formats.rows.span_attributes import (
     has_genai_attributes,
     is_otlp,
@@ -73,9 +67,6 @@ SAMPLE = frozenset({"epoch", "events"})
 TRACING = frozenset({"fields", "span", "spans"})
 """Keys of a line of Rust's tracing-subscriber in JSON: the event's values, and those of the spans
 that it is in."""
-
-JOURNALD = "MESSAGE"
-"""Key of journald's line, which is a list of bytes if it has unprintable ones."""
 
 ROLE_COLUMN = ".role"
 

@@ -49,7 +49,7 @@ from outrider.data.exchange import (
     Sums,
 )
 from outrider.data.formats import WITH_OTHER_ROWS, parse_record
-from outrider.data.formats.rows.row_fields import naming
+from outrider.data.formats.rows.named_fields import naming
 from outrider.data.ingest.copies import COPY_KEYS, copy_keys
 from outrider.data.ingest.traffic_profile import NOT_LOGGED
 from outrider.data.privacy.guard import PrivacyGuard, PrivacyTally

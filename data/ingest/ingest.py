@@ -45,7 +45,7 @@ from outrider.data.exchange import (
 )
 from outrider.data.files.sources import LogFile, log_files, summary_of
 from outrider.data.formats import FORMATS, JOINING, UNKNOWN, files_by_format, read_records
-from outrider.data.formats.rows.row_fields import naming
+from outrider.data.formats.rows.named_fields import naming
 from outrider.data.ingest.chunks import (
     SCHEMA,
     Tally,
@@ -64,7 +64,7 @@ PARTS = ".parts"
 PARTS_INPUTS = ".parts.json"
 """Folder of the parts, and file with the digest of everything that they depend on."""
 
-PARTS_VERSION = 22
+PARTS_VERSION = 23
 """Version of the parts. Raise it if the same log gives different parts: if a format accepts
 different rows, or if sequences, rejects, surrogates or `chunks.SCHEMA` change. Parts of an
 interrupted ingest are then made again. Also raise the version of the ingest stage

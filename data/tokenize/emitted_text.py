@@ -86,6 +86,8 @@ def endings(exchange: Exchange) -> list[tuple[str, bool]]:
 
     Logged texts lack the stop string. If the request has stop strings and the log does not record
     how the response ended, only a token count can decide; without a count, nothing is appended.
+    A response without any logged end ends with the EOS token, unless the count shows that it lacks
+    one.
     """
     if exchange.finish_reason == "length":
         return [("", False)]
@@ -94,7 +96,7 @@ def endings(exchange: Exchange) -> list[tuple[str, bool]]:
     if exchange.stop_strings and exchange.stop_reason is None:
         ended = [("", True), *((string, False) for string in exchange.stop_strings)]
         return [("", False)] if exchange.completion_tokens is None else [*ended, ("", False)]
-    return [("", True)]
+    return [("", True), ("", False)] if exchange.end_is_assumed else [("", True)]
 
 
 def _close(reasoning: str) -> str:

@@ -207,8 +207,8 @@ class SequenceBuilder:
     def _constraint(self, exchange: Exchange) -> tuple[str, str]:
         """Returns what else shaped the tokens, and the grammar if it is all that did.
 
-        A response to be regenerated cannot have a constraint, since the engine would generate it
-        without.
+        A response to be regenerated cannot have a constraint: min_p and penalties are not in the
+        table, from which the engine is asked.
         """
         penalties = ("presence_penalty", "frequency_penalty", "repetition_penalty")
         changed = [
@@ -273,8 +273,8 @@ class SequenceBuilder:
         end_token = [exchange.stop_reason if isinstance(exchange.stop_reason, int) else self._eos]
         self._check_vocabulary(end_token)
         likeliest = None
-        for text in texts:
-            for stop_string, ends in endings(exchange):
+        for stop_string, ends in endings(exchange):
+            for text in texts:
                 ids = self._encode(text + stop_string) + (end_token if ends else [])
                 if len(ids) == counted or (counted is None and not only_if_counted):
                     return ids

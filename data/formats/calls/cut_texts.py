@@ -16,7 +16,8 @@ from typing import Any, NoReturn
 
 from outrider.data.exchange import Reject
 from outrider.data.formats.rows.embedded import plain_text
-from outrider.data.formats.rows.row_fields import find
+from outrider.data.formats.rows.engine_lines import JOURNALD, LINES_LEFT_OUT
+from outrider.data.formats.rows.paths import find
 
 CALLBACK = "log with a callback to files, S3, GCS or Azure instead"
 
@@ -29,9 +30,6 @@ ENVOY = (
     "Envoy cut a body: raise max_buffered_rx_bytes and max_buffered_tx_bytes of its tap (by default"
     " 1 KiB)"
 )
-
-JOURNALD = "MESSAGE"
-JOURNALCTL = "journalctl leaves out fields above 4,096 bytes: export with `journalctl -a -o json`"
 
 REMEDIES = {
     "Truncation is a stdout logging safeguard": "LiteLLM cut it in its printed log: set"
@@ -119,7 +117,7 @@ def check_complete(row: dict[str, Any]) -> None:
                 f"row.{key} is incomplete JSON, probably cut by a limit on the length of values",
             )
         if key == JOURNALD and value is None:
-            raise Reject("truncated", JOURNALCTL)
+            raise Reject("truncated", LINES_LEFT_OUT)
         if isinstance(value, dict):
             check_complete(value)
 

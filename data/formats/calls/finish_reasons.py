@@ -13,8 +13,12 @@ from outrider.data.exchange import Reject
 STOP_STRING = "stop_sequence"
 """The response ended with one of the request's stop strings: TGI, Anthropic, Bedrock, Cohere."""
 
+ASSUMED = "assumed_stop"
+"""Written by readers: no end was logged, and the response did not reach its limit."""
+
 FINISHED = frozenset(
     {
+        ASSUMED,
         *("stop", "tool_calls", "function_call"),  # OpenAI, vLLM, SGLang, Gemini (STOP), Ollama
         *("eos_token", STOP_STRING),  # TGI 3, watsonx, spring-ai
         *("end_turn", "tool_use"),  # Anthropic, Bedrock Converse
@@ -55,16 +59,18 @@ def finish_reason(logged: Any) -> str:
 def end_by_limit(limit: float | None, used: int | None) -> str:
     """Returns the end of a response without a finish reason, from its limit and count of tokens.
 
+    It is `length` or `ASSUMED`.
+
     Raises:
         Reject: If there is a limit, but no count.
     """
     if limit is None:
-        return "stop"
+        return ASSUMED
     if used is None:
         raise Reject(
             "not_finished", "a token limit without a token count: the response may have been cut"
         )
-    return "length" if used >= limit else "stop"
+    return "length" if used >= limit else ASSUMED
 
 
 def normal_name(logged: Any) -> str | None:

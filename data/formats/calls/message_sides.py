@@ -27,7 +27,7 @@ from outrider.data.formats.calls.sampling import CONSTRAINTS, NUMBERS
 from outrider.data.formats.calls.vercel import vercel_calls, vercel_messages, vercel_tools
 from outrider.data.formats.fields import number, take_count
 from outrider.data.formats.rows.embedded import object_of
-from outrider.data.formats.rows.row_fields import normal_name
+from outrider.data.formats.rows.paths import normal_name
 
 DEEPEST = 6
 """Levels that are searched."""

@@ -38,7 +38,13 @@ from outrider.data.files.python_text import OBJECT
 from outrider.data.files.rows import decode, kind_of, parse_row
 from outrider.data.formats.calls.attachments import check_attached
 from outrider.data.formats.calls.cut_texts import check_whole
-from outrider.data.formats.calls.finish_reasons import ENDS, STOP_STRING, finish_reason, normal_name
+from outrider.data.formats.calls.finish_reasons import (
+    ASSUMED,
+    ENDS,
+    STOP_STRING,
+    finish_reason,
+    normal_name,
+)
 from outrider.data.formats.calls.openai_stream import (
     DATA,
     chunks_of_sse,
@@ -57,8 +63,8 @@ from outrider.data.formats.fields import (
     take_time,
     unpacked,
 )
+from outrider.data.formats.rows.named_fields import named_paths
 from outrider.data.formats.rows.other_rows import check_completion
-from outrider.data.formats.rows.row_fields import named_paths
 
 Prompt = str | list[int]
 """A prompt of a text completion."""
@@ -437,6 +443,7 @@ def _end(choice: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
     is_unknown = ended == "stop" and choice.keys().isdisjoint(("stop_reason", MATCHED_STOP))
     return {
         "finish_reason": ended,
+        "end_is_assumed": normal_name(logged) == ASSUMED,
         "stop_reason": stop_reason,
         "stop_strings": strings if is_unknown and stop_reason is None else (),
     }

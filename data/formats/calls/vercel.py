@@ -19,6 +19,7 @@ from outrider.data.formats.fields import first
 
 CALL = "tool-call"
 RESULT = "tool-result"
+REASONING = "reasoning"
 
 TEXTS = ("text", "error-text")
 """Types of a result whose value is sent as it is; any other is sent as JSON."""
@@ -33,14 +34,27 @@ def vercel_messages(message: Any) -> list[Any]:
     kinds = {_kind(part) for part in parts} if isinstance(parts, list) else set()
     if RESULT in kinds and message.get("role") == "tool":
         return [_result(part) for part in parts or () if _kind(part) == RESULT]
-    if CALL not in kinds or message.get("role") != "assistant":
+    if not _is_of_sdk(parts, kinds) or message.get("role") != "assistant":
         return [message]
     calls = vercel_calls(parts)
     if len(calls) < sum(_kind(part) == CALL for part in parts or ()):
         raise Reject("wrong_type", "a tool-call has no toolName or no input")
-    converted = {"role": "assistant", "content": _texts(parts, "text"), "tool_calls": calls}
-    thoughts = _texts(parts, "reasoning")
-    return [{**converted, "reasoning_content": thoughts} if thoughts else converted]
+    converted: dict[str, Any] = {"role": "assistant", "content": _texts(parts, "text")}
+    if calls:
+        converted["tool_calls"] = calls
+    if thoughts := _texts(parts, REASONING):
+        converted["reasoning_content"] = thoughts
+    return [converted]
+
+
+def _is_of_sdk(parts: Any, kinds: set[Any]) -> bool:
+    """Whether an answer has calls, or reasoning beside its text, as the SDK writes them.
+
+    Parts of other APIs have the same types: LangChain's reasoning has no `text`.
+    """
+    if CALL in kinds:
+        return True
+    return kinds == {REASONING, "text"} and all(isinstance(part.get("text"), str) for part in parts)
 
 
 def vercel_calls(parts: Any) -> list[dict[str, Any]]:

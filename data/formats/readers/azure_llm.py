@@ -28,7 +28,8 @@ from outrider.data.files.rows import Row, Sample, decode
 from outrider.data.formats.calls.openai import exchanges
 from outrider.data.formats.fields import number, take_count, take_text
 from outrider.data.formats.rows.join import joined_records
-from outrider.data.formats.rows.row_fields import fields, normal_name
+from outrider.data.formats.rows.paths import normal_name
+from outrider.data.formats.rows.row_fields import fields
 from outrider.data.formats.wrappers import open_row
 
 FULL_ROW = 32_000

@@ -22,6 +22,7 @@ from typing import Any
 
 from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.files.rows import Sample
+from outrider.data.formats.calls.finish_reasons import ASSUMED
 from outrider.data.formats.calls.message_parts import openai_messages
 from outrider.data.formats.calls.message_sides import THOUGHTS, sent_parameters
 from outrider.data.formats.calls.openai import exchanges
@@ -29,7 +30,8 @@ from outrider.data.formats.calls.sampling import CONSTRAINTS, NUMBERS
 from outrider.data.formats.fields import first, take, take_number, unpacked
 from outrider.data.formats.readers.message_rows import CONTENTS, answers_in
 from outrider.data.formats.rows.other_rows import FAILURES
-from outrider.data.formats.rows.row_fields import FIELDS, fields, normal_name
+from outrider.data.formats.rows.paths import normal_name
+from outrider.data.formats.rows.row_fields import FIELDS, fields
 from outrider.data.formats.wrappers import open_row
 
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant"}
@@ -112,7 +114,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
     request["messages"] = [
         {key: value for key, value in message.items() if key != "weight"} for message in asked
     ]
-    ended = row.get("finish_reason") or _end_of_generation(row, answer) or "stop"
+    ended = row.get("finish_reason") or _end_of_generation(row, answer) or ASSUMED
     choice = {"message": answer, "finish_reason": ended}
     return exchanges(request, {"choices": [choice]}, record.place, **fields(row))
 

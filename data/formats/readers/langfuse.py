@@ -46,8 +46,9 @@ from outrider.data.formats.fields import (
     unpacked_or_text,
 )
 from outrider.data.formats.rows.join import database_in, storable
+from outrider.data.formats.rows.named_fields import with_named
 from outrider.data.formats.rows.nested_rows import outcomes_of
-from outrider.data.formats.rows.row_fields import seconds_of, with_named
+from outrider.data.formats.rows.row_fields import seconds_of
 from outrider.data.formats.wrappers import OBSERVATIONS, TRACE, is_observation, open_row
 
 OWNERS = ("session", "user")
@@ -64,6 +65,10 @@ CAMEL = {
     "prompt_name": "promptName",
     "provided_model_name": "model",
 }
+
+_OF_LITELLM = re.compile(r"time-\d\d-\d\d-\d\d-\d{1,6}_(\S+)")
+"""An observation's id by LiteLLM: when the call began, and the response's id (litellm/utils.py,
+`get_logging_id`)."""
 
 MESSAGE = {
     *("role", "content", "tool_calls", "function_call"),
@@ -213,7 +218,10 @@ def _outcomes(logged: dict[str, Any], place: Place) -> list[Exchange | Reject]:
         "model": model,
         **{name: number(parameters, name) for name in NUMBERS},
     }
+    row_id = take_text(row, "id", "row")
+    of_litellm = _OF_LITELLM.fullmatch(row_id or "")
     response = {
+        "id": of_litellm[1] if of_litellm else None,
         "choices": [],
         "usage": None if used is None else {"completion_tokens": used},
         **_answered(row, _finish_reason(parameters, used)),
@@ -228,7 +236,7 @@ def _outcomes(logged: dict[str, Any], place: Place) -> list[Exchange | Reject]:
         route=_text(metadata, "route") or take_text(row, "prompt_name", "row") or None,
         time=began,
         seconds=seconds_of(row, began),
-        log_id=take_text(row, "id", "row"),
+        log_id=row_id,
     )
 
 

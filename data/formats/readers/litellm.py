@@ -38,6 +38,7 @@ from outrider.data.formats.fields import (
     unpacked,
     unpacked_or_text,
 )
+from outrider.data.formats.rows.paths import find
 from outrider.data.formats.rows.row_fields import seconds_of
 from outrider.data.formats.wrappers import open_row
 
@@ -55,6 +56,9 @@ _UUID = re.compile(r"[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}")
 
 CHATS = ("completion", "acompletion", "completion_with_retries", "router_completion")
 """Values of `call_type` for chat completions."""
+
+REFUSED = ("error_class", "attributes.error_class")
+"""Paths of the error's class in what its Datadog logger writes of a refused request."""
 
 NOT_STORED = "set store_prompts_in_spend_logs: true in LiteLLM"
 
@@ -78,6 +82,8 @@ def parse(record: Record) -> list[Exchange | Reject]:
         raise Reject("not_a_generation", "call_type is not a chat completion")
     if take(row, "status", str, "row") == "failure":
         raise Reject("error_response", "status is failure")
+    if any(find(row, path) for path in REFUSED):
+        raise Reject("error_response", "LiteLLM's proxy refused the request")
     check_generated(row)
     for key in ("messages", "response", "proxy_server_request"):
         logged = unpacked_or_text(row, key, "row")

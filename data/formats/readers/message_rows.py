@@ -23,7 +23,8 @@ from outrider.data.formats.calls.message_sides import THOUGHTS, MessageSides
 from outrider.data.formats.fields import first, unpacked_or_text
 from outrider.data.formats.readers import message_pairs
 from outrider.data.formats.rows.join import grouped_records
-from outrider.data.formats.rows.row_fields import fields, find
+from outrider.data.formats.rows.paths import find
+from outrider.data.formats.rows.row_fields import fields
 from outrider.data.formats.wrappers import open_row
 
 ROLES = {

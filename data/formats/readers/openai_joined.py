@@ -32,7 +32,8 @@ from outrider.data.formats.fields import first, take_text
 from outrider.data.formats.rows.embedded import object_of
 from outrider.data.formats.rows.join import joined_records, model_of
 from outrider.data.formats.rows.other_rows import check_completion
-from outrider.data.formats.rows.row_fields import fields, find
+from outrider.data.formats.rows.paths import find
+from outrider.data.formats.rows.row_fields import fields
 from outrider.data.formats.sides import sides
 from outrider.data.formats.wrappers import open_row
 

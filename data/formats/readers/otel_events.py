@@ -27,7 +27,8 @@ from outrider.data.files.sources import LONGEST_LINE, LogFile, read_ahead
 from outrider.data.formats.fields import number
 from outrider.data.formats.rows.embedded import json_of, object_of
 from outrider.data.formats.rows.join import database_in, storable
-from outrider.data.formats.rows.row_fields import fields, find
+from outrider.data.formats.rows.paths import find
+from outrider.data.formats.rows.row_fields import fields
 from outrider.data.formats.rows.span_attributes import attributes_of, is_otlp, plain_value, spans_of
 
 EVENT = re.compile(r"gen_ai\.(choice|(system|user|assistant|tool)\.message)")

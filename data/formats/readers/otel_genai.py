@@ -52,15 +52,10 @@ from outrider.data.formats.readers.otel_events import (
     key_of,
 )
 from outrider.data.formats.rows.embedded import object_of
+from outrider.data.formats.rows.named_fields import named, named_paths
 from outrider.data.formats.rows.nested_rows import outcomes_of
-from outrider.data.formats.rows.row_fields import (
-    LONGEST_S,
-    fields,
-    find,
-    named,
-    named_paths,
-    seconds_of,
-)
+from outrider.data.formats.rows.paths import find
+from outrider.data.formats.rows.row_fields import LONGEST_S, fields, seconds_of
 from outrider.data.formats.rows.span_attributes import (
     IS_AROUND,
     attributes_of,

@@ -29,7 +29,7 @@ from outrider.data.formats.calls.finish_reasons import finish_reason
 from outrider.data.formats.calls.openai import stop_strings
 from outrider.data.formats.calls.sampling import sampling_of
 from outrider.data.formats.fields import first, take, take_ids, take_number, take_text, take_time
-from outrider.data.formats.rows.engine_lines import engine_lines
+from outrider.data.formats.rows.engine_lines import LEFT_OUT, LINES_LEFT_OUT, engine_lines
 
 FINISHED = "request.finished"
 
@@ -56,6 +56,8 @@ def records(files: Sequence[LogFile], scratch: Path) -> Iterator[Record | Reject
 
 def _item(place: Place, line: bytes | None) -> Record | Reject | Place:
     """Returns the record or reject of a line, or the place of an unrelated line."""
+    if line == LEFT_OUT:
+        return Reject("truncated", LINES_LEFT_OUT, place)
     if line is None or line.endswith(CUT_MARK):
         return Record(place, line)
     event = _EVENT.search(line, 0, 1000)

@@ -86,7 +86,7 @@ def _of_ray(row: dict[str, Any]) -> dict[str, Any]:
         "prompt_token_ids": row["prompt_token_ids"],
         "completion_token_ids": ids,
         "content": row.get("generated_text"),
-        "finish_reason": end_by_limit(limit, len(ids)),
+        "finish_reason": finish_reason(end_by_limit(limit, len(ids))),
         "id": row.get("request_id"),
     }
 

@@ -32,7 +32,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from outrider.data.exchange import Exchange, Place, Record, Reject
 from outrider.data.files.packing import CUT_MARK
@@ -41,7 +41,7 @@ from outrider.data.files.sources import LONGEST_LINE, LogFile, read_ahead
 from outrider.data.formats.calls.finish_reasons import end_by_limit, finish_reason
 from outrider.data.formats.calls.sampling import NUMBERS, constraint_of
 from outrider.data.formats.fields import take, take_ids, take_text, take_time
-from outrider.data.formats.rows.engine_lines import engine_lines
+from outrider.data.formats.rows.engine_lines import LEFT_OUT, LINES_LEFT_OUT, engine_lines
 
 RETURN_IDS = "log token ids through the API (`return_token_ids`)"
 FIX = f"set VLLM_LOGGING_LEVEL=DEBUG, or {RETURN_IDS}"
@@ -111,6 +111,8 @@ class _Waiting:
     rows: int = 0
     longest: int = 0
     """Length to which the texts and lists of ids in the files of the lines may have been cut."""
+    lacks_lines: bool = False
+    """Whether these files lack lines that journalctl left out."""
     lines: dict[str, str] = field(default_factory=dict)
     """The `rest` of each line of the request, by kind."""
     outputs: list[dict[str, str]] = field(default_factory=list)
@@ -160,7 +162,12 @@ class _Waiting:
             return Reject("unmatched_request", detail, self.place, self.rows)
         if not self.lines.keys() & {"received", "details"}:
             return Reject("unmatched_response", "no request with this id", self.place, self.rows)
-        payload = {"lines": self.lines, "outputs": self.outputs, "longest": self.longest}
+        payload = {
+            "lines": self.lines,
+            "outputs": self.outputs,
+            "longest": self.longest,
+            "lacks_lines": self.lacks_lines,
+        }
         payload |= {"time": self.time, "deltas": self.deltas.getvalue()}
         payload |= {"streamed": self.streamed, "end": self.end}
         return Record(self.place, payload, self.rows)
@@ -188,11 +195,14 @@ def _join(files: Sequence[LogFile]) -> Iterator[Record | Reject | Place | None]:
     waiting: dict[str, _Waiting] = {}
     for file in read_ahead(files):
         with file.kept_open():
-            longest = _longest(file)
+            limits = _limits(file)
             for number, line in file.counted(engine_lines(file)):
                 place = Place(file.name, number)
                 if line is None:
                     yield Reject("line_too_long", f"more than {LONGEST_LINE >> 20} MB", place)
+                    continue
+                if line == LEFT_OUT:
+                    yield Reject("truncated", LINES_LEFT_OUT, place)
                     continue
                 if line.endswith(CUT_MARK):
                     yield Reject("file_cut", FILE_CUT, place)
@@ -204,21 +214,32 @@ def _join(files: Sequence[LogFile]) -> Iterator[Record | Reject | Place | None]:
                     continue
                 yield None
                 yield from _joined(
-                    waiting=waiting, event=event, kind=kind, place=place, longest=longest
+                    waiting=waiting, event=event, kind=kind, place=place, limits=limits
                 )
     for request in waiting.values():
         yield request.record()
 
 
-def _longest(file: LogFile) -> int:
-    """Returns the length to which `--max-log-len` may have cut a file's texts and lists of ids.
+class _Limits(NamedTuple):
+    """What a file's lines may lack."""
 
-    It cuts both to the same length, so that is their longest. One alone of a length that nobody
-    would choose was not cut: 0.
+    longest: int
+    """Length to which `--max-log-len` may have cut texts and lists of ids; 0: they were not cut."""
+    lacks_lines: bool
+    """Whether journalctl left out lines."""
+
+
+def _limits(file: LogFile) -> _Limits:
+    """Returns what a file's lines may lack.
+
+    `--max-log-len` cuts texts and lists to the same length, so that is their longest. One alone of
+    a length that nobody would choose was not cut.
     """
     longest = 0
     count = 0
+    lacks_lines = False
     for _, line in engine_lines(file):
+        lacks_lines = lacks_lines or line == LEFT_OUT
         event = _event(line) if line else None
         for length in _lengths(event["rest"]) if event else ():
             if length > longest:
@@ -226,11 +247,11 @@ def _longest(file: LogFile) -> int:
                 count = 0
             count += length == longest
     is_chosen = longest % 10 == 0 or longest % 16 == 0
-    return longest if count > 1 or is_chosen else 0
+    return _Limits(longest if count > 1 or is_chosen else 0, lacks_lines)
 
 
 def _joined(
-    waiting: dict[str, _Waiting], event: re.Match[str], kind: str, place: Place, longest: int
+    waiting: dict[str, _Waiting], event: re.Match[str], kind: str, place: Place, limits: _Limits
 ) -> Iterator[Record | Reject]:
     """Adds a line to its request; yields the requests that it completes."""
     key = event["id"].removeprefix("chatcmpl-")
@@ -241,7 +262,8 @@ def _joined(
     time = _TIME.match(event["head"])
     request = waiting.setdefault(key, _Waiting(place, time[0] if time else None))
     request.rows += 1
-    request.longest = max(request.longest, longest)
+    request.longest = max(request.longest, limits.longest)
+    request.lacks_lines = request.lacks_lines or limits.lacks_lines
     if event["stream"] != " (streaming delta)":
         request.add(kind, event["rest"])
     else:
@@ -265,6 +287,8 @@ def _lengths(rest: str) -> tuple[int, int]:
 def parse(record: Record) -> list[Exchange | Reject]:
     logged = record.payload
     lines = record.payload["lines"]
+    if "details" not in lines and logged["lacks_lines"]:
+        raise Reject("truncated", LINES_LEFT_OUT)
     prompt = _prompt(lines.get("details"), logged["longest"])
     parameters = _PARAMETERS.match(lines.get("received", ""))
     if parameters is None:
@@ -345,7 +369,7 @@ def _streamed(logged: dict[str, Any], parameters: str) -> dict[str, Any]:
             "content": "".join(_text(piece, logged["longest"]) for piece in pieces),
             "completion_is_raw": True,
             "completion_tokens": used,
-            "finish_reason": end_by_limit(limit, used),
+            "finish_reason": finish_reason(end_by_limit(limit, used)),
         }
     whole = _TEXT.match(output)
     if whole is None:

@@ -17,7 +17,7 @@ import re
 from typing import Any
 
 from outrider.data.exchange import DELETES, Reject
-from outrider.data.formats.rows.row_fields import normal_name
+from outrider.data.formats.rows.paths import normal_name
 
 OPERATIONS = frozenset({"r", "c", "u", "d", "t", "m"})
 """Values of Debezium's `op`: read, create, update, delete, truncate, message."""

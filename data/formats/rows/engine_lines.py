@@ -25,6 +25,16 @@ from outrider.data.formats.rows.row_fields import fields
 NOTHING = b"-"
 """Replaces a record without a line, so that it is counted."""
 
+LEFT_OUT = b"- MESSAGE"
+"""Replaces a record whose line journalctl left out (`LINES_LEFT_OUT`)."""
+
+JOURNALD = "MESSAGE"
+"""Key of journald's line: null if it was left out, a list of bytes if it has unprintable ones."""
+
+LINES_LEFT_OUT = (
+    "journalctl leaves out fields above 4,096 bytes: export with `journalctl -a -o json`"
+)
+
 TRIED = 200
 """Lines whose times show the order of a file."""
 
@@ -49,12 +59,15 @@ def engine_lines(file: LogFile) -> Numbered:
 def _lines(stored: Iterable[tuple[int, Any]]) -> Numbered:
     shift = 0
     for number, row in stored:
-        lines = _in_order([_stamped(line) for line in lines_in(_record(row))])
+        record = _record(row)
+        lines = _in_order([_stamped(line) for line in lines_in(record)])
         for index, line in enumerate(lines):
             shift += index > 0
             yield number + shift, line
         if not lines:
-            yield number + shift, NOTHING if isinstance(row, dict) else row
+            is_left_out = isinstance(record, dict) and record.get(JOURNALD, record) is None
+            nothing = NOTHING if isinstance(row, dict) else row
+            yield number + shift, LEFT_OUT if is_left_out else nothing
 
 
 def _in_order(lines: list[bytes]) -> list[bytes]:

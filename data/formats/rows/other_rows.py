@@ -13,7 +13,7 @@ import re
 from typing import Any
 
 from outrider.data.exchange import Reject
-from outrider.data.formats.rows.row_fields import find
+from outrider.data.formats.rows.paths import find
 
 STATUSES = (
     *("status_code", "response_status_code", "response_status", "response_code"),

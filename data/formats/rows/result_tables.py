@@ -6,7 +6,7 @@ rows_of({"meta": [{"name": "request"}], "data": [["{...}"], ["{...}"]]})
 
 from typing import Any
 
-from outrider.data.formats.rows.row_fields import normal_name
+from outrider.data.formats.rows.paths import normal_name
 
 LAYOUTS = (
     ("manifest.schema.columns", "result.data_array"),

@@ -19,7 +19,7 @@ from typing import Any
 
 from outrider.data.exchange import Reject
 from outrider.data.formats.fields import first, mapping, take
-from outrider.data.formats.rows.row_fields import normal_name
+from outrider.data.formats.rows.paths import normal_name
 
 HOLDERS = ("attributes", "span_attributes", "log_attributes", "tags", "custom_dimensions")
 """Names of what holds the attributes, in order of preference."""

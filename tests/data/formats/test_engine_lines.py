@@ -74,6 +74,19 @@ def test_a_row_without_a_time_has_that_of_its_record(tmp_path):
         assert SECOND < outcome.time < SECOND + 1, name
 
 
+def test_lines_that_journalctl_left_out_are_told_with_their_requests(tmp_path):
+    lines = (GOLDEN / LOGS[0]).read_text().splitlines()
+    (at, *_) = [number for number, line in enumerate(lines) if " details: prompt" in line]
+    records = [{"MESSAGE": line, "__REALTIME_TIMESTAMP": f"{SECOND}000000"} for line in lines]
+    records[at]["MESSAGE"] = None
+    outcomes = read(tmp_path, "".join(json.dumps(record) + "\n" for record in records).encode())
+    truncated = [outcome for outcome in outcomes if getattr(outcome, "reason", "") == "truncated"]
+    plain = read(tmp_path, "".join(f"{line}\n" for line in lines).encode())
+    without_lines = [one for one in plain if "VLLM_LOGGING_LEVEL" in getattr(one, "detail", "")]
+    assert len(truncated) == 2 + len(without_lines)
+    assert all("journalctl -a" in reject.detail for reject in truncated)
+
+
 def test_a_record_that_a_collector_parsed_is_read(tmp_path):
     lines = (GOLDEN / LOGS[1]).read_text().split("\n")
     events = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]

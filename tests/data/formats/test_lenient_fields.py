@@ -48,6 +48,14 @@ def test_spellings_of_a_time(tmp_path, text):
     assert outcome.time == pytest.approx(TIMES[text], abs=1e-6)
 
 
+def test_an_event_named_after_its_trace_has_no_user():
+    """PostHog's SDKs name an event without a user after its trace."""
+    event = {"distinct_id": "t1", "properties": {"$ai_trace_id": "t1"}}
+    assert fields(event)["user"] is None
+    assert fields(event | {"user_email": "bo@x.org"})["user"] == "bo@x.org"
+    assert fields(event | {"distinct_id": "u1"})["user"] == "u1"
+
+
 def test_a_mongodb_time():
     assert take_time({"time": {"$date": {"$numberLong": "1782900000000"}}}, "time") == TEN
 

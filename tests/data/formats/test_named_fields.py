@@ -11,8 +11,10 @@ from outrider.data.config import FieldsConfig, TrafficConfig
 from outrider.data.exchange import Exchange
 from outrider.data.files.sources import log_files
 from outrider.data.formats import OWN_NAMES
-from outrider.data.formats.rows.row_fields import fields, names_in, naming
+from outrider.data.formats.rows.named_fields import naming
+from outrider.data.formats.rows.row_fields import fields
 from outrider.data.formats.rows.span_attributes import is_otlp
+from outrider.data.formats.rows.unread_names import names_in
 from outrider.data.ingest.ingest import ingest
 from outrider.data.ingest.inspection import inspect
 from outrider.data.sequences import load_sequences

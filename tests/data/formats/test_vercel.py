@@ -53,6 +53,28 @@ def test_an_assistants_parts_become_text_reasoning_and_calls():
     assert silent["content"] == ""
 
 
+def test_an_earlier_answers_reasoning_is_not_text():
+    parts = [{"type": "reasoning", "text": "Hm."}, {"type": "text", "text": "Yes."}]
+    assert vercel_messages({"role": "assistant", "content": parts}) == [
+        {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}
+    ]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "output_text", "text": "hi"},
+        {"type": "reasoning", "reasoning": "Hm."},
+        {"type": "file", "data": "aGk="},
+        {"type": "tool-result", "toolCallId": "c9", "output": {"type": "text", "value": "ok"}},
+    ],
+)
+def test_parts_that_the_sdk_would_send_otherwise_stay_as_they_are(part):
+    parts = [{"type": "reasoning", "text": "Hm."}, {"type": "text", "text": "Yes."}, part]
+    message = {"role": "assistant", "content": parts}
+    assert vercel_messages(message) == [message]
+
+
 @pytest.mark.parametrize("call", [{"type": "tool-call", "input": {}}, {**CALL, "input": None}])
 def test_a_call_without_a_name_or_input_is_rejected(call):
     with pytest.raises(Reject):

@@ -132,6 +132,21 @@ def test_no_end_is_invented_for_a_response_that_may_be_cut(builder, counted):
     assert completion(builder, **fields, finish_reason="length") == "The candidate has"
 
 
+def test_a_count_shows_whether_a_response_without_a_logged_end_was_cut(builder):
+    ended = completion(builder, **R_A, end_is_assumed=True)
+    whole = builder.build(exchange(**R_A)).token_ids
+    prompt = builder.build(exchange(**R_A)).completion_start
+    count = len(whole) - prompt
+    assert ended == completion(builder, **R_A)
+
+    def ids(counted):
+        return builder.build(exchange(**R_A, end_is_assumed=True, completion_tokens=counted))
+
+    assert ids(count).token_ids == whole
+    assert ids(count - 1).token_ids == whole[:-1]
+    assert ids(count + 7).agrees_with_usage is False
+
+
 @pytest.mark.parametrize(
     ("begun", "fields", "text"),
     [
