@@ -241,6 +241,16 @@ def bytes_per_token(values: int, dtype: StateDtype, streams: int = 1) -> int:
     return (2 * values if dtype == "bf16" else values + 4 * streams) + 4
 
 
+MOST_FURTHER = 3
+"""Largest number of further answers to a prompt. With three, 118 logged responses gained 80 % of
+what seven times as many did (benchmarks/results/smollm2.md); more were not measured."""
+
+
+def further_answers(sequences: int, up_to: int) -> int:
+    """Returns how many answers a training part of `sequences` gets if every prompt can be asked."""
+    return min(max(up_to - sequences, 0), MOST_FURTHER * sequences)
+
+
 class CaptureConfig(_Section):
     """`capture:` hidden states of the target over the traffic."""
 
@@ -256,6 +266,15 @@ class CaptureConfig(_Section):
     """Tokens sent to the engine at a time, in log order. Bounds the states in memory (tokens x
     hidden size x 2 bytes, for the final state and for each layer that the speculator reads); the
     engine forms its own batches from these tokens."""
+
+    answers_up_to: int = Field(
+        default=0, ge=0, json_schema_extra={"default": "0; 1000 with `effort: thorough`"}
+    )
+    """Number of training responses up to which a small log is filled: the target answers the
+    training prompts again, at most three times each, with the logged sampling settings, and the
+    speculator is trained on these answers as well. `inspect`, lookup and all measurements use the
+    logged responses only. Not in `outrider adapt`, nor with `training.features: streamed`. 0:
+    never."""
 
     min_on_policy: float | None = Field(default=0.95, ge=0.0, le=1.0)
     """Minimum share of a completion's tokens that are likely under the target at the logged

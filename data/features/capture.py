@@ -2,8 +2,8 @@
 
 It first truncates sequences that are too long (capture_plan.py) and checks that the disk has room
 for the states, then checks the states themselves (engine_checks.py). An interrupted capture resumes
-after its last complete shard; a different target or different sequences restart it. Responses to be
-regenerated are sampled before the capture (privacy/regenerate.py). The engine also scores every
+after its last complete shard; a different target or different sequences restart it. Responses that
+are regenerated or added are sampled before the capture (answers.py). The engine also scores every
 completion under the target, for the on-policy check (on_policy/).
 
     capture(
@@ -12,11 +12,13 @@ completion under the target, for the on-policy check (on_policy/).
 """
 
 import dataclasses
+import functools
 import hashlib
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -30,9 +32,20 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
 from outrider.common.fingerprint import sampled_digest
 from outrider.data.config import CaptureConfig, bytes_per_token
+from outrider.data.features.answers import (
+    FURTHER,
+    REGENERATED,
+    Answer,
+    Answers,
+    further_rows,
+    regenerated_rows,
+    requests_digest,
+    stored_answers,
+)
 from outrider.data.features.capture_plan import (
     CapturePlan,
     Piece,
+    expected_tokens,
     fit,
     piece_tokens,
     pieces,
@@ -44,14 +57,16 @@ from outrider.data.features.engine_checks import EngineChecks, Row, check_engine
 from outrider.data.features.feature_store import FeatureStore, Source
 from outrider.data.features.feature_writer import FeatureWriter
 from outrider.data.features.replica import ReplicaSetup
-from outrider.data.privacy.regenerate import Answer, asked_rows, regenerate
 from outrider.data.sequences import Tables, load_sequences
-from outrider.data.split.split import ids_of
+from outrider.data.split.split import PREFIX, ids_of
 from outrider.serving.config import EngineConfig, TargetConfig
-from outrider.serving.engine import Engine, LoggedRow, in_process, open_engine
+from outrider.serving.engine import AskedRow, Engine, LoggedRow, in_process, open_engine
 from outrider.serving.token_scores import COLUMNS
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.features import FeatureSpec, SequenceStates, layer_index
+
+if TYPE_CHECKING:
+    from outrider.serving.vllm_hooks.grammar_masks import GrammarMasks
 
 SUMMARY = "summary.json"
 SCORES_VERSION = 4
@@ -77,6 +92,8 @@ class CaptureSummary(EngineChecks, total=False):
     seconds: float
     tokens_per_s: float
     regenerated: int
+    further_answers: int
+    """Answers to training prompts that were added to the log's (`capture.answers_up_to`)."""
     too_long: dict[str, object] | None
     """Counts of truncated sequences (`LostEnds`)."""
     replicas: Mapping[str, object]
@@ -104,34 +121,17 @@ def capture(
     """
     console = Console(stderr=True, highlight=False)
     target_dir = target.directory()
-    target_config = read_json(target_dir / "config.json")
-    spec = features.stored(target_config["hidden_size"])
-    _check_streams(spec, target_config)
-    table, lost_ends = fit(load_sequences(sequences_dir, ids_of(parts)), engine.max_model_len)
-    target_files = [target_dir / "config.json", *sorted(target_dir.glob("*.safetensors"))]
-    source: Source = {
-        "target": sampled_digest(target_files),
-        "sequences": _rows_digest(rows_of(table, lost_ends.limit)),
-        "dtype": engine.dtype,
-        "scores": {
-            "version": SCORES_VERSION,
-            "positions": capture.on_policy_positions,
-            "structured_outputs": engine.structured_outputs,
-        },
-    }
-    if lost_ends.cut or lost_ends.dropped:
-        source["too_long"] = {"limit": lost_ends.limit}
-        console.print(lost_ends.describe(), soft_wrap=True)
-    plan = CapturePlan(
-        table=table,
-        limit=lost_ends.limit,
-        spec=spec,
-        source=source,
-        settings=capture,
+    plan = _plan_of(
+        table=load_sequences(sequences_dir, ids_of(parts)),
+        train=parts.get("train", []),
+        target_dir=target_dir,
+        capture=capture,
+        engine=engine,
         out_dir=Path(out_dir),
-        score_columns=COLUMNS,
-        lost_ends=lost_ends,
+        features=features,
     )
+    if plan.lost_ends and (plan.lost_ends.cut or plan.lost_ends.dropped):
+        console.print(plan.lost_ends.describe(), soft_wrap=True)
     # The summary is written after the manifest, so both exist only after a whole capture.
     if (plan.out_dir / SUMMARY).exists() and plan.is_finished():
         earlier: CaptureSummary = read_json(plan.out_dir / SUMMARY)
@@ -147,6 +147,81 @@ def capture(
     console.print("starting the engine")
     with open_engine(target, engine, scratch=plan.out_dir) as live:
         return capture_in_process(plan, live, lm_head_VH)
+
+
+def _plan_of(
+    *,
+    table: Dataset,
+    train: list[str],
+    target_dir: Path,
+    capture: CaptureConfig,
+    engine: EngineConfig,
+    out_dir: Path,
+    features: FeatureSpec,
+) -> CapturePlan:
+    """Plans the capture of a table: which rows, which states, and what identifies both."""
+    target_config = read_json(target_dir / "config.json")
+    spec = features.stored(target_config["hidden_size"])
+    _check_streams(spec, target_config)
+    table, lost_ends = fit(table, engine.max_model_len)
+    target_files = [target_dir / "config.json", *sorted(target_dir.glob("*.safetensors"))]
+    source: Source = {
+        "target": sampled_digest(target_files),
+        "sequences": _rows_digest(rows_of(table, lost_ends.limit)),
+        "dtype": engine.dtype,
+        "scores": {
+            "version": SCORES_VERSION,
+            "positions": capture.on_policy_positions,
+            "structured_outputs": engine.structured_outputs,
+        },
+    }
+    if lost_ends.cut or lost_ends.dropped:
+        source["too_long"] = {"limit": lost_ends.limit}
+    further = further_rows(
+        table=table,
+        train=[name for name in train if not name.startswith(PREFIX)],
+        up_to=capture.answers_up_to,
+        limit=lost_ends.limit,
+        end_ids=_end_ids(target_dir, target_config),
+        compiles=_compiles_in(target_dir, target_config["vocab_size"], engine),
+    )
+    if further:
+        source["further_answers"] = requests_digest(further)
+    return CapturePlan(
+        table=table,
+        limit=lost_ends.limit,
+        spec=spec,
+        source=source,
+        settings=capture,
+        out_dir=out_dir,
+        score_columns=COLUMNS,
+        further=further,
+        lost_ends=lost_ends,
+    )
+
+
+def _end_ids(target_dir: Path, config: Mapping[str, object]) -> set[int]:
+    """Returns the tokens with which the target ends a response."""
+    generation = target_dir / "generation_config.json"
+    configs = [config, read_json(generation) if generation.is_file() else {}]
+    end_ids: set[int] = set()
+    for one in configs:
+        ids = one.get("eos_token_id")
+        listed = ids if isinstance(ids, list) else [ids]
+        end_ids |= {token for token in listed if isinstance(token, int)}
+    return end_ids
+
+
+def _compiles_in(target_dir: Path, vocabulary: int, engine: EngineConfig) -> Callable[[str], bool]:
+    """Returns the function that tells whether vLLM compiles a grammar."""
+
+    @functools.cache  # vLLM's import takes seconds, and few logs have grammars
+    def masks() -> "GrammarMasks":
+        from outrider.serving.vllm_hooks.grammar_masks import GrammarMasks
+
+        return GrammarMasks(target_dir, vocabulary, engine.structured_outputs)
+
+    return lambda grammar: masks().compiles(grammar)
 
 
 def capture_in_process(
@@ -178,7 +253,12 @@ def _capture_on_replicas(
         spec=plan.spec,
         checked=tuple(plan.sample()),
         in_memory=False,
-        piece_tokens=piece_tokens(plan.table, plan.limit, plan.settings.batch_tokens),
+        piece_tokens=max(
+            [
+                piece_tokens(plan.table, plan.limit, plan.settings.batch_tokens),
+                *(len(row.token_ids) + row.max_tokens for row in plan.further),
+            ]
+        ),
     )
     with open_cluster(cluster) as session:  # first, because it raises if Ray is missing
         from outrider.data.features.replicas import Replicas, start_replicas
@@ -252,17 +332,23 @@ def _prefill_of(engine: Engine, plan: CapturePlan) -> Prefill:
 
 
 def _capture(plan: CapturePlan, prefill: Prefill, answer: Answer) -> CaptureSummary:
-    """Regenerates marked rows with `answer`, then captures all rows."""
-    # Before the states, since a regenerated response replaces the logged one.
-    answers = regenerate(
-        answer=answer,
-        rows=asked_rows(plan.table),
-        out_dir=plan.out_dir,
-        source=plan.source,
-        batch_tokens=plan.settings.batch_tokens,
-    )
-    summary = _write_store(dataclasses.replace(plan, answers=answers), prefill)
-    summary["regenerated"] = len(answers)
+    """Has the target answer with `answer` where it is to answer again, then captures all rows."""
+
+    def answered(rows: Sequence[AskedRow], file: str) -> Answers:
+        return stored_answers(
+            answer=answer,
+            rows=rows,
+            path=plan.out_dir / file,
+            source=plan.source,
+            batch_tokens=plan.settings.batch_tokens,
+        )
+
+    # Before the states, since the answers replace logged ones or are captured with them.
+    regenerated = answered(regenerated_rows(plan.table), REGENERATED)
+    further = answered(plan.further, FURTHER)
+    summary = _write_store(dataclasses.replace(plan, answers=regenerated | further), prefill)
+    summary["regenerated"] = len(regenerated)
+    summary["further_answers"] = len(further)
     return summary
 
 
@@ -372,11 +458,14 @@ def _check_streams(spec: FeatureSpec, target_config: Mapping[str, int]) -> None:
 
 
 def _check_disk(plan: CapturePlan) -> None:
-    """Checks that the disk has room for the remaining states plus 2 %."""
+    """Checks that the disk has room for the remaining states plus 2 %.
+
+    A further answer is assumed to be as long as the logged one.
+    """
     out_dir = plan.out_dir
     spec = plan.spec
     dtype = plan.settings.dtype
-    tokens = sum(len(row.token_ids) for row in plan.rows())
+    tokens = expected_tokens(plan)
     stored = sum(path.stat().st_size for path in out_dir.glob("shard-*.safetensors"))
     total = int(1.02 * tokens * bytes_per_token(spec.width, dtype, len(spec.streams)))
     needed = total - stored

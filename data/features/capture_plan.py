@@ -8,7 +8,8 @@
 A piece is a set of rows that are sent to the engine together (`capture.batch_tokens`). bf16
 results depend on the batch in which a token is computed, so a piece is always captured as a whole,
 by one engine. The feature store is then byte-identical whether one process or any number of
-replicas captured it, and whether or not the capture was interrupted.
+replicas captured it, and whether or not the capture was interrupted; only answers that the target
+gave anew (answers.py) are samples, which the same capture stores once.
 
 After an interruption, pieces that are partly in the store are captured again as a whole, but rows
 that are already stored are not written again.
@@ -18,7 +19,8 @@ the completion remain, and their states do not depend on later tokens. If the pr
 the limit, nothing is left to train on and the sequence is dropped.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import collections
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,9 +31,10 @@ from numpy.typing import NDArray
 from outrider.common.errors import OutriderError
 from outrider.common.lost_ends import LostEnds, lost_ends
 from outrider.data.config import CaptureConfig, bytes_per_token
+from outrider.data.features.answers import Answers, logged_id
 from outrider.data.features.engine_checks import Row
 from outrider.data.features.feature_store import MANIFEST, STORED_AS, FeatureStore, Source
-from outrider.serving.engine import LoggedRow, batches
+from outrider.serving.engine import AskedRow, LoggedRow, batches
 from outrider.speculators.features import FeatureSpec
 
 
@@ -50,8 +53,10 @@ class CapturePlan:
     out_dir: Path
     score_columns: tuple[str, ...] = ()
     """Columns of the completions' scores; empty if completions are not scored."""
-    answers: Mapping[str, NDArray[np.int32]] = field(default_factory=dict)
-    """Regenerated responses, by sequence id, which replace the logged ones."""
+    further: Sequence[AskedRow] = ()
+    """Prompts of the training part that the target answers again."""
+    answers: Answers = field(default_factory=dict)
+    """The target's answers: regenerated ones replace logged ones, further ones are added."""
     lost_ends: LostEnds | None = None
     """Counts of cut rows, for the summary."""
 
@@ -112,19 +117,39 @@ def state_bytes(spec: FeatureSpec) -> int:
     return bytes_per_token(spec.width, "bf16", len(spec.streams))
 
 
-def rows_of(
-    table: Dataset, limit: int, answers: Mapping[str, NDArray[np.int32]] | None = None
-) -> Iterator[LoggedRow]:
-    """Yields the rows cut to `limit` tokens, with responses replaced by `answers`."""
+def rows_of(table: Dataset, limit: int, answers: Answers | None = None) -> Iterator[LoggedRow]:
+    """Yields the rows cut to `limit` tokens, then the further answers in their order.
+
+    Responses whose sequence is in `answers` are replaced.
+    """
+    answers = answers or {}
     sampling = ("temperature", "top_p", "top_k", "grammar")
     names = ["sequence_id", "token_ids", "completion_start", *sampling]
+    prompts = {logged_id(name) for name in answers if logged_id(name) != name}
+    answered: dict[str, LoggedRow] = {}
     for row in table.select_columns(names):
         logged = LoggedRow(*(row[name] for name in names))
-        if answers and logged.row_id in answers:
-            prompt = logged.token_ids[: logged.completion_start]
-            answer = answers[logged.row_id].tolist()
-            logged = logged._replace(token_ids=[*prompt, *answer])
+        if logged.row_id in prompts:
+            answered[logged.row_id] = logged
+        if logged.row_id in answers:
+            logged = _with_answer(logged, answers[logged.row_id])
         yield logged._replace(token_ids=logged.token_ids[:limit])
+    for name, answer in answers.items():
+        if logged_id(name) != name:
+            further = _with_answer(answered[logged_id(name)], answer)
+            yield further._replace(row_id=name, token_ids=further.token_ids[:limit])
+
+
+def expected_tokens(plan: CapturePlan) -> int:
+    """Returns the tokens to capture if each further answer is as long as the logged one."""
+    asked = collections.Counter(logged_id(row.row_id) for row in plan.further)
+    return sum(len(row.token_ids) * (1 + asked[row.row_id]) for row in plan.rows())
+
+
+def _with_answer(row: LoggedRow, answer: NDArray[np.int32]) -> LoggedRow:
+    """The row with another completion."""
+    prompt = row.token_ids[: row.completion_start]
+    return row._replace(token_ids=[*prompt, *answer.tolist()])
 
 
 def sample_of(table: Dataset, limit: int, count: int) -> list[Row]:

@@ -25,7 +25,7 @@ from datasets import Dataset
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
-from outrider.data.config import SplitConfig
+from outrider.data.config import SplitConfig, further_answers
 from outrider.data.sequences import load_sequences, log_order, session_names
 from outrider.data.split.near_duplicates import SimilarPrompts
 from outrider.data.split.slices import name_slices, write_slices
@@ -93,12 +93,19 @@ class SplitFile(TypedDict):
 
 
 def split(
-    sequences_dir: Path, split: SplitConfig, out_dir: Path, general_dir: Path | None = None
+    sequences_dir: Path,
+    split: SplitConfig,
+    out_dir: Path,
+    general_dir: Path | None = None,
+    *,
+    answers_up_to: int = 0,
 ) -> SplitFile:
     """Writes and returns `parts.json`.
 
     The slices of the whole traffic are written to slices.json in the same folder. `general_dir` is
-    the table of general traffic (`add_general`).
+    the table of general traffic (`add_general`). `answers_up_to` is the number of responses up to
+    which the training part gets further answers later (features/answers.py), of which general
+    traffic has its share, too.
     """
     table = load_sequences(sequences_dir)
     divided = divide(table, split)
@@ -121,8 +128,14 @@ def split(
     slices = name_slices(table)
     if general_dir is not None:
         general = load_sequences(general_dir)
+        trained = len(result["train"])
         add_general(
-            parts=result, summary=result["summary"], customers=table, general=general, split=split
+            parts=result,
+            summary=result["summary"],
+            customers=table,
+            general=general,
+            split=split,
+            customers_trained=trained + further_answers(trained, answers_up_to),
         )
         slices["traffic"] = {"customer": ids, GENERAL: general["sequence_id"][:]}
     write_slices(slices, out_dir)
@@ -270,16 +283,19 @@ def describe(table: Dataset, divided: Divided) -> Summary:
 def add_general(
     parts: SplitFile,
     summary: Summary,
+    *,
     customers: Dataset,
     general: Dataset,
     split: SplitConfig,
+    customers_trained: int,
 ) -> None:
     """Adds general sequences to the training part and to a separate part.
 
     They make up `split.general_share` of the training part, without sessions or near-identical
     prompts of the customer's later parts, since general traffic may include the customer's. The
     latest are held out as `general` unless near-identical to training prompts; their sessions are
-    not trained on. Counts are added to `summary`.
+    not trained on. `customers_trained` is the number of the customer's sequences that are trained
+    on. Counts are added to `summary`.
     """
     ids = general["sequence_id"][:]
     prompts = general["prompt_text"][:]
@@ -293,7 +309,7 @@ def add_general(
     rest = [row for row in order[:-heldout_count] if sessions[row] not in straddling]
     # General sequences are `share` of the whole training part, the customer's the remainder.
     share = split.general_share
-    general_count = round(share / (1 - share) * len(parts["train"]))
+    general_count = round(share / (1 - share) * customers_trained)
     logged = general["session"][:]
     is_measured = _measured_by(parts, customers, split.near_duplicate_similarity)
     # Lazy, since a comparison with all measured prompts takes 2 ms and only `general_count` rows

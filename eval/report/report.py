@@ -13,11 +13,13 @@ from rich.console import Console
 
 from outrider.common.files import publish, read_json
 from outrider.common.lost_ends import LostEnds
+from outrider.data.features.answers import logged_id
+from outrider.data.features.feature_store import MANIFEST, FeatureStore
 from outrider.data.ingest.load import covered, durations_in_words
 from outrider.data.ingest.traffic_facts import facts
 from outrider.data.on_policy.check import FILE as ON_POLICY
+from outrider.data.on_policy.check import QUARANTINE, groups_of, two_lines
 from outrider.data.on_policy.check import Report as OnPolicyReport
-from outrider.data.on_policy.check import groups_of, two_lines
 from outrider.eval.report import charts, first_screen, speeds
 from outrider.eval.report.formatting import print_markdown, render
 from outrider.eval.results.parts import (
@@ -65,6 +67,7 @@ def sections_of(run_dir: Path) -> dict[str, Any]:
         "traffic": _read(run_dir / "traffic" / "summary.json"),
         "privacy": _read(run_dir / "traffic" / "privacy.json"),
         "on_policy": _read(run_dir / "features" / ON_POLICY),
+        "further_answers": _further_answers(run_dir),
         "provenance": _read(run_dir / "provenance.json") or {},
     }
 
@@ -193,6 +196,17 @@ def k_table(choice: Choice) -> dict[str, Any]:
             round(known[k], 3) if k in known else "" for k in numbers
         ]
     return {"head": [f"k = {k}" for k in numbers], "rows": rows}
+
+
+def _further_answers(run_dir: Path) -> int:
+    """Counts the captured answers to prompts that are not quarantined."""
+    features = run_dir / "features"
+    if not (features / MANIFEST).is_file():
+        return 0
+    quarantined = set((_read(features / QUARANTINE) or {}).get("sequences", ()))
+    names = FeatureStore.open(features).sequence_ids
+    logged = [logged_id(name) for name in names if logged_id(name) != name]
+    return sum(name not in quarantined for name in logged)
 
 
 def lost_ends(run_dir: Path, trained_dir: Path) -> list[str]:

@@ -340,6 +340,9 @@ class Report(Findings):
     """Counts of personal data (docs/how-to/privacy.md); null with privacy.mode off"""
     on_policy: dict[str, object] | None = None
     """The capture's on-policy check (docs/explanation/traffic.md); null without a capture"""
+    further_answers: int = 0
+    """Answers of the target to logged prompts that training used besides the log's
+    (capture.answers_up_to)"""
     provenance: dict[str, object] = Field(default_factory=dict)
     """Command line, versions, commit, hardware, digests of the recipe files; empty outside a run"""
 

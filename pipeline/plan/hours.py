@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from outrider.common.gpu_cards import Card, card_named
+from outrider.data.config import further_answers
 from outrider.data.ingest.traffic_facts import counted
 from outrider.eval.config import LOOKUP_NUMBERS, STEP_ROUNDS, STEP_TOKENS
 from outrider.pipeline.plan.target_size import target_size
@@ -45,11 +46,20 @@ class Volume(NamedTuple):
     """Whether split or ingest counted the tokens; if not, they are estimated from log sizes."""
     response_p90: int | None = None
     """90th percentile of the responses' tokens; None before ingest."""
+    further: int = 0
+    """Tokens of further answers to training prompts, with the prompts (`capture.answers_up_to`)."""
+    sampled: int = 0
+    """Tokens of the further answers alone."""
+
+    @property
+    def trained(self) -> int:
+        """Tokens of an epoch."""
+        return self.train + self.further
 
     @property
     def captured(self) -> int:
         """Tokens whose states are stored."""
-        return self.train + self.validation + self.heldout
+        return self.trained + self.validation + self.heldout
 
 
 def traffic_volume(run: RunDirectory, recipe: Recipe) -> Volume:
@@ -61,7 +71,7 @@ def traffic_volume(run: RunDirectory, recipe: Recipe) -> Volume:
         train, validation, heldout = (
             parts[name]["tokens"] for name in ("train", "validation", "heldout")
         )
-        return Volume(
+        volume = Volume(
             log=log or train + validation + heldout,
             train=train,
             validation=validation,
@@ -69,9 +79,16 @@ def traffic_volume(run: RunDirectory, recipe: Recipe) -> Volume:
             counted=True,
             response_p90=response_p90(run),
         )
+        of_train = parts["train"]
+        share = of_train["completion_tokens"] / max(train, 1)
+        return with_further_answers(volume, recipe, of_train["sequences"], share)
     if ingested:
-        volume = split_volume(recipe, log, ingested["exchanges"])
-        return volume._replace(response_p90=response_p90(run))
+        exchanges = ingested["exchanges"]
+        volume = split_volume(recipe, log, exchanges)
+        volume = volume._replace(response_p90=response_p90(run))
+        sequences = round(exchanges * volume.train / max(log, 1))
+        share = ingested["completion_tokens"] / max(log, 1)
+        return with_further_answers(volume, recipe, sequences, share)
     size = _log_bytes(listed(recipe.traffic.path))
     return split_volume(recipe, size // LOG_BYTES_PER_TOKEN, None)
 
@@ -108,6 +125,18 @@ def split_volume(recipe: Recipe, tokens: int, sequences: int | None) -> Volume:
     return Volume(
         log=tokens, train=train, validation=validation, heldout=heldout, counted=is_counted
     )
+
+
+def with_further_answers(
+    volume: Volume, recipe: Recipe, sequences: int, completion_share: float
+) -> Volume:
+    """Adds the answers that a training part of `sequences` gets, each as long as a logged one.
+
+    `completion_share` is that of a sequence's tokens.
+    """
+    answers = further_answers(sequences, recipe.answers_up_to)
+    further = answers * volume.train / max(sequences, 1)
+    return volume._replace(further=int(further), sampled=int(further * completion_share))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -257,6 +286,9 @@ def stage_seconds(
             "prefill": captured / _capture_rate(recipe, rates),
         },
     }
+    if volume.sampled:
+        decoded_per_s = rates.decoded_per_s(recipe.serving.engine.seats)
+        stages["capture"]["further answers"] = volume.sampled / decoded_per_s
     for kind, size in checkpoint_bytes.items():
         stage = f"train_{kind}" if candidates > 1 else "train"
         one = recipe.of_kinds([kind])
@@ -286,7 +318,7 @@ def training_seconds(
 ) -> dict[str, float]:
     """Returns the seconds of training the recipe's only kind by part."""
     settings = recipe.training.started(warm)
-    tokens = volume.train * settings.epochs
+    tokens = volume.trained * settings.epochs
     steps = max(tokens // (settings.rows_per_step * settings.row_tokens), 1)
     evaluations = 2 + steps // settings.evaluate_every
     checkpoints = 1 + steps // settings.checkpoint_every

@@ -116,6 +116,13 @@ def _print_hours(
             f" {priced['assumed_response_tokens']:,} tokens until the log is read; set"
             " eval.max_tokens to a length that nine in ten do not exceed",
         )
+    if priced["answers_up_to"] and priced["no_hours"] is None:
+        _say(
+            console,
+            "without the further answers that a training part of fewer than"
+            f" {priced['answers_up_to']:,} responses gets (capture.answers_up_to): they are priced"
+            " once the log is read",
+        )
     if priced["no_hours"] is not None:
         _say(console, f"no hours: {priced['no_hours']}")
     if priced["download"] is not None:

@@ -114,6 +114,7 @@ def price(
         "target": of_target | _load(run, recipe),
         "traffic": volume._asdict(),
         "assumed_response_tokens": assumed_response_tokens(recipe, volume),
+        "answers_up_to": 0 if volume.counted else recipe.answers_up_to,
         "features": features_cost(volume.captured, recipe, config),
         "rates": None if rates is None else dataclasses.asdict(rates),
         "no_hours": no_hours,

@@ -66,6 +66,7 @@ EFFORTS: dict[str, dict[str, dict[str, Any]]] = {
             "max_validation_sequences": 1000,
             "max_heldout_sequences": 2000,
         },
+        "capture": {"answers_up_to": 1000},
         "training": {"epochs": 2, "scratch_epochs": 10},
         "eval": {
             "measure": "full",
@@ -170,9 +171,9 @@ class Recipe(BaseModel):
     effort: Literal["trial", "standard", "thorough"] = "standard"
     """Amount of data, training and measurement. `trial`: a first verdict; `standard`: enough to
     decide; `thorough`: for a release. It sets the three `split.max_*_sequences` limits,
-    `training.epochs`, `training.scratch_epochs`, `eval.measure`, `eval.repeats`, `eval.requests`,
-    `eval.verification_requests` and `eval.capacity_minutes`; keys that the recipe sets take
-    precedence."""
+    `capture.answers_up_to`, `training.epochs`, `training.scratch_epochs`, `eval.measure`,
+    `eval.repeats`, `eval.requests`, `eval.verification_requests` and `eval.capacity_minutes`; keys
+    that the recipe sets take precedence."""
 
     target: TargetConfig = Field(default_factory=TargetConfig)
     """The model whose decoding is sped up."""
@@ -218,6 +219,12 @@ class Recipe(BaseModel):
 
     plan: PlanConfig = Field(default_factory=PlanConfig)
     """Assumptions of `--dry-run`."""
+
+    @property
+    def answers_up_to(self) -> int:
+        """`capture.answers_up_to`, or 0 if no states of the training part are stored."""
+        is_stored = self.speculator.kinds and not self.training.streams
+        return self.capture.answers_up_to if is_stored else 0
 
     def of_kinds(self, names: Sequence[str]) -> "Recipe":
         """The recipe restricted to these kinds of drafter."""

@@ -67,7 +67,7 @@ def _window(run: RunDirectory, recipe: Recipe, options: Options) -> Result:
     if not recipe.speculator.kinds:  # a lookup reads no states
         return {**counts, "sequences": len(usable_ids(run)), "on_policy": None}
     # The stage's work, not the stage: a window is one stage with one record.
-    captured = CAPTURE.work(run, recipe, options)
+    captured = CAPTURE.work(run, _as_logged(recipe), options)
     return {**counts, "sequences": len(usable_ids(run)), "on_policy": captured["on_policy"]}
 
 
@@ -160,8 +160,14 @@ def _windows(directories: Sequence[str]) -> list[RunDirectory]:
     return [RunDirectory(Path(directory)) for directory in directories]
 
 
+def _as_logged(recipe: Recipe) -> Recipe:
+    """The recipe of a window, which is measured as it was logged, without further answers."""
+    capture = recipe.capture.model_copy(update={"answers_up_to": 0})
+    return recipe.model_copy(update={"capture": capture})
+
+
 def _window_settings(recipe: Recipe) -> Settings:
-    return INGEST.settings(recipe) | CAPTURE.settings(recipe)
+    return INGEST.settings(recipe) | CAPTURE.settings(_as_logged(recipe))
 
 
 def _window_sources(recipe: Recipe) -> dict[str, str]:

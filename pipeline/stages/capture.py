@@ -49,13 +49,14 @@ def features_of(recipe: Recipe) -> FeatureSpec:
 
 def _settings(recipe: Recipe) -> Settings:
     reads = {"kind": recipe.speculator.kinds, "streams": list(features_of(recipe).names)}
+    # Only where it is set, so that stores of earlier runs, whose records lack the key, stay valid.
+    up_to = recipe.answers_up_to
     settings: Settings = {
         "target": section(recipe.target),
-        "capture": section(recipe.capture),
+        "capture": section(recipe.capture, set() if up_to else {"answers_up_to"}),
         "speculator": reads,
         "serving": {"engine": section(recipe.serving.engine, SPEED_ONLY)},
     }
-    # Only where it is set, so that stores of earlier runs, whose records lack the key, stay valid.
     if recipe.training.streams:
         settings["training"] = {"features": "streamed"}
     return settings

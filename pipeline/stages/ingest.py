@@ -71,7 +71,7 @@ def _sources(recipe: Recipe) -> dict[str, str]:
 
 INGEST = Stage(
     name="ingest",
-    version=23,
+    version=24,
     needs=(),
     settings=_settings,
     sources=_sources,
@@ -91,7 +91,13 @@ def _split(run: RunDirectory, recipe: Recipe, options: Options) -> Result:
     from outrider.eval.lossless.task_accuracy import try_task
 
     general = run.general / "sequences" if recipe.traffic.general is not None else None
-    parts = split(run.sequences, recipe.split, run.split, general)
+    parts = split(
+        sequences_dir=run.sequences,
+        split=recipe.split,
+        out_dir=run.split,
+        general_dir=general,
+        answers_up_to=recipe.answers_up_to,
+    )
     ingested = read_json(run.traffic / "summary.json")
     console = Console(stderr=True)
     heldout = load_sequences(run.sequences, parts["heldout"])
@@ -107,12 +113,20 @@ def _split(run: RunDirectory, recipe: Recipe, options: Options) -> Result:
     return parts["summary"]
 
 
+def _split_settings(recipe: Recipe) -> Settings:
+    # `eval.task` is an input because it is tried on the held-out part.
+    settings: Settings = {"split": section(recipe.split), "eval": {"task": recipe.eval.task}}
+    # General traffic is a share of all that is trained on.
+    if recipe.answers_up_to and recipe.traffic.general is not None:
+        settings["capture"] = {"answers_up_to": recipe.answers_up_to}
+    return settings
+
+
 SPLIT = Stage(
     name="split",
     version=5,
     needs=("ingest",),
-    # `eval.task` is an input because it is tried on the held-out part.
-    settings=lambda recipe: {"split": section(recipe.split), "eval": {"task": recipe.eval.task}},
+    settings=_split_settings,
     sources=general_digests,
     work=_split,
     reads=lambda run: (run.sequences,),

@@ -23,13 +23,16 @@ Paths = TypeVar("Paths", Path, tuple[Path, ...])
 
 
 def _work(run: RunDirectory, recipe: Recipe, options: Options) -> Result:
+    from outrider.data.features.answers import with_further
+    from outrider.data.features.feature_store import FeatureStore
     from outrider.pipeline.draft_parity_check import check_warm_start
 
     parts = parts_in_use(run)
     # Before hours of training: a mismatch would improve a model that is not served.
     check_warm_start(run, recipe, parts["validation"])
     if not recipe.training.streams:
-        return train_on(run, recipe, parts)
+        captured = FeatureStore.open(run.features).sequence_ids
+        return train_on(run, recipe, parts | {"train": with_further(parts["train"], captured)})
     from outrider.data.streamed import streaming
     from outrider.training.distributed.launch import processes_here
 
@@ -48,8 +51,11 @@ def train_on(
 ) -> Result:
     """Trains on parts of the run's sequences and publishes the speculator.
 
+    The training part may have further answers, which the logged sequences' sampling applies to.
+
     `stream_dir`: directory of a stream of states; None: the run's feature store.
     """
+    from outrider.data.features.answers import logged_id
     from outrider.data.sequences import load_sequences
     from outrider.training.distributed.launch import train
     from outrider.training.distributed.spec import Sampling, TrainingSpec
@@ -58,22 +64,24 @@ def train_on(
     rows = load_sequences(run.tables).select_columns(names)
     grammars = sorted({text for text in rows["grammar"] if text})
     grammar_index = {text: number for number, text in enumerate(grammars)}
+    sampling = {
+        row["sequence_id"]: Sampling(
+            temperature=row["temperature"],
+            top_p=row["top_p"],
+            top_k=row["top_k"],
+            hard=bool(row["constraint"]),
+            grammar=grammar_index.get(row["grammar"], -1),
+        )
+        for row in rows
+    }
+    train_ids = parts["train"]
     spec = TrainingSpec(
         target_dir=recipe.target.training_directory(),
         features_dir=stream_dir or run.features,
-        sampling={
-            row["sequence_id"]: Sampling(
-                temperature=row["temperature"],
-                top_p=row["top_p"],
-                top_k=row["top_k"],
-                hard=bool(row["constraint"]),
-                grammar=grammar_index.get(row["grammar"], -1),
-            )
-            for row in rows
-        },
+        sampling=sampling | {name: sampling[logged_id(name)] for name in train_ids},
         grammars=grammars,
         structured_outputs=recipe.serving.engine.structured_outputs,
-        train=parts["train"],
+        train=train_ids,
         validation=parts["validation"],
         speculator=recipe.speculator,
         training=recipe.training,

@@ -74,8 +74,12 @@ def tensor_headers(directory: Path, only: Iterable[str] | None = None) -> dict[s
 def is_finite(header: TensorHeader) -> bool:
     """True for a tensor without infinity or NaN. Integers are always finite."""
     value = header.read()
-    # torch has no isfinite for the 8-bit floats.
-    return bool((value.float() if value.itemsize == 1 else value).isfinite().all())
+    if not value.numel():
+        return True
+    # NaN and infinity are the extremes of what has them. For bf16, `aminmax` takes a fiftieth of
+    # the time of `isfinite`; it has no 8-bit floats.
+    extremes = (value.float() if value.itemsize == 1 else value).aminmax()
+    return all(bool(extreme.isfinite()) for extreme in extremes)
 
 
 def rows_that_differ(first: TensorHeader, second: TensorHeader) -> int:

@@ -6,10 +6,13 @@ prompts of another template.
 
 import itertools
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from outrider.data.config import CaptureConfig, PrivacyConfig, TrafficConfig
+from outrider.data.features.answers import FURTHER, further_rows, logged_id, with_further
 from outrider.data.features.capture import ONLY_FINAL, capture_in_process
 from outrider.data.features.capture_plan import CapturePlan
 from outrider.data.features.feature_store import FeatureStore
@@ -17,6 +20,7 @@ from outrider.data.ingest.ingest import ingest
 from outrider.data.on_policy.check import check_traffic
 from outrider.data.sequences import load_sequences
 from outrider.data.split.slices import name_slices, write_slices
+from outrider.data.tokenize.tokens import load_tokenizer
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import open_engine
 from outrider.serving.token_scores import COLUMNS
@@ -227,6 +231,61 @@ def with_an_address(row):
         "choices": [{**choice, "message": message, "token_ids": None}],
     }
     return {**row, "request": {**row["request"], "messages": asked}, "response": response}
+
+
+@pytest.mark.engine
+def test_the_target_answers_the_prompts_of_a_small_log_again(engine, nano_r1, tmp_path):
+    """Further answers are its own by the on-policy check, and follow the logged grammar."""
+    pool = iter(with_token_ids("document_extraction"))
+    log = write_log(tmp_path / "log.jsonl", [next(pool) for _ in range(6)])
+    ingest(nano_r1, TrafficConfig(path=str(log)), tmp_path, workers=0)
+    table = load_sequences(tmp_path / "sequences")
+    grammar = '{"choice": ["receipt", "invoice"]}'
+    constrained = ["0-4", "0-5"]
+    texts = [grammar if name in constrained else "" for name in table["sequence_id"]]
+    table = table.remove_columns("grammar").add_column("grammar", texts)
+    train = table["sequence_id"][:]
+    requests = further_rows(
+        table, train, up_to=10, limit=400, end_ids={END}, compiles=lambda _: True
+    )
+    plan = CapturePlan(
+        table=table,
+        limit=engine.max_model_len - 1,
+        spec=ONLY_FINAL.stored(192),
+        source={"run": str(tmp_path)},
+        settings=CaptureConfig(),
+        out_dir=tmp_path / "features",
+        score_columns=COLUMNS,
+        further=requests,
+    )
+    lm_head_VH = load_target_ends(nano_r1).lm_head_VH
+    result = capture_in_process(plan, engine, lm_head_VH)
+    assert (result["further_answers"], result["sequences"]) == (4, 10)
+    store = FeatureStore.open(plan.out_dir)
+    answered = with_further(train, store.sequence_ids)
+    further = [name for name in answered if name not in train]
+    assert sorted(further) == sorted(row.row_id for row in requests)
+    decode = load_tokenizer(nano_r1).decode
+    for name in further:
+        states = store.read(name)
+        logged = table[train.index(logged_id(name))]
+        start = logged["completion_start"]
+        assert states.completion_start == start
+        assert states.token_ids[:start].tolist() == logged["token_ids"][:start]
+        answer = states.token_ids[start:].tolist()
+        if logged_id(name) in constrained:
+            assert decode(answer, skip_special_tokens=True) in ("receipt", "invoice")
+        else:
+            totals = np.sum(store.scores(name), axis=0)
+            score = dict(zip(COLUMNS, totals, strict=True))
+            assert score["tokens"] == len(answer)
+            excess = score["unlikely"] - score["unlikely_expected"]
+            assert excess < (1 - MIN_ON_POLICY) * len(answer)
+    # With other settings, nothing of them is left.
+    as_logged = replace(plan, further=(), source={"run": "as logged"})
+    assert capture_in_process(as_logged, engine, lm_head_VH)["further_answers"] == 0
+    assert not (plan.out_dir / FURTHER).exists()
+    assert with_further(train, FeatureStore.open(plan.out_dir).sequence_ids) == train
 
 
 @pytest.mark.engine

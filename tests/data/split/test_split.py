@@ -160,7 +160,7 @@ def general_table(prefix, prompts, in_a_session=1):
     )
 
 
-def mixed(general, general_share=0.2):
+def mixed(general, general_share=0.2, customers_trained=None):
     """The parts of 80 exchanges of customers with general ones, and the numbers of these."""
     customers = general_table("0-", [prompt(number) for number in range(80)])
     parts = {"train": customers["sequence_id"][:], "validation": [], "heldout": []}
@@ -171,6 +171,7 @@ def mixed(general, general_share=0.2):
         customers=customers,
         general=general,
         split=SplitConfig(general_share=general_share),
+        customers_trained=customers_trained or len(parts["train"]),
     )
     return parts, summary["general"]
 
@@ -184,6 +185,11 @@ def test_the_share_is_of_the_whole_training_part_and_the_latest_is_measured():
     assert not set(trained) & set(parts["general"])
     assert noted == {"sequences": 100, "trained_on": 20, "wanted": 20, "measured_on": 20}
     assert mixed(general)[0] == parts
+
+
+def test_further_answers_have_their_share_of_general_traffic():
+    general = general_table("g0-", [prompt(number) for number in range(100, 300)])
+    assert mixed(general, customers_trained=320)[1]["trained_on"] == 80
 
 
 def test_sessions_stay_on_one_side_and_copies_of_training_prompts_are_not_measured():

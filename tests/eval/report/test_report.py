@@ -6,16 +6,19 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+import torch
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import write_json
 from outrider.common.lost_ends import lost_ends as cut
+from outrider.data.features.feature_writer import FeatureWriter
 from outrider.eval.config import CostConfig
-from outrider.eval.report.report import lost_ends, write_report
+from outrider.eval.report.report import lost_ends, sections_of, write_report
 from outrider.eval.results.parts import VARIANTS, interval
 from outrider.eval.results.report import Report
 from outrider.eval.results.sections import Block, Served, SpeedRow
 from outrider.eval.summary import HOURS_A_MONTH, money, summary
+from outrider.speculators.features import FINAL_NORM, FeatureSpec, SequenceStates
 from tests.eval.sample_results import sample_replay, sample_results
 from tests.eval.sample_run import write_sample_run
 from tools.reference import report_schema
@@ -186,6 +189,22 @@ def test_what_was_cut_or_raised_is_in_every_form(results, tmp_path):
         assert "row_tokens = 64: of 2 responses 2 are cut off (61 tokens lost)" in form
         assert "1 prompt is not sent" in form
         assert "on 3 responses, first KeyError at checks.py, line 7" in form
+
+
+def test_further_answers_of_the_target_are_told(results, tmp_path):
+    features = tmp_path / "features"
+    states = SequenceStates(torch.tensor([7, 8]), 1, {FINAL_NORM: torch.zeros(2, 4)})
+    with FeatureWriter(features, FeatureSpec(()).stored(4), {"made": "by a test"}) as writer:
+        for name in ("0-1", "0-2", "0-1+1", "0-2+1", "0-1+2"):
+            writer.write(name, states)
+    assert sections_of(tmp_path)["further_answers"] == 3
+    write_json(features / "quarantine.json", {"sequences": ["0-2"]})
+    update = {"further_answers": sections_of(tmp_path)["further_answers"]}
+    for form in rendered(results.model_copy(update=update), tmp_path):
+        assert "trained on 2 further answers of the target to logged prompts" in form
+    assert sections_of(tmp_path / "other")["further_answers"] == 0
+    for form in rendered(results, tmp_path):
+        assert "further answers" not in form
 
 
 def test_acceptance_is_at_equal_k_and_speed_at_each_one_s_own(results, tmp_path):

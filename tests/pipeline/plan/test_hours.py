@@ -22,6 +22,7 @@ from outrider.pipeline.plan.hours import (
     split_volume,
     stage_seconds,
     swaps,
+    with_further_answers,
 )
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.recipe.recipe import Recipe
@@ -109,6 +110,40 @@ def test_timed_responses_are_priced_at_the_logs_length() -> None:
     assert per_token(1000) == pytest.approx(1024)
     assert per_token(9000) == per_token(None) == pytest.approx(4096)
     assert per_token(1000, "eval.max_tokens=64") == pytest.approx(64)
+
+
+def test_further_answers_are_priced_as_sampling_capture_and_training() -> None:
+    """A log of 100 responses of 300 tokens, half of them prompt, gets 300 answers more."""
+    recipe = recipe_for("r1/template", "effort=thorough")
+    rates = rates_of(recipe, R1)
+    assert recipe.capture.answers_up_to == 1000
+    logged = Volume(log=50_000, train=30_000, validation=10_000, heldout=10_000, counted=True)
+    volume = with_further_answers(logged, recipe, sequences=100, completion_share=0.5)
+    assert (volume.further, volume.sampled) == (90_000, 45_000)
+    assert (volume.trained, volume.captured) == (120_000, 140_000)
+    stages, without = (
+        stage_seconds(one, recipe, R1, CHECKPOINT, rates) for one in (volume, logged)
+    )
+    seats = recipe.serving.engine.seats
+    assert stages["capture"]["further answers"] == pytest.approx(
+        45_000 / rates.decoded_per_s(seats)
+    )
+    assert stages["capture"]["prefill"] == pytest.approx(2.8 * without["capture"]["prefill"])
+    assert stages["train"]["2 epochs"] == pytest.approx(4 * without["train"]["2 epochs"])
+    assert "further answers" not in without["capture"]
+
+
+def test_a_large_log_and_one_that_is_not_stored_get_no_further_answers() -> None:
+    logged = Volume(log=10**6, train=600_000, validation=10_000, heldout=10_000, counted=True)
+    for effort, sequences, *others in (
+        ("thorough", 1000),
+        ("standard", 100),
+        ("thorough", 100, "training.features=streamed", "cluster.address=local"),
+        ("thorough", 100, "speculator.kind=suffix"),
+        ("thorough", 0),
+    ):
+        recipe = recipe_for("r1/template", f"effort={effort}", *others)
+        assert with_further_answers(logged, recipe, sequences, completion_share=0.5) == logged
 
 
 def test_capacity_is_priced_where_it_is_measured() -> None:

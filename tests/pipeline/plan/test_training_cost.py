@@ -201,6 +201,13 @@ def test_the_kv_cache_is_shared_by_ranks_with_their_own_heads_and_halved_by_fp8(
     assert room(kv_cache_gb=1) == 2**30 // size.kv_bytes_per_token
 
 
+@pytest.mark.parametrize(("effort", "told"), [("thorough", True), ("trial", False)])
+def test_answers_that_are_not_priced_are_told(r1_target, tmp_path, effort, told):
+    recipe = recipe_for(r1_target, f"effort={effort}")
+    priced = price(RunDirectory(tmp_path), recipe, card=card_named("H200"))
+    assert ("capture.answers_up_to" in printed(priced)) is told
+
+
 def test_a_download_takes_the_time_of_the_recipe_s_speed(r1_target, tmp_path):
     """The directory of the fixture has no weights."""
     for speed, seconds in ((0.5, 1346), (0.1, 6728)):
