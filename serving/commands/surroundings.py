@@ -13,7 +13,12 @@ from outrider.serving.commands.forms.compose import completed_compose
 from outrider.serving.commands.forms.documents import LONGEST_TEXT, documents_in
 from outrider.serving.commands.forms.pasted import as_typed
 from outrider.serving.commands.forms.templates import with_vars
-from outrider.serving.commands.forms.terminals import is_terminal, printed_file, typed_in
+from outrider.serving.commands.forms.terminals import (
+    is_terminal,
+    printed_file,
+    typed_in,
+    with_prompts,
+)
 from outrider.serving.commands.forms.variable_files import Folder, with_files
 
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -39,7 +44,8 @@ def _completed_terminal(text: str) -> str:
     typed = list(typed_in(text))
     files = {name: one.printed for one in typed if (name := printed_file(one.command))}
     return "\n".join(
-        f"$ {completed(command, files)}\n{completed(printed, files)}" for command, printed in typed
+        f"$ {with_prompts(completed(command, files))}\n{completed(printed, files)}"
+        for command, printed in typed
     )
 
 

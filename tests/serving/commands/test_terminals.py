@@ -18,7 +18,29 @@ UNIT = """# /etc/systemd/system/vllm.service
 EnvironmentFile=/etc/default/vllm
 ExecStart=/opt/bin/vllm serve org/model --tensor-parallel-size ${TP}
 """
-PROMPTS = ("$ ", "me@gpu:/srv$ ", "root@gpu:~# ", "(venv) me@gpu:~/x$ ", "[me@gpu x]$ ", "~/x$ ")
+PROMPTS = (
+    "$ ",
+    "me@gpu:/srv$ ",
+    "root@gpu:~# ",
+    "(venv) me@gpu:~/x$ ",
+    "[me@gpu x]$ ",
+    "~/x$ ",
+    "% ",
+    "me@mac vllm % ",
+    "me@gpu ~/x> ",
+    "gpu:~ # ",
+    "/ # ",
+    "sh-5.1# ",
+    "bash-5.2$ ",
+    "➜  vllm git:(main) ✗ ",
+    "➜  ~ ",
+    "❯ ",
+    "~/x main*\n❯ ",
+    "vllm on  main via 🐍 v3.12\n❯ ",
+    "┌──(me㉿gpu)-[~/x]\n└─$ ",
+    "╭─me@gpu ~/x\n╰─❯ ",
+    "me@pc MINGW64 ~/x (main)\n$ ",
+)
 
 
 def words_in(text: str) -> list[str]:
@@ -35,6 +57,30 @@ def test_a_file_that_a_terminal_shows_is_read_by_those_that_name_it(prompt: str,
     assert words_in(shown) == served[1:]
     typed = f"{prompt}cat env\nTP=2\n{prompt}source env\n{prompt}vllm serve org/model \\\n"
     assert words_in(f"{typed}>   --tensor-parallel-size $TP\nINFO started\n{last}") == served[1:]
+
+
+def test_windows_prompts_are_read() -> None:
+    served = ["org/model", "--tensor-parallel-size", "2", "--speculative-config", '{"method": "x"}']
+    typed = (
+        'PS C:\\vllm> $Model = "org/model"\nPS C:\\vllm> $env:TP = 2\n'
+        "PS C:\\vllm> vllm serve $Model `\n>>   --tensor-parallel-size $env:TP `\n"
+        """>>   --speculative-config '{\\"method\\": \\"x\\"}'\nINFO started\nPS C:\\vllm>"""
+    )
+    assert words_in(typed) == served
+    typed = (
+        "C:\\Users\\me>set TP=2\n\nC:\\Users\\me>vllm serve org/model ^\n"
+        "More? --tensor-parallel-size %TP%\nINFO started\n\nC:\\Users\\me>"
+    )
+    assert words_in(typed) == served[:3]
+
+
+def test_a_command_of_several_lines_goes_on_to_its_end() -> None:
+    served = ["org/model", "-tp", "2"]
+    here = "$ cat > env <<'EOF'\nTP=2\nEOF\n$ . ./env\n$ vllm serve org/model -tp $TP\n"
+    assert words_in(here) == served
+    assert words_in(here.replace("\nTP", "\nheredoc> TP").replace("\nEOF", "\n> EOF")) == served
+    quoted = """$ vllm serve org/model --hf-overrides '{\nquote>  "a": 1}' -tp 2\nINFO\n"""
+    assert words_in(quoted)[-2:] == served[1:] and len(words_in(quoted)) == 5
 
 
 def test_what_a_command_prints_is_read() -> None:
