@@ -32,6 +32,7 @@ WITH_HEADER = (
     " or as JSON lines, for example with UNLOAD ... FORMAT JSON in Redshift"
 )
 TO_JSON = "export the table with `psql -At -c 'SELECT to_json(t) FROM TABLE t'`"
+OF_SQLITE = "export the table with `sqlite3 -json FILE 'SELECT * FROM TABLE' > log.json`"
 NO_PICKLE = (
     "loading it could run any code, so it is not read: write its rows as JSON lines or Parquet"
     " (pandas: `df.to_json(FILE, orient='records', lines=True)`); instead of SGLang's dumps, use"
@@ -42,7 +43,7 @@ MAGIC: tuple[tuple[bytes, str, str], ...] = (
     (
         b"SQLite format 3\0",
         "an SQLite database",
-        "export the table with `sqlite3 -json FILE 'SELECT * FROM TABLE' > log.json`",
+        OF_SQLITE,
     ),
     (b"\x04\x22\x4d\x18", "compressed by lz4", "unpack it with `lz4 -d`"),
     (b"\xff\x06\x00\x00sNaPpY", "compressed by snappy", "unpack it"),
@@ -122,6 +123,16 @@ TEXTS: tuple[tuple[re.Pattern[bytes], str, str], ...] = (
         " front of the endpoint",
     ),
     (
+        re.compile(rb"log_server_r\w*: (?:request|response): +\{", re.MULTILINE),
+        "llama.cpp's verbose log, without the responses to streamed requests",
+        GATEWAY,
+    ),
+    (
+        re.compile(rb"\[(?:chain|llm|chat_model)/(?:start|end)\]", re.MULTILINE),
+        "what LangChain prints with set_debug, in which the messages of a prompt are one text",
+        f"{GATEWAY}, or export LangSmith's runs",
+    ),
+    (
         re.compile(rb"^TO LLM \d{4}-", re.MULTILINE),
         "aider's history, whose texts are stripped, without sampling parameters",
         GATEWAY,
@@ -166,8 +177,11 @@ _NO_HEADER = re.compile(
 _WITH_OBJECT = re.compile(rb"^[^{\n]+\{\"[^\n]*\}\s*$", re.MULTILINE)
 """A line that ends with an object."""
 
-_DUMP = re.compile(rb"(?:/\*.*\*/\s+|--\s+)?-- (?:PostgreSQL database|MySQL|MariaDB) dump")
-"""How pg_dump, mysqldump and mariadb-dump begin, as text."""
+_DUMP = re.compile(
+    rb"(?:/\*.*\*/\s+|--\s+)?-- (?:PostgreSQL database|MySQL|MariaDB) dump"
+    rb"|PRAGMA foreign_keys=OFF;\s+BEGIN TRANSACTION;"
+)
+"""How pg_dump, mysqldump, mariadb-dump and SQLite's `.dump` begin, as text."""
 
 _NEW_API = re.compile(
     rb"CREATE TABLE [`\"\w.]*\blogs[`\"]? \((?=[^;]*\bquota\b)(?=[^;]*\bcompletion_tokens\b)"
@@ -237,7 +251,10 @@ def of_capture(head: bytes) -> Description:
             "a dump of New API's table logs, whose rows are billing and have no texts of requests"
         )
         return Description(what, f"{GATEWAY}, or start the engine with its request log")
-    return Description("a dump of a database", f"{EXPORT}; for PostgreSQL, {TO_JSON}")
+    if head.startswith(b"PRAGMA"):
+        return Description("a dump of an SQLite database", OF_SQLITE)
+    way = f"{EXPORT}; for PostgreSQL, {TO_JSON}" if b"PostgreSQL" in head[:500] else EXPORT
+    return Description("a dump of a database", way)
 
 
 def is_capture(sample: Sample) -> bool:

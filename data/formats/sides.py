@@ -21,6 +21,7 @@ from outrider.data.formats.calls.native_apis import (
     with_ollama_messages,
 )
 from outrider.data.formats.calls.openai_stream import is_chunk_lines
+from outrider.data.formats.calls.vercel import response_of_result
 from outrider.data.formats.fields import first
 from outrider.data.formats.rows.embedded import json_of, object_of, plain_text
 
@@ -56,9 +57,11 @@ def sides(row: dict[str, Any]) -> Sides:
     flat = row if _is_request(row) else None
     requests: list[dict[str, Any]] = []
     responses: list[Any] = []
+    results = [response_of_result(row)]
     for value in values_in(row):
         holder = object_of(value)
         response = None if holder is None else _response_of(holder)
+        results.append(None if holder is None else response_of_result(holder))
         if response is not None:
             responses.append(response)
         elif holder is not None and _is_request(holder):
@@ -71,7 +74,7 @@ def sides(row: dict[str, Any]) -> Sides:
     request = requests[0] if requests else flat
     if isinstance(row.get("choices"), list):
         responses.append(row)
-    response = responses[0] if responses else None
+    response = responses[0] if responses else first(*results)
     if request is None and _is_chat(response):
         asked = asked_in_texts(row)
         request = None if asked is None else {"messages": asked}

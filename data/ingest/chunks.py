@@ -38,7 +38,6 @@ from outrider.data.config import PrivacyConfig
 from outrider.data.exchange import (
     BEYOND_FIRST,
     CONVERSATION,
-    DUPLICATE,
     FIRST_QUESTION,
     HALVES,
     NOT_GENERATIONS,
@@ -51,6 +50,7 @@ from outrider.data.exchange import (
 from outrider.data.formats import WITH_OTHER_ROWS, parse_record
 from outrider.data.formats.rows.named_fields import naming
 from outrider.data.ingest.copies import COPY_KEYS, copy_keys
+from outrider.data.ingest.incomplete import MISSING, MOST_MISSING
 from outrider.data.ingest.traffic_profile import NOT_LOGGED
 from outrider.data.privacy.guard import PrivacyGuard, PrivacyTally
 from outrider.data.tokenize.masked import check_unmasked
@@ -101,13 +101,14 @@ PART_SCHEMA = pa.schema(
         ("line", pa.int64()),
         ("prompt_agrees", pa.bool_()),
         ("completion_agrees", pa.bool_()),
+        (MISSING, pa.int32()),
         *((name, pa.uint64()) for name in COPY_KEYS),
     ]
 )
 """Columns of a part: those of the table, and what finds, counts and reports copies.
 
 The two agreements are those of retokenized prompts and completions with the engine's counts; null
-if they were not retokenized or not counted."""
+if they were not retokenized or not counted. `missing_tokens`: incomplete.py."""
 
 
 class Tally(Sums):
@@ -152,10 +153,10 @@ class Tally(Sums):
             if agrees is not None:
                 counts["equal" if agrees else "different"] += sign
 
-    def set_aside_copy(self, row: Mapping[str, Any]) -> None:
-        """Counts an exchange as a duplicate instead."""
+    def set_aside(self, row: Mapping[str, Any], reason: str) -> None:
+        """Counts an exchange as rejected instead."""
         self.add(row, sign=-1)
-        self.rejects[DUPLICATE] += 1
+        self.rejects[reason] += 1
 
     def add_reject(self, reject: Reject, format_name: str) -> None:
         """Counts a rejected row of a format."""
@@ -337,6 +338,10 @@ def _table_row(exchange: Exchange, sequence: TokenSequence, work: Work) -> dict[
         session_kind = FIRST_QUESTION
     is_prompt_retokenized = exchange.prompt_token_ids is None
     is_completion_retokenized = exchange.completion_token_ids is None
+    missing = 0
+    if is_completion_retokenized and not exchange.regenerate and exchange.completion_tokens:
+        length = len(sequence.token_ids) - sequence.completion_start
+        missing = min(exchange.completion_tokens - length, MOST_MISSING)
     return {
         "sequence_id": f"{work.file_numbers[place.file]}-{place.line}{suffix}",
         "session": session,
@@ -362,6 +367,7 @@ def _table_row(exchange: Exchange, sequence: TokenSequence, work: Work) -> dict[
         "line": place.line,
         "prompt_agrees": sequence.prompt_agrees_with_usage if is_prompt_retokenized else None,
         "completion_agrees": sequence.agrees_with_usage if is_completion_retokenized else None,
+        MISSING: missing,
         **copy_keys(exchange, sequence),
     }
 

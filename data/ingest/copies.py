@@ -5,7 +5,7 @@ A response is logged twice by at-least-once shipping, overlapping exports, two e
 trained on and measured several times, perhaps in other sessions. One row of them is kept.
 
     keys = copy_keys(exchange, sequence)        # in the workers
-    copies = copies_in(parts)       # {part: {row: (file, line) of the row that is kept}}
+    copies = copies_in(parts)       # {part: {row: ("duplicate", "the same response as ...")}}
 
 Two rows are copies if their tokens are equal, and the engine's response id, the log's row id, or
 the time. Different response ids are different responses, whatever their text and time are. Equal
@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from outrider.data.exchange import SESSION_KINDS, Exchange
+from outrider.data.exchange import DUPLICATE, SESSION_KINDS, Exchange
 from outrider.data.tokenize.tokens import TokenSequence
 
 IDS = ("response_id", "row_id")
@@ -45,8 +45,8 @@ ANY_ID = -1
 
 Columns = dict[str, np.ndarray]
 
-Copies = Mapping[Path, Mapping[int, tuple[str, int]]]
-"""Rows to set aside of each part, with the file and line of the row that is kept."""
+SetAside = Mapping[Path, Mapping[int, tuple[str, str]]]
+"""Rows to set aside of each part, with reason and detail."""
 
 
 def copy_keys(exchange: Exchange, sequence: TokenSequence) -> dict[str, int]:
@@ -78,7 +78,7 @@ def _digest(*values: str | bytes) -> int:
     return int.from_bytes(digest.digest(), "little")
 
 
-def copies_in(parts: Sequence[Path]) -> Copies:
+def copies_in(parts: Sequence[Path]) -> SetAside:
     """Returns the rows to set aside of each part, with the place of the row that is kept.
 
     Of copies, the one with the engine's token ids is kept, then the one with the most precise
@@ -163,17 +163,19 @@ def _marks(columns: Columns, row: int) -> list[tuple[Any, ...]]:
     return marks
 
 
-def _by_part(parts: Sequence[Path], lengths: list[int], originals: Mapping[int, int]) -> Copies:
-    """Returns copies by part and row, with the file and line of their originals."""
+def _by_part(parts: Sequence[Path], lengths: list[int], originals: Mapping[int, int]) -> SetAside:
+    """Returns copies by part and row, with the place of their originals."""
     begins = np.cumsum([0, *lengths])
-    places: dict[int, tuple[str, int]] = {}
+    details: dict[int, str] = {}
     for number, rows in _grouped(begins, set(originals.values())).items():
         table = _columns(parts[number], ["file", "line"])
         positions = [row - int(begins[number]) for row in rows]
         for row, columns in zip(rows, table.take(positions).to_pylist(), strict=True):
-            places[row] = (columns["file"], columns["line"])
+            details[row] = f"the same response as {columns['file']}:{columns['line']}"
     return {
-        parts[number]: {row - int(begins[number]): places[originals[row]] for row in rows}
+        parts[number]: {
+            row - int(begins[number]): (DUPLICATE, details[originals[row]]) for row in rows
+        }
         for number, rows in _grouped(begins, set(originals)).items()
     }
 

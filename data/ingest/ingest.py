@@ -18,7 +18,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,6 @@ from outrider.data.exchange import (
     ASIDE,
     CONVERSATION,
     DELETES,
-    DUPLICATE,
     NOT_GENERATIONS,
     Record,
     Reject,
@@ -55,8 +54,9 @@ from outrider.data.ingest.chunks import (
     model_label,
     part_path,
 )
-from outrider.data.ingest.copies import Copies, copies_in
+from outrider.data.ingest.copies import SetAside, copies_in
 from outrider.data.ingest.field_names import unread_fields
+from outrider.data.ingest.incomplete import incomplete_in
 from outrider.data.ingest.traffic_profile import NOT_LOGGED, profile
 from outrider.data.privacy.guard import KEY_FILE, LEFT_OUT, PRIVACY_FILE, PrivacyTally, privacy_key
 
@@ -64,7 +64,7 @@ PARTS = ".parts"
 PARTS_INPUTS = ".parts.json"
 """Folder of the parts, and file with the digest of everything that they depend on."""
 
-PARTS_VERSION = 23
+PARTS_VERSION = 24
 """Version of the parts. Raise it if the same log gives different parts: if a format accepts
 different rows, or if sequences, rejects, surrogates or `chunks.SCHEMA` change. Parts of an
 interrupted ingest are then made again. Also raise the version of the ingest stage
@@ -153,8 +153,8 @@ def ingest(
     parts = [part_path(parts_dir, number) for number in range(len(records))]
     is_cut = is_slice or any(file.limit and file.is_read_enough() for file in files)
     tables = [part.with_suffix(".arrow") for part in parts]
-    copies = copies_in(tables)
-    tally, privacy_tally = _sums(parts, copies, out_dir / REJECTS, is_cut)
+    aside = _joined(incomplete_in(tables), copies_in(tables))
+    tally, privacy_tally = _sums(parts, aside, out_dir / REJECTS, is_cut)
     if privacy.mode != "off":
         privacy_tally.write(privacy, out_dir / PRIVACY_FILE)
         console.print(privacy_tally.line(privacy), soft_wrap=True)
@@ -164,7 +164,7 @@ def ingest(
         if problems is None or not tally.rows:
             raise
         problems.append(str(error))
-    _assemble(tables, copies, out_dir / "sequences")
+    _assemble(tables, aside, out_dir / "sequences")
     summary = {
         "files": [file.name for file in files],
         "not_read": not_read,
@@ -186,10 +186,16 @@ def ingest(
     return summary
 
 
+def _joined(incomplete: SetAside, copies: SetAside) -> SetAside:
+    """Returns the rows to set aside; a copy of an incomplete row is a copy."""
+    parts = incomplete.keys() | copies.keys()
+    return {part: {**incomplete.get(part, {}), **copies.get(part, {})} for part in parts}
+
+
 def _sums(
-    parts: list[Path], copies: Copies, rejects_path: Path, is_cut: bool
+    parts: list[Path], aside: SetAside, rejects_path: Path, is_cut: bool
 ) -> tuple[Tally, PrivacyTally]:
-    """Adds up the counts of all parts and writes their rejects, copies among them."""
+    """Adds up the counts of all parts and writes their rejects, with the rows to set aside."""
     tally = Tally()
     privacy_tally = PrivacyTally()
     with publish(rejects_path) as temporary:
@@ -202,9 +208,9 @@ def _sums(
                 # written yet.
                 if is_cut and JOINING & counted.formats.keys():
                     counted.excuse_halves()
-                of_part = _copies_of(path.with_suffix(".arrow"), copies)
-                for row, _ in of_part:
-                    counted.set_aside_copy(row)
+                of_part = _aside_of(path.with_suffix(".arrow"), aside)
+                for row, reject in of_part:
+                    counted.set_aside(row, reject["reason"])
                 part["rejects"] += [reject for _, reject in of_part]
                 tally += counted
                 privacy_tally += PrivacyTally.model_validate(part["privacy"])
@@ -218,73 +224,65 @@ def _sums(
     return tally, privacy_tally
 
 
-def _copies_of(part: Path, copies: Copies) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Returns a part's copies: what `Tally` counted, and the line for the rejects."""
-    originals = copies.get(part, {})
-    if not originals:
+def _aside_of(part: Path, aside: SetAside) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Returns a part's rows to set aside: what `Tally` counted, and the line for the rejects."""
+    reasons = aside.get(part, {})
+    if not reasons:
         return []
     columns = ["file", "line", "model", "prompt_agrees", "completion_agrees"]
     table = pa.ipc.open_stream(pa.memory_map(str(part))).read_all().select(columns)
-    rows = table.take(list(originals)).to_pylist()
+    rows = table.take(list(reasons)).to_pylist()
     return [
-        (
-            row,
-            {
-                "file": row["file"],
-                "line": row["line"],
-                "reason": DUPLICATE,
-                "detail": f"the same response as {file}:{line}",
-            },
-        )
-        for row, (file, line) in zip(rows, originals.values(), strict=True)
+        (row, {"file": row["file"], "line": row["line"], "reason": reason, "detail": detail})
+        for row, (reason, detail) in zip(rows, reasons.values(), strict=True)
     ]
 
 
-def _kept_rows(part: Path, copies: Copies, sessions: pa.Array) -> pa.Table:
-    """Returns a part's table without copies, mapped from a file: memory use does not grow.
+def _kept_rows(part: Path, aside: SetAside, sessions: pa.Array) -> pa.Table:
+    """Returns a part's table without those set aside, mapped from a file: memory use does not grow.
 
     A row whose trace is among `sessions` belongs to that conversation.
     """
     stored = pa.ipc.open_stream(pa.memory_map(str(part))).read_all()
     table = stored.select(SCHEMA.names).replace_schema_metadata(SCHEMA.metadata)
     is_session = pc.is_in(stored["trace"], value_set=sessions)
-    originals = copies.get(part, {})
-    if not originals and not pc.any(is_session).as_py():
+    reasons = aside.get(part, {})
+    if not reasons and not pc.any(is_session).as_py():
         return table
     for name, value in (("session", stored["trace"]), ("session_kind", CONVERSATION)):
         column = pc.if_else(is_session, value, table[name])
         table = table.set_column(table.schema.get_field_index(name), SCHEMA.field(name), column)
     kept_path = part.with_suffix(".kept")
     with pa.ipc.new_stream(str(kept_path), table.schema) as writer:
-        writer.write_table(table.filter(_is_kept(len(table), originals)))
+        writer.write_table(table.filter(_is_kept(len(table), reasons)))
     return pa.ipc.open_stream(pa.memory_map(str(kept_path))).read_all()
 
 
-def _is_kept(rows: int, originals: Mapping[int, tuple[str, int]]) -> NDArray[np.bool_]:
+def _is_kept(rows: int, aside: Iterable[int]) -> NDArray[np.bool_]:
     is_kept = np.ones(rows, bool)
-    is_kept[list(originals)] = False
+    is_kept[list(aside)] = False
     return is_kept
 
 
-def _shared_traces(parts: list[Path], copies: Copies) -> pa.Array:
-    """Returns the traces that several rows have, copies not counted: they are conversations."""
+def _shared_traces(parts: list[Path], aside: SetAside) -> pa.Array:
+    """Returns the traces that several kept rows have: they are conversations."""
     columns = []
     for part in parts:
         traces = pa.ipc.open_stream(pa.memory_map(str(part))).read_all()["trace"]
-        columns += traces.filter(_is_kept(len(traces), copies.get(part, {}))).chunks
+        columns += traces.filter(_is_kept(len(traces), aside.get(part, {}))).chunks
     counts = pc.value_counts(pa.chunked_array(columns, pa.string()))
     shared = counts.filter(pc.greater(counts.field("counts"), 1)).field("values")
     return shared.filter(pc.not_equal(shared, ""))
 
 
-def _assemble(parts: list[Path], copies: Copies, sequences_dir: Path) -> None:
-    """Publishes the table of all parts without copies, rows in log order.
+def _assemble(parts: list[Path], aside: SetAside, sequences_dir: Path) -> None:
+    """Publishes the table of all parts without those set aside, rows in log order.
 
     The fingerprint depends only on the content, so that a repeated ingest gives the same bytes and
     later stages are not rerun.
     """
-    sessions = _shared_traces(parts, copies)
-    tables = [_kept_rows(part, copies, sessions) for part in parts]
+    sessions = _shared_traces(parts, aside)
+    tables = [_kept_rows(part, aside, sessions) for part in parts]
     digest = value_digest([file_digest(part) for part in parts])[:16]
     table = Dataset(pa.concat_tables(tables), fingerprint=digest)
     disable_progress_bars()  # the ingest shows its own

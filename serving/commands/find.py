@@ -97,6 +97,12 @@ CHANGED_BY_KUSTOMIZE = (
 TAG = re.compile(r"(?::[^/:@]*)?(?:@.*)?\Z", re.DOTALL)
 """What follows an image's name: a tag, a digest."""
 
+OF_WORKFLOW = re.compile(r"\$\{\{[ \t]*(?:matrix|env|inputs|vars)\.")
+"""An expression of GitHub's workflows."""
+
+OF_PROGRAM = re.compile(r"^import \w(?s:.*)(?:\bvllm serve\b|vllm\.entrypoints)", re.MULTILINE)
+"""A Python program that names vLLM's server."""
+
 STRACE_CUT = re.compile(r'\bexecve\([^\n]{0,2000}"\.\.\.')
 """A call with a string that strace has cut."""
 
@@ -114,6 +120,10 @@ BLOCK = re.compile(r"^[ \t]*```[\w-]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILIN
 
 EXPORTED = re.compile(r"[A-Z_][A-Z0-9_]*")
 """Names of variables that a program may read. A script's own are often in lower case."""
+
+
+class NoCommand(OutriderError):
+    """A text has no command that starts a server."""
 
 
 def find_command(source: str, text: str) -> Command:
@@ -166,7 +176,7 @@ def find_command_and_image(source: str, text: str) -> tuple[dict[str, str], list
     except ValueError as error:
         raise OutriderError(f"{source}: not a shell command ({error})") from None
     _check_engine(source, " ".join(words))
-    raise OutriderError(f"{source}: {_why_no_command(text, documents)}")
+    raise NoCommand(f"{source}: {_why_no_command(text, documents)}")
 
 
 def _why_no_command(text: str, documents: list[object]) -> str:
@@ -188,6 +198,15 @@ def _why_no_command(text: str, documents: list[object]) -> str:
             "vLLM's log without the line that has its arguments (`non-default args:`, or"
             " `args: Namespace(...)` before 0.9), among the first lines after a start; give this"
             " line, or the command"
+        )
+    if OF_WORKFLOW.search(text):
+        return (
+            "a workflow of GitHub, which fills in values, perhaps of several servers; give the"
+            " command of one with its values"
+        )
+    if OF_PROGRAM.search(text):
+        return (
+            "a program that makes its command while it runs; give the command as `ps -ef` shows it"
         )
     return (
         "no `vllm serve`; give the command that the endpoint runs, or an existing file that"

@@ -30,6 +30,7 @@ from outrider.serving.allowed import (
 )
 from outrider.serving.commands.arguments import arguments_in
 from outrider.serving.commands.find import UNRESOLVED, find_command_and_image
+from outrider.serving.commands.folders import KUSTOMIZATIONS, command_of_folder
 from outrider.serving.commands.forms.batch import CONDITION, is_batch
 from outrider.serving.commands.forms.branches import OPTIONS, with_decided_branches
 from outrider.serving.commands.forms.settings import FLAGS
@@ -63,9 +64,6 @@ DTYPES = {"half": "float16", "float": "float32"}
 
 _HAS_DEFAULTS = re.compile(r"\.add_argument\(|\bos\.(?:environ\.get|getenv)\(")
 """What gives a Python program's values other than those of the text."""
-
-KUSTOMIZATIONS = ("kustomization.yaml", "kustomization.yml", "Kustomization")
-"""Names of the file that changes the manifests next to it."""
 
 OF_EMBEDDINGS = re.compile(
     r"--(?:runner|task)[\s=\"',]{1,20}(?:pooling|embed|embedding|classify|reward)\b"
@@ -111,11 +109,18 @@ class ServeCommand(NamedTuple):
 
 
 def read_serve_command(text: str) -> ServeCommand:
-    """Parses `text`, which is a command or the path of a file with one.
+    """Parses `text`, which is a command, or the path of a file with one or of a folder with that.
 
     Raises:
         OutriderError: if it is not a `vllm serve` command or has an unsupported flag.
     """
+    if _is_path(text) and Path(text).expanduser().is_dir():
+        path, command = command_of_folder(Path(text).expanduser(), _read_command)
+        return command._replace(notes=[f"read from {path}", *command.notes])
+    return _read_command(text)
+
+
+def _read_command(text: str) -> ServeCommand:
     source, written = _read(text)
     folder = Path(source).expanduser().absolute().parent if _is_file(source) else None
     text = completed(written, folder)
@@ -393,13 +398,20 @@ def _target_of_head(model: str) -> tuple[str, dict[str, Any]] | None:
 
 
 def _read(text: str) -> tuple[str, str]:
+    """Returns the name of a text and the text; a unit's file with its drop-ins."""
     if _is_file(text):
-        return text, Path(text).expanduser().read_text(encoding="utf-8")
+        path = Path(text).expanduser()
+        parts = [path, *sorted(path.with_name(f"{path.name}.d").glob("*.conf"))]
+        return text, "\n".join(part.read_text(encoding="utf-8") for part in parts)
     return "--from-serve-command", text
 
 
 def _is_file(text: str) -> bool:
-    return len(text) < 4096 and "\n" not in text and Path(text).expanduser().is_file()
+    return _is_path(text) and Path(text).expanduser().is_file()
+
+
+def _is_path(text: str) -> bool:
+    return len(text) < 4096 and "\n" not in text
 
 
 def _engine_value(key: str, value: Any) -> dict[str, Any]:

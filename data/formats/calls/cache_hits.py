@@ -25,11 +25,9 @@ Langfuse), Portkey (`cache_status`), Kong (`ai.cache.cache_status`), Cloudflare 
 (`cache_debug.cache_hit`), GPTCache, and response headers of these and of Helicone. Inspect has
 `cache: read`."""
 
-HIT = re.compile(r"(true|(\w+ )?hit)", re.IGNORECASE)
-"""Values of a hit; Portkey has `HIT` and `SEMANTIC HIT`, LiteLLM `True` as text."""
-
-COUNTED = frozenset({"is_cached", "cached"})
-"""Fields in which AG2's SQLite table and Braintrust's `metrics` have a 1 for a hit."""
+HIT = re.compile(r"(true|t|1|yes|y|(\w+ )?hit)", re.IGNORECASE)
+"""Values of a hit; Portkey has `HIT` and `SEMANTIC HIT`, LiteLLM `True` as text, PostgreSQL `t`,
+and MySQL, SQLite and Braintrust's `metrics` 1."""
 
 NO_REFERENCE = "00000000-0000-0000-0000-000000000000"
 """Helicone's `cache_reference_id` of a generated answer."""
@@ -68,7 +66,6 @@ def check_generated(row: dict[str, Any], depth: int = 0) -> None:
         # Names of flat attributes have dots.
         name = key.rpartition(".")[2].lower().replace("-", "_")
         is_hit = name in FLAGS and HIT.fullmatch(str(value).strip()) is not None
-        is_hit = is_hit or (name in COUNTED and str(value) == "1")
         is_hit = is_hit or (name == "cache" and value == "read")
         is_hit = is_hit or (name in EVENTS and HIT_EVENT.fullmatch(str(value)) is not None)
         is_copy = name in ("cache_reference_id", "cachereferenceid") and value

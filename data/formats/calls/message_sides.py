@@ -17,7 +17,7 @@ Humanloop, LangWatch and Bifrost no version was read.
 import json
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from outrider.data.exchange import Reject
@@ -80,6 +80,12 @@ LANGCHAIN_FIELDS = ("reasoning_content", "tool_calls", "tool_call_id")
 
 QUESTIONS = ("question", "query", "prompt", "user_prompt", "user_message", "user_input")
 """Names of a text that is the user's, in order of preference."""
+
+INPUTS = (*QUESTIONS, "input")
+"""The same next to an answer with its reasoning apart."""
+
+SHORT_ANSWER = ("content", "reasoning_content")
+"""Keys of such an answer in a row that has the question, too."""
 
 SYSTEMS = ("system_prompt", "system_message", "system")
 """Names of a text that is the system message, in order of preference."""
@@ -158,9 +164,14 @@ def message_sides(row: dict[str, Any]) -> MessageSides | None:
             answers = [_choice(*message) for message in messages]
             around = holders
     if asked is None and answers is None:
-        # With a system message apart, the other text is what the user wrote.
-        texts = asked_in_texts(row) or []
-        asked = texts if len(texts) > 1 or _is_of_promptfoo(row) else None
+        is_answered = _is_short_answer(row)
+        # With a system message or reasoning apart, the other text is what the user wrote.
+        texts = asked_in_texts(row, INPUTS if is_answered else QUESTIONS) or []
+        is_certain = len(texts) > 1 or is_answered or _is_of_promptfoo(row)
+        asked = texts if is_certain else None
+        if asked and is_answered:
+            answer = {"role": "assistant", **{name: row[name] for name in SHORT_ANSWER}}
+            return MessageSides(asked, [_choice(answer, row.get("finish_reason"))], [row])
     if asked and not answers:
         answers, around = _answer_text(row)
     return MessageSides(asked, answers, around) if asked and answers else None
@@ -485,12 +496,19 @@ def _prompt_of_promptfoo(row: dict[str, Any]) -> dict[str, Any]:
     return {} if _MESSAGES_AS_TEXT.match(raw) else {"prompt": raw}
 
 
-def asked_in_texts(row: dict[str, Any]) -> list[dict[str, Any]] | None:
+def _is_short_answer(row: dict[str, Any]) -> bool:
+    """Whether a row has an answer's texts, but no role, as data sets distilled from R1 do."""
+    return "role" not in row and all(isinstance(row.get(name), str) for name in SHORT_ANSWER)
+
+
+def asked_in_texts(
+    row: dict[str, Any], questions: Sequence[str] = QUESTIONS
+) -> list[dict[str, Any]] | None:
     """Returns the messages of a row that has a question, and maybe a system message, as texts."""
     texts = {normal_name(key): value for key, value in row.items() if isinstance(value, str)}
     if _is_of_promptfoo(row):
         texts = _prompt_of_promptfoo(row)
-    question = next((texts[name] for name in QUESTIONS if texts.get(name)), None)
+    question = next((texts[name] for name in questions if texts.get(name)), None)
     if question is None:
         return None
     system = next((texts[name] for name in SYSTEMS if texts.get(name)), None)

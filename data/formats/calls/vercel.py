@@ -17,6 +17,10 @@ from typing import Any
 from outrider.data.exchange import Reject
 from outrider.data.formats.fields import first
 
+RESULT_KEYS = frozenset({"text", "finishReason", "usage"})
+"""Keys of what `generateText` returns and `onFinish` of `streamText` gets (packages/ai, AI SDK 4 to
+6), which applications log as it is; `request.body` in it is the request's text."""
+
 CALL = "tool-call"
 RESULT = "tool-result"
 REASONING = "reasoning"
@@ -88,6 +92,34 @@ def vercel_tools(tools: Any) -> Any:
     if not all(isinstance(tool, dict) for tool in decoded):
         return tools
     return [_tool(tool) if isinstance(tool.get("name"), str) else tool for tool in decoded]
+
+
+def response_of_result(result: dict[str, Any]) -> dict[str, Any] | None:
+    """Returns the response in the SDK's result of a call; None for any other object."""
+    usage = result.get("usage")
+    if not result.keys() >= RESULT_KEYS or not isinstance(usage, dict):
+        return None
+    if not isinstance(result["text"], str) or not isinstance(result["finishReason"], str):
+        return None
+    # `reasoning` was a text before AI SDK 5, and is a list of parts since.
+    thoughts = first(result.get("reasoningText"), result.get("reasoning"))
+    if isinstance(thoughts, list):
+        thoughts = "".join(str(part.get("text") or "") for part in thoughts if _kind(part))
+    message = {"role": "assistant", "content": result["text"], "reasoning_content": thoughts}
+    if calls := vercel_calls(result.get("toolCalls")):
+        message["tool_calls"] = calls
+    counts = {
+        "prompt_tokens": first(usage.get("inputTokens"), usage.get("promptTokens")),
+        "completion_tokens": first(usage.get("outputTokens"), usage.get("completionTokens")),
+    }
+    about = result.get("response")
+    about = about if isinstance(about, dict) else {}
+    return {
+        "id": about.get("id"),
+        "model": about.get("modelId"),
+        "choices": [{"message": message, "finish_reason": result["finishReason"]}],
+        "usage": counts,
+    }
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from outrider.data.formats.calls.cache_hits import check_generated
 from outrider.data.formats.calls.message_sides import logged_about, message_sides
 from outrider.data.formats.calls.openai import body, exchanges
 from outrider.data.formats.calls.openai_stream import join_chunks
+from outrider.data.formats.calls.sampling import NUMBERS
 from outrider.data.formats.fields import first, take_text
 from outrider.data.formats.rows.embedded import object_of
 from outrider.data.formats.rows.join import joined_records, model_of
@@ -45,6 +46,8 @@ NO_ID = (
 SHARED_IDS = ("request_id", "x_request_id", "correlation_id", "req_id", "id", "call_id", "call")
 """Names of the id, in order of preference."""
 
+ASKED = ("model", "messages", "prompt", "tools", "response_format", *NUMBERS)
+"""What two requests differ in if one is no retry of the other."""
 
 CALL = "call"
 
@@ -132,14 +135,19 @@ def _side_inside(row: dict[str, Any]) -> str | None:
 
 
 def _asked_in(row: bytes) -> str:
-    """Returns a row's request and who sent it when, without what a shipper has put around it."""
+    """Returns a row's request and who sent it, without what a shipper has put around it.
+
+    A retry has the same, at another time.
+    """
     try:
         opened = open_row(row)
         about = fields(opened)
     except Reject:
         return row.decode("utf-8", "replace")
-    who = {name: about[name] for name in ("session", "user", "tenant", "time")}
-    return json.dumps([who, _request_of(opened)], sort_keys=True, default=str)
+    who = {name: about[name] for name in ("session", "user", "tenant")}
+    request = _request_of(opened)
+    asked = {name: request[name] for name in ASKED if name in request} or request
+    return json.dumps([who, asked], sort_keys=True, default=str)
 
 
 def _request_of(asked: dict[str, Any]) -> dict[str, Any]:

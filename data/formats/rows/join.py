@@ -206,20 +206,36 @@ def _is_ambiguous(members: Iterable[Member], content_of: ContentOf) -> bool:
 
 
 def _pairs(members: list[Member]) -> Iterator[Record | Reject]:
-    """Yields each response with its request; further requests are copies of it."""
+    """Yields each response with its request; further requests are copies of it, or retries."""
     requests, whole, chunks = (
         [member for member in members if member.side == side]
         for side in ("request", "response", "chunk")
     )
     responses = [[member] for member in whole] or ([chunks] if chunks else [])
-    for number, response in enumerate(responses):
+    asked = _asked(members, requests, responses)
+    for number, (request, response) in enumerate(zip(asked, responses, strict=True)):
         used = len(response) + (number < len(requests))
         if number == 0:  # includes the chunks of a response that was also logged whole
             used = len(members) - max(len(responses) - 1, 0) - max(len(requests) - 1, 0)
-        payload = (requests[0].row if requests else None, tuple(member.row for member in response))
+        payload = (request.row if request else None, tuple(member.row for member in response))
         yield Record(response[0].place, payload, rows=used)
-    for number, extra in enumerate(requests[len(responses) :], start=len(responses)):
-        if number:
-            yield Reject(DUPLICATE, "a copy of another row's request", extra.place)
-        else:
-            yield Reject("unmatched_request", "no response with this id", extra.place)
+    if not responses:
+        yield Reject("unmatched_request", "no response with this id", requests.pop(0).place)
+    places = {request.place for request in asked if request}
+    unused = [request for request in requests if request.place not in places]
+    for extra in unused[: max(len(requests) - len(responses), 0)]:
+        yield Reject(DUPLICATE, "a copy of another row's request, or a retry of it", extra.place)
+
+
+def _asked(
+    members: list[Member], requests: list[Member], responses: list[list[Member]]
+) -> list[Member | None]:
+    """Returns the request of each response: of a retried one, the last request before it."""
+    if len(requests) == len(responses):
+        return list(requests)
+    before: dict[Place, Member | None] = {}
+    last = next(iter(requests), None)
+    for member in members:
+        last = member if _is_request(member) else last
+        before.setdefault(member.place, last)
+    return [before[response[0].place] for response in responses]

@@ -36,13 +36,15 @@ FIELDS = {
         *("tags.session_id", "parent_request_id"),  # Datadog, Bifrost
         *("session", "conversation", "chat_id", "dialog_id", "conv", "conv_id"),
         "metadata.session",  # Portkey
-        "request_metadata.session_id",  # Bedrock
+        *("request_metadata.session_id", "request_metadata.conversation_id"),  # Bedrock
         "extra.session",  # loguru
         "trace_metadata.mlflow.trace.session",
     ),
     # Databricks; LiteLLM; Kong, APISIX; Portkey; Phoenix; MLflow; Lunary; PostHog; others
     "user": (
-        *("user_id", "end_user", "requester", "consumer.username", "consumer.id"),
+        *("user_id", "end_user"),
+        *("usage_context.end_user_to_charge", "request.usage_context.end_user_to_charge"),
+        *("requester", "consumer.username", "consumer.id"),
         *("metadata._user", "metadata.user_id", "user.external_id", "user.id"),
         *("attributes.user.id", "info.trace_metadata.mlflow.trace.user", "distinct_id"),
         *("extra.metadata.user_id", "traceloop.association.properties.user_id"),

@@ -62,9 +62,17 @@ def documents_in(text: str) -> list[Any]:
         if depth > DEEPEST:
             return []
     try:
-        return list(yaml.load_all(text, LOADER))
+        documents = list(yaml.load_all(text, LOADER))
     except (yaml.YAMLError, RecursionError, ValueError):
         return []
+    return list(itertools.chain.from_iterable(map(_of_list, documents)))
+
+
+def _of_list(document: Any) -> list[Any]:
+    """Returns the documents of the List that `kubectl get` prints; any other document itself."""
+    is_list = isinstance(document, Mapping) and str(document.get("kind")).endswith("List")
+    items = document.get("items") if is_list else None
+    return items if isinstance(items, list) else [document]
 
 
 def words_of_documents(documents: list[Any]) -> Iterator[Iterable[list[str]]]:

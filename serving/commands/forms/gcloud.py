@@ -8,6 +8,7 @@ A list is separated by commas, or by what is between two `^` at its beginning (`
 escaping`). Vertex AI's flags begin with `container-`, those of Cloud Run do not.
 """
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 
@@ -20,6 +21,8 @@ _FLAG = re.compile(
 )
 _DELIMITED = re.compile(r"\^([^^]+)\^(.*)", re.DOTALL)
 
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+
 CONTAINER = "--container"
 """The flag of Cloud Run behind which a container's flags are."""
 
@@ -27,8 +30,12 @@ OPERATORS = frozenset({END, ";", "&&", "||", "|", "&"})
 
 
 def words_of_gcloud(words: Sequence[str]) -> Iterator[list[str]]:
-    """Yields the words of the container's command of each `gcloud` that sets its arguments."""
+    """Yields the words of the container's command of each `gcloud` that sets its arguments.
+
+    The variables that the script sets before are their first words.
+    """
     command: list[str] = []
+    assigned: list[str] = []
     of_gcloud = False
     for word in [*words, END]:
         begins = word in OPERATORS or word.partition("=")[0] == CONTAINER
@@ -37,7 +44,8 @@ def words_of_gcloud(words: Sequence[str]) -> Iterator[list[str]]:
             of_gcloud = of_gcloud or word == "gcloud"
             continue
         if of_gcloud and (of_container := _words_of_container(command)):
-            yield of_container
+            yield [*assigned, *of_container]
+        assigned += itertools.takewhile(_ASSIGNMENT.match, command)
         command = []
         of_gcloud = of_gcloud and word not in OPERATORS
 

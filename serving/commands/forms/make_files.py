@@ -6,12 +6,40 @@ script_of_makefile("MODEL := org/model\nserve:\n\tvllm serve $(MODEL)\n")
 
 import re
 import shlex
+from collections.abc import Mapping
+from typing import NamedTuple
 
 _RULE = re.compile(r"^[\w./%$()-]+(?:[ \t]+[\w./%-]+)*[ \t]*:(?![=:]).*\n\t", re.MULTILINE)
 """A rule of a Makefile: a target, and a line that begins with a tab."""
 
 _OF_MAKE = re.compile(r"^(?:export[ \t]+)?(\w+)[ \t]*(\?|\+|:{1,3})?=[ \t]*(.*?)[ \t]*$")
 _RECIPE = re.compile(r"\t[ \t]*[@+-]{0,3}(.*)$")
+
+_CONDITION = re.compile(
+    r"[ ]*(?:(?P<end>endif)|(?:(?P<else>else)[ \t]*)?"
+    r"(?:(?P<kind>ifn?eq|ifn?def)[ \t]*(?P<test>.*?))?)[ \t]*(?:#.*)?"
+)
+"""`ifeq (A,B)`, `ifdef NAME`, `else ifeq (A,B)`, `else`, `endif`."""
+
+_SIDES = re.compile(r"\(([^,]*),([^,]*)\)|\"([^\"]*)\"[ \t]*\"([^\"]*)\"|'([^']*)'[ \t]*'([^']*)'")
+_NAME = re.compile(r"\$[({](\w+)[)}]")
+
+
+class _Branch(NamedTuple):
+    """A condition of a Makefile that has not ended."""
+
+    is_read: bool
+    was_taken: bool
+
+
+_JUST_ENV = re.compile(
+    r"^(\w+)[ \t]*:=[ \t]*env(?:_var_or_default|_var)?\([ \t]*([\"'])(\w+)\2"
+    r"(?:[ \t]*,[ \t]*([\"'])(.*?)\4)?[ \t]*\)[ \t]*$",
+    re.MULTILINE,
+)
+"""`name := env("NAME", "default")`, of the environment or of .env."""
+
+_DOTENV = re.compile(r"^set[ \t]+dotenv-load\b(?![ \t]*:=[ \t]*false)", re.MULTILINE)
 
 _JUST = re.compile(r"^(\w+)[ \t]*:=[ \t]*([\"'])(.*?)\2[ \t]*$", re.MULTILINE)
 _JUST_RECIPE = re.compile(r"^[\w-]+(?:[ \t][^\n]*?)?:(?!=)[^\n]*$", re.MULTILINE)
@@ -21,30 +49,98 @@ _JUST_PARAMETER = re.compile(r"(?:(\w+)=([\"'])(.*?)\2|\*(\w+))")
 """A parameter with a default, or *NAME, which may be empty."""
 
 
+def is_makefile(text: str) -> bool:
+    """Whether a text has a Makefile's rule."""
+    return _RULE.search(text) is not None
+
+
 def script_of_makefile(text: str) -> str:
     """Returns a Makefile as a script: variables, then the recipes; empty for any other text."""
-    if not _RULE.search(text):
+    if not is_makefile(text):
         return ""
     lines: list[str] = []
+    variables: dict[str, str] = {}
+    branches: list[_Branch] = []
     for line in re.sub(r"\\\n[ \t]*", " ", text).splitlines():
+        if _is_of_condition(line, variables, branches):
+            continue
+        if not all(branch.is_read for branch in branches):
+            continue
         assigned = _OF_MAKE.match(line)
         recipe = _RECIPE.match(line)
         if recipe:
             lines.append(recipe[1].replace("$$", "$"))
         elif assigned and assigned[2] == "+":
             lines.append(f"{assigned[1]}+={shlex.quote(' ' + assigned[3])}")
-        elif assigned:
+        elif assigned and not (assigned[2] == "?" and assigned[1] in variables):
+            variables[assigned[1]] = assigned[3]
             lines.append(f"{assigned[1]}={shlex.quote(assigned[3])}")
     return "\n".join(lines)
 
 
+def _is_of_condition(line: str, variables: Mapping[str, str], branches: list["_Branch"]) -> bool:
+    """Reads a line that begins, changes or ends a condition, and keeps the open ones."""
+    match = _CONDITION.fullmatch(line)
+    if match is None or not any(match.group("end", "else", "kind")):
+        return False
+    if match["end"] and branches:
+        branches.pop()
+        return True
+    test = _decided(match["kind"], match["test"] or "", variables) if match["kind"] else None
+    if not match["else"]:
+        branches.append(_Branch(is_read=test is not False, was_taken=bool(test)))
+    elif branches:
+        branch = branches[-1]
+        is_last = not match["kind"]
+        is_read = not branch.was_taken and (is_last or test is not False)
+        branches[-1] = _Branch(is_read=is_read, was_taken=branch.was_taken or bool(test))
+    return True
+
+
+def _decided(kind: str, test: str, variables: Mapping[str, str]) -> bool | None:
+    """Whether `ifeq (A,B)` or `ifdef NAME` holds; None if a value is not known."""
+    if kind.endswith("def"):
+        return (test.strip() in variables) == (kind == "ifdef")
+    sides = _SIDES.fullmatch(test.strip())
+    if sides is None:
+        return None
+    first, second = (
+        _NAME.sub(lambda name: variables.get(name[1], name[0]), side.strip())
+        for side in (group for group in sides.groups() if group is not None)
+    )
+    if "$" in first + second:
+        return None
+    return (first == second) == (kind == "ifeq")
+
+
 def script_of_justfile(text: str) -> str:
     """Returns a justfile as a script, in whose recipes `{{name}}` is a variable."""
+    text = _JUST_ENV.sub(_of_environment, text)
     if not _JUST.search(text):
         return ""
     recipes = _JUST_RECIPE.sub(_defaults_of_recipe, text)
     assigned = _JUST.sub(lambda match: f"{match[1]}={shlex.quote(match[3])}", recipes)
     return re.sub(r"\{\{\s*(\w+)\s*\}\}", r"${\1}", assigned)
+
+
+def with_dotenv(text: str, variables: Mapping[str, str]) -> str:
+    """Returns a justfile with the variables of .env, if it has `set dotenv-load`."""
+    if not variables or not _DOTENV.search(text):
+        return text
+
+    def value(match: re.Match[str]) -> str:
+        of_file = variables.get(match[3])
+        return match[0] if of_file is None else f'{match[1]} := "{of_file}"'
+
+    settings = "".join(f'{name} := "{setting}"\n' for name, setting in variables.items())
+    return settings + _JUST_ENV.sub(value, text)
+
+
+def _of_environment(match: re.Match[str]) -> str:
+    """Returns a setting with the default of its variable, unless there is none."""
+    if match[5] is None:
+        return match[0]
+    return f"{match[1]} := {match[4]}{match[5]}{match[4]}"
 
 
 def _defaults_of_recipe(recipe: re.Match[str]) -> str:

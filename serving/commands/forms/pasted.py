@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Iterator
 from typing import Any
 
-from outrider.serving.commands.forms.python_values import follow
+from outrider.serving.commands.forms.python_values import follow, value_of
 from outrider.serving.commands.forms.variables import IMAGE_USED, VARIABLE
 
 LOGGED = ("log", "message", "MESSAGE", "msg", "textPayload")
@@ -65,8 +65,10 @@ _COMMAND = re.compile(r"^([ \t]*)!((?:[^\\\n]|\\[\s\S])*)", re.MULTILINE)
 
 _MAGIC_LINE = re.compile(r"^([ \t]*)%[^\n]*", re.MULTILINE)
 
-_OF_PYTHON = re.compile(r"(?<!\{)\{([A-Za-z_]\w*)\}(?!\})|\$([A-Za-z_]\w*)\b")
-"""A name in a notebook's command: IPython replaces it if Python knows it."""
+_OF_PYTHON = re.compile(r"(?<!\{)\{([^{}\"':\n]{1,80})\}(?!\})|\$([A-Za-z_]\w*)\b")
+"""An expression or a name in a notebook's command: IPython replaces it if Python knows it."""
+
+_STARTS_BY_SHELL = re.compile(r"vllm serve|vllm\.entrypoints|docker run|sglang")
 
 LEAST_NUMBERED = 3
 """Numbered lines that a text has at least if it is a shell's history."""
@@ -160,7 +162,10 @@ def _of_notebook(text: str) -> str:
     cells = notebook.get("cells") if isinstance(notebook, dict) else None
     listed = cells if isinstance(cells, list) else []
     known: dict[str, Any] = {}
-    scripts = [_script_of(_code_of(cell), known) for cell in listed if isinstance(cell, dict)]
+    codes = [_code_of(cell) for cell in listed if isinstance(cell, dict)]
+    commands = " ".join(match[2] for code in codes for match in _COMMAND.finditer(code))
+    is_of_shell = _STARTS_BY_SHELL.search(commands) or any(map(_CELL_MAGIC.match, codes))
+    scripts = [_script_of(code, known) if is_of_shell else _program_of(code) for code in codes]
     return "\n".join(filter(None, scripts))
 
 
@@ -170,6 +175,12 @@ def _code_of(cell: dict[str, Any]) -> str:
         return ""
     source = cell.get("source")
     return "".join(map(str, source)) if isinstance(source, list) else str(source)
+
+
+def _program_of(code: str) -> str:
+    """Returns a cell's code as Python's, with the variables that magics set."""
+    code = _MAGIC.sub(r'os.environ["\1"] = "\2"', _COMMAND.sub(r"\1pass", code))
+    return _MAGIC_LINE.sub(r"\1pass", code)
 
 
 def _script_of(code: str, known: dict[str, Any]) -> str:
@@ -205,13 +216,21 @@ def _with_values(command: str, known: dict[str, Any]) -> str:
     """
 
     def value(match: re.Match[str]) -> str:
-        named = known.get(match[1] or match[2])
+        named = known.get(match[2]) if match[2] else _value_of(match[1], known)
         is_known = isinstance(named, str | int | float) and VARIABLE.search(str(named)) is None
         is_quoted = match[2] and command.count("'", 0, match.start()) % 2
         return str(named) if is_known and not is_quoted else match[0]
 
     expanded = _OF_PYTHON.sub(value, command)
     return expanded.replace("{{", "{").replace("}}", "}") if "{{" in expanded else expanded
+
+
+def _value_of(expression: str, known: dict[str, Any]) -> Any:
+    """Returns the value of a Python expression; None if it is none, or has unknown names."""
+    try:
+        return value_of(ast.parse(expression.strip(), mode="eval").body, known)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
 
 
 def _with_plain_quotes(match: re.Match[str]) -> str:

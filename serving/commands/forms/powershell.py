@@ -3,12 +3,14 @@
     script_of_powershell('$Model = "org/model"\\nvllm serve $Model `\\n  -tp 2')
     # 'Model=org/model\\nvllm serve $Model \\\\\\n  -tp 2'
 
-Read are assignments of constants, lines that a backtick continues, `$env:NAME`, and the quotes that
-Windows PowerShell wants a backslash before.
+Read are assignments of constants and arrays, defaults of `param()`, arrays as arguments (`@Name`),
+lines that a backtick continues, `$env:NAME`, and the quotes that Windows PowerShell wants a
+backslash before.
 """
 
 import re
 import shlex
+from collections.abc import Collection
 
 _MARKS = re.compile(r"(?<=[ \t])`[ \t]*\r?$|^[ \t]*\$(?:env:)?\w+[ \t]*=", re.MULTILINE)
 """What only PowerShell has: a backtick after a space at the end of a line (code in Markdown ends
@@ -16,10 +18,32 @@ without the space), or a dollar sign before a name that is set."""
 
 _CONTINUED = re.compile(r"(?<=[ \t])`[ \t]*\r?\n")
 _ASSIGNED = re.compile(
-    r"^[ \t]*\$(?:env:)?(\w+)[ \t]*=[ \t]*"
-    r"(?:\"([^\"\n$`]*)\"|'([^'\n]*)'|([\w.+-]+))[ \t]*;?[ \t]*$",
+    r"^[ \t]*(?:\[[\w.]+(?:\[\])?\][ \t]*)*\$(?:env:)?(\w+)[ \t]*=[ \t]*"
+    r"(?:\"([^\"\n$`]*)\"|'([^'\n]*)'|([\w.+-]+))[ \t]*[;,]?[ \t]*$",
     re.MULTILINE,
 )
+"""$Name = 'value', also with a type as in `param()`."""
+
+_ITEM = r"'[^'\n]*'|\"[^\"\n]*\"|\$(?:env:)?\w+|[\w.+-]+"
+_ARRAY = re.compile(
+    rf"^[ \t]*(?:\[[\w.]+\[\]\][ \t]*)?\$(\w+)[ \t]*(\+?)=[ \t]*"
+    rf"(?:@\((?P<items>(?:{_ITEM}|[,\s]|\#[^\n]*)*)\)|(?P<added>(?<=\+=)(?:{_ITEM})"
+    rf"|(?<=\+=)[ \t](?:{_ITEM})))[ \t]*;?[ \t]*$",
+    re.MULTILINE,
+)
+"""$Name = @('--model', $Model), and what is added to it."""
+
+_SPLATTED = re.compile(r"(?<=\s)@(\w+)\b(?!\()")
+"""@Name, the items of an array as words."""
+
+_SWITCH = re.compile(r"\[switch\][ \t]*\$(\w+)", re.IGNORECASE)
+_BRANCH = re.compile(
+    r"^(?P<indent>[ \t]*)if[ \t]*\((?P<not>-not[ \t]+|!)?\$(?P<name>\w+)\)[ \t]*\{[ \t]*\n"
+    r"(?P<body>(?:(?!(?P=indent)\})[^\n]*\n){0,200})(?P=indent)\}[ \t]*$",
+    re.MULTILINE,
+)
+"""A branch that a switch of `param()` decides, which is off if it is not given."""
+
 _QUOTED = re.compile(r"'[^'\n]*'")
 
 
@@ -28,9 +52,32 @@ def script_of_powershell(text: str) -> str:
     if not _MARKS.search(text):
         return text
     text = _CONTINUED.sub("\\\n", _without_comments(text.replace("\r\n", "\n")))
+    switches = set(_SWITCH.findall(text))
+    text = _BRANCH.sub(lambda branch: _decided(branch, switches), text)
+    arrays = {array[1] for array in _ARRAY.finditer(text) if array["items"] is not None}
+    text = _ARRAY.sub(lambda array: _as_array(array, arrays), text)
+    text = _SPLATTED.sub(
+        lambda name: f'"${{{name[1]}[@]}}"' if name[1] in arrays else name[0], text
+    )
     text = _ASSIGNED.sub(_assignment, text)
     text = re.sub(r"\$env:(\w+)", r"$\1", text)
     return _QUOTED.sub(lambda quoted: quoted[0].replace('\\"', '"'), text)
+
+
+def _decided(branch: re.Match[str], switches: Collection[str]) -> str:
+    """Returns the lines of a branch that runs without switches; others as they are."""
+    if branch["name"] not in switches:
+        return branch[0]
+    return branch["body"] if branch["not"] else ""
+
+
+def _as_array(array: re.Match[str], arrays: Collection[str]) -> str:
+    """Returns an array as Bash writes it; of other variables, what is added stays."""
+    if array[1] not in arrays:
+        return array[0]
+    items = re.findall(rf"\#[^\n]*|{_ITEM}", array["items"] or array["added"] or "")
+    words = [item for item in items if not item.startswith("#")]
+    return f"{array[1]}{array[2]}=({' '.join(words)})"
 
 
 def _without_comments(text: str) -> str:

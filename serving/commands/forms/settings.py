@@ -80,6 +80,7 @@ RUNTIMES = ("ServingRuntime", "ClusterServingRuntime")
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 """Where a new word of a name begins; LoRA is one."""
 _SCHEME = re.compile(r"(?:pvc\+)?hf://")
+_POOLING = re.compile(r"--(?:runner|task)[ =](?:pooling|embed|embedding|classify|score|reward)\b")
 _ARGUMENTS = re.compile(r"non-default args: (\{.*)")
 _NAMESPACE = re.compile(r"args: (Namespace\(.*\))")
 NOT_OF_NAMESPACE = LOGGED | {"tokenizer", "prefix_caching_hash_algo"}
@@ -139,7 +140,7 @@ def words_of_kserve(mappings: Sequence[Mapping[str, Any]]) -> Iterator[list[str]
     for settings in mappings:
         model_format = _mapping(settings, "modelFormat").get("name")
         stored = settings.get("storageUri")
-        model = _SCHEME.sub("", stored) if isinstance(stored, str) else None
+        model, *revision = _of_hub(stored) if isinstance(stored, str) else [""]
         arguments = [str(argument) for argument in _list(settings, "args")]
         any_runtime = next(iter(reversed(runtimes.values())), {})
         named = settings.get("runtime")
@@ -154,7 +155,8 @@ def words_of_kserve(mappings: Sequence[Mapping[str, Any]]) -> Iterator[list[str]
             image = runtime.get("image")
             of_image = [f"{IMAGE_USED}={image}"] if isinstance(image, str) else []
             variables = [*of_image, *_variables(runtime), *_variables(settings)]
-            yield [*variables, *SERVE, *([model] if model else []), *rest, *arguments]
+            of_model = [model, *revision] if model else []
+            yield [*variables, *SERVE, *of_model, *rest, *arguments]
 
 
 def words_of_config(documents: Iterable[Any]) -> Iterator[list[str]]:
@@ -272,13 +274,25 @@ def _of_stack(settings: Mapping[str, Any]) -> list[str]:
     return [*variables, *SERVE, str(model), *_flags(flags), *more]
 
 
+def _of_hub(uri: str) -> list[str]:
+    """Returns a model with its revision: KServe's storage reads hf://OWNER/MODEL:REVISION."""
+    model = _SCHEME.sub("", uri)
+    name, colon, revision = model.partition(":")
+    return [name, "--revision", revision] if colon and model != uri else [model]
+
+
 def _enabled_in_stack(mappings: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns the models that the production stack's chart deploys, once each."""
     specs = [spec for settings in mappings for spec in _list(settings, "modelSpec")]
-    enabled = (
-        spec for spec in specs if isinstance(spec, Mapping) and spec.get("enabled") is not False
-    )
+    listed = (spec for spec in specs if isinstance(spec, Mapping))
+    enabled = (spec for spec in listed if spec.get("enabled") is not False and not _pools(spec))
     return list(dict.fromkeys(str(spec["modelURL"]) for spec in enabled if spec.get("modelURL")))
+
+
+def _pools(spec: Mapping[str, Any]) -> bool:
+    """Whether a model of the chart is one of embeddings, which are never drafted."""
+    words = [str(word) for word in _list(_mapping(spec, "vllmConfig"), "extraArgs")]
+    return _POOLING.search(" ".join(words)) is not None
 
 
 def _of_ray(settings: Mapping[str, Any]) -> list[str]:
@@ -320,7 +334,7 @@ def _of_chart(settings: Mapping[str, Any]) -> list[str]:
             variables.append(variable)
     speculation = _speculation_of(_mapping(settings, "speculativeDecoding"))
     flags = _flags(sizes | ({"speculative_config": speculation} if speculation else {}))
-    return [*variables, *SERVE, _SCHEME.sub("", uri), *flags, *arguments]
+    return [*variables, *SERVE, *_of_hub(uri), *flags, *arguments]
 
 
 def _speculation_of(section: Mapping[str, Any]) -> dict[str, Any]:
@@ -343,7 +357,7 @@ def _of_kubeai(settings: Mapping[str, Any]) -> list[str]:
         return []
     variables = [f"{name}={value}" for name, value in _mapping(settings, "env").items()]
     arguments = [str(argument) for argument in _list(settings, "args")]
-    return [*variables, *SERVE, _SCHEME.sub("", url), *arguments]
+    return [*variables, *SERVE, *_of_hub(url), *arguments]
 
 
 def _of_launch(settings: Mapping[str, Any]) -> list[str]:

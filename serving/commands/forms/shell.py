@@ -21,6 +21,25 @@ END = ";"
 _HERE = re.compile(r"(?<!<)<<-?[ \t]*(['\"]?)([A-Za-z_]\w*)\1")
 """The beginning of a here document: <<EOF, <<-EOF, <<'EOF'."""
 
+_READ = re.compile(
+    r"\"?\$\(cat[ \t]*<<-?[ \t]*(?P<quote>['\"]?)(?P<end>[A-Za-z_]\w*)(?P=quote)[ \t]*\n"
+    r"(?P<text>(?:(?![ \t]*(?P=end)[ \t]*\n)[^\n]*\n){0,500})[ \t]*(?P=end)[ \t]*\n[ \t]*\)\"?"
+)
+"""$(cat <<'EOF' ... EOF), the text itself."""
+
+_PRINTED = re.compile(
+    r"^[ \t]*cat[ \t]*(?:1?>&2[ \t]*)?<<-?[ \t]*(?P<quote>['\"]?)(?P<end>[A-Za-z_]\w*)(?P=quote)"
+    r"[ \t]*(?:1?>&2[ \t]*)?\n(?:(?![ \t]*(?P=end)[ \t]*\n)[^\n]*\n){0,500}[ \t]*(?P=end)[ \t]*\n",
+    re.MULTILINE,
+)
+"""cat <<EOF ... EOF, such as the text of `--help`."""
+
+_FORMATTED = re.compile(
+    r"\"?\$\(printf[ \t]+'(?P<format>[^'\n]{1,2000})'(?P<words>(?:[ \t]+\"?\$\{?\w+\}?\"?){1,20})"
+    r"[ \t]*\)\"?"
+)
+"""$(printf 'FORMAT' "$NAME" ...), whose %s and %d are the variables."""
+
 _WRITTEN = re.compile(r"(?:(?<![<>&\d])>>?[ \t]*|\btee[ \t]+(?:-a[ \t]+)?)([\w./~-]+)")
 """The file that a command writes."""
 
@@ -88,10 +107,14 @@ def words_of_script(script: str) -> list[str]:
 def written_files(text: str) -> tuple[str, dict[str, str]]:
     """Returns a script without the files that it writes as here documents, and those files.
 
-    A here document without a file is the input of a command, often a shell, and stays.
+    A here document without a file is the input of a command, often a shell, and stays, unless
+    `cat` only prints it. One that `$(cat ...)` reads is a word.
     """
     if "<<" not in text:
         return text, {}
+    text = _READ.sub(_text_read, text)
+    without_printed = _PRINTED.sub("", text)
+    text = without_printed if "vllm" in without_printed else text
     lines = text.splitlines()
     places: dict[str, list[int]] = {}
     for number, line in enumerate(lines):
@@ -114,6 +137,24 @@ def written_files(text: str) -> tuple[str, dict[str, str]]:
             kept[-1] = _HERE.sub("", line)
             number = ends[next_end] + 1
     return "\n".join(kept), files
+
+
+def _text_read(match: re.Match[str]) -> str:
+    """Returns a here document that a word reads as a quotation."""
+    text = match["text"].rstrip("\n")
+    return shlex.quote(text) if match["quote"] else _in_double_quotes(text)
+
+
+def _text_formatted(match: re.Match[str]) -> str:
+    """Returns what `printf` makes of variables as a quotation that has them."""
+    names = iter(re.findall(r"\w+", match["words"]))
+    text = re.sub(r"%[sd]", lambda part: f"${{{next(names, '')}}}", match["format"])
+    return _in_double_quotes(text).replace("${}", "")
+
+
+def _in_double_quotes(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
 
 
 def _split_lines(text: str) -> list[str]:
@@ -149,6 +190,7 @@ def _as_bash(text: str) -> str:
     PowerShell continues a line with a backtick and cmd with ^.
     """
     text = re.sub(r"[ \t][`^][ \t]*\r?\n", " ", text)
+    text = _FORMATTED.sub(_text_formatted, text)
     text = _SET_UNLESS_SET.sub(r'\1="${\1:-\2}"', text)
     text = _ELEMENTS_IF_SET.sub(r'"${\1[@]}"', text)
     arrays = set(_ARRAY_NAME.findall(text))

@@ -25,7 +25,7 @@ _PROMPT = re.compile(
     r"|(?:ba|da|z|k)?sh-\d[\d.]{0,10}[$#]"  # sh-5.1$ in a container
     r"|➜ +[^\s]{1,200}(?: git:\([^)\n]{0,200}\))?(?: ✗)?"  # zsh's theme robbyrussell
     r"|[└╰][─—][^\s\w]{0,5}"  # the second line of └─$ and ╰─❯
-    r"|[$%❯λ»➜]"
+    r"|[$%❯λ»➜✗✘]"
     r")(?:[ \t]+|$)"
 )
 """A shell's prompt. `#` alone begins a comment, too, so it needs a host or a folder before it."""
@@ -48,7 +48,7 @@ _CONTINUES = {
     "powershell": re.compile(r"`[ \t]*$"),
     "cmd": re.compile(r"\^[ \t]*$"),
 }
-_AGAIN = re.compile(r"(?:>|>>|(?:[a-z]{2,10} ){0,3}[a-z]{2,10}>|More\?)(?:[ \t]|$)")
+_AGAIN = re.compile(r"(?:>|>>|∙|(?:[a-z]{2,10} ){0,3}[a-z]{2,10}>|More\?)(?:[ \t]|$)")
 """The prompt of a line that continues a command: `> `, `dquote> ` of zsh, `>> ` of PowerShell."""
 
 _PRINTS = re.compile(

@@ -12,8 +12,8 @@ from outrider.serving.commands.forms.templates import EXPRESSION
 from outrider.serving.commands.forms.variable_files import missing_files
 from outrider.serving.commands.forms.variables import VARIABLE
 
-UNRESOLVED = re.compile(r"\$[({\w@*]|`|\{\{|%\(\w+\)s")
-"""What a shell, a template or supervisor (%(ENV_NAME)s) would still replace."""
+UNRESOLVED = re.compile(r"\$[({\w@*]|`|\{\{|%\(\w+\)s|\A@\w+\Z")
+"""What a shell, a template, supervisor (%(ENV_NAME)s) or PowerShell (@Name) would still replace."""
 
 SETTERS = {
     "SLURM_": "Slurm sets it from the options of the job",

@@ -2,7 +2,7 @@
 
 - systemd and Quadlet: `EnvironmentFile=`
 - `docker run --env-file`, and Compose's `env_file` (compose.py)
-- files that a script sources
+- files that a script sources or a Makefile includes, and a justfile's .env
 
 They are looked for at their path and next to the file with the command.
 """
@@ -12,6 +12,8 @@ import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
+
+from outrider.serving.commands.forms.make_files import is_makefile, with_dotenv
 
 LONGEST_FILE = 100_000
 """Bytes of a file with variables that is read."""
@@ -24,6 +26,8 @@ _ENV_FILE = re.compile(r"^[ \t]*env_file:(?:\s*-)?[ \t]*([^\s\[\]#-]\S*)", re.MU
 _SOURCED = re.compile(
     r"(?:^|&&|;)[ \t]*(?:source|\.)[ \t]+(?!=)([\"']?)([^\s\"';&|]+)\1", re.MULTILINE
 )
+_INCLUDED = re.compile(r"^(?:-|s)?include[ \t]+([^\s$]+)[ \t]*$", re.MULTILINE)
+"""A file of Make's variables."""
 
 
 def missing_files(text: str) -> list[str]:
@@ -105,5 +109,13 @@ def with_files(text: str, folder: Folder) -> str:
     for name in unit_files(text):
         content = read_near(name, folder)
         text = text if content is None else with_unit_file(text, name, content)
+
+    def of_makefile(match: re.Match[str]) -> str:
+        content = read_near(match[1], folder)
+        return match[0] if content is None else content.rstrip("\n")
+
+    if is_makefile(text):
+        text = _INCLUDED.sub(of_makefile, text)
+    text = with_dotenv(text, variables_in(read_near(".env", folder) or ""))
     text = _OF_DOCKER.sub(of_docker, text)
     return _SOURCED.sub(of_script, text) if "vllm" in text else text

@@ -100,6 +100,19 @@ def test_a_request_that_was_shipped_twice_is_used_once(tmp_path):
     assert isinstance(copy, Reject) and copy.reason == "duplicate"
 
 
+def test_a_retried_request_is_answered_once(tmp_path):
+    at = 1_782_900_000
+    first, _ = halves("1", "a", at, "x")
+    again, answer = halves("1", "a", at + 7, "x")
+    exchange, retried = outcomes_of(tmp_path, [first, again, answer])
+    assert isinstance(exchange, Exchange) and exchange.time == at + 7
+    assert isinstance(retried, Reject) and retried.reason == "duplicate"
+    # Two runs that number their requests alike, whatever the order of their rows.
+    _, earlier = halves("1", "a", at, "x")
+    for rows in ([first, earlier, again, answer], [first, again, earlier, answer]):
+        assert [outcome.time for outcome in outcomes_of(tmp_path, rows)] == [at, at + 7]
+
+
 def test_equal_requests_of_two_sessions_are_no_copies(tmp_path):
     rows = [*halves("1", "a", 1_782_900_000, "x"), *halves("1", "b", 1_782_900_000, "x")]
     assert {outcome.reason for outcome in outcomes_of(tmp_path, rows)} == {"ambiguous_id"}

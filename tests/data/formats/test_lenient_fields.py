@@ -242,6 +242,8 @@ CACHED = [
     {"cache_status": "HIT"},
     {"cache_status": "SEMANTIC HIT"},
     {"cached": True},
+    {"cache_hit": "t"},
+    {"from_cache": 1},
     {"metadata": '{"cache_hit": true}'},
     {"tags": ["prod", "cache_hit:True"]},
     {"ai.cache.cache_status": "Hit"},
@@ -254,6 +256,8 @@ CACHED = [
 GENERATED = [
     {"cache_hit": None},
     {"cache_hit": "False"},
+    {"cache_hit": "f"},
+    {"cache_hit": 0},
     {"cache_status": "MISS"},
     {"cache_status": "SEMANTIC MISS"},
     {"cache_status": "DISABLED"},

@@ -235,3 +235,12 @@ def test_a_prompt_of_promptfoo_is_a_text_or_messages(raw, asked):
 def test_another_rows_raw_prompt_is_not_its_question():
     row = {"prompt": {"raw": "TEMPLATE"}, "question": "Hi", "output": "a"}
     assert message_sides(row) is None
+
+
+@pytest.mark.parametrize("name", ["input", "question", "prompt", "query"])
+def test_a_distilled_row_has_its_question_under_any_name(tmp_path, name):
+    row = {name: "Hi", "reasoning_content": "r\n", "content": "\n\na", "content_tokens_len": 1}
+    (outcome,) = read_exchanges(log_files(str(write_log(tmp_path / "x.jsonl", [row]))))
+    assert isinstance(outcome, Exchange) and outcome.messages == [{"role": "user", "content": "Hi"}]
+    assert (outcome.reasoning, outcome.content) == ("r\n", "\n\na")
+    assert outcome.end_is_assumed

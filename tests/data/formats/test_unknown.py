@@ -66,6 +66,11 @@ def test_rows_of_a_pretty_printed_object_are_not_its_lines(tmp_path):
         (b'data: {"choices": []}\n\ndata: [DONE]\n', "an event stream: log the requests"),
         (b"Ada wrote\nsome lines\n", "text without JSON, and without the requests of vLLM"),
         (b"{Ada", "JSON without an object"),
+        (b"-- MySQL dump 10.13\n", "a dump of a database: export it as JSON lines or Parquet"),
+        (b"-- PostgreSQL database dump\n", "for PostgreSQL, export the table with `psql"),
+        (b"PRAGMA foreign_keys=OFF;\nBEGIN TRANSACTION;\n", "an SQLite database: export the"),
+        (b'srv  log_server_r: request:  {"messages":[]}\n', "llama.cpp's verbose log, without"),
+        (b"\x1b[1m[llm/start]\x1b[0m Entering LLM run\n", "what LangChain prints with set_debug"),
         (b"id,name\n1,Ada\n", "rows with the keys id, name: "),
     ],
 )

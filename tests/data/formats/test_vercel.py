@@ -7,7 +7,7 @@ import pytest
 from outrider.data.exchange import Exchange, Reject
 from outrider.data.files.sources import log_files
 from outrider.data.formats.calls.vercel import vercel_messages, vercel_tools
-from tests.data.logs import read_exchanges, write_log
+from tests.data.logs import pair, read_exchanges, write_log
 
 CALL = {"type": "tool-call", "toolCallId": "c9", "toolName": "draw"}
 SENT = {"id": "c9", "type": "function"}
@@ -127,3 +127,40 @@ def test_a_spans_call_has_the_conversation_and_the_tools(tmp_path):
     assert outcome.messages[1]["tool_calls"][0]["function"]["name"] == "draw"
     assert outcome.template_arguments["tools"][0]["function"]["name"] == "draw"
     assert (outcome.content, outcome.temperature) == ("Done.", 1.0)
+
+
+RESULT = {
+    "text": "\n\na",
+    "reasoningText": "r\n",
+    "finishReason": "length",
+    "usage": {"inputTokens": 7, "outputTokens": 9},
+    "request": {"body": json.dumps({"messages": [{"role": "user", "content": "Hi"}]})},
+    "response": {"id": "chatcmpl-1", "modelId": "deepseek-r1", "timestamp": "2026-07-01T10:00:00Z"},
+}
+EARLIER = {"reasoning": "r\n", "usage": {"promptTokens": 7, "completionTokens": 9}}
+LATER = {"reasoning": [{"type": "reasoning", "text": "r"}, {"type": "reasoning", "text": "\n"}]}
+
+
+@pytest.mark.parametrize("around", [{}, {"msg": "done", "userId": "u1"}])
+@pytest.mark.parametrize("changes", [{}, EARLIER, LATER])
+def test_the_result_of_a_call_is_its_response(tmp_path, around, changes):
+    result = {name: RESULT[name] for name in RESULT if not changes or name != "reasoningText"}
+    row = {**around, "llm": result | changes} if around else result | changes
+    (outcome,) = read_exchanges(log_files(str(write_log(tmp_path / "x.jsonl", [row]))))
+    assert isinstance(outcome, Exchange) and outcome.messages == [{"role": "user", "content": "Hi"}]
+    assert (outcome.reasoning, outcome.content) == ("r\n", "\n\na")
+    assert (outcome.finish_reason, outcome.response_id) == ("length", "1")
+    assert (outcome.prompt_tokens, outcome.completion_tokens) == (7, 9)
+
+
+def test_the_endpoint_s_own_response_comes_before_the_result_s(tmp_path):
+    body = pair([], "R\n", "A")["response"]
+    row = RESULT | {"response": RESULT["response"] | {"body": body}}
+    (outcome,) = read_exchanges(log_files(str(write_log(tmp_path / "x.jsonl", [row]))))
+    assert isinstance(outcome, Exchange) and outcome.reasoning == "R\n"
+
+
+def test_calls_of_a_result_stay_calls(tmp_path):
+    row = RESULT | {"text": "", "finishReason": "tool-calls", "toolCalls": [CALL | {"input": {}}]}
+    (outcome,) = read_exchanges(log_files(str(write_log(tmp_path / "x.jsonl", [row]))))
+    assert isinstance(outcome, Exchange) and outcome.tool_calls

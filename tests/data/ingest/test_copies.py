@@ -21,13 +21,13 @@ def row(number=0, **changes):
     return pair(messages, "r\n", f"\n\nAnswer {number}", **own | changes)
 
 
-def run(target, tmp_path, files):
+def run(target, tmp_path, files, **keys):
     logs = tmp_path / "logs"
     for name, rows in files.items():
         path = logs / name
         path.parent.mkdir(parents=True, exist_ok=True)
         write_log(path, rows)
-    summary = ingest(target, TrafficConfig(path=str(logs)), tmp_path / "out", workers=0)
+    summary = ingest(target, TrafficConfig(path=str(logs), **keys), tmp_path / "out", workers=0)
     table = load_sequences(tmp_path / "out" / "sequences")
     rejects = [json.loads(line) for line in (tmp_path / "out" / "rejects.jsonl").open()]
     outcomes = summary["exchanges"] + sum(summary["rejects"].values())

@@ -1,0 +1,118 @@
+"""The file of a folder that starts the server, as a user gives a project of Compose or Terraform.
+
+    path, command = command_of_folder(Path("deploy"), read)     # `read` reads one file
+
+Each file of the folder is tried, and those of the folders in it if none starts a server. Files that
+another one names, such as a script that a Dockerfile copies, and documents are not taken if there
+are others. What Kustomize or Helm would still change is refused with the command that prints it.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from outrider.common.errors import OutriderError
+from outrider.serving.commands.find import NoCommand
+from outrider.serving.commands.forms.compose import OVERRIDES
+from outrider.serving.commands.forms.documents import LONGEST_TEXT
+
+KUSTOMIZATIONS = ("kustomization.yaml", "kustomization.yml", "Kustomization")
+"""Names of the file that changes the manifests next to it."""
+
+CHART = "Chart.yaml"
+"""Name of the file that makes a folder a chart of Helm."""
+
+DOCUMENTS = frozenset({".md", ".rst", ".txt", ".adoc"})
+"""Suffixes of files that show commands, and which need not be those that run."""
+
+MOST_FILES = 300
+DEEPEST = 3
+"""Files, and levels of folders, that are looked at."""
+
+SHOWN = 5
+
+
+class Tried(NamedTuple):
+    """A file with the command that it starts."""
+
+    path: Path
+    text: str
+    command: Any
+
+
+def command_of_folder(folder: Path, read: Callable[[str], Any]) -> tuple[Path, Any]:
+    """Returns the file that starts a server, and what `read` returns for it.
+
+    Raises:
+        OutriderError: If no file starts one, or several start different ones.
+    """
+    if any((folder / name).is_file() for name in KUSTOMIZATIONS):
+        raise OutriderError(
+            f"{folder}: a folder of Kustomize; give the file that this writes:"
+            f" kubectl kustomize {folder} > rendered.yaml"
+        )
+    if (folder / CHART).is_file():
+        raise OutriderError(
+            f"{folder}: a chart of Helm; give the file that this writes, with your values:"
+            f" helm template {folder} -f values.yaml > rendered.yaml"
+        )
+    refused: list[OutriderError] = []
+    for level in range(DEEPEST):
+        tried = list(_tried(sorted(_files(folder, level))[:MOST_FILES], read, refused))
+        if tried:
+            return _only(folder, tried)
+        if refused:
+            raise refused[0]
+    raise OutriderError(f"{folder}: no file in this folder starts `vllm serve`; give one that does")
+
+
+def _files(folder: Path, level: int) -> Iterator[Path]:
+    """Yields the files in folders at a level below `folder`."""
+    for path in folder.glob("*/" * level + "*"):
+        is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if not is_hidden and path.name not in OVERRIDES and path.is_file():
+            yield path
+
+
+def _tried(
+    paths: list[Path], read: Callable[[str], Any], refused: list[OutriderError]
+) -> Iterator[Tried]:
+    """Yields the files that can be read; adds why others with a command cannot."""
+    for path in paths:
+        text = _text_of(path)
+        if text is None:
+            continue
+        try:
+            yield Tried(path, text, read(str(path)))
+        except NoCommand:
+            continue
+        except OutriderError as error:
+            refused.append(error)
+
+
+def _text_of(path: Path) -> str | None:
+    """Returns a file's text; None if it is large or no text."""
+    try:
+        content = path.read_bytes() if path.stat().st_size <= LONGEST_TEXT else b"\0"
+    except OSError:
+        return None
+    return None if b"\0" in content else content.decode("utf-8", "replace")
+
+
+def _only(folder: Path, tried: list[Tried]) -> tuple[Path, Any]:
+    """Returns the one file that starts the server."""
+    scripts = [file for file in tried if file.path.suffix.lower() not in DOCUMENTS] or tried
+    unnamed = [file for file in scripts if not _is_named(file, scripts)] or scripts
+    first = unnamed[0]
+    if any(file.command.values != first.command.values for file in unnamed):
+        names = [str(file.path.relative_to(folder)) for file in unnamed]
+        more = ", ..." if len(names) > SHOWN else ""
+        raise OutriderError(
+            f"{folder}: {len(names)} files start different servers"
+            f" ({', '.join(names[:SHOWN])}{more}); give the one that the endpoint runs"
+        )
+    return first.path, first.command
+
+
+def _is_named(file: Tried, files: list[Tried]) -> bool:
+    return any(file.path.name in other.text for other in files if other.path != file.path)

@@ -1,0 +1,79 @@
+"""A folder as the source of a serve command: the file in it that starts the server."""
+
+from pathlib import Path
+
+import pytest
+
+from outrider.common.errors import OutriderError
+from outrider.serving.commands.serve_command import ServeCommand, read_serve_command
+
+SERVE = "vllm serve org/model --tensor-parallel-size 2\n"
+
+
+def command_of(folder: Path, files: dict[str, str]) -> ServeCommand:
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return read_serve_command(str(folder))
+
+
+FOLDERS = {
+    "start.sh": {"start.sh": SERVE, "notes.txt": "nothing", "model.bin": "\0" * 9},
+    "compose.yaml": {
+        "compose.yaml": "services: {vllm: {image: vllm/vllm-openai, command: --model org/x}}",
+        "compose.override.yaml": "services:\n  vllm:\n    command: --model org/model -tp ${TP}\n",
+        ".env": "TP=2\n",
+    },
+    "run.sh": {"run.sh": SERVE, "README.md": "```\nvllm serve org/other\n```\n"},
+    "Dockerfile": {
+        "Dockerfile": f"FROM vllm/vllm-openai\nCOPY serve.sh /\nENTRYPOINT {SERVE}",
+        "serve.sh": "vllm serve org/other\n",
+    },
+    "deploy/serve.sh": {"deploy/serve.sh": SERVE, "README.md": "Serves a model.\n"},
+    "Makefile": {
+        "Makefile": "-include local.mk\nTP ?= 8\nserve:\n\tvllm serve org/model -tp $(TP)\n",
+        "local.mk": "TP = 2\n",
+    },
+    "vllm.container": {
+        "vllm.container": "[Container]\nImage=vllm/vllm-openai\nExec=--model org/model -tp 8\n",
+        "vllm.container.d/10.conf": "[Container]\nExec=--model org/model -tp 2\n",
+    },
+}
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_the_file_that_starts_the_server_is_read(tmp_path: Path, name: str) -> None:
+    command = command_of(tmp_path, FOLDERS[name])
+    assert command.values["target"] == {"model": "org/model"}
+    assert command.values["serving"]["engine"]["tensor_parallel"] == 2
+    assert command.notes[0] == f"read from {tmp_path / name}"
+
+
+def test_equal_commands_of_several_files_are_one(tmp_path: Path) -> None:
+    assert command_of(tmp_path, {"a.sh": SERVE, "b.sh": SERVE}).notes[0].endswith("a.sh")
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (
+            {"a.sh": SERVE, "b.sh": "vllm serve org/b\n"},
+            r"2 files start different .*\(a.sh, b.sh\)",
+        ),
+        ({"a.txt": "nothing"}, "no file in this folder starts `vllm serve`"),
+        ({}, "no file in this folder starts `vllm serve`"),
+        ({"kustomization.yaml": "resources: [a.yaml]"}, "kubectl kustomize .* > rendered.yaml"),
+        ({"Chart.yaml": "name: vllm", "a.sh": SERVE}, "helm template .* > rendered.yaml"),
+        (
+            {"a.sh": "vllm serve $MODEL\n", "b.txt": "x"},
+            r"a.sh: \$MODEL: contains a shell variable",
+        ),
+        ({"a.sh": "python -m sglang.launch_server --model-path m\n"}, "a command of SGLang"),
+    ],
+)
+def test_a_folder_is_refused_with_the_fix(
+    tmp_path: Path, files: dict[str, str], message: str
+) -> None:
+    with pytest.raises(OutriderError, match=message):
+        command_of(tmp_path, files)
