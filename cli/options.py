@@ -27,8 +27,8 @@ FromServeCommand = Annotated[
     Parameter(
         name="--from-serve-command",
         help="The `vllm serve ...` command that the endpoint runs today, or a file or folder with "
-        "it (shell, Kubernetes or Compose): fills `target.*`, `serving.engine.*` and eval.current_k. "
-        "Overrides take precedence.",
+        "it (shell, Kubernetes or Compose): fills `target.*`, `serving.engine.*` and "
+        "eval.current_k. Overrides take precedence.",
     ),
 ]
 Until = Annotated[
