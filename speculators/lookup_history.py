@@ -248,7 +248,7 @@ class SearchedHistory:
         from outrider.speculators.suffix_search import SuffixArray
 
         self._array = SuffixArray(history.tokens_N, history.rows_N)
-        # Compiles the search once per process, 3 s of a core, so that no request waits for it.
+        # Compiles the search, so that no request waits for it.
         self._array.drafts(np.zeros(2, np.int32), first=0, last=0, k=1, factor=1.0, least=0.1)
         bounds = zip(history.firsts_G[:-1], history.firsts_G[1:], strict=True)
         keys = map(bytes, history.tenants_G)

@@ -26,6 +26,17 @@ _SMALLEST_SHARE = 64
 """A token is drafted only if it follows at least every 64th match."""
 
 
+def _compiled(function: Any) -> Any:
+    """Compiles a function, once per machine where numba has a folder to keep the code in.
+
+    Compiling takes 3 to 8 s of a core in each process, and reading 0.2 s.
+    """
+    try:
+        return njit(nogil=True, cache=True)(function)
+    except RuntimeError:  # neither this folder nor the user's cache can be written
+        return njit(nogil=True)(function)
+
+
 class Rows(NamedTuple):
     """A range of rows, and the offset of the tokens by which it is sorted."""
 
@@ -69,7 +80,7 @@ class SuffixArray:
         return drafts_K[:count], score, length
 
 
-@njit(nogil=True)
+@_compiled
 def _search(rows: Rows, recent_T: Any, limits: Any, drafts_K: Any) -> Any:
     """Writes the best drafts to `drafts_K`; returns their number, score and match length.
 
@@ -123,13 +134,13 @@ def _search(rows: Rows, recent_T: Any, limits: Any, drafts_K: Any) -> Any:
     return best_count, best_score, best_length
 
 
-@njit(nogil=True)
+@_compiled
 def _most(length: int, factor: float, drafts_K: Any) -> int:
     """The most drafts after a match of `length` tokens, and so the largest score."""
     return min(len(drafts_K), int(length * factor + np.float32(1e-6)), DEPTH - length)
 
 
-@njit(nogil=True)
+@_compiled
 def _longer(tokens_N: Any, ends_M: Any, length: int, token: int) -> int:
     """Keeps the matches with `token` in front; they stay sorted by what follows."""
     count = 0
@@ -141,7 +152,7 @@ def _longer(tokens_N: Any, ends_M: Any, length: int, token: int) -> int:
     return count
 
 
-@njit(nogil=True)
+@_compiled
 def _range(rows: Rows, text_T: Any) -> Any:
     """First and last of the rows whose text begins with `text_T`."""
     low = _bound(rows, text_T, False)
@@ -149,7 +160,7 @@ def _range(rows: Rows, text_T: Any) -> Any:
     return low, _bound(after, text_T, True)
 
 
-@njit(nogil=True)
+@_compiled
 def _bound(rows: Rows, text_T: Any, after: bool) -> int:
     """First row whose text is not before `text_T`; with `after`, that is behind it."""
     low = rows.low
@@ -170,7 +181,7 @@ def _bound(rows: Rows, text_T: Any, after: bool) -> int:
     return low
 
 
-@njit(nogil=True)
+@_compiled
 def _path(matched: Rows, least: float, path_K: Any) -> Any:
     """Follows the most frequent token from the matched rows, as `_speculate_path`."""
     count = 0
@@ -193,7 +204,7 @@ def _path(matched: Rows, least: float, path_K: Any) -> Any:
     return count, score
 
 
-@njit(nogil=True)
+@_compiled
 def _longest_run(rows: Rows, smallest: int) -> Any:
     """The longest run of one token, at least `smallest` rows; an empty range without one.
 
@@ -215,7 +226,7 @@ def _longest_run(rows: Rows, smallest: int) -> Any:
     return best_low, best_high
 
 
-@njit(nogil=True)
+@_compiled
 def _first_not_below(rows: Rows, low: int, high: int, token: int) -> int:
     """First row from `low` to `high` whose token at the offset is `token` or above."""
     while low < high:

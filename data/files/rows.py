@@ -20,6 +20,7 @@ from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.data.exchange import Place, Record, Reject
+from outrider.data.files.access_log import row_of_access_line
 from outrider.data.files.container_lines import STAMPED
 from outrider.data.files.packing import CUT_MARK, HEAD, archive_of
 from outrider.data.files.python_text import python_value
@@ -198,16 +199,7 @@ def decode(text: bytes) -> Any:
         )
         raise Reject("not_utf8", detail) from None
     except json.JSONDecodeError as error:
-        if STAMPED.match(text):
-            raise Reject("not_a_generation", "another line of a container's output") from None
-        if _JSON_OBJECT.match(text) and _NGINX_ESCAPE.search(text):
-            return decode(_NGINX_ESCAPE.sub(_json_escape, text))
-        try:
-            value = python_value(text.decode("utf-8"))
-        except ValueError:
-            if _PLAIN_LINE.fullmatch(text):
-                raise Reject("not_a_generation", "a line without an object") from None
-            raise Reject("not_json", f"{error.msg} at character {error.pos}") from None
+        value = _in_another_form(text, error)
     except RecursionError:
         raise Reject("nested_too_deeply") from None
     except ValueError:  # an integer with thousands of digits
@@ -215,6 +207,23 @@ def decode(text: bytes) -> Any:
     if text.count(b"[") + text.count(b"{") > DEEPEST:
         _check_depth(value)
     return value
+
+
+def _in_another_form(text: bytes, error: json.JSONDecodeError) -> Any:
+    """Returns what a line that is no JSON has, as other producers write it."""
+    if STAMPED.match(text):
+        raise Reject("not_a_generation", "another line of a container's output")
+    if _JSON_OBJECT.match(text) and _NGINX_ESCAPE.search(text):
+        return decode(_NGINX_ESCAPE.sub(_json_escape, text))
+    of_access_log = row_of_access_line(text)
+    if of_access_log is not None:
+        return of_access_log
+    try:
+        return python_value(text.decode("utf-8"))
+    except ValueError:
+        if _PLAIN_LINE.fullmatch(text):
+            raise Reject("not_a_generation", "a line without an object") from None
+        raise Reject("not_json", f"{error.msg} at character {error.pos}") from None
 
 
 def _json_escape(match: re.Match[bytes]) -> bytes:

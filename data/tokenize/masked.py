@@ -2,10 +2,10 @@
 
     check_unmasked(exchange, sequence)      # a `Reject` if a text has a mask and counts disagree
 
-Masks are those of Vector's `redact`, Datadog's scanner, Presidio, Google's Sensitive Data
-Protection and Amazon Bedrock's guardrails by default. A customer may also write about masks, or
-mask texts before the engine reads them. So a row is rejected only if the engine's count of tokens
-shows that the logged text is not the engine's.
+Masks are those of Vector's `redact`, Datadog's scanner, CloudWatch's data protection (asterisks),
+Presidio, Google's Sensitive Data Protection and Amazon Bedrock's guardrails by default. A customer
+may also write about masks, or mask texts before the engine reads them. So a row is rejected only if
+the engine's count of tokens shows that the logged text is not the engine's.
 """
 
 import re
@@ -20,6 +20,7 @@ KINDS = (
 
 MASK = re.compile(
     r"\[(?:redacted|masked|filtered|removed|sensitive)\b[^\]\n]{0,40}\]"
+    r"|(?<!\*)\*{5,}(?!\*)"
     rf"|(?:\[(?:{KINDS})\]|<(?:{KINDS})>|\{{(?:{KINDS})\}})",
     re.IGNORECASE,
 )

@@ -26,7 +26,7 @@ DOCUMENTS = frozenset({".md", ".rst", ".txt", ".adoc"})
 """Suffixes of files that show commands, and which need not be those that run."""
 
 MOST_FILES = 300
-DEEPEST = 3
+DEEPEST = 5
 """Files, and levels of folders, that are looked at."""
 
 SHOWN = 5

@@ -229,6 +229,7 @@ def test_a_server_that_does_not_answer_is_named(workplace):
     assert "nothing is captured yet" in finished.stderr
 
 
+@pytest.mark.slow
 def test_the_same_from_python(workplace, nano_r1, monkeypatch):
     monkeypatch.chdir(workplace)
     recipe = outrider.init("log.jsonl", nano_r1, to="python.yaml", effort="trial")

@@ -23,6 +23,12 @@ def workplace(tmp_path_factory, nano_r1) -> Path:
     return write_workplace(tmp_path_factory.mktemp("workplace"), nano_r1, {})
 
 
+@pytest.fixture(scope="module")
+def short_log(tmp_path_factory, nano_r1) -> str:
+    """A log of a few screenings: what lookup would deliver on it takes most of a test's time."""
+    return str(write_workplace(tmp_path_factory.mktemp("short"), nano_r1, {}, 12) / "log.jsonl")
+
+
 def write_published(name: str, folder: Path, tokenizer_of: Path) -> Path:
     """A target's config.json and nano R1's tokenizer; no weights."""
     folder.mkdir()
@@ -34,18 +40,18 @@ def write_published(name: str, folder: Path, tokenizer_of: Path) -> Path:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_every_supported_target_gets_a_recipe(
-    name: str, workplace: Path, tmp_path: Path, nano_r1: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, short_log: str, tmp_path: Path, nano_r1: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = write_published(name, tmp_path / "target", nano_r1)
     recipe = tmp_path / "mine.yaml"
     expected = PUBLISHED[name][1]
     if isinstance(expected, str):
         with pytest.raises(OutriderError, match=expected) as refused:
-            write_recipe(str(workplace / "log.jsonl"), str(target), recipe)
+            write_recipe(short_log, str(target), recipe)
         text = str(refused.value).replace(str(target), "target")
         assert not recipe.exists() and "\n" not in text and len(text) < 500
         return
-    path, found = write_recipe(str(workplace / "log.jsonl"), str(target), recipe)
+    path, found = write_recipe(short_log, str(target), recipe)
     written = yaml.safe_load(path.read_text())
     speculator = written["speculator"]
     assert (written["extends"], speculator["kind"], speculator["base"]) == expected

@@ -1,4 +1,4 @@
-"""A folder with a log of 40 screenings and a recipe for it."""
+"""A folder with a log of screenings and a recipe for it."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,9 @@ import yaml
 from tests.data.logs import pair, screenings, write_log
 
 
-def write_workplace(folder: Path, target: Path, changes: dict[str, Any], **sections: Any) -> Path:
+def write_workplace(
+    folder: Path, target: Path, changes: dict[str, Any], count: int = 40, **sections: Any
+) -> Path:
     """log.jsonl, one session per row with these further changes, and mine.yaml; the folder."""
     rows = [
         pair(
@@ -18,7 +20,7 @@ def write_workplace(folder: Path, target: Path, changes: dict[str, Any], **secti
             response__id=f"c-{index}",
             **changes,
         )
-        for index, each in enumerate(screenings(40))
+        for index, each in enumerate(screenings(count))
     ]
     write_log(folder / "log.jsonl", rows)
     recipe = {"target": {"model": str(target)}, "traffic": {"path": "log.jsonl"}, **sections}

@@ -135,6 +135,7 @@ def _case(target, run, prompt, completion, depth, grammar=""):
     return SimpleNamespace(run=run, context=context)
 
 
+@pytest.mark.slow
 def test_measurements_are_kept_and_results_computed_again(tmp_path, nano_r1, capsys):
     """Everything but the engine, on the tiny target, whose served measurements are in the cache."""
     target = write_tiny_target(tmp_path / "target")

@@ -140,6 +140,7 @@ def test_the_kind_learns_and_its_rows_stay_the_targets(
     assert sums.acceptance_length() == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_loss_trains_in_the_ranks(corpus: Corpus, tmp_path: Path) -> None:
     name = "examples.research.research_loss:total_variation"
     result = corpus.train(tmp_path, speculator=speculator("eagle3"), loss=name, **SETTINGS)
@@ -169,6 +170,7 @@ def test_an_edited_loss_trains_again(tmp_path: Path, monkeypatch: pytest.MonkeyP
         TRAIN.settings(recipe)
 
 
+@pytest.mark.slow
 def test_a_copy_of_a_run_keeps_its_stages(tmp_path: Path) -> None:
     words = ["split.max_train_sequences=20", "split.max_heldout_sequences=20"]
     stages = "ingest,split"

@@ -168,7 +168,11 @@ def test_a_log_full_of_canaries_leaves_none_outside_traffic(workplace):
     ("words", "message"),
     [
         (["traffic.max_reject_fraction=0.05"], "max_reject_fraction"),
-        (["traffic.path=hopeless.jsonl", "traffic.model=x"], "no usable row"),
+        pytest.param(
+            ["traffic.path=hopeless.jsonl", "traffic.model=x"],
+            "no usable row",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_an_error_about_the_log_quotes_nothing_of_it(workplace, tmp_path, words, message):

@@ -73,7 +73,7 @@ def test_a_target_is_planned_or_refused(
     case: dict[str, Any], tmp_path: Path, nano_r1: Path
 ) -> None:
     target = write_target(case, tmp_path / "target", nano_r1)
-    write_workplace(tmp_path, nano_r1, {})
+    write_workplace(tmp_path, nano_r1, {}, count=12)
     words = ("r1_distill/template", f"target.model={target}", f"traffic.path={tmp_path}/log.jsonl")
     if "refused" in case:
         with pytest.raises(OutriderError, match=case["refused"]):

@@ -6,6 +6,8 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from outrider.common.files import write_json
 from outrider.common.fingerprint import path_digest
 from outrider.pipeline.stages.registry import STAGES
@@ -54,6 +56,7 @@ def walk(folder: Path) -> list[list[str]]:
     return [json.loads(line) for line in stacks.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_few_modules_lead_to_the_first_step_and_the_documents_list_them(tmp_path: Path) -> None:
     command, stage, worker = walk(tmp_path)
     assert command[0] == "cli/main.py" and worker[-1] == "training/trainer.py"

@@ -15,6 +15,7 @@ EVALUATION = EvalConfig(concurrency=[1, 2], requests=2, repeats=2, max_tokens=24
 
 
 @pytest.mark.engine
+@pytest.mark.slow
 def test_an_endpoint_is_measured_by_its_own_counters_and_other_users_are_reported(
     server, target, prompts, prompt_texts, load, k, tmp_path, monkeypatch
 ):

@@ -22,7 +22,7 @@ REPEATS = 2
 TAIL = 1e-4
 
 
-@pytest.mark.parametrize("speculation", [False, True])
+@pytest.mark.parametrize("speculation", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_sampled_tokens_are_as_likely_as_the_target_says(
     request, engine, prompts, short_r1, speculation
 ):

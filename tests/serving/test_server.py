@@ -82,6 +82,7 @@ def test_a_block_of_load_is_counted_request_by_request(server, load, prompts, pr
         assert all(request.ttft_ms > 0 for request in result.requests)
 
 
+@pytest.mark.slow
 def test_requests_are_sent_with_their_grammars(server, target, prompts, prompt_texts, tmp_path):
     grammar = {"structured_outputs": {"regex": "[0-9]{5,6}"}}
     fields = [grammar if number % 2 == 0 else {} for number in range(len(prompts))]
@@ -142,6 +143,7 @@ def test_each_request_is_sent_at_its_time(server, load, prompt_texts):
         assert 0 < deliveries <= block.counters.drafts
 
 
+@pytest.mark.slow
 def test_a_bundle_is_served_as_it_was_evaluated(server, target, prompts, k, short_r1, tmp_path):
     save_drafter(load_mtp(short_r1, torch.bfloat16), short_r1, tmp_path / "speculator")
     server.swap(tmp_path / "speculator")

@@ -23,6 +23,7 @@ from tools.unrolled import unroll
 DEPTH, TOKENS = 4, 14
 
 
+@pytest.mark.slow
 def test_vllm_s_glm_layer_drafts_what_the_unroll_drafts(tmp_path: Path) -> None:
     target = tmp_path / "target"
     directory = tmp_path / "speculator"

@@ -163,15 +163,15 @@ def message_sides(row: dict[str, Any]) -> MessageSides | None:
         elif messages and answers is None and all(map(_is_answer, messages)):
             answers = [_choice(*message) for message in messages]
             around = holders
+    is_answered = answers is None and _is_short_answer(row)
     if asked is None and answers is None:
-        is_answered = _is_short_answer(row)
         # With a system message or reasoning apart, the other text is what the user wrote.
         texts = asked_in_texts(row, INPUTS if is_answered else QUESTIONS) or []
         is_certain = len(texts) > 1 or is_answered or _is_of_promptfoo(row)
         asked = texts if is_certain else None
-        if asked and is_answered:
-            answer = {"role": "assistant", **{name: row[name] for name in SHORT_ANSWER}}
-            return MessageSides(asked, [_choice(answer, row.get("finish_reason"))], [row])
+    if asked and is_answered:
+        answer = {"role": "assistant", **{name: row[name] for name in SHORT_ANSWER}}
+        return MessageSides(asked, [_choice(answer, row.get("finish_reason"))], [row])
     if asked and not answers:
         answers, around = _answer_text(row)
     return MessageSides(asked, answers, around) if asked and answers else None

@@ -71,6 +71,10 @@ IN_SPEND_LOG = {"call_type", "proxy_server_request", "startTime", "response"}
 """Keys of every payload and spend log, also of failed calls."""
 
 
+OF_CLIENT = ("session_id", "conversation_id", "thread_id", "chat_id")
+"""Names of a conversation in the metadata that a client sends along."""
+
+
 def recognizes(sample: Sample) -> bool:
     return any(row.keys() >= IN_PAYLOAD or row.keys() >= IN_SPEND_LOG for row in sample.rows)
 
@@ -103,7 +107,8 @@ def parse(record: Record) -> list[Exchange | Reject]:
     usage = {"completion_tokens": counted} if counted else {}
     log_id = first(take_text(row, "request_id", "row"), take_text(row, "id", "row"))
     began = take_time(row, "startTime")
-    session = take_text(row, "session_id", "row") or take_text(row, "trace_id", "row")
+    session = _session_of_client(metadata)
+    session = session or take_text(row, "session_id", "row") or take_text(row, "trace_id", "row")
     # The client's `litellm_session_id`, or else a UUID of each call (litellm_logging.py,
     # `_get_standard_logging_payload_trace_id`). Clients also send UUIDs, each with several calls.
     is_drawn = session is not None and _UUID.fullmatch(session) is not None
@@ -119,6 +124,13 @@ def parse(record: Record) -> list[Exchange | Reject]:
         seconds=seconds_of(row, began),
         log_id=log_id,
     )
+
+
+def _session_of_client(metadata: dict[str, Any]) -> str | None:
+    """Returns the conversation that the client's own metadata names."""
+    sent = mapping(metadata, "requester_metadata", "metadata") or {}
+    texts = (take_text(sent, name, "requester_metadata") for name in OF_CLIENT)
+    return next(filter(None, texts), None)
 
 
 def _check_guardrails(row: dict[str, Any]) -> None:

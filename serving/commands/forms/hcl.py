@@ -16,6 +16,7 @@ from outrider.serving.commands.forms.variable_files import Folder, read_near
 _VARIABLE = re.compile(
     r"variable\s+\"(\w+)\"\s*\{[^{}]*?\bdefault\s*=\s*(?:\"((?:[^\"\\\n]|\\.)*)\"|([\w.+-]+))"
 )
+_DECLARED = re.compile(r"\bvariable\s+\"")
 _LOCALS = re.compile(r"^[ \t]*locals\s*\{((?:[^{}]|\{[^{}]*\})*)\}", re.MULTILINE)
 _OBJECT = re.compile(r"^[ \t]*(\w+)\s*=\s*\{([^{}]*)\}", re.MULTILINE)
 _MEMBER = re.compile(
@@ -24,6 +25,16 @@ _MEMBER = re.compile(
 _ENCODED = re.compile(r"\bjsonencode\(\s*(?:local\.(\w+)|\{([^{}]*)\})\s*\)")
 _CONVERTED = re.compile(r"\b(?:tostring|tonumber|trimspace)\(\s*([^()\s]+)\s*\)")
 """Functions that leave a constant as it is."""
+
+_TEMPLATE = re.compile(
+    r"^[^\n=]*=\s*(?:base64encode\()?templatefile\(\s*\"(?:\$\{path\.\w+\}/)?([^\"$]+)\"\s*,"
+    r"\s*\{([^{}]*)\}\s*\)\)?",
+    re.MULTILINE,
+)
+"""templatefile("FILE", {NAME = CONSTANT}), for a machine's user data."""
+
+MOST_FILES = 50
+"""Files of a module that are read."""
 
 _LOCAL = re.compile(
     r"^[ \t]*(\w+)\s*=\s*(?:\"((?:[^\"\\\n$]|\\.)*)\"|([\d.]+))[ \t]*$", re.MULTILINE
@@ -48,9 +59,10 @@ _ASSIGNED = re.compile(r"^[ \t]*\"?([A-Z_][A-Z0-9_]*)\"?[ \t]*=[ \t]*\"([^\"\n]*
 def with_values(text: str, folder: Folder | None) -> str:
     """Replaces variables of HCL by their values or defaults, and locals by their values."""
     values: dict[tuple[str, str], str] = {}
-    for name, quoted, bare in _VARIABLE.findall(text):
+    declared = "\n".join([*_declarations(text, folder), text])
+    for name, quoted, bare in _VARIABLE.findall(declared):
         values["var", name] = quoted or bare
-    for name, quoted, bare in _values_in_files(text, folder):
+    for name, quoted, bare in _values_in_files(declared, folder):
         values["var", name] = quoted or bare
     for block in _LOCALS.findall(text):
         for name, quoted, bare in _LOCAL.findall(block):
@@ -65,7 +77,28 @@ def with_values(text: str, folder: Folder | None) -> str:
         known = values.get((match[4], match[5]))
         return match[0] if known is None else f'{match[3]}"{known}"'
 
-    return _CONVERTED.sub(r"\1", _REFERENCE.sub(value, text))
+    text = _CONVERTED.sub(r"\1", _REFERENCE.sub(value, text))
+    return _TEMPLATE.sub(lambda match: _rendered(match, folder), text)
+
+
+def _declarations(text: str, folder: Folder | None) -> list[str]:
+    """Returns the other files of a module, which may declare the variables that a text uses."""
+    if "var." not in text or folder is None or isinstance(folder, Mapping):
+        return []
+    names = sorted(path.name for path in folder.glob("*.tf"))
+    return [read_near(name, folder) or "" for name in names[:MOST_FILES]]
+
+
+def _rendered(match: re.Match[str], folder: Folder | None) -> str:
+    """Returns a file of `templatefile` with the constants that it is given; else the call."""
+    template = None if folder is None else read_near(match[1], folder)
+    if template is None:
+        return match[0]
+    values = {name: constant.strip('"') for name, constant in _MEMBER.findall(match[2])}
+    filled = re.sub(
+        r"(?<!\$)\$\{(\w+)\}", lambda variable: values.get(variable[1], variable[0]), template
+    )
+    return "\n" + filled.replace("$${", "${") + "\n"
 
 
 def _with_encoded(text: str) -> str:
@@ -94,7 +127,7 @@ def _automatic(folder: Folder) -> list[str]:
 
 def _values_in_files(text: str, folder: Folder | None) -> Iterator[tuple[str, str, str]]:
     """Yields name and value of what Terraform's files of variables set, the last one counts."""
-    if folder is None or not _VARIABLE.search(text):
+    if folder is None or not _DECLARED.search(text):
         return
     names = ["terraform.tfvars", *_automatic(folder)]
     for name in names:

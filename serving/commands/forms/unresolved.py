@@ -33,7 +33,9 @@ RENDERED = {
         "what Terraform makes of this: kubectl get deployment NAME -o yaml, or docker inspect NAME"
     ),
     r"\{\{-?[ \t]*(?:\.Values|\.Release|include)\b": "what `helm template` prints",
-    r"(?m)^[ \t-]*(?:hosts|tasks):": "what runs on the host: docker inspect NAME",
+    r"(?m)^[ \t-]*(?:hosts|tasks):|\{%": (
+        "what runs on the host: systemctl cat NAME, or docker inspect NAME"
+    ),
 }
 """Marks of a file that a tool makes another of, and the command that prints it."""
 

@@ -13,6 +13,7 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
+from outrider.common.errors import OutriderError
 from outrider.serving.commands.forms.make_files import is_makefile, with_dotenv
 
 LONGEST_FILE = 100_000
@@ -21,6 +22,9 @@ LONGEST_FILE = 100_000
 _LINE = re.compile(r"[ \t]*(?:export[ \t]+)?([A-Za-z_][\w.]*)[ \t]*=[ \t]*(.*?)[ \t]*$")
 
 _UNIT_FILE = re.compile(r"^EnvironmentFile[ \t]*=[ \t]*-?[ \t]*(\S+)[ \t]*$", re.MULTILINE)
+_INSTANCE = re.compile(r"%[iI]")
+"""A template unit's instance: vllm@NAME.service."""
+
 _OF_DOCKER = re.compile(r"--env-file(?:=|[ \t]+)[\"']?([^\s\"']+)[\"']?")
 _ENV_FILE = re.compile(r"^[ \t]*env_file:(?:\s*-)?[ \t]*([^\s\[\]#-]\S*)", re.MULTILINE)
 _SOURCED = re.compile(
@@ -67,6 +71,33 @@ def unit_files(text: str) -> list[str]:
     return _UNIT_FILE.findall(text)
 
 
+def _with_instance(text: str, folder: Folder) -> str:
+    """Returns a template unit with the one instance whose file of variables is next to it.
+
+    Raises:
+        OutriderError: If there are several, or none.
+    """
+    templates = [name for name in unit_files(text) if _INSTANCE.search(name)]
+    if not templates:
+        return text
+    others = {PurePosixPath(name).name for name in unit_files(text)}
+    present = folder if isinstance(folder, Mapping) else [path.name for path in folder.iterdir()]
+    file_name = PurePosixPath(templates[0]).name
+    before, _, after = _INSTANCE.sub("\0", file_name).partition("\0")
+    instances = sorted(
+        name.removeprefix(before).removesuffix(after)
+        for name in (PurePosixPath(path).name for path in present)
+        if name.startswith(before) and name.endswith(after) and name not in others
+    )
+    if len(instances) == 1 and (after or before):
+        return _INSTANCE.sub(instances[0], text)
+    listed = f", one of {', '.join(instances[:5])}" if instances else ""
+    raise OutriderError(
+        f"--from-serve-command: EnvironmentFile={templates[0]}: a template unit; replace %i by its"
+        f" instance{listed}, and put the instance's file next to this one"
+    )
+
+
 def with_unit_file(text: str, name: str, content: str) -> str:
     """Returns units with the variables of a file in place of its name."""
     pairs = (shlex.quote(f"{key}={value}") for key, value in variables_in(content).items())
@@ -77,7 +108,7 @@ def with_unit_file(text: str, name: str, content: str) -> str:
 def variables_in(text: str) -> dict[str, str]:
     """Returns the variables of lines NAME=VALUE, as Compose and systemd read them."""
     variables: dict[str, str] = {}
-    for line in text.splitlines():
+    for line in re.sub(r"\\\r?\n", "", text).splitlines():  # systemd's, also inside quotes
         assigned = _LINE.fullmatch(line)
         if assigned is None:
             continue
@@ -106,6 +137,7 @@ def with_files(text: str, folder: Folder) -> str:
         content = None if is_activation or "$" in match[2] else read_near(match[2], folder)
         return match[0] if content is None else f"\n{content}\n"
 
+    text = _with_instance(text, folder)
     for name in unit_files(text):
         content = read_near(name, folder)
         text = text if content is None else with_unit_file(text, name, content)

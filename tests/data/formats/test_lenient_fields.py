@@ -222,6 +222,12 @@ def test_litellms_spend_logs(tmp_path):
     assert (outcome.time, outcome.temperature, outcome.route) == (TEN, 0.5, "deepseek-r1")
 
 
+@pytest.mark.parametrize("name", ["session_id", "conversation_id", "thread_id"])
+def test_a_conversation_is_that_of_litellm_s_client(tmp_path, name):
+    metadata = json.dumps({"requester_metadata": {name: "c-1"}})
+    assert read(tmp_path, SPEND_LOG | {"metadata": metadata}).session == "c-1"
+
+
 SPEND_LOG_REJECTS = [
     ({"cache_hit": "True"}, "cached"),
     ({"status": "failure", "response": "{}"}, "error_response"),

@@ -237,6 +237,15 @@ def test_another_rows_raw_prompt_is_not_its_question():
     assert message_sides(row) is None
 
 
+def test_a_table_s_row_may_have_messages_and_an_answer_without_a_role(tmp_path):
+    row = {"request_id": "x", "messages": ASKED, "reasoning_content": "r\n", "content": "\n\na"}
+    row |= {"finish_reason": "length", "max_tokens": "600", "completion_tokens": "161"}
+    (outcome,) = read_exchanges(log_files(str(write_log(tmp_path / "x.jsonl", [row]))))
+    assert isinstance(outcome, Exchange) and outcome.messages == ASKED
+    assert (outcome.reasoning, outcome.content) == ("r\n", "\n\na")
+    assert (outcome.finish_reason, outcome.completion_tokens) == ("length", 161)
+
+
 @pytest.mark.parametrize("name", ["input", "question", "prompt", "query"])
 def test_a_distilled_row_has_its_question_under_any_name(tmp_path, name):
     row = {name: "Hi", "reasoning_content": "r\n", "content": "\n\na", "content_tokens_len": 1}

@@ -33,8 +33,9 @@ def rows(padding=0):
 
 @pytest.mark.parametrize(
     "padding",
-    [pytest.param(0, id="small", marks=pytest.mark.slow), pytest.param(200_000, id="large")],
+    [pytest.param(0, id="small"), pytest.param(200_000, id="large")],
 )
+@pytest.mark.slow
 def test_the_example_of_the_python_interface_is_a_script(nano_r1, tmp_path, padding):
     """The calls that read the log in the script's own process, as the docstring has them."""
     write_log(tmp_path / "log.jsonl", rows(padding))

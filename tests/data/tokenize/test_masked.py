@@ -48,12 +48,22 @@ def test_a_mask_that_the_engine_read_is_text(text_target, tmp_path, is_counted):
 
 @pytest.mark.parametrize(
     "text",
-    ["[REDACTED]", "[redacted-email]", "[EMAIL_ADDRESS]", "<PERSON>", "{NAME}", "[Filtered]"],
+    [
+        "[REDACTED]",
+        "[redacted-email]",
+        "[EMAIL_ADDRESS]",
+        "<PERSON>",
+        "{NAME}",
+        "[Filtered]",
+        "*******",
+    ],
 )
 def test_masks_of_loggers(text):
     assert MASK.search(f"To {text}.")
 
 
-@pytest.mark.parametrize("text", ["[1]", "<div>", "{x}", "[see below]", "List<String>", "[]"])
+@pytest.mark.parametrize(
+    "text", ["[1]", "<div>", "{x}", "[see below]", "List<String>", "[]", "**b**"]
+)
 def test_other_brackets_are_no_masks(text):
     assert not MASK.search(f"To {text}.")

@@ -35,6 +35,20 @@ FOLDERS = {
         "Makefile": "-include local.mk\nTP ?= 8\nserve:\n\tvllm serve org/model -tp $(TP)\n",
         "local.mk": "TP = 2\n",
     },
+    "main.tf": {
+        "main.tf": 'x = templatefile("${path.module}/run.tftpl", { model = var.model, tp = 2 })\n',
+        "variables.tf": 'variable "model" { type = string }\n',
+        "terraform.tfvars": 'model = "org/model"\n',
+        "run.tftpl": "docker run vllm/vllm-openai --model ${model} -tp ${tp} # $${HOME}\n",
+    },
+    "vllm@.service": {
+        "vllm@.service": (
+            "[Service]\nEnvironmentFile=/etc/vllm/common.env\nEnvironmentFile=-/etc/vllm/%i.env\n"
+            "ExecStart=/opt/vllm serve ${MODEL} $ARGS\n"
+        ),
+        "common.env": "MODEL=org/other\n",
+        "mistral.env": 'MODEL=org/model\nARGS="--seed 0 \\\n  --tensor-parallel-size 2"\n',
+    },
     "vllm.container": {
         "vllm.container": "[Container]\nImage=vllm/vllm-openai\nExec=--model org/model -tp 8\n",
         "vllm.container.d/10.conf": "[Container]\nExec=--model org/model -tp 2\n",
@@ -48,6 +62,12 @@ def test_the_file_that_starts_the_server_is_read(tmp_path: Path, name: str) -> N
     assert command.values["target"] == {"model": "org/model"}
     assert command.values["serving"]["engine"]["tensor_parallel"] == 2
     assert command.notes[0] == f"read from {tmp_path / name}"
+
+
+def test_of_several_instances_of_a_unit_none_is_chosen(tmp_path: Path) -> None:
+    files = FOLDERS["vllm@.service"] | {"llama.env": "MODEL=org/llama\n"}
+    with pytest.raises(OutriderError, match="replace %i by its instance, one of llama, mistral"):
+        command_of(tmp_path, files)
 
 
 def test_equal_commands_of_several_files_are_one(tmp_path: Path) -> None:

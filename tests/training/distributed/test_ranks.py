@@ -197,9 +197,9 @@ def with_store_worker(command: str, folder: Path) -> str:
     return " ".join(words)
 
 
-# torchrun starts two ranks in other tests too, so its script is left to `make test-long`.
 @pytest.mark.parametrize(
-    "launcher", [pytest.param("torchrun", marks=pytest.mark.slow), "deepspeed", "srun"]
+    "launcher",
+    ["deepspeed", *(pytest.param(name, marks=pytest.mark.slow) for name in ("torchrun", "srun"))],
 )
 def test_the_example_launchers_start_one_run_of_two_processes(
     launcher: str, cluster: Path, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

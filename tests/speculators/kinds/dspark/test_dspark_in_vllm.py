@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -17,6 +18,7 @@ ANCHORS, DEPTH, DRAFTS = 20, 4, 40
 
 
 @torch.no_grad()
+@pytest.mark.slow
 def test_vllm_loads_all_of_an_export_and_drafts_the_same(target: Path, tmp_path: Path) -> None:
     """Over states of the block that are given; the engine's own states need a GPU (tests/gpu)."""
     kind = trainable_kind("dspark")

@@ -1,0 +1,63 @@
+r"""Lines of nginx's access log that have the bodies of request and response.
+
+    row_of_access_line(b'10.0.0.1 - - [03/Nov/2026:08:12:46 +0100] "POST /v1/chat/completions'
+                       b' HTTP/1.1" 200 "{\\x22messages\\x22: []}" "{\\x22choices\\x22: []}"')
+    # {"request": '{"messages": []}', "response": '{"choices": []}', "status": 200, ...}
+
+A `log_format` of one's own adds them as "$request_body" and as a variable that Lua has filled. In
+them nginx writes a quotation mark as \x22 or, with `escape=json`, as \", so that quotation marks
+end the variables.
+"""
+
+import json
+import re
+from typing import Any
+
+from outrider.data.exchange import Reject
+
+_QUOTED = re.compile(rb'"((?:[^"\\]|\\.)*)"')
+_REQUEST = re.compile(rb'"[A-Z]{3,7} (\S+) HTTP/[\d.]+"(?: (\d{3})\b)?')
+_TIME = re.compile(rb"\[(\d{2}/[A-Z][a-z]{2}/\d{4}:\d{2}:\d{2}:\d{2} [+-]\d{4})\]")
+_ESCAPE = re.compile(rb"\\x([0-9A-F]{2})")
+_IS_REQUEST = re.compile(r'\s*\{.*"(?:messages|prompt|input)"\s*:', re.DOTALL)
+_BODIES = ("{", "data:", "event:")
+
+
+def row_of_access_line(line: bytes) -> dict[str, Any] | None:
+    """Returns the request, the response, the status and the time in a line; None without bodies.
+
+    Raises:
+        Reject: If it has only a response, such as that of /v1/models.
+    """
+    request_line = _REQUEST.search(line)
+    if request_line is None:
+        return None
+    texts = [_unescaped(part) for part in _QUOTED.findall(line, request_line.end())]
+    bodies = [text for text in texts if text.lstrip().startswith(_BODIES)]
+    asked = [body for body in bodies if _IS_REQUEST.match(body)]
+    answered = [body for body in bodies if body not in asked]
+    if not bodies:
+        return None
+    if not asked:
+        raise Reject("not_a_generation", "a line of an access log without a request's body")
+    row: dict[str, Any] = {"request": asked[0], "path": request_line[1].decode("utf-8", "replace")}
+    if answered:
+        row["response"] = answered[0]
+    if request_line[2]:
+        row["status"] = int(request_line[2])
+    time = _TIME.search(line)
+    if time is not None:
+        row["time_local"] = time[1].decode()
+    return row
+
+
+def _unescaped(text: bytes) -> str:
+    """Returns a variable as it was, escaped either way."""
+    if _ESCAPE.search(text):
+        text = _ESCAPE.sub(lambda match: bytes.fromhex(match[1].decode()), text)
+    elif b"\\" in text:
+        try:
+            return str(json.loads(b'"' + text + b'"'))
+        except ValueError:
+            return ""
+    return text.decode("utf-8", "replace")
