@@ -29,6 +29,7 @@ SETTERS = {
 OF_KUSTOMIZE = "what it makes: kubectl kustomize FOLDER > rendered.yaml"
 
 RENDERED = {
+    r"(?m)^(?:from|import) \w[\w.]*": "the line that vLLM logs at its start, non-default args",
     r"(?m)^[ \t]*resource[ \t]+\"": (
         "what Terraform makes of this: kubectl get deployment NAME -o yaml, or docker inspect NAME"
     ),
