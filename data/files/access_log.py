@@ -15,12 +15,14 @@ from typing import Any
 
 from outrider.data.exchange import Reject
 
-_QUOTED = re.compile(rb'"((?:[^"\\]|\\.)*)"')
+_QUOTED = re.compile(rb'"((?:[^"\\]++|\\.)*+)("|\Z)', re.DOTALL)
+"""A variable; one without an end goes on to the end of the line."""
+
 _REQUEST = re.compile(rb'"[A-Z]{3,7} (\S+) HTTP/[\d.]+"(?: (\d{3})\b)?')
 _TIME = re.compile(rb"\[(\d{2}/[A-Z][a-z]{2}/\d{4}:\d{2}:\d{2}:\d{2} [+-]\d{4})\]")
 _ESCAPE = re.compile(rb"\\x([0-9A-F]{2})")
 _IS_REQUEST = re.compile(r'\s*\{.*"(?:messages|prompt|input)"\s*:', re.DOTALL)
-_BODIES = ("{", "data:", "event:")
+_STREAM = ("data:", "event:")
 
 
 def row_of_access_line(line: bytes) -> dict[str, Any] | None:
@@ -32,8 +34,11 @@ def row_of_access_line(line: bytes) -> dict[str, Any] | None:
     request_line = _REQUEST.search(line)
     if request_line is None:
         return None
-    texts = [_unescaped(part) for part in _QUOTED.findall(line, request_line.end())]
-    bodies = [text for text in texts if text.lstrip().startswith(_BODIES)]
+    # The default writes \\x22 for each quotation mark, so that \\" is only in the other escape.
+    unescaped = _of_json if b'\\"' in line else _of_bytes
+    variables = _QUOTED.finditer(line, request_line.end())
+    texts = [unescaped(variable[1]) for variable in variables if variable[2]]
+    bodies = [text for text in texts if _is_body(text)]
     asked = [body for body in bodies if _IS_REQUEST.match(body)]
     answered = [body for body in bodies if body not in asked]
     if not bodies:
@@ -51,13 +56,23 @@ def row_of_access_line(line: bytes) -> dict[str, Any] | None:
     return row
 
 
-def _unescaped(text: bytes) -> str:
-    """Returns a variable as it was, escaped either way."""
-    if _ESCAPE.search(text):
-        text = _ESCAPE.sub(lambda match: bytes.fromhex(match[1].decode()), text)
-    elif b"\\" in text:
-        try:
-            return str(json.loads(b'"' + text + b'"'))
-        except ValueError:
-            return ""
-    return text.decode("utf-8", "replace")
+def _is_body(text: str) -> bool:
+    """Whether a variable is an object or an event stream."""
+    if text.lstrip().startswith(_STREAM):
+        return True
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _of_bytes(text: bytes) -> str:
+    whole = _ESCAPE.sub(lambda match: bytes.fromhex(match[1].decode()), text)
+    return whole.decode("utf-8", "replace")
+
+
+def _of_json(text: bytes) -> str:
+    try:
+        return str(json.loads(b'"' + text + b'"'))
+    except ValueError:
+        return ""

@@ -20,7 +20,7 @@ KINDS = (
 
 MASK = re.compile(
     r"\[(?:redacted|masked|filtered|removed|sensitive)\b[^\]\n]{0,40}\]"
-    r"|(?<!\*)\*{5,}(?!\*)"
+    r"|(?<=\w )\*{6,}(?=[.,:;!?)\"']* \w)"
     rf"|(?:\[(?:{KINDS})\]|<(?:{KINDS})>|\{{(?:{KINDS})\}})",
     re.IGNORECASE,
 )

@@ -7,6 +7,7 @@ another one names, such as a script that a Dockerfile copies, and documents are 
 are others. What Kustomize or Helm would still change is refused with the command that prints it.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +31,12 @@ DEEPEST = 5
 """Files, and levels of folders, that are looked at."""
 
 SHOWN = 5
+
+_USES = re.compile(
+    r"\b(?:COPY|ADD|CMD|ENTRYPOINT|ExecStart\w*|source|bash|sh|exec|include|src|config|templatefile"
+    r"|command|entrypoint|env_file)\b|(?:^|\s)\.\s|\./"
+)
+"""What a line does with a file that it names."""
 
 
 class Tried(NamedTuple):
@@ -115,4 +122,12 @@ def _only(folder: Path, tried: list[Tried]) -> tuple[Path, Any]:
 
 
 def _is_named(file: Tried, files: list[Tried]) -> bool:
-    return any(file.path.name in other.text for other in files if other.path != file.path)
+    """Whether another file uses this one."""
+    name = re.compile(rf"(?<![\w.-]){re.escape(file.path.name)}(?![\w.-])")
+    texts = (script.text.splitlines() for script in files if script.path != file.path)
+    return any(
+        name.search(line) and _USES.search(line)
+        for lines in texts
+        for line in lines
+        if not line.lstrip().startswith(("#", "//"))
+    )

@@ -114,9 +114,10 @@ def read_serve_command(text: str) -> ServeCommand:
     Raises:
         OutriderError: if it is not a `vllm serve` command or has an unsupported flag.
     """
-    if _is_path(text) and Path(text).expanduser().is_dir():
-        path, command = command_of_folder(Path(text).expanduser(), _read_command)
-        return command._replace(notes=[f"read from {path}", *command.notes])
+    path = _path_of(text)
+    if path is not None and path.is_dir():
+        file, command = command_of_folder(path, _read_command)
+        return command._replace(notes=[f"read from {file}", *command.notes])
     return _read_command(text)
 
 
@@ -399,19 +400,35 @@ def _target_of_head(model: str) -> tuple[str, dict[str, Any]] | None:
 
 def _read(text: str) -> tuple[str, str]:
     """Returns the name of a text and the text; a unit's file with its drop-ins."""
-    if _is_file(text):
-        path = Path(text).expanduser()
-        parts = [path, *sorted(path.with_name(f"{path.name}.d").glob("*.conf"))]
-        return text, "\n".join(part.read_text(encoding="utf-8") for part in parts)
+    path = _path_of(text)
+    if path is not None and path.is_file():
+        drop_ins = sorted(path.with_name(f"{path.name}.d").glob("*.conf"))
+        parts = [path, *(part for part in drop_ins if part.is_file())]
+        return text, "\n".join(_text_of(part) for part in parts)
     return "--from-serve-command", text
 
 
+def _text_of(path: Path) -> str:
+    """Returns a file's text; Windows' editors and PowerShell write UTF-16 with its mark."""
+    content = path.read_bytes()
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return content.decode("utf-16", "replace")
+    return content.decode("utf-8-sig", "replace")
+
+
 def _is_file(text: str) -> bool:
-    return _is_path(text) and Path(text).expanduser().is_file()
+    path = _path_of(text)
+    return path is not None and path.is_file()
 
 
-def _is_path(text: str) -> bool:
-    return len(text) < 4096 and "\n" not in text
+def _path_of(text: str) -> Path | None:
+    """Returns a text as a path; None if it cannot be one."""
+    if len(text) >= 4096 or "\n" in text or "\0" in text:
+        return None
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:  # the home of a user that does not exist
+        return None
 
 
 def _engine_value(key: str, value: Any) -> dict[str, Any]:

@@ -84,6 +84,9 @@ QUESTIONS = ("question", "query", "prompt", "user_prompt", "user_message", "user
 INPUTS = (*QUESTIONS, "input")
 """The same next to an answer with its reasoning apart."""
 
+BESIDE_QUESTION = ("instruction", "history", "context")
+"""Keys of further parts of a prompt, which each data set joins in its own way."""
+
 SHORT_ANSWER = ("content", "reasoning_content")
 """Keys of such an answer in a row that has the question, too."""
 
@@ -498,7 +501,9 @@ def _prompt_of_promptfoo(row: dict[str, Any]) -> dict[str, Any]:
 
 def _is_short_answer(row: dict[str, Any]) -> bool:
     """Whether a row has an answer's texts, but no role, as data sets distilled from R1 do."""
-    return "role" not in row and all(isinstance(row.get(name), str) for name in SHORT_ANSWER)
+    if any(row.get(name) for name in ("role", *BESIDE_QUESTION, *CALLS)):
+        return False
+    return all(isinstance(row.get(name), str) for name in SHORT_ANSWER)
 
 
 def asked_in_texts(

@@ -28,13 +28,12 @@ from outrider.data.formats.calls.cache_hits import check_generated
 from outrider.data.formats.calls.message_sides import logged_about, message_sides
 from outrider.data.formats.calls.openai import body, exchanges
 from outrider.data.formats.calls.openai_stream import join_chunks
-from outrider.data.formats.calls.sampling import NUMBERS
 from outrider.data.formats.fields import first, take_text
 from outrider.data.formats.rows.embedded import object_of
 from outrider.data.formats.rows.join import joined_records, model_of
 from outrider.data.formats.rows.other_rows import check_completion
-from outrider.data.formats.rows.paths import find
-from outrider.data.formats.rows.row_fields import fields
+from outrider.data.formats.rows.paths import find, normal_name
+from outrider.data.formats.rows.row_fields import FIELDS, fields
 from outrider.data.formats.sides import sides
 from outrider.data.formats.wrappers import open_row
 
@@ -46,8 +45,11 @@ NO_ID = (
 SHARED_IDS = ("request_id", "x_request_id", "correlation_id", "req_id", "id", "call_id", "call")
 """Names of the id, in order of preference."""
 
-ASKED = ("model", "messages", "prompt", "tools", "response_format", *NUMBERS)
-"""What two requests differ in if one is no retry of the other."""
+OF_A_TRY = frozenset({
+    *SHARED_IDS, *(path.rpartition(".")[2] for path in FIELDS["time"]),
+    "attempt", "retry", "retries", "retry_count", "stream", "stream_options",
+})  # fmt: skip
+"""What a request and its retry may differ in."""
 
 CALL = "call"
 
@@ -146,7 +148,7 @@ def _asked_in(row: bytes) -> str:
         return row.decode("utf-8", "replace")
     who = {name: about[name] for name in ("session", "user", "tenant")}
     request = _request_of(opened)
-    asked = {name: request[name] for name in ASKED if name in request} or request
+    asked = {name: request[name] for name in request if normal_name(name) not in OF_A_TRY}
     return json.dumps([who, asked], sort_keys=True, default=str)
 
 

@@ -92,7 +92,7 @@ def _declarations(text: str, folder: Folder | None) -> list[str]:
 def _rendered(match: re.Match[str], folder: Folder | None) -> str:
     """Returns a file of `templatefile` with the constants that it is given; else the call."""
     template = None if folder is None else read_near(match[1], folder)
-    if template is None:
+    if template is None or "%{" in template:  # a directive, which is not evaluated
         return match[0]
     values = {name: constant.strip('"') for name, constant in _MEMBER.findall(match[2])}
     filled = re.sub(

@@ -15,6 +15,7 @@ _RULE = re.compile(r"^[\w./%$()-]+(?:[ \t]+[\w./%-]+)*[ \t]*:(?![=:]).*\n\t", re
 _OF_MAKE = re.compile(r"^(?:export[ \t]+)?(\w+)[ \t]*(\?|\+|:{1,3})?=[ \t]*(.*?)[ \t]*$")
 _RECIPE = re.compile(r"\t[ \t]*[@+-]{0,3}(.*)$")
 
+
 _CONDITION = re.compile(
     r"[ ]*(?:(?P<end>endif)|(?:(?P<else>else)[ \t]*)?"
     r"(?:(?P<kind>ifn?eq|ifn?def)[ \t]*(?P<test>.*?))?)[ \t]*(?:#.*)?"
@@ -23,6 +24,12 @@ _CONDITION = re.compile(
 
 _SIDES = re.compile(r"\(([^,]*),([^,]*)\)|\"([^\"]*)\"[ \t]*\"([^\"]*)\"|'([^']*)'[ \t]*'([^']*)'")
 _NAME = re.compile(r"\$[({](\w+)[)}]")
+
+DEEPEST = 8
+"""Variables in one another that are expanded."""
+
+LONGEST_SIDE = 10_000
+"""Characters of a text that is compared."""
 
 
 class _Branch(NamedTuple):
@@ -71,6 +78,7 @@ def script_of_makefile(text: str) -> str:
         if recipe:
             lines.append(recipe[1].replace("$$", "$"))
         elif assigned and assigned[2] == "+":
+            variables[assigned[1]] = f"{variables.get(assigned[1], '')} {assigned[3]}".strip()
             lines.append(f"{assigned[1]}+={shlex.quote(' ' + assigned[3])}")
         elif assigned and not (assigned[2] == "?" and assigned[1] in variables):
             variables[assigned[1]] = assigned[3]
@@ -100,13 +108,12 @@ def _is_of_condition(line: str, variables: Mapping[str, str], branches: list["_B
 def _decided(kind: str, test: str, variables: Mapping[str, str]) -> bool | None:
     """Whether `ifeq (A,B)` or `ifdef NAME` holds; None if a value is not known."""
     if kind.endswith("def"):
-        return (test.strip() in variables) == (kind == "ifdef")
+        return bool(variables.get(test.strip())) == (kind == "ifdef")
     sides = _SIDES.fullmatch(test.strip())
     if sides is None:
         return None
     first, second = (
-        _NAME.sub(lambda name: variables.get(name[1], name[0]), side.strip())
-        for side in (group for group in sides.groups() if group is not None)
+        _expanded(side.strip(), variables) for side in sides.groups() if side is not None
     )
     if "$" in first + second:
         return None
@@ -121,6 +128,16 @@ def script_of_justfile(text: str) -> str:
     recipes = _JUST_RECIPE.sub(_defaults_of_recipe, text)
     assigned = _JUST.sub(lambda match: f"{match[1]}={shlex.quote(match[3])}", recipes)
     return re.sub(r"\{\{\s*(\w+)\s*\}\}", r"${\1}", assigned)
+
+
+def _expanded(text: str, variables: Mapping[str, str]) -> str:
+    """Returns a text with the values of its variables; without one, Make takes none."""
+    for _ in range(DEEPEST):
+        expanded = _NAME.sub(lambda name: variables.get(name[1], ""), text)
+        if expanded == text or len(expanded) > LONGEST_SIDE:
+            break
+        text = expanded
+    return text
 
 
 def with_dotenv(text: str, variables: Mapping[str, str]) -> str:

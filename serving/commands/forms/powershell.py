@@ -24,14 +24,18 @@ _ASSIGNED = re.compile(
 )
 """$Name = 'value', also with a type as in `param()`."""
 
-_ITEM = r"'[^'\n]*'|\"[^\"\n]*\"|\$(?:env:)?\w+|[\w.+-]+"
+_ITEM = r"(?:'[^'\n]*+'|\"[^\"\n]*+\"|\$(?:env:)?\w++|[\w.+-]++)"
+_ITEMS = rf"{_ITEM}(?:[ \t]*,[ \t]*{_ITEM})*+"
 _ARRAY = re.compile(
-    rf"^[ \t]*(?:\[[\w.]+\[\]\][ \t]*)?\$(\w+)[ \t]*(\+?)=[ \t]*"
-    rf"(?:@\((?P<items>(?:{_ITEM}|[,\s]|\#[^\n]*)*)\)|(?P<added>(?<=\+=)(?:{_ITEM})"
-    rf"|(?<=\+=)[ \t](?:{_ITEM})))[ \t]*;?[ \t]*$",
+    r"^[ \t]*(?:\[[\w.]+\[\]\][ \t]*)?\$(\w+)[ \t]*(\+?)=[ \t]*"
+    rf"(?:@\((?P<items>(?:{_ITEM}|[,\s]|\#[^\n]*+)*+)\)|(?P<added>(?<=\+=)[ \t]*{_ITEMS}))"
+    r"[ \t]*;?[ \t]*(?:\#[^\n]*)?$",
     re.MULTILINE,
 )
 """$Name = @('--model', $Model), and what is added to it."""
+
+_BLOCK = re.compile(r"[ \t}]*(?:if|elseif|else|switch|foreach|for|while)\b", re.IGNORECASE)
+"""The beginning of lines that do not always run, or more than once."""
 
 _SPLATTED = re.compile(r"(?<=\s)@(\w+)\b(?!\()")
 """@Name, the items of an array as words."""
@@ -39,8 +43,8 @@ _SPLATTED = re.compile(r"(?<=\s)@(\w+)\b(?!\()")
 _SWITCH = re.compile(r"\[switch\][ \t]*\$(\w+)", re.IGNORECASE)
 _BRANCH = re.compile(
     r"^(?P<indent>[ \t]*)if[ \t]*\((?P<not>-not[ \t]+|!)?\$(?P<name>\w+)\)[ \t]*\{[ \t]*\n"
-    r"(?P<body>(?:(?!(?P=indent)\})[^\n]*\n){0,200})(?P=indent)\}[ \t]*$",
-    re.MULTILINE,
+    r"(?P<body>(?:(?!(?P=indent)\})[^\n]*\n){0,200})(?P=indent)\}[ \t]*$(?!\n[ \t]*else)",
+    re.MULTILINE | re.IGNORECASE,
 )
 """A branch that a switch of `param()` decides, which is off if it is not given."""
 
@@ -52,10 +56,13 @@ def script_of_powershell(text: str) -> str:
     if not _MARKS.search(text):
         return text
     text = _CONTINUED.sub("\\\n", _without_comments(text.replace("\r\n", "\n")))
-    switches = set(_SWITCH.findall(text))
+    switches = {name.lower() for name in _SWITCH.findall(text)} - _set_in(text)
     text = _BRANCH.sub(lambda branch: _decided(branch, switches), text)
     arrays = {array[1] for array in _ARRAY.finditer(text) if array["items"] is not None}
+    arrays -= _changed_in_blocks(text)
     text = _ARRAY.sub(lambda array: _as_array(array, arrays), text)
+    # What is set in another way stays open, and the command is refused by its name.
+    arrays = {name for name in arrays if name.lower() not in _set_in(text)}
     text = _SPLATTED.sub(
         lambda name: f'"${{{name[1]}[@]}}"' if name[1] in arrays else name[0], text
     )
@@ -66,9 +73,28 @@ def script_of_powershell(text: str) -> str:
 
 def _decided(branch: re.Match[str], switches: Collection[str]) -> str:
     """Returns the lines of a branch that runs without switches; others as they are."""
-    if branch["name"] not in switches:
+    if branch["name"].lower() not in switches:
         return branch[0]
     return branch["body"] if branch["not"] else ""
+
+
+def _set_in(text: str) -> set[str]:
+    """Returns the names of the variables that a script sets, in lower case."""
+    return {name.lower() for name in re.findall(r"\$(\w+)[ \t]*\+?=(?!=)", text)}
+
+
+def _changed_in_blocks(text: str) -> set[str]:
+    """Returns the names of the variables that are set in a branch or a loop."""
+    names: set[str] = set()
+    blocks: list[bool] = []
+    for line in text.splitlines():
+        if line.lstrip().startswith("}") and blocks:
+            blocks.pop()
+        if any(blocks):
+            names.update(re.findall(r"\$(\w+)[ \t]*\+?=(?!=)", line))
+        if line.rstrip().endswith("{"):
+            blocks.append(_BLOCK.match(line) is not None)
+    return names
 
 
 def _as_array(array: re.Match[str], arrays: Collection[str]) -> str:

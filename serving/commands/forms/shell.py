@@ -34,6 +34,9 @@ _PRINTED = re.compile(
 )
 """cat <<EOF ... EOF, such as the text of `--help`."""
 
+_STARTS = re.compile(r"\bvllm[ \t]+serve\b|vllm\.entrypoints|vllm/vllm-openai|\bsglang\b")
+"""Words of a command that starts a server."""
+
 _FORMATTED = re.compile(
     r"\"?\$\(printf[ \t]+'(?P<format>[^'\n]{1,2000})'(?P<words>(?:[ \t]+\"?\$\{?\w+\}?\"?){1,20})"
     r"[ \t]*\)\"?"
@@ -114,7 +117,7 @@ def written_files(text: str) -> tuple[str, dict[str, str]]:
         return text, {}
     text = _READ.sub(_text_read, text)
     without_printed = _PRINTED.sub("", text)
-    text = without_printed if "vllm" in without_printed else text
+    text = without_printed if _STARTS.search(without_printed) else text
     lines = text.splitlines()
     places: dict[str, list[int]] = {}
     for number, line in enumerate(lines):
@@ -147,9 +150,12 @@ def _text_read(match: re.Match[str]) -> str:
 
 def _text_formatted(match: re.Match[str]) -> str:
     """Returns what `printf` makes of variables as a quotation that has them."""
-    names = iter(re.findall(r"\w+", match["words"]))
-    text = re.sub(r"%[sd]", lambda part: f"${{{next(names, '')}}}", match["format"])
-    return _in_double_quotes(text).replace("${}", "")
+    words = re.findall(r"\w+", match["words"])
+    if len(words) != match["format"].count("%"):  # it would use the format again
+        return match[0]
+    names = iter(words)
+    text = re.sub(r"%[sd]", lambda part: f"${{{next(names)}}}", match["format"])
+    return _in_double_quotes(text)
 
 
 def _in_double_quotes(text: str) -> str:

@@ -31,12 +31,15 @@ _PROMPT = re.compile(
 """A shell's prompt. `#` alone begins a comment, too, so it needs a host or a folder before it."""
 
 _WINDOWS = re.compile(
-    r"(?:\([\w.-]{1,40}\) )?(?P<powershell>PS )?(?:[A-Z]:[\\/]|/)[^>\n]{0,200}>[ \t]*"
+    r"(?:\([\w.-]{1,40}\) )?"
+    r"(?:(?P<powershell>PS )(?:[A-Z]:[\\/][^>\n]{0,200}|[~/][^\s>]{0,200})?>"
+    r"|[A-Z]:\\(?:[^>\n]{0,200}[^>\s])?>)[ \t]*"
 )
 """A prompt of PowerShell, `PS C:\\vllm> `, or of cmd.exe, `C:\\vllm>`."""
 
 _ABOVE = re.compile(
-    rf"(?:[┌╭]|{_HOST}|{_FOLDER}(?:$| )|[\w.-]{{1,100}} (?:on|in|via) +\S|Last login: )"
+    rf"(?:[┌╭]|{_HOST}|~\S{{0,200}}(?:$| )|/\S{{0,200}}$|Last login: "
+    r"|[\w.-]{1,100} (?:on|in|via) +\S)"
 )
 """The first line of a prompt of two lines, with the host, the folder or the branch."""
 

@@ -25,6 +25,9 @@ _UNIT_FILE = re.compile(r"^EnvironmentFile[ \t]*=[ \t]*-?[ \t]*(\S+)[ \t]*$", re
 _INSTANCE = re.compile(r"%[iI]")
 """A template unit's instance: vllm@NAME.service."""
 
+_STARTS_WITH_VARIABLES = re.compile(r"^ExecStart=(?:[^\\\n]|\\[\s\S])*\$", re.MULTILINE)
+"""A command with variables, which a file sets."""
+
 _OF_DOCKER = re.compile(r"--env-file(?:=|[ \t]+)[\"']?([^\s\"']+)[\"']?")
 _ENV_FILE = re.compile(r"^[ \t]*env_file:(?:\s*-)?[ \t]*([^\s\[\]#-]\S*)", re.MULTILINE)
 _SOURCED = re.compile(
@@ -78,19 +81,20 @@ def _with_instance(text: str, folder: Folder) -> str:
         OutriderError: If there are several, or none.
     """
     templates = [name for name in unit_files(text) if _INSTANCE.search(name)]
-    if not templates:
+    if not templates or not _STARTS_WITH_VARIABLES.search(text):
         return text
-    others = {PurePosixPath(name).name for name in unit_files(text)}
+    file_names = {PurePosixPath(name).name for name in unit_files(text)}
     present = folder if isinstance(folder, Mapping) else [path.name for path in folder.iterdir()]
     file_name = PurePosixPath(templates[0]).name
     before, _, after = _INSTANCE.sub("\0", file_name).partition("\0")
+    has_mark = bool(before or after)  # or any file would be one
     instances = sorted(
         name.removeprefix(before).removesuffix(after)
         for name in (PurePosixPath(path).name for path in present)
-        if name.startswith(before) and name.endswith(after) and name not in others
+        if has_mark and name.startswith(before) and name.endswith(after) and name not in file_names
     )
-    if len(instances) == 1 and (after or before):
-        return _INSTANCE.sub(instances[0], text)
+    if len(instances) == 1:
+        return _INSTANCE.sub(lambda _: instances[0], text)
     listed = f", one of {', '.join(instances[:5])}" if instances else ""
     raise OutriderError(
         f"--from-serve-command: EnvironmentFile={templates[0]}: a template unit; replace %i by its"
@@ -142,8 +146,12 @@ def with_files(text: str, folder: Folder) -> str:
         content = read_near(name, folder)
         text = text if content is None else with_unit_file(text, name, content)
 
+    included: set[str] = set()
+
     def of_makefile(match: re.Match[str]) -> str:
-        content = read_near(match[1], folder)
+        is_first = match[1] not in included
+        included.add(match[1])
+        content = read_near(match[1], folder) if is_first else None
         return match[0] if content is None else content.rstrip("\n")
 
     if is_makefile(text):

@@ -63,3 +63,15 @@ def test_other_lines_are_no_rows() -> None:
         assert row_of_access_line(text) is None
     with pytest.raises(Reject, match="without a request's body"):
         row_of_access_line(line(by_bytes, '{"data": []}', method="GET").encode())
+
+
+def test_a_text_with_an_escape_in_it_is_read_as_the_line_is_escaped() -> None:
+    answer = json.dumps({"choices": [{"message": {"content": "write \\xAB or \\x1B"}}]})
+    for escape in (by_bytes, as_json):
+        row = row_of_access_line(line(escape, json.dumps(ASKED), answer).encode())
+        assert row is not None and json.loads(row["response"]) == json.loads(answer)
+
+
+def test_a_cut_line_takes_linear_time() -> None:
+    cut = '\\"content\\": \\"abc\\", ' * 50_000
+    assert row_of_access_line(f'{BEFORE.format("POST")} "{{{cut}'.encode()) is None

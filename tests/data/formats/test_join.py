@@ -4,6 +4,8 @@ import json
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from outrider.data.exchange import Exchange, Reject
 from outrider.data.files.sources import log_files
 from tests.data.logs import read_exchanges
@@ -111,6 +113,17 @@ def test_a_retried_request_is_answered_once(tmp_path):
     _, earlier = halves("1", "a", at, "x")
     for rows in ([first, earlier, again, answer], [first, again, earlier, answer]):
         assert [outcome.time for outcome in outcomes_of(tmp_path, rows)] == [at, at + 7]
+
+
+@pytest.mark.parametrize(
+    "more", [{"chat_template_kwargs": {"enable_thinking": False}}, {"tool_choice": "none"}]
+)
+def test_requests_that_differ_in_any_parameter_are_no_retries(tmp_path, more):
+    first, answer = halves("1", "a", 1_782_900_000, "x")
+    again, _ = halves("1", "a", 1_782_900_007, "x")
+    again["line"]["payload"] |= more
+    outcomes = outcomes_of(tmp_path, [first, again, answer])
+    assert {outcome.reason for outcome in outcomes} == {"ambiguous_id"}
 
 
 def test_equal_requests_of_two_sessions_are_no_copies(tmp_path):

@@ -246,6 +246,16 @@ def test_a_table_s_row_may_have_messages_and_an_answer_without_a_role(tmp_path):
     assert (outcome.finish_reason, outcome.completion_tokens) == ("length", 161)
 
 
+@pytest.mark.parametrize(
+    "more",
+    [{"instruction": "Translate."}, {"history": [["a", "b"]]}, {"tool_calls": [{"id": "c"}]}],
+)
+def test_a_row_with_more_of_the_prompt_is_no_short_answer(more):
+    row = {"input": "Hi", "reasoning_content": "r", "content": "a"}
+    assert message_sides(row) is not None
+    assert message_sides(row | more) is None
+
+
 @pytest.mark.parametrize("name", ["input", "question", "prompt", "query"])
 def test_a_distilled_row_has_its_question_under_any_name(tmp_path, name):
     row = {name: "Hi", "reasoning_content": "r\n", "content": "\n\na", "content_tokens_len": 1}

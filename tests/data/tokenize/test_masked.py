@@ -48,22 +48,24 @@ def test_a_mask_that_the_engine_read_is_text(text_target, tmp_path, is_counted):
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "[REDACTED]",
-        "[redacted-email]",
-        "[EMAIL_ADDRESS]",
-        "<PERSON>",
-        "{NAME}",
-        "[Filtered]",
-        "*******",
-    ],
+    ["[REDACTED]", "[redacted-email]", "[EMAIL_ADDRESS]", "<PERSON>", "{NAME}", "[Filtered]"],
 )
 def test_masks_of_loggers(text):
     assert MASK.search(f"To {text}.")
 
 
+@pytest.mark.parametrize("text", ["Write to ********: her refund", "By ********, today"])
+def test_asterisks_inside_a_sentence_are_a_mask(text):
+    assert MASK.search(text)
+
+
+@pytest.mark.parametrize("text", ["/*********\n * main.c", "Title\n********\n", "rate it ******"])
+def test_asterisks_of_code_and_markdown_are_none(text):
+    assert not MASK.search(text)
+
+
 @pytest.mark.parametrize(
-    "text", ["[1]", "<div>", "{x}", "[see below]", "List<String>", "[]", "**b**"]
+    "text", ["[1]", "<div>", "{x}", "[see below]", "List<String>", "[]", "**b**", "***** five"]
 )
 def test_other_brackets_are_no_masks(text):
     assert not MASK.search(f"To {text}.")

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from outrider.common.errors import OutriderError
 from outrider.serving.commands.find import find_command
 from outrider.serving.commands.forms.make_files import with_dotenv
 from outrider.serving.commands.serve_command import read_serve_command
@@ -38,6 +39,10 @@ def words_in(text: str) -> list[str]:
         ("a", "ifdef SPEC", "1"),
         ("b", "ifdef OTHER", "2"),
         ("b", "ifndef OTHER", "1"),
+        ("b", "ifneq ($(OTHER),)", "2"),
+        ("", "ifdef SPEC", "3"),
+        ("a", "WIDE = $(SPEC)\nifeq ($(WIDE),a)", "1"),
+        ("a", "MORE += x\nifdef MORE", "1"),
     ],
 )
 def test_a_makefile_s_conditions_are_decided(spec: str, condition: str, seed: str) -> None:
@@ -89,6 +94,52 @@ def test_a_powershell_script_s_arrays_are_words() -> None:
         words_in("docker run vllm/vllm-openai --model $Model @other\n$Model = 'm'\n")
 
 
+ADDED = """$serve = @("--model", "org/model")
+{line}
+docker run vllm/vllm-openai @serve
+"""
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['$serve += "-tp", "4"', '$serve += @("-tp", "4") # yes', "$serve += '-tp', 4 ;"],
+)
+def test_what_is_added_to_an_array_is_read(line: str) -> None:
+    assert words_in(ADDED.format(line=line))[2:] == ["-tp", "4"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '$serve = $serve + @("-tp", "4")',
+        'if ($env:BIG) {\n  $serve += "--enforce-eager"\n}',
+        "param([switch] $E)\nif ($E) {\n  $serve += '-x'\n} else {\n  $serve += '-y'\n}",
+        "param([switch] $E)\n$E = $true\nif ($E) {\n  $serve += '-x'\n}",
+    ],
+)
+def test_an_array_that_is_set_in_another_way_is_refused_by_its_name(line: str) -> None:
+    with pytest.raises(OutriderError, match="@serve: contains a shell variable"):
+        words_in(ADDED.format(line=line))
+
+
+def test_a_switch_s_name_has_no_case() -> None:
+    line = "param([switch] $Eager)\nif ($eager) {\n  $serve += '--enforce-eager'\n}"
+    assert words_in(ADDED.format(line=line)) == ["--model", "org/model"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "$hosts = @(gpu-node-0001.example.internal:8000)",
+        "$files = @(Get-ChildItem -Recurse -Filter *.safetensors)",
+        "$b = @(" + 40 * "a" + "!",
+        "$b = @(" + 200 * "#a\n" + "!",
+    ],
+)
+def test_other_arrays_are_left_in_linear_time(line: str) -> None:
+    assert words_in(f"vllm serve org/model `\n  -tp 2\n{line}\n")[:3] == ["org/model", "-tp", "2"]
+
+
 @pytest.mark.parametrize(
     "config",
     [
@@ -109,6 +160,7 @@ def test_a_text_that_is_only_printed_starts_nothing() -> None:
     usage = "usage() {\n  cat <<EOF\nvllm serve org/other\nEOF\n}\n"
     assert words_in(f"{usage}vllm serve org/model\n") == ["org/model"]
     assert words_in(usage) == ["org/other"]  # a page of instructions
+    assert words_in(f"{usage}sudo systemctl restart vllm\n") == ["org/other"]
 
 
 LISTED = """kind: List

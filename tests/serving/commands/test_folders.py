@@ -8,6 +8,7 @@ from outrider.common.errors import OutriderError
 from outrider.serving.commands.serve_command import ServeCommand, read_serve_command
 
 SERVE = "vllm serve org/model --tensor-parallel-size 2\n"
+TEMPLATE = "vllm serve ${model} %{ if tp > 1 }-tp ${tp}%{ endif }\n"
 
 
 def command_of(folder: Path, files: dict[str, str]) -> ServeCommand:
@@ -64,6 +65,26 @@ def test_the_file_that_starts_the_server_is_read(tmp_path: Path, name: str) -> N
     assert command.notes[0] == f"read from {tmp_path / name}"
 
 
+def test_files_in_other_encodings_are_no_error(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_bytes("café".encode("latin-1"))
+    (tmp_path / "x.service.d").mkdir()
+    (tmp_path / "x.service.d" / "a.conf").mkdir()
+    (tmp_path / "x.service.d" / "b.conf").write_bytes("# café\n".encode("latin-1"))
+    (tmp_path / "x.service").write_text(f"[Service]\nExecStart=/opt/bin/{SERVE}")
+    assert command_of(tmp_path, {}).values["target"] == {"model": "org/model"}
+    (tmp_path / "serve.ps1").write_bytes(f"{SERVE}".encode("utf-16"))
+    assert read_serve_command(str(tmp_path / "serve.ps1")).values["target"]
+    assert read_serve_command("~nobody-here/bin/vllm serve org/model").values["target"]
+
+
+def test_a_unit_that_needs_no_instance_is_read(tmp_path: Path) -> None:
+    unit = f"[Service]\nEnvironmentFile=-/etc/vllm/%i.env\nExecStart=/usr/bin/{SERVE}"
+    assert command_of(tmp_path, {"v@.service": unit}).values["target"] == {"model": "org/model"}
+    strange = FOLDERS["vllm@.service"] | {"vllm@.service": unit.replace("org/model", "$MODEL")}
+    strange["a\\1b.env"] = strange.pop("mistral.env")
+    assert command_of(tmp_path, strange).values["target"] == {"model": "org/model"}
+
+
 def test_of_several_instances_of_a_unit_none_is_chosen(tmp_path: Path) -> None:
     files = FOLDERS["vllm@.service"] | {"llama.env": "MODEL=org/llama\n"}
     with pytest.raises(OutriderError, match="replace %i by its instance, one of llama, mistral"):
@@ -81,6 +102,9 @@ def test_equal_commands_of_several_files_are_one(tmp_path: Path) -> None:
             {"a.sh": SERVE, "b.sh": "vllm serve org/b\n"},
             r"2 files start different .*\(a.sh, b.sh\)",
         ),
+        ({"a.sh": SERVE, "b.sh": "# unlike a.sh\nvllm serve org/b\n"}, "2 files start"),
+        ({"a.sh": SERVE, "b.sh": "./old-a.sh\nvllm serve org/b\n"}, "2 files start"),
+        (FOLDERS["main.tf"] | {"run.tftpl": TEMPLATE}, r"\$\{model\}: contains a shell variable"),
         ({"a.txt": "nothing"}, "no file in this folder starts `vllm serve`"),
         ({}, "no file in this folder starts `vllm serve`"),
         ({"kustomization.yaml": "resources: [a.yaml]"}, "kubectl kustomize .* > rendered.yaml"),

@@ -115,6 +115,9 @@ def test_of_several_commands_at_prompts_the_user_chooses() -> None:
         "$\n",
         "",
         "MODEL=a\nvllm serve $MODEL\n",
+        "/opt/venv/bin/vllm serve org/model -tp 2 > /var/log/vllm.log 2>&1",
+        "/usr/bin/vllm serve org/model\n$ echo",
+        "C:\\vllm\\serve.exe org/model > log.txt",
     ],
 )
 def test_other_texts_are_no_terminals(text: str) -> None:
