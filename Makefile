@@ -4,7 +4,7 @@
 #   make demo-smollm2  the same on a real language model, SmolLM2-135M-Instruct, in 40 to 90 min;
 #                   `make smollm2` only builds that target (build/smollm2)
 #   make live     a live endpoint on this machine: promotes a good release, rolls back a bad one
-#   make test       lint, types, the build of the docs and the tests, in 12 minutes. All of them run,
+#   make test       lint, types, the build of the docs and the tests, in 15 minutes. All of them run,
 #                   and it fails if one fails
 #   make pytest     the tests alone, in four processes; PYTEST_ARGUMENTS adds to the command:
 #                   make pytest PYTEST_ARGUMENTS="-n 0 -x tests/data"

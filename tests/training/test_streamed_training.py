@@ -18,7 +18,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     return make_corpus(tmp_path_factory.mktemp("corpus"))
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_killed_streamed_run_ends_with_the_bits_of_stored_training(
     processes: int, corpus: Corpus, tmp_path: Path
 ) -> None:
