@@ -15,13 +15,14 @@ from typing import Any
 
 from outrider.data.exchange import Reject
 
-_QUOTED = re.compile(rb'"((?:[^"\\]++|\\.)*+)("|\Z)', re.DOTALL)
+_QUOTED = re.compile(rb'"((?:[^"\\]++|\\.)*+)("|\\?\Z)', re.DOTALL)
 """A variable; one without an end goes on to the end of the line."""
 
 _REQUEST = re.compile(rb'"[A-Z]{3,7} (\S+) HTTP/[\d.]+"(?: (\d{3})\b)?')
 _TIME = re.compile(rb"\[(\d{2}/[A-Z][a-z]{2}/\d{4}:\d{2}:\d{2}:\d{2} [+-]\d{4})\]")
 _ESCAPE = re.compile(rb"\\x([0-9A-F]{2})")
 _IS_REQUEST = re.compile(r'\s*\{.*"(?:messages|prompt|input)"\s*:', re.DOTALL)
+_OBJECT = re.compile(r'\s*\{\s*"')
 _STREAM = ("data:", "event:")
 
 
@@ -37,7 +38,7 @@ def row_of_access_line(line: bytes) -> dict[str, Any] | None:
     # The default writes \\x22 for each quotation mark, so that \\" is only in the other escape.
     unescaped = _of_json if b'\\"' in line else _of_bytes
     variables = _QUOTED.finditer(line, request_line.end())
-    texts = [unescaped(variable[1]) for variable in variables if variable[2]]
+    texts = [unescaped(variable[1]) for variable in variables if variable[2] == b'"']
     bodies = [text for text in texts if _is_body(text)]
     asked = [body for body in bodies if _IS_REQUEST.match(body)]
     answered = [body for body in bodies if body not in asked]
@@ -57,13 +58,8 @@ def row_of_access_line(line: bytes) -> dict[str, Any] | None:
 
 
 def _is_body(text: str) -> bool:
-    """Whether a variable is an object or an event stream."""
-    if text.lstrip().startswith(_STREAM):
-        return True
-    try:
-        return isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):
-        return False
+    """Whether a variable is an object, lines of them or an event stream, also if it was cut."""
+    return text.lstrip().startswith(_STREAM) or _OBJECT.match(text) is not None
 
 
 def _of_bytes(text: bytes) -> str:

@@ -20,7 +20,7 @@ KINDS = (
 
 MASK = re.compile(
     r"\[(?:redacted|masked|filtered|removed|sensitive)\b[^\]\n]{0,40}\]"
-    r"|(?<=\w )\*{6,}(?=[.,:;!?)\"']* \w)"
+    r"|(?:(?<=\w )|(?<=[:=] ))\*{6,}(?=[.,:;!?)\"']*(?:\s|\Z))"
     rf"|(?:\[(?:{KINDS})\]|<(?:{KINDS})>|\{{(?:{KINDS})\}})",
     re.IGNORECASE,
 )

@@ -16,6 +16,7 @@ from outrider.common.errors import OutriderError
 from outrider.serving.commands.find import NoCommand
 from outrider.serving.commands.forms.compose import OVERRIDES
 from outrider.serving.commands.forms.documents import LONGEST_TEXT
+from outrider.serving.commands.forms.variable_files import text_of_file
 
 KUSTOMIZATIONS = ("kustomization.yaml", "kustomization.yml", "Kustomization")
 """Names of the file that changes the manifests next to it."""
@@ -37,6 +38,10 @@ _USES = re.compile(
     r"|command|entrypoint|env_file)\b|(?:^|\s)\.\s|\./"
 )
 """What a line does with a file that it names."""
+
+
+_ONLY_SAYS = re.compile(r"\s*(?:#|//|echo\b|printf\b|Write-Host\b)")
+_COMMENT = re.compile(r"\s#.*")
 
 
 class Tried(NamedTuple):
@@ -100,10 +105,10 @@ def _tried(
 def _text_of(path: Path) -> str | None:
     """Returns a file's text; None if it is large or no text."""
     try:
-        content = path.read_bytes() if path.stat().st_size <= LONGEST_TEXT else b"\0"
+        text = text_of_file(path) if path.stat().st_size <= LONGEST_TEXT else "\0"
     except OSError:
         return None
-    return None if b"\0" in content else content.decode("utf-8", "replace")
+    return None if "\0" in text else text
 
 
 def _only(folder: Path, tried: list[Tried]) -> tuple[Path, Any]:
@@ -126,8 +131,8 @@ def _is_named(file: Tried, files: list[Tried]) -> bool:
     name = re.compile(rf"(?<![\w.-]){re.escape(file.path.name)}(?![\w.-])")
     texts = (script.text.splitlines() for script in files if script.path != file.path)
     return any(
-        name.search(line) and _USES.search(line)
+        name.search(_COMMENT.sub("", line)) and _USES.search(line)
         for lines in texts
         for line in lines
-        if not line.lstrip().startswith(("#", "//"))
+        if not _ONLY_SAYS.match(line)
     )

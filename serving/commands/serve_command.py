@@ -35,7 +35,7 @@ from outrider.serving.commands.forms.batch import CONDITION, is_batch
 from outrider.serving.commands.forms.branches import OPTIONS, with_decided_branches
 from outrider.serving.commands.forms.settings import FLAGS
 from outrider.serving.commands.forms.unresolved import OF_KUSTOMIZE
-from outrider.serving.commands.forms.variable_files import missing_files
+from outrider.serving.commands.forms.variable_files import missing_files, text_of_file
 from outrider.serving.commands.notes import AUTO, Variables, flag_of, note_on_place, notes_on
 from outrider.serving.commands.speculation import check_plugin, read_speculation
 from outrider.serving.commands.surroundings import completed
@@ -92,6 +92,10 @@ OF_NIX = re.compile(r"^\{[^{}\n]{0,200}\bpkgs\b[^{}\n]{0,200}\}:|\boci-container
 
 _SPECULATORS = re.compile(r"[-_.]speculator[-_.](?:eagle|dflash|peagle|p_eagle|mtp|dspark)", re.I)
 """Names of heads in the speculators format, such as RedHatAI/Qwen3-8B-speculator.eagle3."""
+
+LONGEST_PATH = 4096
+LONGEST_NAME = 255
+"""Characters of a path, and bytes of a name in it, that Linux takes."""
 
 CONDITIONAL = re.compile(r"(^|;)[ \t]*(then|do|esac)\b", re.MULTILINE)
 """Words of a shell's `if`, `for`, `while` and `case`."""
@@ -404,16 +408,8 @@ def _read(text: str) -> tuple[str, str]:
     if path is not None and path.is_file():
         drop_ins = sorted(path.with_name(f"{path.name}.d").glob("*.conf"))
         parts = [path, *(part for part in drop_ins if part.is_file())]
-        return text, "\n".join(_text_of(part) for part in parts)
+        return text, "\n".join(map(text_of_file, parts))
     return "--from-serve-command", text
-
-
-def _text_of(path: Path) -> str:
-    """Returns a file's text; Windows' editors and PowerShell write UTF-16 with its mark."""
-    content = path.read_bytes()
-    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return content.decode("utf-16", "replace")
-    return content.decode("utf-8-sig", "replace")
 
 
 def _is_file(text: str) -> bool:
@@ -423,7 +419,8 @@ def _is_file(text: str) -> bool:
 
 def _path_of(text: str) -> Path | None:
     """Returns a text as a path; None if it cannot be one."""
-    if len(text) >= 4096 or "\n" in text or "\0" in text:
+    is_long = any(len(name.encode("utf-8", "replace")) > LONGEST_NAME for name in text.split("/"))
+    if is_long or len(text) >= LONGEST_PATH or "\n" in text or "\0" in text:
         return None
     try:
         return Path(text).expanduser()

@@ -501,7 +501,8 @@ def _prompt_of_promptfoo(row: dict[str, Any]) -> dict[str, Any]:
 
 def _is_short_answer(row: dict[str, Any]) -> bool:
     """Whether a row has an answer's texts, but no role, as data sets distilled from R1 do."""
-    if any(row.get(name) for name in ("role", *BESIDE_QUESTION, *CALLS)):
+    beside = (row.get(name) for name in ("role", *BESIDE_QUESTION, *CALLS))
+    if any(value and isinstance(value, str | list) for value in beside):
         return False
     return all(isinstance(row.get(name), str) for name in SHORT_ANSWER)
 

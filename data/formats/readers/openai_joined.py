@@ -25,15 +25,15 @@ from typing import Any
 from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.files.rows import Row, Sample
 from outrider.data.formats.calls.cache_hits import check_generated
-from outrider.data.formats.calls.message_sides import logged_about, message_sides
+from outrider.data.formats.calls.message_sides import SENT, logged_about, message_sides
 from outrider.data.formats.calls.openai import body, exchanges
 from outrider.data.formats.calls.openai_stream import join_chunks
 from outrider.data.formats.fields import first, take_text
 from outrider.data.formats.rows.embedded import object_of
 from outrider.data.formats.rows.join import joined_records, model_of
 from outrider.data.formats.rows.other_rows import check_completion
-from outrider.data.formats.rows.paths import find, normal_name
-from outrider.data.formats.rows.row_fields import FIELDS, fields
+from outrider.data.formats.rows.paths import find
+from outrider.data.formats.rows.row_fields import fields
 from outrider.data.formats.sides import sides
 from outrider.data.formats.wrappers import open_row
 
@@ -45,11 +45,12 @@ NO_ID = (
 SHARED_IDS = ("request_id", "x_request_id", "correlation_id", "req_id", "id", "call_id", "call")
 """Names of the id, in order of preference."""
 
-OF_A_TRY = frozenset({
-    *SHARED_IDS, *(path.rpartition(".")[2] for path in FIELDS["time"]),
-    "attempt", "retry", "retries", "retry_count", "stream", "stream_options",
+ASKED = ("messages", "prompt", "input", "inputs", "system")
+PARAMETERS = frozenset({
+    *ASKED, *SENT, "model", "tools", "tool_choice", "functions", "function_call", "n", "best_of",
+    "max_tokens", "max_completion_tokens", "logit_bias", "reasoning_effort", "thinking",
 })  # fmt: skip
-"""What a request and its retry may differ in."""
+"""What a request and its retry have in common, beside which a log has fields of its own."""
 
 CALL = "call"
 
@@ -148,7 +149,8 @@ def _asked_in(row: bytes) -> str:
         return row.decode("utf-8", "replace")
     who = {name: about[name] for name in ("session", "user", "tenant")}
     request = _request_of(opened)
-    asked = {name: request[name] for name in request if normal_name(name) not in OF_A_TRY}
+    has_text = any(name in request for name in ASKED)
+    asked = {name: request[name] for name in request if name in PARAMETERS or not has_text}
     return json.dumps([who, asked], sort_keys=True, default=str)
 
 

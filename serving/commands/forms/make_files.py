@@ -12,7 +12,9 @@ from typing import NamedTuple
 _RULE = re.compile(r"^[\w./%$()-]+(?:[ \t]+[\w./%-]+)*[ \t]*:(?![=:]).*\n\t", re.MULTILINE)
 """A rule of a Makefile: a target, and a line that begins with a tab."""
 
-_OF_MAKE = re.compile(r"^(?:export[ \t]+)?(\w+)[ \t]*(\?|\+|:{1,3})?=[ \t]*(.*?)[ \t]*$")
+_OF_MAKE = re.compile(
+    r"^ *(?:(?:export|override)[ \t]+)*(\w+)[ \t]*(\?|\+|:{1,3})?=[ \t]*(.*?)[ \t]*$"
+)
 _RECIPE = re.compile(r"\t[ \t]*[@+-]{0,3}(.*)$")
 
 
@@ -21,6 +23,9 @@ _CONDITION = re.compile(
     r"(?:(?P<kind>ifn?eq|ifn?def)[ \t]*(?P<test>.*?))?)[ \t]*(?:#.*)?"
 )
 """`ifeq (A,B)`, `ifdef NAME`, `else ifeq (A,B)`, `else`, `endif`."""
+
+_INCLUDE = re.compile(r"^include[ \t]+\S", re.MULTILINE)
+"""A file that must be there, and was not found."""
 
 _SIDES = re.compile(r"\(([^,]*),([^,]*)\)|\"([^\"]*)\"[ \t]*\"([^\"]*)\"|'([^']*)'[ \t]*'([^']*)'")
 _NAME = re.compile(r"\$[({](\w+)[)}]")
@@ -69,7 +74,7 @@ def script_of_makefile(text: str) -> str:
     variables: dict[str, str] = {}
     branches: list[_Branch] = []
     for line in re.sub(r"\\\n[ \t]*", " ", text).splitlines():
-        if _is_of_condition(line, variables, branches):
+        if _is_of_condition(line, text, variables, branches):
             continue
         if not all(branch.is_read for branch in branches):
             continue
@@ -81,12 +86,16 @@ def script_of_makefile(text: str) -> str:
             variables[assigned[1]] = f"{variables.get(assigned[1], '')} {assigned[3]}".strip()
             lines.append(f"{assigned[1]}+={shlex.quote(' ' + assigned[3])}")
         elif assigned and not (assigned[2] == "?" and assigned[1] in variables):
-            variables[assigned[1]] = assigned[3]
+            is_lazy = not (assigned[2] or "").startswith(":")
+            value = assigned[3] if is_lazy else _expanded(assigned[3], text, variables)
+            variables[assigned[1]] = assigned[3] if value is None else value
             lines.append(f"{assigned[1]}={shlex.quote(assigned[3])}")
     return "\n".join(lines)
 
 
-def _is_of_condition(line: str, variables: Mapping[str, str], branches: list["_Branch"]) -> bool:
+def _is_of_condition(
+    line: str, text: str, variables: Mapping[str, str], branches: list["_Branch"]
+) -> bool:
     """Reads a line that begins, changes or ends a condition, and keeps the open ones."""
     match = _CONDITION.fullmatch(line)
     if match is None or not any(match.group("end", "else", "kind")):
@@ -94,7 +103,9 @@ def _is_of_condition(line: str, variables: Mapping[str, str], branches: list["_B
     if match["end"] and branches:
         branches.pop()
         return True
-    test = _decided(match["kind"], match["test"] or "", variables) if match["kind"] else None
+    test = None
+    if match["kind"]:
+        test = _decided(match["kind"], match["test"] or "", text, variables)
     if not match["else"]:
         branches.append(_Branch(is_read=test is not False, was_taken=bool(test)))
     elif branches:
@@ -105,19 +116,45 @@ def _is_of_condition(line: str, variables: Mapping[str, str], branches: list["_B
     return True
 
 
-def _decided(kind: str, test: str, variables: Mapping[str, str]) -> bool | None:
+def _decided(kind: str, test: str, text: str, variables: Mapping[str, str]) -> bool | None:
     """Whether `ifeq (A,B)` or `ifdef NAME` holds; None if a value is not known."""
     if kind.endswith("def"):
-        return bool(variables.get(test.strip())) == (kind == "ifdef")
+        value = _value_of(test.strip(), text, variables)
+        return None if value is None else bool(value) == (kind == "ifdef")
     sides = _SIDES.fullmatch(test.strip())
     if sides is None:
         return None
     first, second = (
-        _expanded(side.strip(), variables) for side in sides.groups() if side is not None
+        _expanded(side.strip(), text, variables) for side in sides.groups() if side is not None
     )
-    if "$" in first + second:
+    if first is None or second is None:
         return None
     return (first == second) == (kind == "ifeq")
+
+
+def _value_of(name: str, text: str, variables: Mapping[str, str]) -> str | None:
+    """Returns a variable's value: empty if nothing sets it, None if it is set in another way."""
+    if name in variables:
+        return variables[name]
+    is_set = re.search(rf"\b(?:define|export)[ \t]+{name}\b|\b{name}[ \t]*!=", text)
+    return None if is_set or _INCLUDE.search(text) else ""
+
+
+def _expanded(side: str, text: str, variables: Mapping[str, str]) -> str | None:
+    """Returns a text with the values of its variables; None if one is not known."""
+    for _ in range(DEEPEST):
+        pieces: list[str] = []
+        end = 0
+        for name in _NAME.finditer(side):
+            value = _value_of(name[1], text, variables)
+            if value is None or sum(map(len, pieces)) + len(value) > LONGEST_SIDE:
+                return None
+            pieces += [side[end : name.start()], value]
+            end = name.end()
+        if not pieces:
+            return None if "$" in side else side
+        side = "".join([*pieces, side[end:]])
+    return None
 
 
 def script_of_justfile(text: str) -> str:
@@ -128,16 +165,6 @@ def script_of_justfile(text: str) -> str:
     recipes = _JUST_RECIPE.sub(_defaults_of_recipe, text)
     assigned = _JUST.sub(lambda match: f"{match[1]}={shlex.quote(match[3])}", recipes)
     return re.sub(r"\{\{\s*(\w+)\s*\}\}", r"${\1}", assigned)
-
-
-def _expanded(text: str, variables: Mapping[str, str]) -> str:
-    """Returns a text with the values of its variables; without one, Make takes none."""
-    for _ in range(DEEPEST):
-        expanded = _NAME.sub(lambda name: variables.get(name[1], ""), text)
-        if expanded == text or len(expanded) > LONGEST_SIDE:
-            break
-        text = expanded
-    return text
 
 
 def with_dotenv(text: str, variables: Mapping[str, str]) -> str:

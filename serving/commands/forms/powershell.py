@@ -34,8 +34,10 @@ _ARRAY = re.compile(
 )
 """$Name = @('--model', $Model), and what is added to it."""
 
-_BLOCK = re.compile(r"[ \t}]*(?:if|elseif|else|switch|foreach|for|while)\b", re.IGNORECASE)
-"""The beginning of lines that do not always run, or more than once."""
+_SET = re.compile(r"\$(\w+)[ \t]*\+?=(?!=)")
+_OFF = re.compile(r"\[switch\][ \t]*\$\w+[ \t]*=[ \t]*\$false", re.IGNORECASE)
+_COMMENT = re.compile(r"(?:^|(?<=\s))#[^\n]*", re.MULTILINE)
+_TEXT = re.compile(r"'[^'\n]*+'|\"[^\"\n]*+\"")
 
 _SPLATTED = re.compile(r"(?<=\s)@(\w+)\b(?!\()")
 """@Name, the items of an array as words."""
@@ -79,21 +81,23 @@ def _decided(branch: re.Match[str], switches: Collection[str]) -> str:
 
 
 def _set_in(text: str) -> set[str]:
-    """Returns the names of the variables that a script sets, in lower case."""
-    return {name.lower() for name in re.findall(r"\$(\w+)[ \t]*\+?=(?!=)", text)}
+    """Returns the names of the variables that a script sets, in lower case.
+
+    A switch that is off by default is not set.
+    """
+    names = _SET.findall(_OFF.sub("", _COMMENT.sub("", text)))
+    return {name.lower() for name in names}
 
 
 def _changed_in_blocks(text: str) -> set[str]:
-    """Returns the names of the variables that are set in a branch or a loop."""
+    """Returns the names of the variables that are set between braces, so perhaps never."""
     names: set[str] = set()
-    blocks: list[bool] = []
+    depth = 0
     for line in text.splitlines():
-        if line.lstrip().startswith("}") and blocks:
-            blocks.pop()
-        if any(blocks):
-            names.update(re.findall(r"\$(\w+)[ \t]*\+?=(?!=)", line))
-        if line.rstrip().endswith("{"):
-            blocks.append(_BLOCK.match(line) is not None)
+        code = _COMMENT.sub("", _TEXT.sub("''", line))
+        if depth > 0 or "{" in code:
+            names.update(_SET.findall(code))
+        depth = max(depth + code.count("{") - code.count("}"), 0)
     return names
 
 

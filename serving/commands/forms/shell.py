@@ -34,7 +34,7 @@ _PRINTED = re.compile(
 )
 """cat <<EOF ... EOF, such as the text of `--help`."""
 
-_STARTS = re.compile(r"\bvllm[ \t]+serve\b|vllm\.entrypoints|vllm/vllm-openai|\bsglang\b")
+_STARTS = re.compile(r"\bvllm(?:[ \t\\\n]+serve\b|[ \t]+[\"']?\$|-openai|\.entrypoints)|\bsglang\b")
 """Words of a command that starts a server."""
 
 _FORMATTED = re.compile(
@@ -151,7 +151,8 @@ def _text_read(match: re.Match[str]) -> str:
 def _text_formatted(match: re.Match[str]) -> str:
     """Returns what `printf` makes of variables as a quotation that has them."""
     words = re.findall(r"\w+", match["words"])
-    if len(words) != match["format"].count("%"):  # it would use the format again
+    fields = re.findall(r"%.?", match["format"])
+    if len(words) != len(fields) or not {*fields} <= {"%s", "%d"}:
         return match[0]
     names = iter(words)
     text = re.sub(r"%[sd]", lambda part: f"${{{next(names)}}}", match["format"])

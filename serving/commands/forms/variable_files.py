@@ -25,9 +25,6 @@ _UNIT_FILE = re.compile(r"^EnvironmentFile[ \t]*=[ \t]*-?[ \t]*(\S+)[ \t]*$", re
 _INSTANCE = re.compile(r"%[iI]")
 """A template unit's instance: vllm@NAME.service."""
 
-_STARTS_WITH_VARIABLES = re.compile(r"^ExecStart=(?:[^\\\n]|\\[\s\S])*\$", re.MULTILINE)
-"""A command with variables, which a file sets."""
-
 _OF_DOCKER = re.compile(r"--env-file(?:=|[ \t]+)[\"']?([^\s\"']+)[\"']?")
 _ENV_FILE = re.compile(r"^[ \t]*env_file:(?:\s*-)?[ \t]*([^\s\[\]#-]\S*)", re.MULTILINE)
 _SOURCED = re.compile(
@@ -69,6 +66,17 @@ def read_near(name: str, folder: Folder) -> str | None:
     return None
 
 
+def text_of_file(path: Path) -> str:
+    """Returns a file's text in UTF-8, UTF-16 with its mark (PowerShell) or Windows' cp1252."""
+    content = path.read_bytes()
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return content.decode("utf-16", "replace")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return content.decode("cp1252", "replace")
+
+
 def unit_files(text: str) -> list[str]:
     """Returns the files that units name with `EnvironmentFile=`."""
     return _UNIT_FILE.findall(text)
@@ -81,7 +89,7 @@ def _with_instance(text: str, folder: Folder) -> str:
         OutriderError: If there are several, or none.
     """
     templates = [name for name in unit_files(text) if _INSTANCE.search(name)]
-    if not templates or not _STARTS_WITH_VARIABLES.search(text):
+    if not templates:
         return text
     file_names = {PurePosixPath(name).name for name in unit_files(text)}
     present = folder if isinstance(folder, Mapping) else [path.name for path in folder.iterdir()]
@@ -95,6 +103,8 @@ def _with_instance(text: str, folder: Folder) -> str:
     )
     if len(instances) == 1:
         return _INSTANCE.sub(lambda _: instances[0], text)
+    if "$" not in text:  # the command needs no variable of such a file
+        return text
     listed = f", one of {', '.join(instances[:5])}" if instances else ""
     raise OutriderError(
         f"--from-serve-command: EnvironmentFile={templates[0]}: a template unit; replace %i by its"
@@ -146,12 +156,12 @@ def with_files(text: str, folder: Folder) -> str:
         content = read_near(name, folder)
         text = text if content is None else with_unit_file(text, name, content)
 
-    included: set[str] = set()
+    included = 0
 
     def of_makefile(match: re.Match[str]) -> str:
-        is_first = match[1] not in included
-        included.add(match[1])
-        content = read_near(match[1], folder) if is_first else None
+        nonlocal included
+        content = read_near(match[1], folder) if included <= LONGEST_FILE else None
+        included += len(content or "")
         return match[0] if content is None else content.rstrip("\n")
 
     if is_makefile(text):

@@ -115,6 +115,15 @@ def test_a_retried_request_is_answered_once(tmp_path):
         assert [outcome.time for outcome in outcomes_of(tmp_path, rows)] == [at, at + 7]
 
 
+def test_a_retry_may_have_other_fields_of_the_log(tmp_path):
+    messages = [{"role": "user", "content": "Hi"}]
+    asked = {"request_id": "1", "model": R1, "messages": messages, "pod": "a"}
+    again = asked | {"pod": "b", "attempt_number": 2}
+    choices = [{"message": {"reasoning": "r", "content": "a"}, "finish_reason": "stop"}]
+    outcomes = outcomes_of(tmp_path, [asked, again, {"request_id": "1", "choices": choices}])
+    assert [type(outcome) for outcome in outcomes] == [Exchange, Reject]
+
+
 @pytest.mark.parametrize(
     "more", [{"chat_template_kwargs": {"enable_thinking": False}}, {"tool_choice": "none"}]
 )

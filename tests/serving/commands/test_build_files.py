@@ -6,7 +6,7 @@ import pytest
 
 from outrider.common.errors import OutriderError
 from outrider.serving.commands.find import find_command
-from outrider.serving.commands.forms.make_files import with_dotenv
+from outrider.serving.commands.forms.make_files import script_of_makefile, with_dotenv
 from outrider.serving.commands.serve_command import read_serve_command
 
 MAKEFILE = """SPEC ?= {spec}
@@ -43,11 +43,27 @@ def words_in(text: str) -> list[str]:
         ("", "ifdef SPEC", "3"),
         ("a", "WIDE = $(SPEC)\nifeq ($(WIDE),a)", "1"),
         ("a", "MORE += x\nifdef MORE", "1"),
+        ("a", "override SPEC := b\nifeq ($(SPEC),a)", "2"),
+        ("a", "FIRST := $(SPEC)$(LATER)\nLATER := x\nifeq ($(FIRST),a)", "1"),
     ],
 )
 def test_a_makefile_s_conditions_are_decided(spec: str, condition: str, seed: str) -> None:
     words = words_in(MAKEFILE.format(spec=spec, condition=condition))
     assert words == ["org/model", "-tp", "2", "--seed", seed]
+
+
+@pytest.mark.parametrize(
+    "line", ["SIZE != nproc", "define SIZE\n8\nendef", "include size.mk", "SIZE = $(shell nproc)"]
+)
+def test_a_condition_on_an_unknown_value_leaves_both_branches(line: str) -> None:
+    flags = "ifeq ($(SIZE),8)\nTP = 8\nendif\n"
+    text = f"{line}\nTP = 2\n{flags}serve:\n\tvllm serve org/model -tp $(TP)\n"
+    assert words_in(text) == ["org/model", "-tp", "8"]
+
+
+def test_conditions_take_linear_time() -> None:
+    text = f"A = {40_000 * 'x'}\nB = {2_400 * '$(A)'}\n" + 200 * "ifeq ($(B),x)\nendif\n"
+    assert "vllm serve m" in script_of_makefile(f"{text}serve:\n\tvllm serve m\n")
 
 
 JUSTFILE = """set dotenv-load
@@ -115,6 +131,9 @@ def test_what_is_added_to_an_array_is_read(line: str) -> None:
         'if ($env:BIG) {\n  $serve += "--enforce-eager"\n}',
         "param([switch] $E)\nif ($E) {\n  $serve += '-x'\n} else {\n  $serve += '-y'\n}",
         "param([switch] $E)\n$E = $true\nif ($E) {\n  $serve += '-x'\n}",
+        "if ($Debugging)\n{\n  $serve += '--enforce-eager'\n}",
+        "if ($Debugging) { # debug\n  $serve += '--enforce-eager'\n}",
+        "1..2 | ForEach-Object {\n  $serve += '--enforce-eager'\n}",
     ],
 )
 def test_an_array_that_is_set_in_another_way_is_refused_by_its_name(line: str) -> None:
@@ -123,7 +142,8 @@ def test_an_array_that_is_set_in_another_way_is_refused_by_its_name(line: str) -
 
 
 def test_a_switch_s_name_has_no_case() -> None:
-    line = "param([switch] $Eager)\nif ($eager) {\n  $serve += '--enforce-eager'\n}"
+    line = "param([switch]$Eager = $false)\nif ($eager) {\n  $serve += '--enforce-eager'\n}"
+    line += "\n# $serve += '--seed'"
     assert words_in(ADDED.format(line=line)) == ["--model", "org/model"]
 
 

@@ -74,13 +74,20 @@ def test_files_in_other_encodings_are_no_error(tmp_path: Path) -> None:
     assert command_of(tmp_path, {}).values["target"] == {"model": "org/model"}
     (tmp_path / "serve.ps1").write_bytes(f"{SERVE}".encode("utf-16"))
     assert read_serve_command(str(tmp_path / "serve.ps1")).values["target"]
+    long = f"vllm serve org/model --served-model-name {300 * 'a'}"
+    assert read_serve_command(long).values["target"] == {"model": "org/model"}
     assert read_serve_command("~nobody-here/bin/vllm serve org/model").values["target"]
 
 
 def test_a_unit_that_needs_no_instance_is_read(tmp_path: Path) -> None:
     unit = f"[Service]\nEnvironmentFile=-/etc/vllm/%i.env\nExecStart=/usr/bin/{SERVE}"
     assert command_of(tmp_path, {"v@.service": unit}).values["target"] == {"model": "org/model"}
-    strange = FOLDERS["vllm@.service"] | {"vllm@.service": unit.replace("org/model", "$MODEL")}
+    files = {"v@.service": unit, "prod.env": "VLLM_USE_DEEP_GEMM=1\n"}
+    engine = command_of(tmp_path, files).values["serving"]["engine"]
+    assert engine["environment"] == {"VLLM_USE_DEEP_GEMM": "1"}
+    for name in files:
+        (tmp_path / name).unlink()
+    strange = dict(FOLDERS["vllm@.service"])
     strange["a\\1b.env"] = strange.pop("mistral.env")
     assert command_of(tmp_path, strange).values["target"] == {"model": "org/model"}
 
@@ -104,6 +111,7 @@ def test_equal_commands_of_several_files_are_one(tmp_path: Path) -> None:
         ),
         ({"a.sh": SERVE, "b.sh": "# unlike a.sh\nvllm serve org/b\n"}, "2 files start"),
         ({"a.sh": SERVE, "b.sh": "./old-a.sh\nvllm serve org/b\n"}, "2 files start"),
+        ({"a.sh": SERVE, "b.sh": "echo ./a.sh\nvllm serve org/b # ./a.sh\n"}, "2 files start"),
         (FOLDERS["main.tf"] | {"run.tftpl": TEMPLATE}, r"\$\{model\}: contains a shell variable"),
         ({"a.txt": "nothing"}, "no file in this folder starts `vllm serve`"),
         ({}, "no file in this folder starts `vllm serve`"),
