@@ -37,7 +37,7 @@ LONGEST = (
     *("training/test_start_over.py", "eval/replay/test_draft_parity.py"),
 )
 """Files of 30 to 441 s in `make test`, longest first. A process runs a whole file, so that they run
-first and end together with the others (887 s, where two began last; 1,272 s with more tests)."""
+first and end together with the others (799 s; 887 s where two began last)."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
