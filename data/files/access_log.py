@@ -20,7 +20,10 @@ _QUOTED = re.compile(rb'"((?:[^"\\]++|\\.)*+)("|\\?\Z)', re.DOTALL)
 
 _REQUEST = re.compile(rb'"[A-Z]{3,7} (\S+) HTTP/[\d.]+"(?: (\d{3})\b)?')
 _TIME = re.compile(rb"\[(\d{2}/[A-Z][a-z]{2}/\d{4}:\d{2}:\d{2}:\d{2} [+-]\d{4})\]")
-_ESCAPE = re.compile(rb"\\x([0-9A-F]{2})")
+ESCAPED_BYTE = re.compile(rb"\\x([0-9A-F]{2})")
+"""A byte that nginx's log_format escapes unless it says `escape=json`: a quotation mark, a
+backslash, a control character, or part of a character beyond ASCII."""
+
 _IS_REQUEST = re.compile(r'\s*\{.*"(?:messages|prompt|input)"\s*:', re.DOTALL)
 _OBJECT = re.compile(r'\s*\{\s*"')
 _STREAM = ("data:", "event:")
@@ -63,7 +66,7 @@ def _is_body(text: str) -> bool:
 
 
 def _of_bytes(text: bytes) -> str:
-    whole = _ESCAPE.sub(lambda match: bytes.fromhex(match[1].decode()), text)
+    whole = ESCAPED_BYTE.sub(lambda match: bytes.fromhex(match[1].decode()), text)
     return whole.decode("utf-8", "replace")
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.data.exchange import Place, Record, Reject
-from outrider.data.files.access_log import row_of_access_line
+from outrider.data.files.access_log import ESCAPED_BYTE, row_of_access_line
 from outrider.data.files.container_lines import STAMPED
 from outrider.data.files.packing import CUT_MARK, HEAD, archive_of
 from outrider.data.files.python_text import python_value
@@ -41,10 +41,6 @@ _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[{}\[\]]', re.DOTALL)
 """A bracket, or a string up to its end or the end of the file."""
 
 _SINGLE_BACKSLASH = re.compile(rb"(?<!\\)(?:\\\\)*\\(?!\\)")
-
-_NGINX_ESCAPE = re.compile(rb"\\x([0-9A-F]{2})")
-"""A byte that nginx's log_format escapes unless it says `escape=json`: a quotation mark, a
-backslash, a control character, or part of a character beyond ASCII."""
 
 _JSON_OBJECT = re.compile(rb"\s*\{\s*\"")
 """How an object with keys in double quotes begins; Python's texts have single ones."""
@@ -213,8 +209,8 @@ def _in_another_form(text: bytes, error: json.JSONDecodeError) -> Any:
     """Returns what a line that is no JSON has, as other producers write it."""
     if STAMPED.match(text):
         raise Reject("not_a_generation", "another line of a container's output")
-    if _JSON_OBJECT.match(text) and _NGINX_ESCAPE.search(text):
-        return decode(_NGINX_ESCAPE.sub(_json_escape, text))
+    if _JSON_OBJECT.match(text) and ESCAPED_BYTE.search(text):
+        return decode(ESCAPED_BYTE.sub(_json_escape, text))
     of_access_log = row_of_access_line(text)
     if of_access_log is not None:
         return of_access_log

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from outrider.data.ingest.copies import SetAside
 
@@ -43,7 +44,7 @@ def incomplete_in(parts: Sequence[Path]) -> SetAside:
         columns = ["completion_agrees", MISSING, "completion_start", "token_ids"]
         table = pa.ipc.open_stream(pa.memory_map(str(part))).read_all().select(columns)
         agrees = table["completion_agrees"].drop_null()
-        agreeing += sum(agrees.to_pylist())
+        agreeing += pc.sum(agrees).as_py() or 0
         counted += len(agrees)
         missing = table[MISSING].to_numpy()
         for row in np.flatnonzero(missing > LEAST_MISSING).tolist():

@@ -33,7 +33,7 @@ from outrider.serving.commands.find import UNRESOLVED, find_command_and_image
 from outrider.serving.commands.folders import KUSTOMIZATIONS, command_of_folder
 from outrider.serving.commands.forms.batch import CONDITION, is_batch
 from outrider.serving.commands.forms.branches import OPTIONS, with_decided_branches
-from outrider.serving.commands.forms.settings import FLAGS
+from outrider.serving.commands.forms.settings import FLAGS, OF_EMBEDDINGS
 from outrider.serving.commands.forms.unresolved import OF_KUSTOMIZE
 from outrider.serving.commands.forms.variable_files import missing_files, text_of_file
 from outrider.serving.commands.notes import AUTO, Variables, flag_of, note_on_place, notes_on
@@ -64,11 +64,6 @@ DTYPES = {"half": "float16", "float": "float32"}
 
 _HAS_DEFAULTS = re.compile(r"\.add_argument\(|\bos\.(?:environ\.get|getenv)\(")
 """What gives a Python program's values other than those of the text."""
-
-OF_EMBEDDINGS = re.compile(
-    r"--(?:runner|task)[\s=\"',]{1,20}(?:pooling|embed|embedding|classify|reward)\b"
-)
-"""Flags of servers that generate no text (find.py, NEVER_DRAFTS)."""
 
 COMMENT_LINE = re.compile(r"^[ \t]*#.*$", re.MULTILINE)
 

@@ -80,7 +80,11 @@ RUNTIMES = ("ServingRuntime", "ClusterServingRuntime")
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 """Where a new word of a name begins; LoRA is one."""
 _SCHEME = re.compile(r"(?:pvc\+)?hf://")
-_POOLING = re.compile(r"--(?:runner|task)[ =](?:pooling|embed|embedding|classify|score|reward)\b")
+OF_EMBEDDINGS = re.compile(
+    r"--(?:runner|task)[\s=\"',]{1,20}(?:pooling|embed|embedding|classify|score|reward)\b"
+)
+"""Flags of servers that generate no text (find.py, NEVER_DRAFTS)."""
+
 _ARGUMENTS = re.compile(r"non-default args: (\{.*)")
 _NAMESPACE = re.compile(r"args: (Namespace\(.*\))")
 NOT_OF_NAMESPACE = LOGGED | {"tokenizer", "prefix_caching_hash_algo"}
@@ -292,7 +296,7 @@ def _enabled_in_stack(mappings: Sequence[Mapping[str, Any]]) -> list[str]:
 def _pools(spec: Mapping[str, Any]) -> bool:
     """Whether a model of the chart is one of embeddings, which are never drafted."""
     words = [str(word) for word in _list(_mapping(spec, "vllmConfig"), "extraArgs")]
-    return _POOLING.search(" ".join(words)) is not None
+    return OF_EMBEDDINGS.search(" ".join(words)) is not None
 
 
 def _of_ray(settings: Mapping[str, Any]) -> list[str]:
