@@ -51,7 +51,6 @@ from outrider.data.formats import WITH_OTHER_ROWS, parse_record
 from outrider.data.formats.rows.named_fields import naming
 from outrider.data.ingest.copies import COPY_KEYS, copy_keys
 from outrider.data.ingest.incomplete import MISSING, MOST_MISSING
-from outrider.data.ingest.traffic_profile import NOT_LOGGED
 from outrider.data.privacy.guard import PrivacyGuard, PrivacyTally
 from outrider.data.tokenize.masked import check_unmasked
 from outrider.data.tokenize.tokens import SequenceBuilder, TokenSequence
@@ -109,6 +108,10 @@ PART_SCHEMA = pa.schema(
 
 The two agreements are those of retokenized prompts and completions with the engine's counts; null
 if they were not retokenized or not counted. `missing_tokens`: incomplete.py."""
+
+
+NOT_LOGGED = "not logged"
+"""Name of a model, tenant or route that a row does not have, in counts."""
 
 
 class Tally(Sums):

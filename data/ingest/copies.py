@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from outrider.data.exchange import DUPLICATE, SESSION_KINDS, Exchange
+from outrider.data.ingest.arrow_files import columns_of
 from outrider.data.tokenize.tokens import TokenSequence
 
 IDS = ("response_id", "row_id")
@@ -87,7 +88,7 @@ def copies_in(parts: Sequence[Path]) -> SetAside:
     """
     if not parts:
         return {}
-    tables = [_columns(part, [*COPY_KEYS, "fidelity", "session_kind"]) for part in parts]
+    tables = [columns_of(part, [*COPY_KEYS, "fidelity", "session_kind"]) for part in parts]
     columns = {name: _joined(tables, name) for name in COPY_KEYS}
     for name in IDS:
         columns[name][_is_vague(columns, name)] = 0
@@ -96,10 +97,6 @@ def copies_in(parts: Sequence[Path]) -> SetAside:
     ranks = [_ranks(tables, *ranked)[rows] for ranked in RANKED]
     originals = _originals(columns, _ranks(tables, *RANKED[0]), rows[np.lexsort(ranks)])
     return _by_part(parts, [len(table) for table in tables], originals)
-
-
-def _columns(part: Path, names: Sequence[str]) -> pa.Table:
-    return pa.ipc.open_stream(pa.memory_map(str(part))).read_all().select(names)
 
 
 def _joined(tables: Sequence[pa.Table], name: str) -> np.ndarray:
@@ -168,7 +165,7 @@ def _by_part(parts: Sequence[Path], lengths: list[int], originals: Mapping[int, 
     begins = np.cumsum([0, *lengths])
     details: dict[int, str] = {}
     for number, rows in _grouped(begins, set(originals.values())).items():
-        table = _columns(parts[number], ["file", "line"])
+        table = columns_of(parts[number], ["file", "line"])
         positions = [row - int(begins[number]) for row in rows]
         for row, columns in zip(rows, table.take(positions).to_pylist(), strict=True):
             details[row] = f"the same response as {columns['file']}:{columns['line']}"

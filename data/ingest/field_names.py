@@ -12,7 +12,7 @@ from typing import Any
 
 from outrider.common.inert import printable
 from outrider.data.exchange import CONVERSATION
-from outrider.data.ingest.traffic_profile import NOT_LOGGED
+from outrider.data.ingest.chunks import NOT_LOGGED
 
 MOST_NAMES = 16
 """Largest number of names in a message."""

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 
+from outrider.data.ingest.arrow_files import columns_of
 from outrider.data.ingest.copies import SetAside
 
 MISSING = "missing_tokens"
@@ -42,7 +42,7 @@ def incomplete_in(parts: Sequence[Path]) -> SetAside:
     incomplete: dict[Path, dict[int, tuple[str, str]]] = {}
     for part in parts:
         columns = ["completion_agrees", MISSING, "completion_start", "token_ids"]
-        table = pa.ipc.open_stream(pa.memory_map(str(part))).read_all().select(columns)
+        table = columns_of(part, columns)
         agrees = table["completion_agrees"].drop_null()
         agreeing += pc.sum(agrees).as_py() or 0
         counted += len(agrees)

@@ -18,25 +18,19 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-from datasets import Dataset, disable_progress_bars
-from numpy.typing import NDArray
 from rich.console import Console
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import publish, read_json, write_json
-from outrider.common.fingerprint import file_digest, path_digest, resume_or_clear, value_digest
+from outrider.common.fingerprint import path_digest, resume_or_clear
 from outrider.common.inert import printable
 from outrider.data.config import PrivacyConfig, TrafficConfig
 from outrider.data.exchange import (
     ASIDE,
-    CONVERSATION,
     DELETES,
     NOT_GENERATIONS,
     Record,
@@ -45,8 +39,9 @@ from outrider.data.exchange import (
 from outrider.data.files.sources import LogFile, log_files, summary_of
 from outrider.data.formats import FORMATS, JOINING, UNKNOWN, files_by_format, read_records
 from outrider.data.formats.rows.named_fields import naming
+from outrider.data.ingest.arrow_files import columns_of
 from outrider.data.ingest.chunks import (
-    SCHEMA,
+    NOT_LOGGED,
     Tally,
     Work,
     chunks_of,
@@ -57,7 +52,8 @@ from outrider.data.ingest.chunks import (
 from outrider.data.ingest.copies import SetAside, copies_in
 from outrider.data.ingest.field_names import unread_fields
 from outrider.data.ingest.incomplete import incomplete_in
-from outrider.data.ingest.traffic_profile import NOT_LOGGED, profile
+from outrider.data.ingest.table import assemble
+from outrider.data.ingest.traffic_profile import profile
 from outrider.data.privacy.guard import KEY_FILE, LEFT_OUT, PRIVACY_FILE, PrivacyTally, privacy_key
 
 PARTS = ".parts"
@@ -164,7 +160,7 @@ def ingest(
         if problems is None or not tally.rows:
             raise
         problems.append(str(error))
-    _assemble(tables, aside, out_dir / "sequences")
+    assemble(tables, aside, out_dir / "sequences")
     summary = {
         "files": [file.name for file in files],
         "not_read": not_read,
@@ -230,68 +226,11 @@ def _aside_of(part: Path, aside: SetAside) -> list[tuple[dict[str, Any], dict[st
     if not reasons:
         return []
     columns = ["file", "line", "model", "prompt_agrees", "completion_agrees"]
-    table = pa.ipc.open_stream(pa.memory_map(str(part))).read_all().select(columns)
-    rows = table.take(list(reasons)).to_pylist()
+    rows = columns_of(part, columns).take(list(reasons)).to_pylist()
     return [
         (row, {"file": row["file"], "line": row["line"], "reason": reason, "detail": detail})
         for row, (reason, detail) in zip(rows, reasons.values(), strict=True)
     ]
-
-
-def _kept_rows(part: Path, aside: SetAside, sessions: pa.Array) -> pa.Table:
-    """Returns a part's table without those set aside, mapped from a file: memory use does not grow.
-
-    A row whose trace is among `sessions` belongs to that conversation.
-    """
-    stored = pa.ipc.open_stream(pa.memory_map(str(part))).read_all()
-    table = stored.select(SCHEMA.names).replace_schema_metadata(SCHEMA.metadata)
-    is_session = pc.is_in(stored["trace"], value_set=sessions)
-    reasons = aside.get(part, {})
-    if not reasons and not pc.any(is_session).as_py():
-        return table
-    for name, value in (("session", stored["trace"]), ("session_kind", CONVERSATION)):
-        column = pc.if_else(is_session, value, table[name])
-        table = table.set_column(table.schema.get_field_index(name), SCHEMA.field(name), column)
-    kept_path = part.with_suffix(".kept")
-    with pa.ipc.new_stream(str(kept_path), table.schema) as writer:
-        writer.write_table(table.filter(_is_kept(len(table), reasons)))
-    return pa.ipc.open_stream(pa.memory_map(str(kept_path))).read_all()
-
-
-def _is_kept(rows: int, aside: Iterable[int]) -> NDArray[np.bool_]:
-    is_kept = np.ones(rows, bool)
-    is_kept[list(aside)] = False
-    return is_kept
-
-
-def _shared_traces(parts: list[Path], aside: SetAside) -> pa.Array:
-    """Returns the traces that several kept rows have: they are conversations."""
-    columns = []
-    for part in parts:
-        traces = pa.ipc.open_stream(pa.memory_map(str(part))).read_all()["trace"]
-        columns += traces.filter(_is_kept(len(traces), aside.get(part, {}))).chunks
-    counts = pc.value_counts(pa.chunked_array(columns, pa.string()))
-    shared = counts.filter(pc.greater(counts.field("counts"), 1)).field("values")
-    return shared.filter(pc.not_equal(shared, ""))
-
-
-def _assemble(parts: list[Path], aside: SetAside, sequences_dir: Path) -> None:
-    """Publishes the table of all parts without those set aside, rows in log order.
-
-    The fingerprint depends only on the content, so that a repeated ingest gives the same bytes and
-    later stages are not rerun.
-    """
-    sessions = _shared_traces(parts, aside)
-    tables = [_kept_rows(part, aside, sessions) for part in parts]
-    digest = value_digest([file_digest(part) for part in parts])[:16]
-    table = Dataset(pa.concat_tables(tables), fingerprint=digest)
-    disable_progress_bars()  # the ingest shows its own
-    with publish(sequences_dir) as folder:
-        folder.mkdir(mode=0o700)
-        table.save_to_disk(str(folder), num_shards=1)
-        # `save_to_disk` creates files that everybody may read.
-        for path in folder.iterdir():
-            path.chmod(0o600)
 
 
 def _records(

@@ -20,9 +20,9 @@ from outrider.common.inert import printable
 from outrider.common.jackknife import ENOUGH_SESSIONS, LEAST_SESSIONS
 from outrider.data.config import PrivacyConfig, SplitConfig, TrafficConfig
 from outrider.data.exchange import BEYOND_FIRST, HALVES, SAMPLED_OTHERWISE
+from outrider.data.ingest.chunks import NOT_LOGGED
 from outrider.data.ingest.field_names import naming_advice
 from outrider.data.ingest.ingest import ingest
-from outrider.data.ingest.traffic_profile import NOT_LOGGED
 from outrider.data.sequences import load_sequences
 from outrider.data.split.split import BEGAN_EARLIER, PARTS, SEEN, describe, divide
 

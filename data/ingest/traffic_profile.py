@@ -1,7 +1,7 @@
 """Traffic profile: lengths, tenants, sampling, sessions, times and identical prompts, as counts.
 
-The ingest's table is memory-mapped and read by column or in batches; about 40 bytes per row stay
-in memory, so that quantiles are exact. The profile contains no customer text.
+The ingest's table is read in batches; about 40 bytes per row, and names such as those of sessions
+once each, stay in memory, so that quantiles are exact. The profile contains no customer text.
 
     profile(run / "traffic/sequences", target_dir, tpot_ms=30)["lengths"]["completion"]["p90"]
 """
@@ -9,16 +9,19 @@ in memory, so that quantiles are exact. The profile contains no customer text.
 import hashlib
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from datasets import load_from_disk
 from tokenizers import Tokenizer
 
+from outrider.data.ingest.chunks import NOT_LOGGED, SCHEMA
 from outrider.data.ingest.load import load_of
+from outrider.data.ingest.table import batches_of
 from outrider.data.tokenize.emitted_text import END_THINK, THINK
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
@@ -27,9 +30,26 @@ MOST_NAMED = 20
 """Maximum number of tenants, routes, and values of each sampling parameter that are counted
 separately; the rest are counted as `others`."""
 
-NOT_LOGGED, OTHERS = "not logged", "others"
+OTHERS = "others"
+
+COUNTED = (
+    *("fidelity", "session", "session_kind", "user", "tenant", "route"),
+    *("temperature", "top_p", "top_k", "constraint", "grammar"),
+)
+"""Columns whose values are counted."""
 
 MINUTE = 60
+
+
+@dataclass
+class _Columns:
+    """What the profile uses of the rows."""
+
+    rows_by_value: dict[str, Counter[Any]]
+    """For each column of `COUNTED`, the rows with each value."""
+    values: dict[str, np.ndarray]
+    """By row, but for `reasoning`: tokens of `prompt` and `completion`, `time` and `seconds`, NaN
+    if not logged, and a digest of the prompt's text."""
 
 
 def profile(sequences_dir: Path, target_dir: Path, tpot_ms: float) -> dict[str, Any]:
@@ -37,85 +57,100 @@ def profile(sequences_dir: Path, target_dir: Path, tpot_ms: float) -> dict[str, 
 
     Durations that were not logged are estimated at `tpot_ms` milliseconds per token.
     """
-    table: pa.Table = load_from_disk(str(sequences_dir)).data.table
-    starts = table["completion_start"].to_numpy()
-    lengths = {
-        "prompt": starts,
-        "completion": pc.list_value_length(table["token_ids"]).to_numpy() - starts,
-    }
     tokenizer = Path(target_dir) / "tokenizer.json"
+    end_of_reasoning = None
     if tokenizer.is_file():
         end_of_reasoning = Tokenizer.from_file(str(tokenizer)).token_to_id(END_THINK)
-        if end_of_reasoning is not None:
-            lengths["reasoning"] = _reasoning_lengths(table, end_of_reasoning)
-    sampling = _sampling(table)
-    sessions = np.asarray([*_counts(table["session"]).values()])
-    session_kinds = Counter(_counts(table["session_kind"]))
-    prompts = _copies(table["prompt_text"])
-    distinct_prompts = len(prompts)
+    columns = _read(sequences_dir, end_of_reasoning)
+    rows = columns.rows_by_value
+    values = columns.values
+    # Equal 64-bit digests of different prompts: for ten million prompts, the probability is 3e-6.
+    prompts = np.unique(values["digest"], return_counts=True)[1]
     prompt_count = int(prompts.sum())
     # int64: a log of a million requests exceeds 2^31 tokens.
-    prompt_tokens = lengths["prompt"].sum(dtype=np.int64)
-    completion_tokens = lengths["completion"].sum(dtype=np.int64)
-    times = table["time"].drop_null().to_numpy()
+    prompt_tokens = values["prompt"].sum(dtype=np.int64)
+    completion_tokens = values["completion"].sum(dtype=np.int64)
+    times = values["time"][~np.isnan(values["time"])]
     described: dict[str, Any] = {
         "prompt_tokens": int(prompt_tokens),
         "completion_tokens": int(completion_tokens),
-        "fidelity": _counts(table["fidelity"]),
-        "without_time": table["time"].null_count,
+        "fidelity": dict(rows["fidelity"]),
+        "without_time": len(values["time"]) - len(times),
     }
-    described["lengths"] = {name: _lengths(values) for name, values in lengths.items()}
-    described["tenants"] = _largest(_counts(table["tenant"]))
-    described["routes"] = _largest(_counts(table["route"]))
-    described["sampling"] = {name: _largest(values) for name, values in sampling.items()}
-    described["grammars"] = sum(n for text, n in _counts(table["grammar"]).items() if text)
-    constraints = _counts(table["constraint"])
-    described["constraints"] = {name: n for name, n in constraints.items() if name}
+    measured = ["prompt", "completion"]
+    if end_of_reasoning is not None:
+        measured.append("reasoning")
+    described["lengths"] = {name: _lengths(values[name]) for name in measured}
+    described["tenants"] = _largest(rows["tenant"])
+    described["routes"] = _largest(rows["route"])
+    described["sampling"] = {name: _largest(texts) for name, texts in _sampling(rows).items()}
+    described["grammars"] = sum(count for text, count in rows["grammar"].items() if text)
+    described["constraints"] = {name: count for name, count in rows["constraint"].items() if name}
     described["sessions"] = {
-        "distinct": len(sessions),
-        "most_exchanges": int(sessions.max(initial=0)),
-        "exchanges": dict(session_kinds.most_common()),
+        "distinct": len(rows["session"]),
+        "most_exchanges": max(rows["session"].values(), default=0),
+        "exchanges": dict(rows["session_kind"].most_common()),
     }
-    described["users"] = {"distinct": len({*_counts(table["user"])} - {""})}
+    described["users"] = {"distinct": len(rows["user"].keys() - {""})}
     described["time"] = _arrivals(times)
     described["load"] = load_of(
-        times=table["time"].to_numpy(),
-        seconds=table["seconds"].to_numpy(),
-        tokens=lengths["completion"],
+        times=values["time"],
+        seconds=values["seconds"],
+        tokens=values["completion"],
         tpot_ms=tpot_ms,
     )
     described["duplicates"] = {
         "prompts": prompt_count,
-        "identical": prompt_count - distinct_prompts,
+        "identical": prompt_count - len(prompts),
         "most_copies": int(prompts.max(initial=0)),
     }
     return described
 
 
-def _counts(column: pa.ChunkedArray) -> dict[Any, int]:
-    """Counts the rows with each value."""
-    return {pair["values"]: pair["counts"] for pair in column.value_counts().to_pylist()}
+def _read(sequences_dir: Path, end_of_reasoning: int | None) -> _Columns:
+    rows_by_value: dict[str, Counter[Any]] = {name: Counter() for name in COUNTED}
+    parts: list[dict[str, np.ndarray]] = []
+    # A table may have no batch, and then has columns without values.
+    empty = pa.RecordBatch.from_pylist([], SCHEMA)
+    for batch in chain([empty], batches_of(sequences_dir)):
+        for name, counter in rows_by_value.items():
+            pairs = batch[name].value_counts().to_pylist()
+            counter.update({pair["values"]: pair["counts"] for pair in pairs})
+        starts = batch["completion_start"].to_numpy()
+        lengths = pc.list_value_length(batch["token_ids"]).to_numpy()
+        part = {
+            "prompt": starts.copy(),  # a view would keep the batch in memory
+            "completion": lengths - starts,
+            "reasoning": np.empty(0, np.int32),
+            "time": batch["time"].to_numpy(zero_copy_only=False).copy(),
+            "seconds": batch["seconds"].to_numpy(zero_copy_only=False).copy(),
+            "digest": _digests(batch["prompt_text"]),
+        }
+        if end_of_reasoning is not None:
+            part["reasoning"] = _reasoning_lengths(batch, end_of_reasoning)
+        parts.append(part)
+    values = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return _Columns(rows_by_value, values)
 
 
-def _sampling(table: pa.Table) -> dict[str, dict[str, int]]:
-    """Counts the rows with each value of temperature, top_p and top_k."""
+def _sampling(rows: Mapping[str, Mapping[Any, int]]) -> dict[str, dict[str, int]]:
+    """Returns the rows with each value of temperature, top_p and top_k, by its text."""
     sampling = {
-        name: {f"{value:g}": count for value, count in _counts(table[name]).items()}
+        name: {f"{value:g}": count for value, count in rows[name].items()}
         for name in ("temperature", "top_p")
     }
-    top_k = _counts(table["top_k"])
-    sampling["top_k"] = {str(value or "off"): count for value, count in top_k.items()}
+    sampling["top_k"] = {str(value or "off"): count for value, count in rows["top_k"].items()}
     return sampling
 
 
-def _reasoning_lengths(table: pa.Table, end_of_reasoning: int) -> np.ndarray:
+def _reasoning_lengths(batch: pa.RecordBatch, end_of_reasoning: int) -> np.ndarray:
     """Returns the number of reasoning tokens of each completion with reasoning.
 
     Completions that were cut before `</think>` consist only of reasoning.
     """
     lengths = []
     for ids, start, prompt in zip(
-        table["token_ids"], table["completion_start"], table["prompt_text"], strict=True
+        batch["token_ids"], batch["completion_start"], batch["prompt_text"], strict=True
     ):
         completion = ids.values.to_numpy()[start.as_py() :]
         marks = np.flatnonzero(completion == end_of_reasoning)
@@ -161,11 +196,7 @@ def _largest(counts: Mapping[str, int]) -> dict[str, int]:
     return dict(most[:MOST_NAMED]) | ({OTHERS: rest} if rest else {})
 
 
-def _copies(texts: pa.ChunkedArray) -> np.ndarray:
-    """Counts the occurrences of each distinct text.
-
-    Compares 64-bit hashes: for ten million texts, the probability of a collision is 3e-6.
-    """
+def _digests(texts: pa.StringArray) -> np.ndarray:
+    """Returns a 64-bit digest of each text."""
     digests = (hashlib.blake2b(text.as_buffer(), digest_size=8).digest() for text in texts)
-    hashes = np.fromiter((int.from_bytes(digest) for digest in digests), np.uint64, len(texts))
-    return np.unique(hashes, return_counts=True)[1]
+    return np.fromiter((int.from_bytes(digest) for digest in digests), np.uint64, len(texts))
