@@ -53,8 +53,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
     if status is not None and status != 200:
         raise Reject("error_response", f"response_status {status:.0f}")
     check_generated(row)
-    request = mapping(row, "request_body", "row")
-    response = mapping(row, "response_body", "row")
+    request, response = _bodies(row)
     is_notice = "messages" not in request and NOTICE in request
     is_notice = is_notice or ("choices" not in response and NOTICE in response)
     if not request or not response or is_notice:
@@ -77,6 +76,21 @@ def parse(record: Record) -> list[Exchange | Reject]:
         seconds=seconds_of(row, began),
         log_id=take_text(row, "request_id", "row"),
     )
+
+
+def _bodies(row: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns request and response, in the row or as fetched from the bucket.
+
+    Helicone's scripts for export write what they read from `signed_body_url` next to it
+    (examples/export in Helicone's repository).
+    """
+    fetched = mapping(row, "signed_body_content", "row")
+    if fetched:
+        return (
+            mapping(fetched, "request", "signed_body_content"),
+            mapping(fetched, "response", "signed_body_content"),
+        )
+    return mapping(row, "request_body", "row"), mapping(row, "response_body", "row")
 
 
 def _whole(response: dict[str, Any]) -> dict[str, Any]:
