@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import yaml
 
 from outrider.common.errors import OutriderError
-from outrider.common.redaction import looks_secret
+from outrider.common.redaction import looks_secret, redacted
 from outrider.serving.commands.notes import flag_of
 from outrider.serving.vllm_flags import KNOWN, SWITCHES
 from outrider.serving.vllm_version import WRITTEN_FOR
@@ -86,8 +86,22 @@ def arguments_in(source: str, words: Sequence[str]) -> tuple[dict[str, Any], lis
             " flags in the command"
         ) from None
     if "model_tag" in given:
-        given["model"] = given.pop("model_tag")
+        positional = given.pop("model_tag")
+        _check_one_model(source, words, positional, given.get("model", positional))
+        given["model"] = positional
     return given, unknown
+
+
+def _check_one_model(source: str, words: Sequence[str], positional: str, flag: str) -> None:
+    """Raises an `OutriderError` if the first word and `--model` are different models.
+
+    A later word may be the value of a flag that the parser does not have.
+    """
+    if flag != positional == words[0]:
+        raise OutriderError(
+            f"{source}: two models, {redacted(positional)} and --model {redacted(flag)}, with which"
+            " vLLM does not start; give the one that the endpoint serves"
+        )
 
 
 def _check_end(source: str, words: Sequence[str], parser: argparse.ArgumentParser) -> None:

@@ -1,10 +1,12 @@
 """The file of a folder that starts the server, as a user gives a project of Compose or Terraform.
 
-    path, command = command_of_folder(Path("deploy"), read)     # `read` reads one file
+    path, command = command_of_folder(Path("deploy"), read, read_text)
 
 Each file of the folder is tried, and those of the folders in it if none starts a server. Files that
 another one names, such as a script that a Dockerfile copies, and documents are not taken if there
-are others. What Kustomize or Helm would still change is refused with the command that prints it.
+are others. Kubernetes' manifests are read together, as `kubectl apply -f FOLDER` does: a runtime of
+KServe, the service that completes it, a ConfigMap. What Kustomize or Helm would still change is
+refused with the command that prints it.
 """
 
 import re
@@ -27,6 +29,8 @@ CHART = "Chart.yaml"
 DOCUMENTS = frozenset({".md", ".rst", ".txt", ".adoc"})
 """Suffixes of files that show commands, and which need not be those that run."""
 
+MANIFESTS = frozenset({".yaml", ".yml"})
+
 MOST_FILES = 300
 DEEPEST = 5
 """Files, and levels of folders, that are looked at."""
@@ -40,6 +44,9 @@ _USES = re.compile(
 """What a line does with a file that it names."""
 
 
+_RUNTIME = re.compile(r"^kind: *(?:Cluster)?ServingRuntime\b", re.MULTILINE)
+_API_VERSION = re.compile(r"^apiVersion:", re.MULTILINE)
+
 _ONLY_SAYS = re.compile(r"\s*(?:#|//|echo\b|printf\b|Write-Host\b)")
 _COMMENT = re.compile(r"\s#.*")
 
@@ -52,8 +59,12 @@ class Tried(NamedTuple):
     command: Any
 
 
-def command_of_folder(folder: Path, read: Callable[[str], Any]) -> tuple[Path, Any]:
-    """Returns the file that starts a server, and what `read` returns for it.
+def command_of_folder(
+    folder: Path, read: Callable[[str], Any], read_text: Callable[[str, str, Path], Any]
+) -> tuple[Path, Any]:
+    """Returns the file that starts a server, and its command; of manifests, their folder.
+
+    `read` reads a file, and `read_text` a text of a name with the files of a folder.
 
     Raises:
         OutriderError: If no file starts one, or several start different ones.
@@ -70,7 +81,9 @@ def command_of_folder(folder: Path, read: Callable[[str], Any]) -> tuple[Path, A
         )
     refused: list[OutriderError] = []
     for level in range(DEEPEST):
-        tried = list(_tried(sorted(_files(folder, level))[:MOST_FILES], read, refused))
+        paths = sorted(_files(folder, level))[:MOST_FILES]
+        tried = list(_tried(paths, read, refused))
+        tried = _with_manifests(tried, list(_together(paths, read_text)))
         if tried:
             return _only(folder, tried)
         if refused:
@@ -100,6 +113,48 @@ def _tried(
             continue
         except OutriderError as error:
             refused.append(error)
+
+
+def _with_manifests(tried: list[Tried], together: list[Tried]) -> list[Tried]:
+    """Returns the files with those of a folder's manifests that need each other as one.
+
+    They do if their command together is none that a file has alone, or one of them is a runtime of
+    KServe, which starts no server without a service.
+    """
+    alone = [file.command.values for file in tried]
+    joined = [
+        folder
+        for folder in together
+        if folder.command.values not in alone or _RUNTIME.search(folder.text)
+    ]
+    folders = {folder.path for folder in joined}
+    others = [
+        file for file in tried if file.path.parent not in folders or not _is_manifest(file.path)
+    ]
+    return [*others, *joined]
+
+
+def _together(paths: list[Path], read_text: Callable[[str, str, Path], Any]) -> Iterator[Tried]:
+    """Yields the folders of several manifests whose commands can be read together."""
+    texts: dict[Path, list[str]] = {}
+    for path in filter(_is_manifest, paths):
+        if text := _text_of(path):
+            texts.setdefault(path.parent, []).append(text)
+    for folder, of_folder in texts.items():
+        text = "\n---\n".join(of_folder)
+        if len(of_folder) == 1:
+            continue
+        try:
+            yield Tried(folder, text, read_text(str(folder), text, folder))
+        except OutriderError:  # the files alone are read or refused
+            continue
+
+
+def _is_manifest(path: Path) -> bool:
+    if path.suffix not in MANIFESTS:
+        return False
+    text = _text_of(path)
+    return text is not None and _API_VERSION.search(text) is not None
 
 
 def _text_of(path: Path) -> str | None:

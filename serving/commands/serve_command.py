@@ -115,7 +115,7 @@ def read_serve_command(text: str) -> ServeCommand:
     """
     path = _path_of(text)
     if path is not None and path.is_dir():
-        file, command = command_of_folder(path, _read_command)
+        file, command = command_of_folder(path, _read_command, _command_in)
         return command._replace(notes=[f"read from {file}", *command.notes])
     return _read_command(text)
 
@@ -123,6 +123,11 @@ def read_serve_command(text: str) -> ServeCommand:
 def _read_command(text: str) -> ServeCommand:
     source, written = _read(text)
     folder = Path(source).expanduser().absolute().parent if _is_file(source) else None
+    return _command_in(source, written, folder)
+
+
+def _command_in(source: str, written: str, folder: Path | None) -> ServeCommand:
+    """Returns the command in a text; `source` names it, and `folder` has the files next to it."""
     text = completed(written, folder)
     variables, arguments, image = find_command_and_image(source, text)
     given, unknown = arguments_in(source, _with_placed_config(source, arguments))

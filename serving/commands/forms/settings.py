@@ -131,7 +131,8 @@ KSERVE_CONTAINER = "kserve-container"
 def words_of_kserve(mappings: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
     """Yields the command of each `predictor.model` of KServe, after the arguments of its runtime.
 
-    The runtime of the format `huggingface` is KServe's own, and that of `vLLM` in the documents.
+    The runtime of the format `huggingface` is KServe's own, and that of `vLLM`, or one of vLLM that
+    the model names under any format, in the documents.
     """
     runtimes: dict[str, Mapping[str, Any]] = {}
     for settings in mappings:
@@ -150,17 +151,29 @@ def words_of_kserve(mappings: Sequence[Mapping[str, Any]]) -> Iterator[list[str]
         named = settings.get("runtime")
         runtime = any_runtime if named is None else runtimes.get(str(named), {})
         of_runtime = [str(argument) for argument in _list(runtime, "args")]
+        starts = f"{runtime.get('image')} {_list(runtime, 'command')}"
+        is_named = str(named) in runtimes and "vllm" in starts
+        of_vllm = str(model_format).lower() == "vllm" or is_named
         if model_format == "huggingface":
             of_model = [f"--model_id={model}"] if model else []
             yield [*_variables(settings), "-m", "huggingfaceserver", *of_model, *arguments]
-        elif str(model_format).lower() == "vllm" and (model or of_runtime):
+        elif of_vllm and (model or of_runtime):
             # With a storageUri, the model is at the place that KServe copies it to.
-            rest = [word for word in of_runtime if not (model and word.startswith("--model="))]
+            rest = list(_without_model(of_runtime)) if model else of_runtime
             image = runtime.get("image")
             of_image = [f"{IMAGE_USED}={image}"] if isinstance(image, str) else []
             variables = [*of_image, *_variables(runtime), *_variables(settings)]
             of_model = [model, *revision] if model else []
             yield [*variables, *SERVE, *of_model, *rest, *arguments]
+
+
+def _without_model(words: Iterable[str]) -> Iterator[str]:
+    """Yields the words without `--model` and its value."""
+    previous = ""
+    for word in words:
+        if "--model" not in (word, previous) and not word.startswith("--model="):
+            yield word
+        previous = word
 
 
 def words_of_config(documents: Iterable[Any]) -> Iterator[list[str]]:

@@ -57,6 +57,71 @@ FOLDERS = {
 }
 
 
+MODEL_OF_MAP = "{configMapKeyRef: {name: settings, key: model}}"
+RUNTIME = """apiVersion: serving.kserve.io/v1alpha1
+kind: ServingRuntime
+metadata: {name: vllm}
+spec:
+  containers:
+  - {name: kserve-container, image: vllm/vllm-openai, args: [--model, /mnt/models, --seed=3]}
+"""
+SERVICE = """apiVersion: serving.kserve.io/v1beta1
+kind: InferenceService
+metadata: {name: r1}
+spec:
+  predictor:
+    model:
+      modelFormat: {name: FORMAT}
+      runtime: vllm
+      storageUri: hf://org/model
+      args: [--tensor-parallel-size=2]
+"""
+DEPLOYMENT = f"""apiVersion: apps/v1
+kind: Deployment
+metadata: {{name: vllm}}
+spec:
+  template:
+    spec:
+      containers:
+      - name: vllm
+        image: vllm/vllm-openai
+        args: [--model, $(MODEL), --seed=3, --tensor-parallel-size=2]
+        env: [{{name: MODEL, valueFrom: {MODEL_OF_MAP}}}]
+"""
+CONFIG_MAP = """apiVersion: v1
+kind: ConfigMap
+metadata: {name: settings}
+data: {model: org/model}
+"""
+
+
+@pytest.mark.parametrize(
+    "manifests",
+    [
+        {"1-runtime.yaml": RUNTIME, "2-service.yaml": SERVICE.replace("FORMAT", "vLLM")},
+        {"a.yaml": SERVICE, "b.yml": RUNTIME, "route.yaml": "apiVersion: v1\nkind: Route\n"},
+        {"deployment.yaml": DEPLOYMENT, "map.yaml": CONFIG_MAP, "README.md": SERVE},
+    ],
+    ids=["runtime", "service", "map"],
+)
+def test_manifests_that_need_each_other_are_read_together(
+    tmp_path: Path, manifests: dict[str, str]
+) -> None:
+    command = command_of(tmp_path, {f"k8s/{name}": text for name, text in manifests.items()})
+    assert command.notes[0] == f"read from {tmp_path / 'k8s'}"
+    assert command.values["target"] == {"model": "org/model"}
+    engine = command.values["serving"]["engine"]
+    assert engine["tensor_parallel"] == 2
+    assert engine["extra_arguments"] == {"seed": 3}
+
+
+def test_manifests_of_different_servers_are_no_server_together(tmp_path: Path) -> None:
+    whole = DEPLOYMENT.replace("$(MODEL)", "org/model")
+    other = whole.replace("name: vllm}", "name: other}").replace("=2", "=4")
+    with pytest.raises(OutriderError, match=r"2 files start different servers \(a.yaml, b.yaml\)"):
+        command_of(tmp_path, {"a.yaml": whole, "b.yaml": other})
+
+
 @pytest.mark.parametrize("name", FOLDERS)
 def test_the_file_that_starts_the_server_is_read(tmp_path: Path, name: str) -> None:
     command = command_of(tmp_path, FOLDERS[name])
