@@ -22,7 +22,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -173,15 +173,29 @@ class LoadGenerator:
             "save_detailed": True,
         }
         before = read_counters(url)
-        # Next to the log: in a run, the next command removes prompts that a kill leaves.
-        with tempfile.TemporaryDirectory(dir=self._log_path.parent, prefix=SCRATCH) as folder:
-            dataset = Path(folder) / "prompts.jsonl"
-            lines = [json.dumps({"prompt": prompt}) + "\n" for prompt in prompts]
-            dataset.write_text("".join(lines), encoding="utf-8")
+        with self._dataset(prompts) as dataset:
             words = words_of(options | {"dataset_path": dataset})
             fields = [self._fields.get(prompt, {}) for prompt in prompts]
             result = self._ask({"words": words, "arrivals": arrivals, "fields": fields})
         return _block(result, read_counters(url) - before)
+
+    @contextlib.contextmanager
+    def _dataset(self, prompts: Sequence[str]) -> Iterator[Path]:
+        """Yields a link to a file of the prompts in this process's memory.
+
+        After a kill, no prompt is on the disk. vLLM only reads a path with the suffix.
+        """
+        lines = [json.dumps({"prompt": prompt}) + "\n" for prompt in prompts]
+        with (
+            # In a run, the next command removes a link that a kill leaves.
+            tempfile.TemporaryDirectory(dir=self._log_path.parent, prefix=SCRATCH) as folder,
+            os.fdopen(os.memfd_create("prompts"), "w", encoding="utf-8") as file,
+        ):
+            file.writelines(lines)
+            file.flush()
+            link = Path(folder) / "prompts.jsonl"
+            link.symlink_to(f"/proc/{os.getpid()}/fd/{file.fileno()}")
+            yield link
 
     def _ask(self, block: dict[str, Any]) -> dict[str, Any]:
         stdin = self._child.process.stdin

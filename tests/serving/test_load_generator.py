@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import psutil
 import pytest
@@ -34,7 +35,15 @@ class Streaming(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write("".join(lines).encode())
 
+    watched: ClassVar[Path | None] = None
+    written: ClassVar[list[bytes]] = []
+    """Contents of the files below `watched` while requests are answered."""
+
     def do_POST(self) -> None:
+        if self.watched:
+            paths = self.watched.rglob("*")
+            files = [path for path in paths if path.is_file() and not path.is_symlink()]
+            self.written.extend(path.read_bytes() for path in files)
         self.rfile.read(int(self.headers["Content-Length"]))
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
@@ -66,3 +75,14 @@ def test_blocks_take_no_memory(url: str, tmp_path: Path) -> None:
             assert block.output_tokens == 2 * TOKENS
             sizes.append(process.memory_info().rss)
     assert sizes[-1] - sizes[3] < 5e6
+
+
+def test_no_prompt_is_written_to_a_file(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Streaming, "watched", tmp_path)
+    with LoadGenerator(TargetConfig(), tmp_path / "load.log") as load:
+        load.run_block(url, ["Hi, my name is Ada"] * 2, 1, Sampling(), max_tokens=TOKENS)
+    assert Streaming.written
+    assert not any(b"Ada" in content for content in Streaming.written)
+    assert [path.name for path in tmp_path.iterdir()] == ["load.log"]
