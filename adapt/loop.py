@@ -32,6 +32,7 @@ from outrider.adapt.policy import reason_to_train, surplus, within_budget
 from outrider.adapt.state import AdaptState, Round, Window
 from outrider.common.errors import OutriderError
 from outrider.common.files import Locked, lock, write_json
+from outrider.common.inert import printable
 from outrider.data.ingest.log_tail import cut, end_of, find_unread, unread_rows
 from outrider.live.controller import controlled
 from outrider.live.endpoint_file import Endpoint
@@ -391,7 +392,7 @@ class Adapter:
         return self.journal.append(event, **facts, gpu_seconds=round(seconds, 1))
 
     def _say(self, line: str) -> None:
-        self.console.print(line, markup=False)
+        self.console.print(printable(line), markup=False)
 
 
 @contextlib.contextmanager

@@ -73,7 +73,7 @@ def confirm_report(
         check_model(report, [*servers, *old])
     seen = _since(servers, [read_scrape(source, model) for source in since])
     confirmed = confirm(report, Window(seen), Window(old) if old else None)
-    _print(confirmed, Console(stderr=True, highlight=False))
+    _print(confirmed, Console(stderr=True, markup=False, highlight=False))
     print_json(confirmed.model_dump(mode="json"))
     if confirmed.worse:
         return 3

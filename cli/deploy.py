@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from outrider.cli.options import AsJson, EndpointName, Flag
 from outrider.cli.printing import print_json
 from outrider.common.errors import OutriderError, UsageError
+from outrider.common.inert import printable
 
 if TYPE_CHECKING:
     from outrider.live.endpoint_file import Endpoint
@@ -180,7 +181,7 @@ def _status(endpoint: "Endpoint", as_json: bool) -> int:
     if as_json:
         print_json(report)
     else:
-        print("\n".join(status_lines(report)))
+        print(printable("\n".join(status_lines(report))))
     return int(bool(report["problems"]))
 
 
@@ -196,4 +197,4 @@ def _ended(endpoint: "Endpoint", ended: "Deployment", ending: str = "promote") -
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    print(printable(text), file=sys.stderr, flush=True)

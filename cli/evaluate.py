@@ -94,7 +94,7 @@ def _server(run: outrider.Run, url: str) -> int:
     from outrider.eval.bench.endpoint import print_endpoint
 
     results = run.measure_server(url)
-    print_endpoint(results, Console(stderr=True, highlight=False))
+    print_endpoint(results, Console(stderr=True, markup=False, highlight=False))
     print_json({"recipe": run.recipe.name, **results})
     return 0
 
@@ -107,7 +107,7 @@ def _compare(runs: tuple[Path, ...], html: Path | None) -> int:
     from outrider.eval.report.formatting import print_markdown
 
     compared = compare(runs)
-    console = Console(stderr=True)
+    console = Console(stderr=True, markup=False)
     print_markdown(rendered(compared, "markdown"), console)
     if html is not None:
         with publish(html) as temporary:

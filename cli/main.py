@@ -69,11 +69,11 @@ UNEXPECTED = (
 
 
 class _OnStderr(logging.Handler):
-    """Prints the package's notes as they are, to where stderr is now: --quiet redirects it."""
+    """Prints the package's notes to where stderr is now: --quiet redirects it."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Prints one note."""
-        print(record.getMessage(), file=sys.stderr, flush=True)
+        print(printable(record.getMessage()), file=sys.stderr, flush=True)
 
 
 def _print_notes() -> None:

@@ -13,6 +13,10 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u20
 # Tags, also in a span of code: a lone backtick of a value would otherwise hide them.
 _TAG = re.compile(r"<(?=[A-Za-z/!?])")
 
+# What a spreadsheet takes for a formula in a line or a table's cell that is pasted into it. Items
+# of a list (`- a`, `+ a`) and numbers (`-0.5`) are none.
+_FORMULA = re.compile(r"(?m)(^[ \t]*|\|[ \t]*)(?=[=@]|[+-][A-Za-z(@=])")
+
 
 def printable(text: str) -> str:
     """Replaces control characters with visible symbols; keeps line breaks and tabs."""
@@ -22,5 +26,6 @@ def printable(text: str) -> str:
 
 
 def inert_markdown(text: str) -> str:
-    """Returns Markdown without HTML, images that a viewer would load, and control characters."""
-    return _TAG.sub("&lt;", printable(text)).replace("![", "!\\[")
+    """Returns Markdown without HTML, formulas, images that a viewer would load, and controls."""
+    text = _TAG.sub("&lt;", printable(text)).replace("![", "!\\[")
+    return _FORMULA.sub(r"\1\\", text)

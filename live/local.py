@@ -71,7 +71,9 @@ def local_endpoint(
     release = started_release(endpoint, bundle)
     with contextlib.ExitStack() as stack:
         started: list[tuple[Child, EndpointReplica]] = []
-        say(f"starting {len(endpoint.replicas)} replicas with release {release.name}")
+        target = TargetConfig.model_validate(release.manifest["target"])
+        served = "@".join(filter(None, [target.model, target.revision]))
+        say(f"starting {len(endpoint.replicas)} replicas of {served} with release {release.name}")
         for replica in endpoint.replicas:
             child = start_replica(endpoint, replica, release)
             stack.callback(child.stop, _STOP_S)

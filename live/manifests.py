@@ -72,6 +72,7 @@ def write_manifest(kind: ManifestKind, bundle: str | Path, endpoint: Endpoint) -
         "digest": digest,
         "serve_digest": serve_digest(manifest),
         "image": image,
+        "target": "@".join(filter(None, [target["model"], target.get("revision")])),
         "gpus": flags.gpus,
         "model": _mounted("model", model, MODEL),
         "model_name": name or Path(target["model"]).name,

@@ -23,6 +23,8 @@ HOSTILE = st.lists(
                 "[/bold]",
                 "[red]",
                 "=cmd()",
+                "|",
+                "-A1",
                 "\n",
                 "a",
             ),
@@ -44,7 +46,16 @@ def test_control_characters_are_shown():
 def test_markdown_has_no_tags_images_or_controls(text):
     inert = inert_markdown(text)
     assert not re.search(r"<[A-Za-z/!?]|!\[|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", inert)
+    assert not re.search(r"(^|\|)[ \t]*([=@]|[+-][A-Za-z(@=])", inert, re.MULTILINE)
     assert inert_markdown(inert) == inert
+
+
+def test_a_spreadsheet_takes_no_cell_for_a_formula():
+    table = "| =1+1 | -0.5 |\n|---|---|\n| @SUM(A1) | +cmd |\n- item\n  =HYPERLINK(a)\n-A1"
+    escaped = (
+        "| \\=1+1 | -0.5 |\n|---|---|\n| \\@SUM(A1) | \\+cmd |\n- item\n  \\=HYPERLINK(a)\n\\-A1"
+    )
+    assert inert_markdown(table) == escaped
 
 
 @examples(60)

@@ -46,6 +46,20 @@ def written(
     return {(d["kind"], d["metadata"]["name"]): d for d in documents}
 
 
+@pytest.mark.parametrize("kind", ["argo", "kserve"])
+def test_the_head_shows_what_a_bundle_makes_pods_load(kind: ManifestKind, tmp_path: Path) -> None:
+    bundle = write_exported(tmp_path / "bundle")
+    manifest = read_json(bundle / "bundle.json")
+    manifest["target"] = {"model": "org/r1", "revision": "abc"}
+    write_json(bundle / "bundle.json", manifest)
+    text = write_manifest(kind, bundle, cluster_endpoint(tmp_path, model="s3://models/r1"))
+    version = manifest["vllm"].partition("+")[0]
+    assert text.splitlines()[1] == (
+        '# Its bundle names the target, "org/r1@abc"; pods run the image'
+        f' "vllm/vllm-openai:v{version}".'
+    )
+
+
 def container(document: dict[str, Any]) -> dict[str, Any]:
     (server,) = document["spec"]["template"]["containers"]
     return server
