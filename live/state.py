@@ -180,12 +180,17 @@ class _Erased(TypedDict):
 
 
 def _erased(state: State, entry: Entry) -> State:
-    """Names the releases without the erased sessions instead of those that had them."""
+    """Renames each release that lost sessions to the one without them, and notes the sessions.
+
+    `replaced` has the name of the new release for each old one.
+    """
     facts = cast(_Erased, entry.facts)
     replaced = facts["replaced"]
-    before = {replaced.get(new, new): replaced.get(old, old) for new, old in state.before.items()}
-    serving = state.serving and replaced.get(state.serving, state.serving)
-    erased = state.erased | set(map(bytes.fromhex, facts.get("sessions", [])))
+    before = {}
+    for release, predecessor in state.before.items():
+        before[replaced.get(release, release)] = replaced.get(predecessor, predecessor)
+    serving = None if state.serving is None else replaced.get(state.serving, state.serving)
+    erased = state.erased | {bytes.fromhex(session) for session in facts.get("sessions", [])}
     return replace(state, serving=serving, before=before, erased=erased)
 
 

@@ -328,8 +328,9 @@ def _sequence_states(
 ) -> SequenceStates:
     import torch
 
-    token_ids = torch.as_tensor(row[1], dtype=torch.int32)
-    completion_start = row[2] if len(row) > 2 else len(token_ids)
+    _, ids, *further = row
+    token_ids = torch.as_tensor(ids, dtype=torch.int32)
+    completion_start = further[0] if further else len(token_ids)
     return SequenceStates(token_ids, completion_start, streams, scores)
 
 

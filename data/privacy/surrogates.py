@@ -124,13 +124,20 @@ class Surrogates:
         )
 
     def _core(self, kind: str, core: str, country: str = "") -> str:
-        """Returns the letters and digits of a surrogate with `core`'s shape."""
+        """Returns the letters and digits of a surrogate with `core`'s shape.
+
+        It is never `core`. It is a telephone number of the country unless none is drawn.
+        """
+        surrogate = ""
         for number in range(1000):  # most telephone numbers pass within ten draws
             rng = self._random(f"{kind} {country}", core, number)
             drawn = _with_check_digits(kind, _like(core, rng, KEPT.get(kind, 1)))
-            if drawn != core and (not country or _is_phone(country, drawn)):
+            if drawn == core:
+                continue
+            surrogate = drawn
+            if not country or _is_phone(country, drawn):
                 break
-        return drawn
+        return surrogate
 
     def _email(self, text: str) -> str:
         local, _, domain = text.rpartition("@")

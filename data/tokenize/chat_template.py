@@ -52,6 +52,10 @@ def as_the_engine_reads(
 
 
 def _read(message: dict[str, Any]) -> dict[str, Any]:
+    """Returns what vLLM passes to the template of a message: the keys that its role may have.
+
+    A reasoning is under both of the names that templates use.
+    """
     role = message["role"]
     read = {"role": role, "content": message.get("content") or ""}
     if isinstance(message.get("name"), str):

@@ -110,15 +110,16 @@ def _member_of(row: Row | None) -> tuple[str, str, str | None]:
 
 def _id_of(row: dict[str, Any]) -> str | None:
     """Returns the id that request and response share."""
-    fields_of_ids = (find(row, path) for path in SHARED_IDS)
-    logged = (field for field in fields_of_ids if field)
-    texts = (
-        field
-        for field in logged
-        if field.key != CALL or isinstance(field.holder[field.key], str)  # or who called
-    )
-    ids = (take_text(field.holder, field.key, "row") for field in texts)
-    return next(filter(None, ids), None)
+    for path in SHARED_IDS:
+        field = find(row, path)
+        if field is None:
+            continue
+        # Under `CALL`, some producers have an object about the caller instead.
+        if field.key == CALL and not isinstance(field.holder[field.key], str):
+            continue
+        if text := take_text(field.holder, field.key, "row"):
+            return text
+    return None
 
 
 def _side_of_other_row(row: dict[str, Any]) -> str | None:

@@ -277,11 +277,15 @@ def _joined(
 
 
 def _lengths(rest: str) -> tuple[int, int]:
-    """Returns the lengths of a line's text and list of token ids."""
+    """Returns the lengths of a line's text, in characters, and of its list of token ids."""
     text = _TEXT.match(rest)
+    characters = 0
+    if text:
+        in_quotes = _ESCAPE.sub(".", text[1])
+        characters = len(in_quotes) - len("''")
     ids = _IDS.search(rest, text.end() if text else 0)
-    characters = len(_ESCAPE.sub(".", text[1])) - 2 if text else 0
-    return characters, ids[1].count(",") + 1 if ids else 0
+    tokens = ids[1].count(",") + 1 if ids else 0
+    return characters, tokens
 
 
 def parse(record: Record) -> list[Exchange | Reject]:
