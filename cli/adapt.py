@@ -3,8 +3,8 @@
 from typing import Annotated
 
 import outrider
-from outrider.cli.options import EndpointName, Flag, Overrides, RecipeName
-from outrider.cli.printing import print_json
+from outrider.cli.options import EndpointName, Flag, Overrides, RecipeName, ResultAsJson
+from outrider.cli.printing import print_result
 from outrider.common.errors import UsageError
 
 
@@ -14,6 +14,7 @@ def adapt_speculator(
     endpoint: EndpointName,
     rounds: int | None = None,
     once: Annotated[bool, Flag] = False,
+    as_json: ResultAsJson = False,
 ) -> int:
     """Follow an endpoint's traffic: watch acceptance, train when it falls, gate, deploy.
 
@@ -35,5 +36,5 @@ def adapt_speculator(
         summary = outrider.adapt_endpoint(
             recipe, *overrides, endpoint=endpoint, rounds=rounds, once=once
         )
-        print_json(summary)
+        print_result(summary, as_json)
     return 0

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from outrider.cli.printing import print_json
+from outrider.cli.options import ResultAsJson
+from outrider.cli.printing import print_json, wants_json
 from outrider.common.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ def confirm_report(
     since: Sources = (),
     before: Sources = (),
     model: str | None = None,
+    as_json: ResultAsJson = False,
 ) -> int:
     """Compare a report with what vLLM's own /metrics counted in production.
 
@@ -74,7 +76,8 @@ def confirm_report(
     seen = _since(servers, [read_scrape(source, model) for source in since])
     confirmed = confirm(report, Window(seen), Window(old) if old else None)
     _print(confirmed, Console(stderr=True, markup=False, highlight=False))
-    print_json(confirmed.model_dump(mode="json"))
+    if wants_json(as_json):
+        print_json(confirmed.model_dump(mode="json"))
     if confirmed.worse:
         return 3
     return 4 if confirmed.reading == "undecided" else 0

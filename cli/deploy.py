@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from outrider.cli.options import AsJson, EndpointName, Flag
-from outrider.cli.printing import print_json
+from outrider.cli.printing import print_json, print_result, wants_json
 from outrider.common.errors import OutriderError, UsageError
 from outrider.common.inert import printable
 
@@ -43,7 +43,7 @@ def deploy_speculator(
     status
         Print what the endpoint serves and what is being deployed.
     as_json
-        With --status: print one JSON object instead of text.
+        Print the result as one line of JSON also to a terminal.
     rollback
         End the deployment in progress, or return to the previous release.
     promote
@@ -83,17 +83,17 @@ def deploy_speculator(
         case "--status":
             return _status(live, as_json)
         case "--recover":
-            return _recover(live)
+            return _recover(live, as_json)
         case "--rollback":
-            return _end(live, "roll_back")
+            return _end(live, "roll_back", as_json)
         case "--promote":
-            return _end(live, "promote")
+            return _end(live, "promote", as_json)
         case "--local":
-            return _local(live, bundle, in_place, load)
+            return _local(live, bundle, in_place=in_place, load=load, as_json=as_json)
     assert bundle is not None  # `chosen_action` requires one for what is left
     if manifest is not None:
         return _print_manifest(live, bundle, manifest)
-    return _deploy(live, bundle, in_place)
+    return _deploy(live, bundle, in_place, as_json)
 
 
 def chosen_action(bundle: str | None, actions: dict[str, bool]) -> str | None:
@@ -112,18 +112,19 @@ def chosen_action(bundle: str | None, actions: dict[str, bool]) -> str | None:
     return action
 
 
-def _recover(endpoint: "Endpoint") -> int:
+def _recover(endpoint: "Endpoint", as_json: bool) -> int:
     from outrider.live.controller import controlled
 
     with controlled(endpoint, _say) as controller:
         controller.recover()
-    return _status(endpoint, as_json=True)
+    return _status(endpoint, wants_json(as_json))
 
 
-def _end(endpoint: "Endpoint", ending: Literal["promote", "roll_back"]) -> int:
+def _end(endpoint: "Endpoint", ending: Literal["promote", "roll_back"], as_json: bool) -> int:
     from outrider.live.controller import end_deployment
 
-    return _ended(endpoint, end_deployment(endpoint, ending, say=_say), ending)
+    ended = end_deployment(endpoint, ending, say=_say)
+    return _ended(endpoint, ended, as_json, ending)
 
 
 def _print_manifest(endpoint: "Endpoint", bundle: str, manifest: Literal["kserve", "argo"]) -> int:
@@ -146,15 +147,22 @@ def bundle_of(location: str) -> str:
     return str(root / "bundle")
 
 
-def _deploy(endpoint: "Endpoint", bundle: str, in_place: bool) -> int:
+def _deploy(endpoint: "Endpoint", bundle: str, in_place: bool, as_json: bool) -> int:
     from outrider.common.process_tree import stopped_by_signal
     from outrider.live.controller import deploy_bundle
 
     with stopped_by_signal():
-        return _ended(endpoint, deploy_bundle(bundle, endpoint, in_place, _say))
+        return _ended(endpoint, deploy_bundle(bundle, endpoint, in_place, _say), as_json)
 
 
-def _local(endpoint: "Endpoint", bundle: str | None, in_place: bool, load: str | None) -> int:
+def _local(
+    endpoint: "Endpoint",
+    bundle: str | None,
+    *,
+    in_place: bool,
+    load: str | None,
+    as_json: bool,
+) -> int:
     import contextlib
     import threading
 
@@ -167,7 +175,7 @@ def _local(endpoint: "Endpoint", bundle: str | None, in_place: bool, load: str |
         if prompts:
             stack.enter_context(local.load(endpoint, prompts))
         if bundle is not None:
-            return _deploy(endpoint, bundle, in_place)
+            return _deploy(endpoint, bundle, in_place, as_json)
         _say(f"serving on {endpoint.router.listen}; Ctrl-C stops everything")
         # Nothing sets it: a signal raises `Interrupted` here.
         threading.Event().wait()
@@ -185,11 +193,13 @@ def _status(endpoint: "Endpoint", as_json: bool) -> int:
     return int(bool(report["problems"]))
 
 
-def _ended(endpoint: "Endpoint", ended: "Deployment", ending: str = "promote") -> int:
-    """Prints a deployment as JSON; returns 0 if it ended as `ending` names."""
+def _ended(
+    endpoint: "Endpoint", ended: "Deployment", as_json: bool, ending: str = "promote"
+) -> int:
+    """Prints a deployment; returns 0 if it ended as `ending` names."""
     from outrider.live.status import deployment_summary
 
-    print_json(deployment_summary(endpoint, ended))
+    print_result(deployment_summary(endpoint, ended), as_json)
     # A replica that does not answer may still serve the old release.
     if ended.behind:
         return 1

@@ -10,8 +10,10 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from outrider.cli.printing import print_json
+from outrider.cli.options import ResultAsJson
+from outrider.cli.printing import print_result
 from outrider.common.errors import UsageError
+from outrider.common.inert import printable
 
 
 def erase(
@@ -20,6 +22,7 @@ def erase(
     endpoint: Annotated[
         str | None, Parameter(help="File of the endpoint (YAML), or the name of a shipped one.")
     ] = None,
+    as_json: ResultAsJson = False,
 ) -> int:
     """Erase sessions from the history of suffix lookup, in a bundle or a live endpoint.
 
@@ -39,7 +42,7 @@ def erase(
         from outrider.serving.bundle.erase import erase_sessions
 
         responses = erase_sessions(bundle, sessions)
-        print_json({"bundle": str(bundle), "responses": responses})
+        print_result({"bundle": str(bundle), "responses": responses}, as_json)
         return 0
     assert endpoint is not None
     from outrider.live.controller import erase_from_endpoint
@@ -47,17 +50,16 @@ def erase(
 
     live = load_endpoint(endpoint)
     erased = erase_from_endpoint(live, sessions, say)
-    print_json(
-        {
-            "endpoint": live.name,
-            "responses": erased.responses,
-            "releases": erased.replaced,
-            "behind": list(erased.behind),
-        }
-    )
+    result = {
+        "endpoint": live.name,
+        "responses": erased.responses,
+        "releases": erased.replaced,
+        "behind": list(erased.behind),
+    }
+    print_result(result, as_json)
     return 1 if erased.behind else 0
 
 
 def say(text: str) -> None:
     """Prints progress to stderr."""
-    print(text, file=sys.stderr, flush=True)
+    print(printable(text), file=sys.stderr, flush=True)

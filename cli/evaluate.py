@@ -17,10 +17,11 @@ from outrider.cli.options import (
     MaxGpuHours,
     Overrides,
     RecipeName,
+    ResultAsJson,
     Runs,
     Until,
 )
-from outrider.cli.printing import print_json, print_summary
+from outrider.cli.printing import print_json, print_summary, wants_json
 from outrider.common.errors import UsageError
 
 
@@ -38,6 +39,7 @@ def evaluate_speculator(
     runs: Runs = Path("runs"),
     from_serve_command: FromServeCommand = None,
     again: Annotated[bool, Flag] = False,
+    as_json: ResultAsJson = False,
 ) -> int:
     """Measure a speculator against base and no speculation on held-out traffic.
 
@@ -59,7 +61,7 @@ def evaluate_speculator(
         them. All other measurements are kept.
     """
     if compare:
-        return _compare(compare, html)
+        return _compare(compare, html, as_json)
     if html is not None:
         raise UsageError(
             f"--html {html} needs --compare RUN_A RUN_B; an evaluation writes its page to the run "
@@ -81,25 +83,27 @@ def evaluate_speculator(
         measures_server=server is not None,
     )
     if server is not None:
-        return _server(run, server)
+        return _server(run, server, as_json)
     # The stage whose verdict is printed and decides the exit status.
     judged = "evaluate" if speculator is None else "evaluate_other"
     end = run.window(until, max_gpu_hours)
-    return print_summary(run, run.evaluate(speculator, again, end), judged)
+    results = run.evaluate(speculator, again, end)
+    return print_summary(run, results, judged=judged, as_json=as_json)
 
 
-def _server(run: outrider.Run, url: str) -> int:
+def _server(run: outrider.Run, url: str, as_json: bool) -> int:
     from rich.console import Console
 
     from outrider.eval.bench.endpoint import print_endpoint
 
     results = run.measure_server(url)
     print_endpoint(results, Console(stderr=True, markup=False, highlight=False))
-    print_json({"recipe": run.recipe.name, **results})
+    if wants_json(as_json):
+        print_json({"recipe": run.recipe.name, **results})
     return 0
 
 
-def _compare(runs: tuple[Path, ...], html: Path | None) -> int:
+def _compare(runs: tuple[Path, ...], html: Path | None, as_json: bool) -> int:
     from rich.console import Console
 
     from outrider.common.files import publish
@@ -113,5 +117,6 @@ def _compare(runs: tuple[Path, ...], html: Path | None) -> int:
         with publish(html) as temporary:
             temporary.write_text(rendered(compared, "html"), encoding="utf-8")
         console.print(f"page: {html}", soft_wrap=True, highlight=False)
-    print_json(compared.model_dump(mode="json"))
+    if wants_json(as_json):
+        print_json(compared.model_dump(mode="json"))
     return 0

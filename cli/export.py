@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 import outrider
-from outrider.cli.options import Flag, Overrides, RecipeName, Runs
+from outrider.cli.options import Flag, Overrides, RecipeName, ResultAsJson, Runs
 from outrider.cli.printing import print_summary
 
 
@@ -15,6 +15,7 @@ def export_speculator(
     to: str,
     runs: Runs = Path("runs"),
     force: Annotated[bool, Flag] = False,
+    as_json: ResultAsJson = False,
 ) -> int:
     """Write, verify and copy the bundle of an evaluated speculator.
 
@@ -29,4 +30,4 @@ def export_speculator(
     run = outrider.open(recipe, *overrides, runs=runs)
     results = run.export(to, force)
     print(f"bundle copied to {to}", file=sys.stderr)
-    return print_summary(run, results, bundle=to)
+    return print_summary(run, results, bundle=to, as_json=as_json)

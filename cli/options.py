@@ -47,4 +47,13 @@ MaxGpuHours = Annotated[
 ]
 # `negative=""`: without it, cyclopts adds --no-json, and --no-force for `Flag`.
 AsJson = Annotated[bool, Parameter(name="--json", negative="", show_default=False)]
+ResultAsJson = Annotated[
+    bool,
+    Parameter(
+        name="--json",
+        negative="",
+        show_default=False,
+        help="Print the result as one line of JSON also to a terminal.",
+    ),
+]
 Flag = Parameter(negative="", show_default=False)

@@ -1,6 +1,5 @@
 """`outrider train`: from traffic to an evaluated and exported speculator."""
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +15,7 @@ from outrider.cli.options import (
     Runs,
     Until,
 )
-from outrider.cli.printing import print_json, print_summary
+from outrider.cli.printing import print_json, print_summary, wants_json
 from outrider.common.errors import UsageError
 from outrider.common.gpu_cards import CARDS, Card, card_named
 
@@ -46,8 +45,7 @@ def train_speculator(
         memory by component and whether it fits, disk space, time), and stop. Needs only the
         target's config.json.
     as_json
-        With --dry-run: print only the JSON object, without the tables. Without this option, the
-        object is printed only if stdout is no terminal.
+        Print the result as one line of JSON also to a terminal; with --dry-run, without the tables.
     gpu
         With --dry-run: the card to plan for, such as L4 or H100: its memory, bandwidth and bf16
         peak. Default: this machine's GPUs. Without one: main memory or, if training does not fit
@@ -60,10 +58,10 @@ def train_speculator(
     force
         Export even a speculator that is not better than the base.
     """
-    only_planned = {"--json": as_json, "--gpu": gpu, "--gpu-memory": gpu_memory is not None}
+    only_planned = {"--gpu": gpu, "--gpu-memory": gpu_memory is not None}
     for option, is_set in only_planned.items():
         if is_set and not dry_run:
-            raise UsageError(f"{option} needs --dry-run; a run ends with JSON on stdout anyway")
+            raise UsageError(f"{option} needs --dry-run")
     if gpu_memory is not None and gpu_memory <= 0:
         raise UsageError(f"--gpu-memory {gpu_memory:g}: give one GPU's memory in GB, such as 80")
     card = None if gpu is None else _card(gpu)
@@ -72,13 +70,13 @@ def train_speculator(
     )
     if not dry_run:
         end = run.window(until, max_gpu_hours)
-        return print_summary(run, run.train(stages, force, end))
+        return print_summary(run, run.train(stages, force, end), as_json=as_json)
     gpu_bytes = None if gpu_memory is None else int(gpu_memory * 1e9)
     rows, cost = run.plan(stages, force, gpu_bytes, card)
     if not as_json:
         _print_tables(run, rows, cost)
     # Scripts read the object; a person has read the tables.
-    if as_json or not sys.stdout.isatty():
+    if wants_json(as_json):
         about = {"recipe": run.recipe.name, "run_dir": str(run.directory.root)}
         print_json(about | {"dry_run": rows, "price": cost})
     # Without config.json there is no estimate.

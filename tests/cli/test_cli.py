@@ -18,6 +18,7 @@ import yaml
 
 import outrider
 from outrider.cli import main
+from outrider.cli.printing import print_result
 from outrider.common.process_tree import wait_until
 from outrider.pipeline.stages.registry import STAGES
 from tests.cli.commands import COMMANDS, assert_one_message, json_line, run, start
@@ -101,7 +102,6 @@ def test_a_mistake_is_one_message_and_status_1(workplace, words, parts):
             ["Did you mean --dry-run?", "section.key=value"],
         ),
         (["train", "mine.yaml", "--api-key=s3cret"], ["Unknown option: --api-key=***"]),
-        (["train", "mine.yaml", "--json"], ["--json needs --dry-run", "train --help"]),
         (["trian", "mine.yaml"], ['Unknown command "trian". Did you mean "train"?']),
         (["export", "mine.yaml"], ["--to requires an argument"]),
         (["eval"], ["nothing to evaluate: give a recipe, or --compare"]),
@@ -379,6 +379,22 @@ def test_a_dry_run_prints_its_json_to_a_terminal_only_if_asked(workplace, option
     assert finished.returncode == 0, tables
     assert (b'"dry_run"' in shown) is printed
     assert (b"recipe.resolved.yaml" in tables) is not printed
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "as_json", "printed"),
+    [
+        (True, False, "verdict  ship\nk        3\nname     a\u2400b\n"),
+        (True, True, '{"verdict": "ship", "k": 3, "bundle": null, "name": "a\\u0000b"}\n'),
+        (False, False, '{"verdict": "ship", "k": 3, "bundle": null, "name": "a\\u0000b"}\n'),
+    ],
+)
+def test_a_result_is_json_for_programs_and_lines_for_people(
+    capsys, monkeypatch, is_terminal, as_json, printed
+):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    print_result({"verdict": "ship", "k": 3, "bundle": None, "name": "a\x00b"}, as_json)
+    assert capsys.readouterr().out == printed
 
 
 def test_a_recipe_s_code_is_named_before_it_runs_and_a_dry_run_runs_none(workplace):
