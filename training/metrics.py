@@ -15,7 +15,7 @@ Shapes: K depths.
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,13 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from outrider.common.gpu_cards import card_named
+
+
+LARGE_SHARE = 0.05
+"""Smallest share of waiting or padding that a step's line names."""
+
+MOST_RATES = 4
+"""Drafts whose rates a line shows. It fits into 120 columns."""
 
 
 class Metrics:
@@ -109,25 +116,38 @@ def step_values(
 
 
 def step_line(done: int, steps: int, values: dict[str, Any], seconds: float) -> str:
-    """Returns one readable line about step `done` of `steps`, which took `seconds`."""
-    acceptance = " ".join(f"{share:.3f}" for share in values["expected_acceptance"])
+    """Returns one readable line about step `done` of `steps`, which took `seconds`.
+
+    Shares of time that were lost are named if they are large. metrics.jsonl has all values.
+    """
     line = (
-        f"step {done}/{steps}  loss {values['loss']:.4f}  expected acceptance {acceptance}"
-        f"  lr {values['learning_rate']:.1e}  {values['tokens_per_s']:.0f} tokens/s"
-        f"  waiting {values['wait_share']:.0%}  padding {values['padding_share']:.0%}"
+        f"step {done}/{steps}  loss {values['loss']:.3f}"
+        f"  expected acceptance {_by_draft(values['expected_acceptance'])}"
+        f"  {values['tokens_per_s']:.0f} tokens/s"
     )
+    if values["wait_share"] >= LARGE_SHARE:
+        line += f"  waiting {values['wait_share']:.0%}"
+    if values["padding_share"] >= LARGE_SHARE:
+        line += f"  padding {values['padding_share']:.0%}"
     if "mfu" in values:
         line += f"  MFU {values['mfu']:.0%}"
-    return f"{line}  about {(steps - done) * seconds / 60:.0f} min left"
+    return f"{line}  {(steps - done) * seconds / 60:.0f} min left"
+
+
+def _by_draft(rates: Sequence[float]) -> str:
+    """Returns the rates of the drafts in words; of many, those of the first and the last."""
+    shown = [f"{rate:.2f}" for rate in rates]
+    if len(shown) > MOST_RATES:
+        shown = [shown[0], "...", shown[-1]]
+    return f"{' '.join(shown)} (drafts 1-{len(rates)})"
 
 
 def validation_line(done: int, steps: int, profile: dict[str, Any], seconds: float) -> str:
     """Returns one readable line about an evaluation."""
-    acceptance = " ".join(f"{rate:.3f}" for rate in profile["acceptance"])
     length = profile["acceptance_length"]
     return (
-        f"step {done}/{steps}  validation: acceptance {acceptance}"
-        f"  acceptance length {length[-1]:.3f} at K={len(length)}"
+        f"step {done}/{steps}  validation: acceptance {_by_draft(profile['acceptance'])}"
+        f"  tokens per step {length[-1]:.3f} at K={len(length)}"
         f"  ({profile['sequences']} sequences, {seconds:.1f} s)"
     )
 

@@ -71,7 +71,7 @@ if TYPE_CHECKING:
 SUMMARY = "summary.json"
 SCORES_VERSION = 4
 """Increment when scores of the same tokens change (serving/token_scores.py, logged_text.py)."""
-LINE_EVERY_S = 60.0
+LINE_EVERY_S = 30.0
 """Seconds between lines of progress if the output is not a terminal."""
 ONLY_FINAL = FeatureSpec(())
 """Only the stream after the final norm, which the teacher's head reads."""
