@@ -25,7 +25,6 @@ from torch import Tensor
 
 from outrider.common.gpu_cards import card_named
 
-
 LARGE_SHARE = 0.05
 """Smallest share of waiting or padding that a step's line names."""
 
@@ -121,8 +120,8 @@ def step_line(done: int, steps: int, values: dict[str, Any], seconds: float) -> 
     Shares of time that were lost are named if they are large. metrics.jsonl has all values.
     """
     line = (
-        f"step {done}/{steps}  loss {values['loss']:.3f}"
-        f"  expected acceptance {_by_draft(values['expected_acceptance'])}"
+        f"step {done}/{steps}  loss {values['loss']:.2f}"
+        f"  acceptance {_by_draft(values['expected_acceptance'])}"
         f"  {values['tokens_per_s']:.0f} tokens/s"
     )
     if values["wait_share"] >= LARGE_SHARE:
@@ -147,7 +146,7 @@ def validation_line(done: int, steps: int, profile: dict[str, Any], seconds: flo
     length = profile["acceptance_length"]
     return (
         f"step {done}/{steps}  validation: acceptance {_by_draft(profile['acceptance'])}"
-        f"  tokens per step {length[-1]:.3f} at K={len(length)}"
+        f"  tokens per step {length[-1]:.3f}"
         f"  ({profile['sequences']} sequences, {seconds:.1f} s)"
     )
 
