@@ -95,6 +95,7 @@ were not logged are empty strings."""
 PART_SCHEMA = pa.schema(
     [
         *SCHEMA,
+        ("first_question", pa.string()),
         ("trace", pa.string()),
         ("file", pa.string()),
         ("line", pa.int64()),
@@ -105,6 +106,9 @@ PART_SCHEMA = pa.schema(
     ]
 )
 """Columns of a part: those of the table, and what finds, counts and reports copies.
+
+`first_question` is the session of a row whose user turns out to be everybody's (table.py); empty
+for a row of a logged conversation.
 
 The two agreements are those of retokenized prompts and completions with the engine's counts; null
 if they were not retokenized or not counted. `missing_tokens`: incomplete.py."""
@@ -332,13 +336,16 @@ def _table_row(exchange: Exchange, sequence: TokenSequence, work: Work) -> dict[
     # Keyed: without the key, nobody can test which user a digest belongs to.
     digest = user and "user-" + hmac.digest(work.key, user.encode(), "sha256").hex()[:16]
     session, session_kind = digest, USER
+    first_question = ""
     if exchange.session:
         session = exchange.session
         session_kind = CONVERSATION
-    elif not exchange.user:
+    else:
         beginning = sequence.prompt_text.partition(work.builder.answer_mark)[0]
-        session = _conversation(exchange, beginning)
-        session_kind = FIRST_QUESTION
+        first_question = _conversation(exchange, beginning)
+        if not exchange.user:
+            session = first_question
+            session_kind = FIRST_QUESTION
     is_prompt_retokenized = exchange.prompt_token_ids is None
     is_completion_retokenized = exchange.completion_token_ids is None
     missing = 0
@@ -365,6 +372,7 @@ def _table_row(exchange: Exchange, sequence: TokenSequence, work: Work) -> dict[
         "constraint": sequence.constraint,
         "grammar": sequence.grammar,
         "prompt_text": sequence.prompt_text,
+        "first_question": first_question,
         "trace": "" if exchange.session else exchange.trace or "",
         "file": place.file,
         "line": place.line,

@@ -7,6 +7,7 @@ memory of the process until the mapping ends, and a table has as many bytes as t
     for batch in batches_of(run / "traffic/sequences"): batch["token_ids"]
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from outrider.common.files import publish
 from outrider.common.fingerprint import file_digest, value_digest
-from outrider.data.exchange import CONVERSATION
+from outrider.data.exchange import CONVERSATION, FIRST_QUESTION, USER
 from outrider.data.ingest.arrow_files import columns_of
 from outrider.data.ingest.chunks import SCHEMA
 from outrider.data.ingest.copies import SetAside
@@ -31,6 +32,7 @@ def assemble(parts: Sequence[Path], aside: SetAside, sequences_dir: Path) -> Non
     repeated ingest gives the same bytes and later stages are not rerun.
     """
     sessions = _shared_traces(parts, aside)
+    everybody = _user_of_everybody(parts, aside)
     digest = value_digest([file_digest(part) for part in parts])[:16]
     disable_progress_bars()  # the ingest shows its own
     with publish(sequences_dir) as folder:
@@ -41,7 +43,7 @@ def assemble(parts: Sequence[Path], aside: SetAside, sequences_dir: Path) -> Non
         empty.save_to_disk(str(folder), num_shards=1)
         with pa.ipc.new_stream(str(_file_of(folder)), SCHEMA) as writer:
             for part in parts:
-                writer.write_table(_kept_rows(part, aside, sessions))
+                writer.write_table(_kept_rows(part, aside, sessions, everybody))
         # `save_to_disk` creates files that everybody may read.
         for path in folder.iterdir():
             path.chmod(0o600)
@@ -58,18 +60,45 @@ def _file_of(sequences_dir: Path) -> Path:
     return path
 
 
-def _kept_rows(part: Path, aside: SetAside, sessions: pa.Array) -> pa.Table:
+def _kept_rows(part: Path, aside: SetAside, sessions: pa.Array, everybody: str) -> pa.Table:
     """Returns a part's rows without those set aside.
 
-    A row whose trace is among `sessions` belongs to that conversation.
+    A row of the user `everybody` belongs to the session of its first question, and one whose trace
+    is among `sessions` to that conversation.
     """
     stored = pa.ipc.open_stream(pa.memory_map(str(part))).read_all()
     table = stored.select(SCHEMA.names).replace_schema_metadata(SCHEMA.metadata)
+    is_everybody = pc.and_(
+        pc.equal(stored["session_kind"], USER), pc.equal(stored["session"], everybody)
+    )
     is_session = pc.is_in(stored["trace"], value_set=sessions)
-    for name, value in (("session", stored["trace"]), ("session_kind", CONVERSATION)):
-        column = pc.if_else(is_session, value, table[name])
-        table = table.set_column(table.schema.get_field_index(name), SCHEMA.field(name), column)
+    for condition, column_of_session, kind in (
+        (is_everybody, "first_question", FIRST_QUESTION),
+        (is_session, "trace", CONVERSATION),
+    ):
+        for name, value in (("session", stored[column_of_session]), ("session_kind", kind)):
+            column = pc.if_else(condition, value, table[name])
+            table = table.set_column(table.schema.get_field_index(name), SCHEMA.field(name), column)
     return table.filter(_is_kept(len(table), aside.get(part, {})))
+
+
+def _user_of_everybody(parts: Sequence[Path], aside: SetAside) -> str:
+    """Returns the user whom most rows name; empty without one.
+
+    It is the account of a service whose users are not logged. Its requests are no session: they
+    hardly pause, so that the whole log would be one, which cannot be split.
+    """
+    rows = 0
+    counts: Counter[str] = Counter()
+    for part in parts:
+        columns = columns_of(part, ["session", "session_kind"])
+        columns = columns.filter(_is_kept(len(columns), aside.get(part, {})))
+        rows += len(columns)
+        users = columns["session"].filter(pc.equal(columns["session_kind"], USER))
+        for pair in users.value_counts().to_pylist():
+            counts[pair["values"]] += pair["counts"]
+    name, most = counts.most_common(1)[0] if counts else ("", 0)
+    return name if 2 * most > rows else ""
 
 
 def _is_kept(rows: int, aside: Iterable[int]) -> NDArray[np.bool_]:

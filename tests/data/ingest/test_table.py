@@ -56,3 +56,28 @@ def test_one_part_is_mapped_at_a_time_and_batches_are_the_rows_in_order(
     rows = [row for batch in batches for row in batch.to_pylist()]
     assert rows == load_sequences(out / "sequences").to_list()
     assert [row["sequence_id"] for row in rows] == [f"0-{number}" for number in range(1, 10)]
+
+
+@pytest.mark.parametrize(("share", "kinds"), [(6, {"first_question"}), (5, {"user"})])
+def test_an_account_that_most_requests_name_is_nobody_s_session(
+    text_target, tmp_path, share, kinds
+):
+    """Of ten requests, `share` name the portal; conversations and other users stay."""
+    turns = list(screenings(10))
+    rows = []
+    for number, turn in enumerate(turns):
+        user = "portal" if number < share else f"user {number}"
+        time = 1_714_564_800 + number
+        rows.append(pair(*turn, timestamp=time, request__metadata={}, request__user=user))
+    rows.append(pair(*turns[0], timestamp=1_714_564_900, request__user="portal"))
+    for number, row in enumerate(rows):
+        row["response"]["id"] = f"chatcmpl-{number}"
+    log = write_log(tmp_path / "log.jsonl", rows)
+    ingest(text_target, TrafficConfig(path=str(log)), tmp_path / "out", workers=0)
+    stored = load_sequences(tmp_path / "out" / "sequences").to_list()
+    of_portal = stored[:share]
+    assert {row["session_kind"] for row in of_portal} == kinds
+    assert len({row["session"] for row in of_portal}) == (share if kinds != {"user"} else 1)
+    assert len({row["user"] for row in of_portal}) == 1
+    assert {row["session_kind"] for row in stored[share:10]} == {"user"}
+    assert stored[10]["session"] == "s-1"
