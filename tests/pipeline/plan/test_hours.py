@@ -34,7 +34,7 @@ from tests.distill_configs import DISTILLS
 from tests.eval.bench.test_closed_loop import PLAN, PROMPTS, mtp, sent, timed  # noqa: F401 (a fixture)
 from tests.r1_config import R1
 
-CHECKPOINT = {"mtp": 162_540_951_552}
+CHECKPOINT = {"mtp": 139_320_815_616}
 R1_LAYER = 11_600_000_000
 
 
