@@ -20,6 +20,7 @@ from typing import Any
 from outrider.eval.bench.prompts import HeldoutRequests
 from outrider.eval.bench.servers import Servers
 from outrider.eval.bench.step_times import StepTimes, step_prompts, time_steps
+from outrider.eval.config import MIN_GAIN
 from outrider.eval.context import EvaluationContext
 from outrider.eval.lookups import history_facts, served_lookups
 from outrider.eval.replay.sums import ReplaySums
@@ -27,10 +28,6 @@ from outrider.eval.results.parts import CURRENT, DRAFTERS, LOOKUP, Drafter, Draf
 from outrider.eval.results.sections import Choice, LookupChoice
 from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.vllm_hooks.drafts_file import Drafts
-
-MIN_GAIN = 0.01
-"""Minimum relative gain in tokens/s from a larger k; a smaller gain is not worth the longer steps
-at higher load."""
 
 Speeds = Mapping[int, Mapping[int, float]]
 """Tokens/s, or seconds per step, by batch size and number of drafts."""

@@ -6,9 +6,9 @@
 Kinds are compared in the same way as numbers of drafts (choose_k.py): by prefill plus replayed
 steps times seconds per step, each kind at its best K, at the main concurrency. The servers of the
 kinds, of base and without speculation are timed in turn; kinds whose steps take equally long are
-timed once (`_timed_as`). A lookup needs no training, so the fastest one is chosen unless a trained
-kind is shown to be faster. The choice does not use the held-out part, whose intervals therefore
-need no correction.
+timed once (kind_turns.py). A lookup needs no training, so the fastest one is chosen unless a
+trained kind is shown to be faster. The choice does not use the held-out part, whose intervals
+therefore need no correction.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,9 +19,11 @@ import numpy as np
 from outrider.eval.bench.prompts import customers_sampling, evaluation_prompts
 from outrider.eval.bench.request_fields import request_fields
 from outrider.eval.bench.step_times import StepTimes, step_prompts, time_steps
-from outrider.eval.choose_k import MIN_GAIN, best_k, speeds_of
+from outrider.eval.choose_k import best_k, speeds_of
+from outrider.eval.config import MIN_GAIN
 from outrider.eval.context import EvaluationContext
 from outrider.eval.evaluate import check
+from outrider.eval.kind_turns import REFERENCES, kind_turns
 from outrider.eval.lookups import separates_tenants, with_best_lookups
 from outrider.eval.replay.heldout_replay import replay_drafter
 from outrider.eval.replay.sums import ReplaySums, length_at
@@ -30,9 +32,6 @@ from outrider.eval.results.sections import KindSpeed
 from outrider.eval.stats.clusters import clustered
 from outrider.serving.speculator import Speculator
 from outrider.speculators.kinds import lookup_names
-
-REFERENCES = ("base", "none")
-"""Names of the speculator in use and of no speculation, which are timed but cannot be chosen."""
 
 
 def choose_kind(
@@ -153,18 +152,8 @@ def _time_kinds(
     texts = [prompt.text for prompt in prompts]
     speculators = _speculators(contexts)
     lengths = {kind: replays[kind].acceptance_length() for kind in speculators}
-    timed_as = _timed_as(first, speculators, lengths)
-    numbers: dict[str, set[int]] = {}
-    for kind, speculator in speculators.items():
-        drafts = [number for number in first.draft_numbers(speculator) if number]
-        if not speculator.speculates:
-            useful = [0]
-        elif speculator.family.fixed_k:
-            # An engine whose k is fixed would have to be started once per number.
-            useful = [max(drafts)]
-        else:
-            useful = useful_numbers(drafts, lengths[kind])
-        numbers.setdefault(timed_as[kind], set()).update(useful)
+    drafts = {kind: first.draft_numbers(speculator) for kind, speculator in speculators.items()}
+    timed_as, numbers = kind_turns(speculators, lengths, drafts, first.serving.engine)
     first.say(f"timing steps of the {mode} engine: {', '.join(numbers)} in turn")
     fields = request_fields(
         validation,
@@ -177,7 +166,7 @@ def _time_kinds(
             servers=servers,
             mode=mode,
             load=load,
-            numbers={kind: sorted(useful) for kind, useful in numbers.items()},
+            numbers=numbers,
             batch_sizes=dict.fromkeys(numbers, (settings.main,)),
             prompts=step_prompts(
                 validation, first.target.directory(), first.serving.engine.max_model_len
@@ -190,45 +179,3 @@ def _time_kinds(
         prefill={kind: times.prefill[timed] for kind, timed in timed_as.items()},
         contexts=times.contexts,
     )
-
-
-def useful_numbers(numbers: Sequence[int], lengths: Sequence[float]) -> list[int]:
-    """The numbers of drafts that can be a kind's best k, ascending.
-
-    `lengths` holds the acceptance length for k = 1, 2, ... A step with more drafts takes no less
-    time, so a number that hardly accepts more than a smaller one cannot be faster.
-    """
-    useful: list[int] = []
-    for number in sorted(numbers):
-        if not useful or lengths[number - 1] > (1 + MIN_GAIN) * lengths[useful[-1] - 1]:
-            useful.append(number)
-    return useful
-
-
-def _timed_as(
-    context: EvaluationContext,
-    speculators: Mapping[str, Speculator],
-    lengths: Mapping[str, Sequence[float]],
-) -> dict[str, str]:
-    """The kind whose step times hold for each kind; most have their own.
-
-    Swapped weights of one shape take the same time per step, and lookups of one model runner run no
-    model (lookups.py), so of these only the one with the longest accepted drafts is timed.
-    """
-    timed_as = {kind: kind for kind in speculators}
-    lookups = {kind: one for kind, one in speculators.items() if _is_lookup(one)}
-    by_length = sorted(lookups, key=lambda kind: -max(lengths[kind]))
-    longest: dict[str, str] = {}
-    for kind in by_length:
-        timed_as[kind] = longest.setdefault(context.runner(lookups[kind]), kind)
-    if context.serving.engine.changes_drafters:
-        base = speculators["base"]
-        shapes = [kind for kind in speculators if kind not in REFERENCES]
-        timed_as["base"] = next(
-            (kind for kind in shapes if speculators[kind].swaps_with(base)), timed_as["base"]
-        )
-    return timed_as
-
-
-def _is_lookup(speculator: Speculator) -> bool:
-    return speculator.speculates and not speculator.family.has_weights

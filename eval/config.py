@@ -33,6 +33,19 @@ STEP_ROUNDS = 5
 STEP_TOKENS = 96
 """Maximum number of tokens by which a logged response is continued when steps are timed."""
 
+
+def step_requests(concurrency: int) -> int:
+    """Requests of a block of timed steps.
+
+    At least twice the batch size: until the last requests end, the batch is full.
+    """
+    return max(4, 2 * concurrency)
+
+
+MIN_GAIN = 0.01
+"""Minimum relative gain in tokens/s from a larger k; a smaller gain is not worth the longer steps
+at higher load."""
+
 LOOKUP_NUMBERS = (2, 4, 8, MOST_LOOKED_UP)
 """Numbers of drafts per step at which a lookup's engine is measured. On SmolLM2's profiles suffix
 lookup delivers 2.29, 2.55, 2.67 and 2.70 tokens per step with 3, 5, 8 and 24 drafts, so numbers in

@@ -32,7 +32,8 @@ from outrider.data.features.feature_store import FeatureStore
 from outrider.data.sequences import Tables, load_sequences
 from outrider.eval.bench.request_fields import RequestFields
 from outrider.eval.bench.servers import Servers
-from outrider.eval.config import LOOKUP_NUMBERS, RESPONSE_STATES, EvalConfig
+from outrider.eval.config import RESPONSE_STATES, EvalConfig
+from outrider.eval.kind_turns import draft_numbers
 from outrider.eval.replay.slices import Slices
 from outrider.eval.results.parts import Drafter
 from outrider.eval.results.report import VERSION
@@ -199,16 +200,10 @@ class EvaluationContext:
 
     def draft_numbers(self, speculator: Speculator) -> list[int]:
         """Numbers of drafts per step that may be measured, ascending."""
-        numbers = {0} if self.by_batch_size else set()
-        if self.settings.k != "auto":
-            numbers = {self.settings.k, self.settings.current_k or self.settings.k}
-        if speculator.speculates and not speculator.family.has_weights:
-            # A lookup has no trained depth, so today's number may be larger.
-            today = {self.settings.current_k} if self.settings.current_k else set()
-            return sorted(numbers.union(LOOKUP_NUMBERS, today))
-        if self.settings.k == "auto":
-            numbers.update(range(1, self.depth + 1))
-        return sorted(numbers)
+        numbers = draft_numbers(speculator, self.settings, self.depth)
+        if self.by_batch_size and self.settings.k == "auto":
+            return [0, *numbers]
+        return numbers
 
     @contextlib.contextmanager
     def captured(self, rows: Callable[[Engine], Sequence[Row]]) -> Iterator[FeatureStore]:

@@ -66,6 +66,16 @@ def base_of(base: str | Path | None, target_dir: Path) -> Base:
     )
 
 
+def base_kind(base: str | None, target_config: Mapping[str, Any]) -> DrafterKind | None:
+    """The kind of the speculator in use, before its weights are here; None if there is none."""
+    if is_directory(base):
+        return kind_of(Path(str(base)).expanduser())
+    if base is not None and base in weightless_names():
+        return KINDS[base]
+    natives = native_kinds(target_config)
+    return next((native for native in natives if base in (None, native.name)), None)
+
+
 def warm_start(kind: TrainableKind, base: Base) -> Path | None:
     """The directory that training starts from; None to start from scratch."""
     return base.directory if base.kind is kind else None

@@ -28,7 +28,7 @@ from pydantic import BaseModel
 from outrider.common.errors import OutriderError
 from outrider.data.tokenize.tokens import load_tokenizer
 from outrider.eval.bench.servers import Servers
-from outrider.eval.config import STEP_ROUNDS, STEP_TOKENS
+from outrider.eval.config import STEP_ROUNDS, STEP_TOKENS, step_requests
 from outrider.eval.results.sections import Quantiles
 from outrider.serving.client import Sampling
 from outrider.serving.load_generator import BlockResult, LoadGenerator
@@ -125,8 +125,7 @@ def time_steps(
         supply = itertools.cycle(zip(prompts.texts, prompts.contexts, strict=True))
         timed: dict[tuple[str, int], dict[int, list[_Timed]]] = {}
         for _, size in itertools.product(range(STEP_ROUNDS), sizes):
-            # At least twice the batch size: until the last requests end, the batch is full.
-            texts, contexts = zip(*itertools.islice(supply, max(4, 2 * size)), strict=True)
+            texts, contexts = zip(*itertools.islice(supply, step_requests(size)), strict=True)
             for variant, k in group:
                 if size not in batch_sizes[variant]:
                     continue

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 from outrider.common.gpu_cards import Card, card_named
 from outrider.data.config import further_answers
 from outrider.data.ingest.traffic_facts import counted
-from outrider.eval.config import LOOKUP_NUMBERS, STEP_ROUNDS, STEP_TOKENS
+from outrider.eval.config import LOOKUP_NUMBERS, STEP_ROUNDS, STEP_TOKENS, step_requests
+from outrider.pipeline.plan.kind_choice import choice_of_kind
 from outrider.pipeline.plan.target_size import target_size
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
@@ -300,9 +301,21 @@ def stage_seconds(
     is_verified = recipe.export.tolerance is not None
     stages["export"] = {"engine start": rates.engine_start_s if is_verified else 0.0}
     if candidates > 1:
-        starts = candidates * rates.engine_start_s
-        stages["choose_kind"] = {f"{candidates} engine starts": starts}
+        stages["choose_kind"] = choice_seconds(recipe, target_config, volume, rates)
     return stages
+
+
+def choice_seconds(
+    recipe: Recipe, target_config: Mapping[str, Any], volume: Volume, rates: Rates
+) -> dict[str, float]:
+    """Returns the seconds of choosing among the recipe's kinds by part."""
+    choice = choice_of_kind(recipe, target_config)
+    replayed = choice.replays * volume.validation
+    return {
+        counted(choice.starts, "engine start"): choice.starts * rates.engine_start_s,
+        "exact replay": replayed / rates.replay_tokens_per_s,
+        "step timing": choice.turns * _step_seconds(rates, recipe.eval.main),
+    }
 
 
 def _capture_rate(recipe: Recipe, rates: Rates) -> float:
@@ -380,15 +393,17 @@ def _variants(recipe: Recipe) -> int:
 
 def _step_timing_seconds(recipe: Recipe, rates: Rates) -> float:
     """Seconds of timing steps of every K in one engine mode; only lookup's if K is set by hand."""
-    by_size = {
-        size: STEP_ROUNDS * max(4, 2 * size) * STEP_TOKENS / rates.decoded_per_s(size)
-        for size in recipe.eval.concurrency
-    }
+    by_size = {size: _step_seconds(rates, size) for size in recipe.eval.concurrency}
     # Lookup is timed at the main concurrency only.
     seconds = len(LOOKUP_NUMBERS) * by_size[recipe.eval.main]
     if recipe.eval.k == "auto":
         seconds += recipe.speculator.depth * sum(by_size.values())
     return seconds
+
+
+def _step_seconds(rates: Rates, size: int) -> float:
+    """Seconds of timing steps with one number of drafts at one batch size."""
+    return STEP_ROUNDS * step_requests(size) * STEP_TOKENS / rates.decoded_per_s(size)
 
 
 def _verification_seconds(recipe: Recipe, rates: Rates) -> float:

@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from outrider.eval.choose_kind import _timed_as, useful_numbers
+from outrider.eval import kind_turns as module
+from outrider.eval.kind_turns import kind_turns, useful_numbers
 from outrider.serving.speculator import Speculator
 
 
@@ -26,7 +27,7 @@ class Head(SimpleNamespace):
     """A speculator with weights of a shape."""
 
     speculates = True
-    family = SimpleNamespace(has_weights=True)
+    family = SimpleNamespace(has_weights=True, fixed_k=False)
 
     def swaps_with(self, other: "Head") -> bool:
         return self.shape == getattr(other, "shape", None)
@@ -42,7 +43,9 @@ class Head(SimpleNamespace):
         ({}, False, {"base": "base", "ngram": "suffix"}),
     ],
 )
-def test_steps_that_take_equally_long_are_timed_once(runners, changes_drafters, timed) -> None:
+def test_steps_that_take_equally_long_are_timed_once(
+    monkeypatch: pytest.MonkeyPatch, runners, changes_drafters, timed
+) -> None:
     speculators = {
         "small": Head(shape=1, kind="small"),
         "large": Head(shape=2, kind="large"),
@@ -55,10 +58,11 @@ def test_steps_that_take_equally_long_are_timed_once(runners, changes_drafters, 
         "suffix": [1.2, 1.9],
         "ngram": [1.4, 1.5],
     }
-    context = SimpleNamespace(
-        runner=lambda speculator: runners.get(speculator.kind, "v1"),
-        serving=SimpleNamespace(engine=SimpleNamespace(changes_drafters=changes_drafters)),
-    )
-    timed_as = _timed_as(context, speculators, lengths)
+    monkeypatch.setattr(module, "runner_of", lambda kind, engine: runners.get(kind.name, "v1"))
+    engine = SimpleNamespace(changes_drafters=changes_drafters)
+    drafts = dict.fromkeys(speculators, (0, 1, 2))
+    timed_as, numbers = kind_turns(speculators, lengths, drafts, engine)
     assert timed_as["none"] == "none" and timed_as["suffix"] == "suffix"
     assert {kind: timed_as[kind] for kind in timed} == timed
+    assert numbers.keys() == {*timed_as.values()}
+    assert numbers["none"] == [0] and numbers["small"] == [1] and numbers["suffix"] == [1, 2]
