@@ -172,7 +172,7 @@ R1_ON_8_H200 = Rates(
     # With tensor parallelism 8, vLLM 0.11 prefills long prompts at 15,800 tokens/s:
     # docs.gpustack.ai/latest/performance-lab/deepseek-r1/h200. Outrider's rate was not measured.
     capture_tokens_per_s=15_000,
-    # 7% of the bf16 peak (28.4 GFLOP per token at depth 3); not measured.
+    # 6% of the bf16 peak (25.4 GFLOP per token at depth 3); not measured.
     training_tokens_per_s=20_000,
     # Without a backward pass, a third of a training step's FLOPs.
     replay_tokens_per_s=60_000,
