@@ -45,7 +45,7 @@ _SINGLE_BACKSLASH = re.compile(rb"(?<!\\)(?:\\\\)*\\(?!\\)")
 _JSON_OBJECT = re.compile(rb"\s*\{\s*\"")
 """How an object with keys in double quotes begins; Python's texts have single ones."""
 
-_PYTHON_TEXT = re.compile(rb": \"(?:\[?\{'|[A-Z]\w*\([a-z_]+=)")
+_PYTHON_TEXT = re.compile(rb":\s*\"(?:\[?\{'|[A-Z]\w*\([a-z_]+=)")
 """Python's text of an object, in which JSON doubles each backslash."""
 
 EXTENDED_NUMBERS: dict[str, Callable[[Any], float]] = {

@@ -157,6 +157,11 @@ TEXTS: tuple[tuple[re.Pattern[bytes], str, str], ...] = (
 )
 """Texts with the content of requests that are not read, and the way to files that are."""
 
+_COLLECTOR = re.compile(rb"\0[\0-\x0f]..(?:\x28\xb5\x2f\xfd|[\x0a\x12])", re.DOTALL)
+"""How a file of the OpenTelemetry Collector's exporter begins with `format: proto` or with
+`compression`: a message's length in four bytes, then zstd or a field of protobuf (fileexporter of
+opentelemetry-collector-contrib, `buildExportFunc`)."""
+
 _DOCKER_LOCAL = re.compile(rb"\0[\0-\xff]{3}\x0a\x06std(?:out|err)\x10")
 """A record's size, its stream and its time (moby, api/types/plugins/logdriver/entry.proto)."""
 
@@ -220,6 +225,12 @@ def of_bytes(sample: Sample) -> Description:
     if _MITMPROXY.match(head):
         return Description(
             "flows of mitmproxy", "save them as HAR, with mitmproxy's option hardump"
+        )
+    if _COLLECTOR.match(head):
+        return Description(
+            "messages with their lengths before them, as the file exporter of OpenTelemetry's"
+            " Collector writes them with format: proto or compression",
+            "let it write format: json without compression",
         )
     if b"\0" in head:
         what = f"binary data that begins with the bytes {head[:8].hex(' ')}"

@@ -25,7 +25,7 @@ from typing import Any
 from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.files.rows import Sample
 from outrider.data.formats.calls.cache_hits import check_generated
-from outrider.data.formats.calls.cut_texts import check_whole
+from outrider.data.formats.calls.cut_texts import check_complete, check_whole
 from outrider.data.formats.calls.openai import body, exchanges
 from outrider.data.formats.fields import (
     first,
@@ -99,6 +99,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
     if not response and not (unpacked(row, "messages", "row") or row.get("prompt")):
         is_stored = mapping(row, "proxy_server_request", "row")
         if not is_stored:
+            check_complete(row)
             raise Reject("content_not_logged", NOT_STORED)
     if not response:
         raise Reject("prompts_only", "the call succeeded, but its response was not logged")
