@@ -126,7 +126,12 @@ def check_tensor_shape(
 
 
 def write_checkpoint(config: Mapping[str, Any], tensors: dict[str, Tensor], out_dir: Path) -> None:
-    """Publishes the checkpoint atomically; tensors must be contiguous and share no memory."""
+    """Publishes the checkpoint atomically; tensors must be contiguous and share no memory.
+
+    `auto_map` is left out: it names Python files, as DeepSeek-R1's does, that are not written. With
+    `--trust-remote-code`, vLLM and SGLang would not start without them.
+    """
+    config = {key: value for key, value in config.items() if key != "auto_map"}
     with publish(Path(out_dir)) as temporary:
         temporary.mkdir()
         save_file(tensors, temporary / "model.safetensors", metadata={"format": "pt"})

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from vllm.transformers_utils.config import get_config
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
@@ -102,3 +103,18 @@ def test_sglang_s_draft_model_is_one_layer_with_the_layer_s_bytes(
     for name, tensor in found.items():
         assert tensor.dtype == expected[name].dtype
         assert torch.equal(tensor.view(torch.uint8), expected[name].view(torch.uint8)), name
+
+
+def test_engines_that_trust_remote_code_need_no_file_that_is_not_written(
+    target: Path, tmp_path: Path
+) -> None:
+    """DeepSeek-R1's config.json names Python files, and many commands have --trust-remote-code."""
+    named = shutil.copytree(target, tmp_path / "target")
+    config = read_json(named / "config.json")
+    config["auto_map"] = {"AutoConfig": "configuration_deepseek.DeepseekV3Config"}
+    (named / "config.json").write_text(json.dumps(config))
+    save_drafter(load_mtp(named), named, tmp_path / "bundle")
+    MTP().write_other_formats(tmp_path / "bundle", named, "tiny", 3, tmp_path / "bundle")
+    for directory in (tmp_path / "bundle", tmp_path / "bundle" / "sglang_nextn"):
+        read = get_config(directory, trust_remote_code=True)
+        assert read.num_nextn_predict_layers == 1
