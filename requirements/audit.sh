@@ -11,7 +11,7 @@ mkdir -p "$HERE"
 VIRTUAL_ENV=$PWD/$HERE/venv .venv/bin/uv pip install --quiet --no-deps --require-hashes --requirement requirements/audit.txt
 
 vulnerable=
-for name in cpu torch-cpu gpu docs smollm2 uv build audit; do
+for name in cpu torch-cpu gpu docs smollm2 sglang uv build audit; do
     echo "audit: requirements/$name.txt"
     # The database knows torch's versions without the build's label.
     sed -n '/^[^ #]/ { s/ *\\$//; s/+cpu//; p; }' "requirements/$name.txt" >"$HERE/$name.txt"

@@ -139,9 +139,9 @@ def write_nextn(directory: Path, out_dir: Path) -> None:
 
     SGLang calls the layer NextN and loads it as a one-layer model: the tensors are
     `model.layers.0.*`, and config.json is the target's with the NextN architecture and
-    `num_hidden_layers` 1. Newer versions also read the plain directory. Source: sgl-project/sglang,
-    commit 29bd4e85 (2026): models/deepseek_nextn.py and deepseek_common/deepseek_weight_loader.py;
-    commit 008b79d2: models/glm4_moe_nextn.py.
+    `num_hidden_layers` 1. SGLang 0.5.23 also loads the plain directory (test_sglang.py). Source:
+    sgl-project/sglang 0.5.23: models/deepseek_nextn.py, models/glm4_moe_nextn.py and
+    models/deepseek_common/deepseek_weight_loader.py.
     """
     config = read_json(Path(directory) / "config.json")
     prefix = layer_prefix(config)
