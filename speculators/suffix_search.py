@@ -112,7 +112,7 @@ def _search(rows: Rows, recent_T: Any, limits: Any, drafts_K: Any) -> Any:
         if few == 0:
             break
         most = _most(length, factor, drafts_K)
-        matched = Rows(rows.tokens_N, ends_M, 0, few, 0)
+        matched = Rows(rows.tokens_N, rows_N=ends_M, low=0, high=few, offset=0)
         count, score = _path(matched, least, path_K[:most])
         if score >= best_score:
             best_count = count
@@ -124,7 +124,7 @@ def _search(rows: Rows, recent_T: Any, limits: Any, drafts_K: Any) -> Any:
         if most <= best_score:
             continue
         low, high = ranges_L2[length]
-        matched = Rows(rows.tokens_N, rows.rows_N, low, high, length)
+        matched = Rows(rows.tokens_N, rows.rows_N, low=low, high=high, offset=length)
         count, score = _path(matched, least, path_K[:most])
         if score > best_score:
             best_count = count
@@ -156,7 +156,7 @@ def _longer(tokens_N: Any, ends_M: Any, length: int, token: int) -> int:
 def _range(rows: Rows, text_T: Any) -> Any:
     """First and last of the rows whose text begins with `text_T`."""
     low = _bound(rows, text_T, False)
-    after = Rows(rows.tokens_N, rows.rows_N, low, rows.high, 0)
+    after = Rows(rows.tokens_N, rows.rows_N, low=low, high=rows.high, offset=0)
     return low, _bound(after, text_T, True)
 
 
@@ -193,7 +193,7 @@ def _path(matched: Rows, least: float, path_K: Any) -> Any:
         matches = high - low
         offset = matched.offset + count
         smallest = max(1, int(least * matches / probability), matches // _SMALLEST_SHARE)
-        rows = Rows(matched.tokens_N, matched.rows_N, low, high, offset)
+        rows = Rows(matched.tokens_N, matched.rows_N, low=low, high=high, offset=offset)
         low, high = _longest_run(rows, smallest)
         probability *= np.float32(high - low) / np.float32(matches)
         if low == high or probability < least:

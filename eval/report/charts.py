@@ -150,7 +150,7 @@ def lengths_figure(results: Report, depth: int) -> Figure | None:
     }
     svg = _svg(rows, {"mark": LINE | {"point": {"size": 45}}, "encoding": encoding})
     note = "Exact replay of held-out responses."
-    return Figure("Tokens per step by K", names, svg, note, colours)
+    return Figure("Tokens per step by K", names, svg, note, colours=colours)
 
 
 def rate_figure(title: str, rates: Mapping[str, RateRow]) -> Figure:

@@ -107,7 +107,12 @@ def price(
     stages = {}
     if rates is not None:
         stages = stage_seconds(
-            volume, recipe, config, checkpoints, rates, speculator_bytes=speculator_bytes
+            volume,
+            recipe,
+            target_config=config,
+            checkpoint_bytes=checkpoints,
+            rates=rates,
+            speculator_bytes=speculator_bytes,
         )
     of_target: dict[str, Any] = about | _of_target(recipe, config, devices[0], speculator_bytes)
     cost: dict[str, Any] = {
