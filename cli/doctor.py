@@ -15,7 +15,8 @@ from outrider.common.errors import OutriderError
 from outrider.pipeline.provenance import gpus, versions
 from outrider.serving.releases import served_with
 from outrider.serving.vllm_version import runs_on_cpu, untried_version, vllm_version
-from outrider.speculators.kinds.suffix_package import INSTALL, install_suffix, installed_suffix
+from outrider.speculators.kinds import kinds_with_package
+from outrider.speculators.kinds.protocol import DrafterKind
 
 LEAST_DRIVER = 580
 """Oldest NVIDIA driver that torch's CUDA 13 build works with."""
@@ -24,6 +25,15 @@ DEFAULT_CUDA_HOME = "/usr/local/cuda"
 
 LEAST_MEMORY, LEAST_DISK, LEAST_SHARED = 6e9, 5e9, 1e9
 """Bytes that a run on nano R1 needs: memory, disk space for the run directory, and /dev/shm."""
+
+
+def _option_for(kind: DrafterKind) -> str:
+    """The option that installs what vLLM needs for the kind."""
+    return f"--install-{kind.name}"
+
+
+_INSTALL_OPTIONS = ["--install", *(_option_for(kind) for kind in kinds_with_package())]
+"""Each of them installs all packages, which so far are one."""
 
 
 class Finding(NamedTuple):
@@ -39,19 +49,19 @@ class Finding(NamedTuple):
 def doctor(
     *,
     runs: Runs = Path("runs"),
-    install: Annotated[bool, Flag, Parameter(name="--install-suffix")] = False,
+    install: Annotated[bool, Flag, Parameter(name=_INSTALL_OPTIONS)] = False,
     as_json: AsJson = False,
 ) -> int:
     """Show what this machine can run: packages, GPUs, memory, disk, compiler, credentials.
 
-    Changes nothing without --install-suffix. Exits with status 1 if something that training needs
+    Changes nothing without --install. Exits with status 1 if something that training needs
     is missing.
 
     Parameters
     ----------
     install
-        First download, compile and install what vLLM needs for suffix lookup, unless it is
-        installed: a minute, once.
+        First download, compile and install what vLLM needs for a lookup of earlier responses,
+        unless it is installed: a minute, once.
     as_json
         Print one JSON object instead of the table. It never contains credentials.
     """
@@ -60,9 +70,8 @@ def doctor(
 
     from outrider.cli.printing import print_json
 
-    if install and installed_suffix() is None:
-        print("suffix lookup: downloading and compiling; a minute", file=sys.stderr)
-        install_suffix()
+    if install:
+        _install_packages()
     findings = [*_packages(), *_gpus(), *_machine(runs), *_optional()]
     if as_json:
         print_json({"findings": [finding._asdict() for finding in findings]})
@@ -73,6 +82,14 @@ def doctor(
             table.add_row(what, f"[{colours.get(state, 'yellow')}]{state}[/]", detail)
         Console(highlight=False).print(table)
     return int(any(finding.state == "missing" for finding in findings))
+
+
+def _install_packages() -> None:
+    """Installs those packages of kinds that are missing."""
+    for kind in kinds_with_package():
+        if kind.package_version() is None:
+            print(f"{kind.in_words}: downloading and compiling; a minute", file=sys.stderr)
+            kind.install_package()
 
 
 def _judged(
@@ -103,17 +120,17 @@ def _packages() -> list[Finding]:
     for name in ("torch", "deepspeed", "transformers"):
         version = installed.get(name, "")
         findings.append(_judged(name, version, version, "not installed; make setup"))
-    return [*findings, _suffix()]
+    return [*findings, *map(_package_of, kinds_with_package())]
 
 
-def _suffix() -> Finding:
-    """The package of the free reference that also searches earlier responses."""
-    installed = installed_suffix()
+def _package_of(kind: DrafterKind) -> Finding:
+    """The package that vLLM needs for a kind. Without it, the kind is not measured."""
+    installed = kind.package_version()
     return _judged(
-        "suffix lookup",
+        kind.in_words,
         installed,
-        f"arctic-inference {installed}",
-        f"not installed, so it is not measured; {INSTALL}",
+        f"{kind.package} {installed}",
+        f"not installed, so it is not measured; outrider doctor {_option_for(kind)}",
         otherwise="note",
     )
 
@@ -228,14 +245,6 @@ def _compiler() -> Finding:
         "none: engines cannot compile; apt install g++ python3-dev, or measure"
         " eval.engine_modes=[eager] only",
     )
-
-
-def _room(what: str, free: float, least: float, fix: str, *, at: str = "") -> Finding:
-    """Whether `free` bytes of memory or disk are enough for a run on nano R1."""
-    from outrider.eval.report.formatting import bytes_text
-
-    detail = f"{bytes_text(free)} free{at}"
-    return _judged(what, free >= least, detail, f"{detail}, {bytes_text(least)} needed; {fix}")
 
 
 def _optional() -> list[Finding]:

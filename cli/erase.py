@@ -24,7 +24,7 @@ def erase(
     ] = None,
     as_json: ResultAsJson = False,
 ) -> int:
-    """Erase sessions from the history of suffix lookup, in a bundle or a live endpoint.
+    """Erase sessions from a lookup's history, in a bundle or a live endpoint.
 
     Parameters
     ----------

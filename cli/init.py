@@ -66,7 +66,7 @@ OWN = (
 )
 FROM_SCRATCH = (
     "a head from scratch, since the target has no speculator that can be trained",
-    "compared with vLLM's n-gram lookup; name the directory of a head that is in use",
+    "compared with vLLM's {lookup}; name the directory of a head that is in use",
 )
 """Comments on `speculator.kind` and `speculator.base`."""
 
@@ -137,6 +137,7 @@ def write_recipe(
     """
     from outrider.pipeline.paths import check_paths
     from outrider.pipeline.recipe.load import load_overrides, load_recipe
+    from outrider.speculators.kinds import DEFAULT_LOOKUP, kind_named
 
     path = to or _default_path(logs)
     if path.exists():
@@ -162,6 +163,7 @@ def write_recipe(
         )
     base = recipe.speculator.base
     reason, base_reason = OWN if base is None else FROM_SCRATCH
+    base_reason = base_reason.format(lookup=kind_named(DEFAULT_LOOKUP).in_words)
     facts["speculator"] = f"speculator.kind = {recipe.speculator.only_kind}: {reason}"
     if base is not None:
         facts["speculator"] += f"; speculator.base = {base}: {base_reason}"

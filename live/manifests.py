@@ -45,9 +45,10 @@ def write_manifest(kind: ManifestKind, bundle: str | Path, endpoint: Endpoint) -
     cluster = endpoint.cluster
     if HISTORY_FILE in manifest["files"]:
         if cluster.image is None:
+            package = kind_named(manifest["method"]).package or "what the kind needs"
             raise OutriderError(
                 f"cluster.image: missing; {HISTORY_FILE} of this bundle is loaded by Outrider,"
-                " which vLLM's image lacks; set an image with vLLM, Outrider and arctic-inference"
+                f" which vLLM's image lacks; set an image with vLLM, Outrider and {package}"
             )
         flags = dataclasses.replace(flags, environment=flags.environment | HOOKED)
     target = manifest["target"]

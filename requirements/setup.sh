@@ -93,6 +93,6 @@ install_verified "requirements/$kind.txt" \
 "$VENV/bin/uv" pip install --quiet --no-deps --no-build-isolation --editable . \
     || fail "uv could not install this checkout into $VENV"
 # Optional: where it cannot be downloaded or compiled, one line tells why and the set-up continues.
-"$VENV/bin/outrider" doctor --install-suffix >"$log" || true
+"$VENV/bin/outrider" doctor --install >"$log" || true
 printf '%s\n' "$wanted" >"$stamp"
 echo "set-up: done; $VENV/bin/outrider doctor shows what this machine can run"

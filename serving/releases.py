@@ -25,9 +25,7 @@ FIRST = {name: kind.first_release for name, kind in KINDS.items() if kind.specul
 FIRST_OF_KEYS = {"draft_sample_method": "0.22.0", "num_speculative_tokens_per_batch_size": "0.26.0"}
 """Keys of a bundle's `speculative_config` that older releases refuse, as `FIRST`."""
 
-LOST = (
-    "swaps into running engines (outrider deploy) and suffix lookup's history of earlier responses"
-)
+LOST = "swaps into running engines (outrider deploy) and a lookup's history of earlier responses"
 """What the hooks do, which are installed in `WRITTEN_FOR` only."""
 
 _RELEASE = r"v?(0\.\d+\.\d+[\w.+-]*)"

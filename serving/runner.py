@@ -1,7 +1,7 @@
 """vLLM's model runner of an engine, without starting it.
 
-    runner_of(kind_named("suffix"), EngineConfig())     # "v1"
-    runner_refusal(kind_named("dspark"), EngineConfig())
+    runner_of(kind, EngineConfig())     # "v1" or "v2", for a kind of speculators/kinds
+    runner_refusal(kind, EngineConfig())
 
 vLLM 0.32 has two model runners, V1 and V2. They draft, verify and schedule differently, so a
 comparison of speeds across them also compares the runners. V2 is the default where Triton compiles,

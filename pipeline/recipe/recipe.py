@@ -194,7 +194,7 @@ class Recipe(BaseModel):
     """The drafter: its kind, depth, trained weights, and how it drafts."""
 
     lookup: LookupConfig = Field(default_factory=LookupConfig)
-    """The history of suffix lookup."""
+    """The history that a lookup searches."""
 
     training: TrainingConfig = Field(default_factory=TrainingConfig)
     """Loss, optimizer, batches, processes and checkpoints."""

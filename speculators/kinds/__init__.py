@@ -93,6 +93,11 @@ def installed_lookups() -> list[str]:
     return [name for name in lookup_names() if KINDS[name].is_installed()]
 
 
+def kinds_with_package() -> list[DrafterKind]:
+    """The kinds for which vLLM needs a package that Outrider installs."""
+    return [kind for kind in KINDS.values() if kind.package]
+
+
 def weightless_kind(name: str | None) -> WeightlessKind | None:
     """The weightless kind of that name; None for any other name."""
     kind = KINDS.get(name or "")

@@ -121,6 +121,8 @@ class DrafterKind:
     """For a kind without weights, what it drafts."""
     serving_note = ""
     """A sentence on what a server needs for the kind in addition to vLLM."""
+    package = ""
+    """The package that vLLM needs for the kind and `install_package` installs; empty for none."""
     has_weights = True
     """False if there is nothing to train."""
     default_settings: ClassVar[Settings] = {}
@@ -165,6 +167,17 @@ class DrafterKind:
         except OutriderError:
             return False
         return True
+
+    def package_version(self) -> str | None:
+        """The version of the kind's `package`; None if it cannot be loaded."""
+        return None
+
+    def install_package(self) -> None:
+        """Installs the kind's `package` in this environment.
+
+        Raises an `OutriderError` that names the fix; then nothing is changed.
+        """
+        raise NotImplementedError
 
     def prepare(
         self, responses: "Iterable[Response]", folder: Path, *, max_gb: float, shared: bool

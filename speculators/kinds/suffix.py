@@ -31,7 +31,7 @@ from outrider.speculators.kinds.protocol import (
     Settings,
     WeightlessKind,
 )
-from outrider.speculators.kinds.suffix_package import INSTALL
+from outrider.speculators.kinds.suffix_package import INSTALL, install_suffix, installed_suffix
 from outrider.speculators.lookup_history import (
     HISTORY_FILE,
     History,
@@ -60,6 +60,7 @@ class SuffixLookup(WeightlessKind):
         "what most often followed the same tokens in the request and in the responses to earlier"
         " requests"
     )
+    package = "arctic-inference"
     serving_note = f"Servers need Outrider, for the history, and a package: `{INSTALL}`."
 
     # vllm/config/speculative.py:515 and 520 (vLLM 0.32).
@@ -72,6 +73,14 @@ class SuffixLookup(WeightlessKind):
     def require_installed(self) -> None:
         """Raises an `OutriderError` without arctic-inference, which vLLM does not depend on."""
         lookup_cache()
+
+    def package_version(self) -> str | None:
+        """The version of what is installed of arctic-inference."""
+        return installed_suffix()
+
+    def install_package(self) -> None:
+        """Downloads, compiles and installs the suffix decoding of arctic-inference: a minute."""
+        install_suffix()
 
     def prepare(
         self, responses: Iterable[Response], folder: Path, *, max_gb: float, shared: bool

@@ -1,4 +1,4 @@
-"""Rows of `outrider doctor` about GPUs, on a machine that need not have one."""
+"""Rows of `outrider doctor` about GPUs, which the machine need not have, and kinds' packages."""
 
 from pathlib import Path
 
@@ -6,6 +6,8 @@ import pytest
 
 from outrider.cli import doctor as module
 from outrider.pipeline.provenance import Gpu
+from outrider.speculators.kinds.protocol import DrafterKind
+from outrider.speculators.kinds.suffix_package import INSTALL
 
 
 @pytest.fixture
@@ -59,3 +61,34 @@ def test_nvcc_is_found_where_vllm_looks(bin_dir: Path, monkeypatch, variable: st
 def test_without_a_gpu_there_is_no_such_row(monkeypatch) -> None:
     monkeypatch.setattr(module, "gpus", list)
     assert [finding.what for finding in module._gpus()] == ["GPU"]
+
+
+class Needy(DrafterKind):
+    """A kind for which vLLM needs a package."""
+
+    name = "needy"
+    in_words = "a needy kind"
+    package = "needs"
+    installed: str | None = None
+
+    def package_version(self) -> str | None:
+        return self.installed
+
+    def install_package(self) -> None:
+        assert self.installed is None
+        self.installed = "2.0"
+
+
+def test_packages_of_kinds_are_installed_once(monkeypatch, capsys) -> None:
+    kind = Needy()
+    monkeypatch.setattr(module, "kinds_with_package", lambda: [kind])
+    fix = "not installed, so it is not measured; outrider doctor --install-needy"
+    assert module._package_of(kind) == module.Finding(kind.in_words, "note", fix)
+    for _ in range(2):
+        module._install_packages()
+    assert capsys.readouterr().err == "a needy kind: downloading and compiling; a minute\n"
+    assert module._package_of(kind) == module.Finding(kind.in_words, "ok", "needs 2.0")
+
+
+def test_the_commands_of_messages_are_options() -> None:
+    assert INSTALL.removeprefix("outrider doctor ") in module._INSTALL_OPTIONS
