@@ -2,7 +2,7 @@
 
     history = History.of(responses, max_gb=1.0, shared=False)
     history.write(directory / HISTORY_FILE)
-    read_history(directory / HISTORY_FILE).drafts(recent_T, tenant_key("acme"), ...)
+    history = read_history(directory / HISTORY_FILE)
     history.without([session_key("conversation 17")])      # erased
 
 The file is customer text: token ids, sorted for search (suffix_array.py), so that an engine loads
@@ -221,10 +221,6 @@ class History:
             firsts_G=counted_N[self.firsts_G],
         )
 
-    def searched(self) -> "SearchedHistory":
-        """The history as an engine searches it."""
-        return SearchedHistory(self)
-
 
 LONGEST_SALT = 128
 """Maximum length of `cache_salt`, in characters."""
@@ -238,46 +234,6 @@ class _Entry(NamedTuple):
     token_ids: NDArray[np.int32]
     session: bytes
     tenant: bytes
-
-
-class SearchedHistory:
-    """Finds each tenant's drafts in a history."""
-
-    def __init__(self, history: History) -> None:
-        # Here, because the commands import this module and numba takes a second to import.
-        from outrider.speculators.suffix_search import SuffixArray
-
-        self._array = SuffixArray(history.tokens_N, history.rows_N)
-        # Compiles the search, so that no request waits for it.
-        self._array.drafts(np.zeros(2, np.int32), first=0, last=0, k=1, factor=1.0, least=0.1)
-        bounds = zip(history.firsts_G[:-1], history.firsts_G[1:], strict=True)
-        keys = map(bytes, history.tenants_G)
-        self._bounds = {
-            key: (int(first), int(last)) for key, (first, last) in zip(keys, bounds, strict=True)
-        }
-        if len(self._bounds) == 1:
-            # An endpoint with one tenant need not send its name.
-            (only,) = self._bounds.values()
-            self._bounds.setdefault(tenant_key(None), only)
-
-    def drafts(
-        self,
-        recent_T: NDArray[np.int32],
-        tenant: bytes | None,
-        *,
-        k: int,
-        factor: float,
-        least: float,
-    ) -> tuple[NDArray[np.int32], float, int]:
-        """Drafts from the responses that `tenant` may see, score and length of the match.
-
-        As `SuffixArray.drafts` returns them.
-        """
-        bounds = self._bounds.get(EVERYONE) or self._bounds.get(tenant or b"")
-        if bounds is None:
-            return np.empty(0, np.int32), 0.0, 0
-        first, last = bounds
-        return self._array.drafts(recent_T, first=first, last=last, k=k, factor=factor, least=least)
 
 
 def _text(entries: Iterable[_Entry]) -> NDArray[np.int32]:

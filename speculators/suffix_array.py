@@ -3,7 +3,7 @@
     rows_N = suffix_array(tokens_N)
 
 The rows whose text begins with given tokens are therefore contiguous, and so are, among them, those
-that continue with the same token. suffix_search.py drafts from them.
+that continue with the same token. kinds/suffix_search.py drafts from them.
 
 Shapes: N tokens of all responses, each response followed by END.
 """

@@ -16,7 +16,7 @@ import functools
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,12 +36,14 @@ from outrider.speculators.lookup_history import (
     HISTORY_FILE,
     History,
     Response,
-    SearchedHistory,
     read_history,
     salt_of,
     tenant_key,
 )
 from outrider.speculators.suffix_array import DEPTH
+
+if TYPE_CHECKING:
+    from outrider.speculators.kinds.suffix_search import SearchedHistory
 
 FACTOR, PROBABILITY = "suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob"
 """vLLM's keys for the drafts per matched token and for the least share of each draft."""
@@ -298,8 +300,11 @@ def lookup_cache() -> Any:
 
         def load(self, path: Path | None) -> None:
             """Searches the responses in the file from now on; None: none."""
+            # Here, because the commands import this module and numba takes a second to import.
+            from outrider.speculators.kinds.suffix_search import SearchedHistory
+
             history = None if path is None else read_history(path)
-            self._history = history.searched() if history else None
+            self._history = SearchedHistory(history) if history else None
             self.separates_tenants = history is not None and history.has_several_tenants
 
         def speculate(

@@ -12,6 +12,7 @@ from vllm.entrypoints.generate.base.protocol import validate_cache_salt
 from vllm.exceptions import VLLMValidationError
 
 from outrider.common.errors import OutriderError
+from outrider.speculators.kinds.suffix_search import SearchedHistory
 from outrider.speculators.lookup_history import (
     History,
     Response,
@@ -42,7 +43,7 @@ def random_responses(seed, tenants=("", "acme", "umbrella")):
 
 
 def asked(history, tenant, recent=(0, 1, 2, 3)):
-    drafts, *_ = history.searched().drafts(np.array(recent, np.int32), tenant, **SETTINGS)
+    drafts, *_ = SearchedHistory(history).drafts(np.array(recent, np.int32), tenant, **SETTINGS)
     return drafts.tolist()
 
 

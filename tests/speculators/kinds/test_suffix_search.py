@@ -6,8 +6,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from outrider.speculators.kinds.suffix_search import SuffixArray
 from outrider.speculators.suffix_array import DEPTH, END, suffix_array
-from outrider.speculators.suffix_search import SuffixArray
 
 
 def by_counting(responses, recent, k, factor, least):

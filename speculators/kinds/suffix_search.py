@@ -2,6 +2,7 @@
 
     array = SuffixArray(tokens_N, rows_N)
     array.drafts(recent_T, first=0, last=len(rows_N), k=8, factor=2.0, least=0.1)
+    SearchedHistory(history).drafts(recent_T, tenant_key("acme"), k=8, factor=2.0, least=0.1)
 
 The drafts are those of the suffix tree of arctic-inference 0.1.1 (csrc/suffix_decoding/
 suffix_tree.cc), which vLLM's suffix lookup searches, except that a tree chooses the older of
@@ -17,6 +18,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from outrider.speculators.lookup_history import EVERYONE, History, tenant_key
 from outrider.speculators.suffix_array import DEPTH, END
 
 _FEW = 64
@@ -78,6 +80,43 @@ class SuffixArray:
         limits = (np.float32(factor), np.float32(least))
         count, score, length = _search(rows, recent_T[-DEPTH:], limits, drafts_K)
         return drafts_K[:count], score, length
+
+
+class SearchedHistory:
+    """Finds each tenant's drafts in a history."""
+
+    def __init__(self, history: History) -> None:
+        self._array = SuffixArray(history.tokens_N, history.rows_N)
+        # Compiles the search, so that no request waits for it.
+        self._array.drafts(np.zeros(2, np.int32), first=0, last=0, k=1, factor=1.0, least=0.1)
+        bounds = zip(history.firsts_G[:-1], history.firsts_G[1:], strict=True)
+        keys = map(bytes, history.tenants_G)
+        self._bounds = {
+            key: (int(first), int(last)) for key, (first, last) in zip(keys, bounds, strict=True)
+        }
+        if len(self._bounds) == 1:
+            # An endpoint with one tenant need not send its name.
+            (only,) = self._bounds.values()
+            self._bounds.setdefault(tenant_key(None), only)
+
+    def drafts(
+        self,
+        recent_T: NDArray[np.int32],
+        tenant: bytes | None,
+        *,
+        k: int,
+        factor: float,
+        least: float,
+    ) -> tuple[NDArray[np.int32], float, int]:
+        """Drafts from the responses that `tenant` may see, score and length of the match.
+
+        As `SuffixArray.drafts` returns them.
+        """
+        bounds = self._bounds.get(EVERYONE) or self._bounds.get(tenant or b"")
+        if bounds is None:
+            return np.empty(0, np.int32), 0.0, 0
+        first, last = bounds
+        return self._array.drafts(recent_T, first=first, last=last, k=k, factor=factor, least=least)
 
 
 @_compiled
