@@ -1,7 +1,7 @@
 """The lookups that a custom speculator is measured against, at their best.
 
     context = with_lookups(context)           # before replay
-    context.lookups["suffix"].settings
+    context.lookups[kind.name].settings
     served_lookups(context, validation)       # those that servers are started for
 
 A lookup costs nothing to train, so it is measured at its best: its settings are chosen on the

@@ -2,7 +2,7 @@
 
     Speculator.named("runs/NAME/speculator")     # a directory, or a weightless kind's name
     Drafting(Speculator("ngram"), k=4).settings("v1")       # vLLM's speculative_config
-    Speculator("suffix", folder, {"suffix_decoding_max_spec_factor": 2.0})    # with its history
+    Speculator(lookup.name, folder, lookup.searched_settings[0])    # with its history
 
 The kind decides which measurements are possible (speculators/kinds/).
 """
