@@ -6,12 +6,11 @@ outrider deploy --rollback --endpoint endpoints/resume.yaml
 """
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from outrider.cli.options import AsJson, EndpointName, Flag
 from outrider.cli.printing import print_json, print_result, wants_json
-from outrider.common.errors import OutriderError, UsageError
+from outrider.common.errors import UsageError
 from outrider.common.inert import printable
 
 if TYPE_CHECKING:
@@ -61,6 +60,7 @@ def deploy_speculator(
     manifest
         Print Kubernetes manifests for this bundle and endpoint instead of deploying.
     """
+    from outrider.live.actions import bundle_of, chosen_action
     from outrider.live.endpoint_file import load_endpoint
 
     action = chosen_action(
@@ -96,22 +96,6 @@ def deploy_speculator(
     return _deploy(live, bundle, in_place, as_json)
 
 
-def chosen_action(bundle: str | None, actions: dict[str, bool]) -> str | None:
-    """The one action that is set, None for a deployment; checks that it goes with `bundle`."""
-    chosen = [name for name, is_set in actions.items() if is_set]
-    if len(chosen) > 1:
-        raise UsageError(f"{' and '.join(chosen)}: give one of them")
-    action = chosen[0] if chosen else None
-    if bundle is None and action in (None, "--manifest"):
-        raise UsageError(
-            "no bundle: give a run directory or an exported bundle, or one of --status,"
-            " --rollback, --promote, --recover"
-        )
-    if bundle is not None and action not in (None, "--manifest", "--local"):
-        raise UsageError(f"{action} takes no bundle")
-    return action
-
-
 def _recover(endpoint: "Endpoint", as_json: bool) -> int:
     from outrider.live.controller import controlled
 
@@ -132,19 +116,6 @@ def _print_manifest(endpoint: "Endpoint", bundle: str, manifest: Literal["kserve
 
     print(write_manifest(manifest, bundle, endpoint), end="")
     return 0
-
-
-def bundle_of(location: str) -> str:
-    """Returns a run directory's bundle; any other location is returned unchanged."""
-    root = Path(location).expanduser()
-    if not (root / "recipe.resolved.yaml").is_file():
-        return location
-    if not (root / "bundle" / "bundle.json").is_file():
-        raise OutriderError(
-            f"{location}: this run has no bundle; `outrider export {location} --to DIR` writes it"
-            " if the verdict is `ship`"
-        )
-    return str(root / "bundle")
 
 
 def _deploy(endpoint: "Endpoint", bundle: str, in_place: bool, as_json: bool) -> int:

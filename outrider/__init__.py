@@ -84,7 +84,7 @@ def init(
     `force` writes it even if the target has probably not written the logs. `traffic` has further
     keys of that section, such as `{"model": "r1"}`.
     """
-    from outrider.cli.init import write_recipe
+    from outrider.pipeline.new_recipe import write_recipe
 
     path, _ = write_recipe(
         logs=str(logs),
@@ -184,8 +184,8 @@ def deploy(
     file. Blocks until the canary is promoted or rolled back. Without a bundle, one of `status`,
     `rollback`, `promote` and `recover` acts on the endpoint, as the command's options do.
     """
-    from outrider.cli.deploy import bundle_of, chosen_action
     from outrider.live import controller
+    from outrider.live.actions import bundle_of, chosen_action
     from outrider.live.endpoint_file import load_endpoint
     from outrider.live.status import deployment_summary, endpoint_status
     from outrider.pipeline.run_dir import RunDirectory

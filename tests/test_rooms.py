@@ -19,6 +19,7 @@ LAYERS = (
     "pipeline",
     "live",
     "adapt",
+    "outrider",
     "cli",
 )
 """From the bottom up: a room imports from itself and from those before it."""
@@ -36,8 +37,14 @@ def modules() -> dict[str, Path]:
     for room in LAYERS:
         for path in sorted((ROOT / room).rglob("*.py")):
             parts = path.relative_to(ROOT).with_suffix("").parts
-            found[".".join(("outrider", *parts)).removesuffix(".__init__")] = path
+            outer = () if room == "outrider" else ("outrider",)
+            found[".".join((*outer, *parts)).removesuffix(".__init__")] = path
     return found
+
+
+def room_of(module: str) -> str:
+    """The room of a module; the package's own module, the Python interface, is a room too."""
+    return module if module == "outrider" else module.split(".")[1]
 
 
 def imported(path: Path, known: dict[str, Path]) -> set[str]:
@@ -65,9 +72,9 @@ def imports() -> dict[str, set[str]]:
 def test_imports_point_downwards(imports: dict[str, set[str]]) -> None:
     wrong = []
     for name, targets in imports.items():
-        room = name.split(".")[1]
+        room = room_of(name)
         for target in sorted(targets):
-            other = target.split(".")[1]
+            other = room_of(target)
             if LAYERS.index(other) > LAYERS.index(room) or (room, other) in STRANGERS:
                 wrong.append(f"{name} imports {target}")
     assert not wrong, "\n".join(wrong)
@@ -96,9 +103,7 @@ def test_no_packages_import_each_other(imports: dict[str, set[str]]) -> None:
 def test_every_package_is_installed() -> None:
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     packages = {
-        f'"outrider.{".".join(p.parent.relative_to(ROOT).parts)}"'
-        for p in ROOT.glob("*/**/__init__.py")
-        if p.relative_to(ROOT).parts[0] in LAYERS
+        f'"{package(module)}"' for module, path in MODULES.items() if path.name == "__init__.py"
     }
     missing = sorted(name for name in packages if name not in text)
     assert not missing, missing

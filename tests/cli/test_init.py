@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 import outrider
-from outrider.cli.init import write_recipe
 from outrider.common.errors import OutriderError, UsageError
+from outrider.pipeline.new_recipe import write_recipe
 from outrider.pipeline.plan.training_cost import price
 from outrider.pipeline.provenance import Gpu
 from tests.cli.workplace import write_workplace

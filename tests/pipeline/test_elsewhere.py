@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import save_file
 
 import outrider
-from outrider.cli.init import write_recipe
 from outrider.common.errors import OutriderError
+from outrider.pipeline.new_recipe import write_recipe
 from outrider.pipeline.plan.target_size import target_size
 from outrider.serving.commands.serve_command import read_serve_command
 from outrider.speculators.checkpoints.layout import read_target_config
