@@ -63,22 +63,17 @@ def _is_of_sdk(parts: Any, kinds: set[Any]) -> bool:
 
 def vercel_calls(parts: Any) -> list[dict[str, Any]]:
     """Returns the tool calls in a list of the SDK's; empty for any other value."""
-    calls = parts if isinstance(parts, list) else []
-    return [
-        {
-            "id": call.get("toolCallId"),
-            "type": "function",
-            # `args` before AI SDK 5
-            "function": {
-                "name": call["toolName"],
-                "arguments": _as_text(first(call.get("input"), call.get("args"))),
-            },
-        }
-        for call in calls
-        if isinstance(call, dict) and _kind(call) != RESULT
-        if isinstance(call.get("toolName"), str)
-        and first(call.get("input"), call.get("args")) is not None
-    ]
+    calls = []
+    for call in parts if isinstance(parts, list) else ():
+        if not isinstance(call, dict) or _kind(call) == RESULT:
+            continue
+        name = call.get("toolName")
+        arguments = first(call.get("input"), call.get("args"))  # `args` before AI SDK 5
+        if not isinstance(name, str) or arguments is None:
+            continue
+        function = {"name": name, "arguments": _as_text(arguments)}
+        calls.append({"id": call.get("toolCallId"), "type": "function", "function": function})
+    return calls
 
 
 def vercel_tools(tools: Any) -> Any:
