@@ -23,11 +23,11 @@ from datasets import Dataset
 from pydantic import BaseModel
 
 from outrider.common.child_process import in_child
-from outrider.common.files import read_json
 from outrider.common.fingerprint import value_digest
 from outrider.data.features.feature_store import FeatureStore
 from outrider.data.sequences import load_sequences
 from outrider.data.split.rounds import held_back, unseen
+from outrider.data.split.split import read_parts
 from outrider.eval.config import SHIP
 from outrider.eval.context import with_users
 from outrider.eval.gate import check_over_sessions, conclusion
@@ -210,7 +210,7 @@ def _ratio_on_older(
     if not held_ids:
         return None
     # Held-back sessions may be in the round's validation part, which no gradient sees.
-    parts = read_json(trained.split / "parts.json")
+    parts = read_parts(trained.split)
     seen = load_sequences(trained.sequences, parts["train"])
     base, custom = measuring.unseen_sums(held_ids, seen)
     return compare(base, custom, k)["ratio"] if base.sequence_ids else None

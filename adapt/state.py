@@ -22,10 +22,14 @@ A state is immutable: each entry gives a new one.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypedDict, cast
+from typing import Annotated
 
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from outrider.common.json_forms import Count
 from outrider.eval.results.parts import ClusteredEstimate
-from outrider.live.journal import Entry
+from outrider.live.journal import Entry, facts_as
 from outrider.live.state import PROMOTED
 
 
@@ -73,7 +77,7 @@ class Round:
 
 
 class _Cost(TypedDict, total=False):
-    gpu_seconds: float
+    gpu_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     """Of the step that ended; missing in events that are not steps."""
 
 
@@ -94,7 +98,7 @@ class AdaptState:
         if entry.event not in _EVENTS:
             return self
         state = _EVENTS[entry.event](self, entry)
-        gpu_seconds = cast(_Cost, entry.facts).get("gpu_seconds")
+        gpu_seconds = facts_as(_Cost, entry).get("gpu_seconds")
         if not gpu_seconds:
             return state
         return replace(state, spent=(*state.spent, (entry.at, gpu_seconds)))
@@ -154,21 +158,21 @@ class AdaptState:
 
 
 class _Start(TypedDict):
-    position: dict[str, int]
+    position: dict[str, Count]
 
 
 def _started(state: AdaptState, entry: Entry) -> AdaptState:
-    return replace(state, position=cast(_Start, entry.facts)["position"])
+    return replace(state, position=facts_as(_Start, entry)["position"])
 
 
 class _Window(TypedDict):
-    window: int
-    rows: int
-    position: dict[str, int]
+    window: Count
+    rows: Count
+    position: dict[str, Count]
 
 
 def _cut(state: AdaptState, entry: Entry) -> AdaptState:
-    facts = cast(_Window, entry.facts)
+    facts = facts_as(_Window, entry)
     position = {**(state.position or {}), **facts["position"]}
     return replace(state, position=position).with_window(
         Window(facts["window"], facts["rows"], entry.at)
@@ -178,20 +182,18 @@ def _cut(state: AdaptState, entry: Entry) -> AdaptState:
 class _Watched(TypedDict):
     window: int
     release: str
-    acceptance: dict[str, float]
-    """The fields of a `ClusteredEstimate`."""
-    ratio: dict[str, float] | None
+    acceptance: ClusteredEstimate
+    ratio: ClusteredEstimate | None
 
 
 def _watched(state: AdaptState, entry: Entry) -> AdaptState:
-    facts = cast(_Watched, entry.facts)
-    ratio = facts["ratio"]
+    facts = facts_as(_Watched, entry)
     watched = replace(
         state.windows[facts["window"]],
         settled=True,
         release=facts["release"],
-        acceptance=ClusteredEstimate.model_validate(facts["acceptance"]),
-        ratio=ClusteredEstimate.model_validate(ratio) if ratio else None,
+        acceptance=facts["acceptance"],
+        ratio=facts["ratio"],
     )
     return state.with_window(watched)
 
@@ -201,18 +203,18 @@ class _RefusedWindow(TypedDict):
 
 
 def _refused(state: AdaptState, entry: Entry) -> AdaptState:
-    number = cast(_RefusedWindow, entry.facts)["window"]
+    number = facts_as(_RefusedWindow, entry)["window"]
     return state.with_window(replace(state.windows[number], settled=True))
 
 
 class _Round(TypedDict):
     round: int
-    newer: list[int]
-    older: list[int]
+    newer: Annotated[list[Count], Field(min_length=1)]
+    older: list[Count]
 
 
 def _round_begun(state: AdaptState, entry: Entry) -> AdaptState:
-    facts = cast(_Round, entry.facts)
+    facts = facts_as(_Round, entry)
     begun = Round(facts["round"], newer=tuple(facts["newer"]), older=tuple(facts["older"]))
     return replace(state, rounds=(*state.rounds, begun))
 
@@ -226,7 +228,7 @@ class _Gated(TypedDict):
 
 
 def _gated(state: AdaptState, entry: Entry) -> AdaptState:
-    ships = cast(_Gated, entry.facts)["ships"]
+    ships = facts_as(_Gated, entry)["ships"]
     return state.with_last_round(replace(state.rounds[-1], ships=ships))
 
 
@@ -235,7 +237,7 @@ class _Deployed(TypedDict):
 
 
 def _deployed(state: AdaptState, entry: Entry) -> AdaptState:
-    outcome = cast(_Deployed, entry.facts)["outcome"]
+    outcome = facts_as(_Deployed, entry)["outcome"]
     return state.with_last_round(replace(state.rounds[-1], outcome=outcome))
 
 
@@ -244,7 +246,7 @@ class _Deleted(TypedDict):
 
 
 def _deleted(state: AdaptState, entry: Entry) -> AdaptState:
-    for number in cast(_Deleted, entry.facts)["windows"]:
+    for number in facts_as(_Deleted, entry)["windows"]:
         state = state.with_window(replace(state.windows[number], deleted=True))
     return state
 

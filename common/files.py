@@ -76,14 +76,23 @@ def write_json(path: Path, value: Any, private: bool = False) -> None:
 
 def read_json(path: Path) -> Any:
     """Reads a JSON file; raises an `OutriderError` if missing or invalid."""
+    text = read_text(path)
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:  # also numbers of 5,000 digits, deep nesting
+        raise OutriderError(f"{path}: not valid JSON ({error})") from None
+
+
+def read_text(path: Path) -> str:
+    """Reads a file of UTF-8; raises an `OutriderError` if missing or invalid."""
+    try:
+        return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise OutriderError(
             f"{path}: no such file; correct the path, or rerun the command that writes it"
         ) from None
-    except (ValueError, RecursionError) as error:  # also numbers of 5,000 digits, deep nesting
-        raise OutriderError(f"{path}: not valid JSON ({error})") from None
+    except UnicodeDecodeError as error:
+        raise OutriderError(f"{path}: not valid UTF-8 ({error})") from None
 
 
 class Locked(OutriderError):

@@ -10,23 +10,27 @@ held-out parts are in the feature store that the capture stage wrote.
 """
 
 import contextlib
+import json
 import os
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import torch
+from pydantic import Field
 from rich.console import Console
+from typing_extensions import TypedDict
 
 from outrider.common.cluster.config import ClusterConfig
 from outrider.common.cluster.session import connect, open_cluster
 from outrider.common.errors import OutriderError
-from outrider.common.files import read_json, write_json
+from outrider.common.files import write_json
 from outrider.common.fingerprint import value_digest
+from outrider.common.json_forms import parse_form, read_form
 from outrider.data.config import CaptureConfig
 from outrider.data.features.capture_plan import (
     Piece,
@@ -75,7 +79,7 @@ class StreamFile(TypedDict):
     features: list[StreamRow]
     capture: dict[str, object]
     """`CaptureConfig`"""
-    tables: list[str]
+    tables: Annotated[list[str], Field(min_length=1)]
     limit: int
     """Maximum number of captured tokens per sequence."""
     store: str
@@ -166,7 +170,9 @@ class StreamedFeatures:
     def __init__(self, directory: Path, content: StreamFile):
         self.directory = directory
         self.content = content
-        self.capture = CaptureConfig.model_validate(content["capture"])
+        self.capture = parse_form(
+            CaptureConfig, json.dumps(content["capture"]), directory / STREAM, "rerun the command"
+        )
         self.spec = FeatureSpec.from_list(content["features"])
         self.store = FeatureStore.open(Path(content["store"]))
         self.table = load_sequences([Path(path) for path in content["tables"]])
@@ -188,9 +194,10 @@ class StreamedFeatures:
     @classmethod
     def open(cls, directory: Path) -> "StreamedFeatures":
         """Opens the stream in `directory`."""
-        if not (Path(directory) / STREAM).exists():
+        path = Path(directory) / STREAM
+        if not path.exists():
             raise OutriderError(f"{directory}: no stream (there is no {STREAM}); rerun the command")
-        return cls(Path(directory), read_json(Path(directory) / STREAM))
+        return cls(Path(directory), read_form(StreamFile, path, "rerun the command"))
 
     @property
     def digest(self) -> str:

@@ -25,6 +25,7 @@ from typing import Generic, Protocol, Self, TypeVar
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import says_disk_is_full, sync
+from outrider.common.json_forms import Form, checked
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,11 @@ class Journal(AbstractContextManager["Journal[AnyState]"], Generic[AnyState]):
         while written < len(line):
             written += os.pwrite(self._file, line[written:], self._end + written)
         os.fsync(self._file)
+
+
+def facts_as(form: type[Form], entry: Entry) -> Form:
+    """Returns an entry's facts as a `form`; raises a `ValueError` if they have another form."""
+    return checked(form, entry.facts)
 
 
 def state_after(state: AnyState, entry: Entry, path: Path) -> AnyState:

@@ -35,6 +35,7 @@ from outrider.serving.bundle.bundle_digest import (
 )
 from outrider.serving.bundle.erase import erase_keys
 from outrider.serving.config import EngineConfig, TargetConfig
+from outrider.speculators.checkpoints.model_config import read_config
 
 _FACTS = "release.json"
 
@@ -262,7 +263,7 @@ def first_release(
         )
     if (directory / MANIFEST).is_file():
         return releases.add(directory)
-    whole = trainable_kind_of(directory).native(read_json(directory / "config.json"))
+    whole = trainable_kind_of(directory).native(read_config(directory / "config.json"))
     target = target or TargetConfig(model=str(directory))
     engine = engine or EngineConfig()
     with tempfile.TemporaryDirectory(prefix="outrider-") as folder:

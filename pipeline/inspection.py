@@ -21,7 +21,6 @@ from rich.table import Table
 from rich.text import Text
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import read_json
 from outrider.common.inert import printable
 from outrider.common.process_tree import ProcessTree, changed_environment
 from outrider.data.ingest.ingest import TOKENIZER_FILES
@@ -37,6 +36,7 @@ from outrider.pipeline.plan.training_cost import card_here, expected_power, feat
 from outrider.pipeline.preflight import local_target
 from outrider.pipeline.recipe.for_target import resolve_for_target
 from outrider.pipeline.recipe.recipe import Recipe
+from outrider.speculators.checkpoints.model_config import read_config
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ def _predicted(log: dict[str, Any], recipe: Recipe, target: Path) -> dict[str, A
     # Without a split (too few sessions), the whole log is priced.
     everything = log["prompt_tokens"] + log["completion_tokens"]
     tokens = log["split"]["tokens"] if log["split"] else everything
-    config = read_json(target / "config.json")
+    config = read_config(target / "config.json")
     recipe, notes = resolve_for_target(recipe, target)
     for note in notes:
         logger.info("%s", note)

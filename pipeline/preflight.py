@@ -5,7 +5,6 @@ import logging
 from pathlib import Path
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import read_json
 from outrider.common.own_code import code_file, load_function
 from outrider.data.config import NOT_INSTALLED
 from outrider.eval.config import ANSWERS
@@ -17,7 +16,14 @@ from outrider.serving.vllm_arguments import pipeline_refusal, speculator_refusal
 from outrider.serving.vllm_version import untried_version, vllm_version
 from outrider.speculators.base import base_of, is_directory, warm_directory
 from outrider.speculators.checkpoints.architectures import is_supported, verifier_of
-from outrider.speculators.checkpoints.layout import INDEX, SINGLE, read_layout, read_target_config
+from outrider.speculators.checkpoints.layout import (
+    INDEX,
+    SINGLE,
+    read_index,
+    read_layout,
+    read_target_config,
+)
+from outrider.speculators.checkpoints.model_config import read_config
 from outrider.speculators.checkpoints.refusals import language_config
 from outrider.speculators.config import SpeculatorConfig
 from outrider.speculators.kinds import check_speculator, kind_of, trainable_kind, trainable_names
@@ -74,7 +80,7 @@ def _note_other_verifier(head: Path, target: str) -> None:
     Directories are compared by their names, since a copy may be anywhere.
     """
     path = head / "config.json"
-    verifier = verifier_of(read_json(path)) if path.is_file() else None
+    verifier = verifier_of(read_config(path)) if path.is_file() else None
     if verifier and Path(verifier).name.lower() != Path(target).name.lower():
         logger.info(
             "speculator.base = %s: its config.json names the target %s, not %s: unless one is a"
@@ -168,7 +174,7 @@ def measured_only(recipe: Recipe) -> Recipe | None:
     `serving.engine.max_model_len` becomes the number of positions, at most 32,768.
     """
     target = local_target(recipe) or recipe.target.training_directory()
-    config = read_json(target / "config.json")
+    config = read_config(target / "config.json")
     if is_supported(config):
         return None
     engine = recipe.serving.engine
@@ -184,7 +190,7 @@ def has_weights(target: Path) -> bool:
     index = target / "model.safetensors.index.json"
     shards = {"model.safetensors"}
     if index.is_file():
-        shards = set(read_json(index)["weight_map"].values())
+        shards = set(read_index(index).values())
     return all((target / shard).is_file() for shard in shards)
 
 

@@ -10,12 +10,21 @@ import datetime
 import shutil
 from pathlib import Path
 
-from outrider.common.files import read_json, write_json
+from pydantic import BaseModel
+
+from outrider.common.files import write_json
+from outrider.common.json_forms import read_form
 from outrider.eval.config import RESPONSE_STATES
 from outrider.pipeline.run_dir import RunDirectory
 
 COUNTS = ("summary.json", "privacy.json", "on_policy.json", "quarantine.json")
 """Files that are kept because they contain no text. Later stages need quarantine.json."""
+
+
+class _Note(BaseModel):
+    """retention.json."""
+
+    deleted: dict[str, str]
 
 
 def retain(run: RunDirectory, retention: str) -> list[str]:
@@ -24,7 +33,7 @@ def retain(run: RunDirectory, retention: str) -> list[str]:
     if not doomed:
         return []
     names = [str(path.relative_to(run.root)) for path in doomed]
-    earlier = read_json(_note(run))["deleted"] if _note(run).is_file() else {}
+    earlier = _deleted(run)
     why = f"{datetime.date.today().isoformat()}, privacy.retention = {retention}"
     # Recorded first, so that the next run deletes the rest after an interruption.
     write_json(_note(run), {"deleted": earlier | dict.fromkeys(names, why)})
@@ -39,10 +48,18 @@ def retain(run: RunDirectory, retention: str) -> list[str]:
 
 def deletion_of(run: RunDirectory, path: Path) -> str | None:
     """Returns when and why `path` was deleted; None if it was not."""
-    if path.exists() or not _note(run).is_file():
+    if path.exists():
         return None
-    deleted = read_json(_note(run))["deleted"].items()
+    deleted = _deleted(run).items()
     return next((why for name, why in deleted if path.is_relative_to(run.root / name)), None)
+
+
+def _deleted(run: RunDirectory) -> dict[str, str]:
+    """Reasons by deleted path, relative to the run directory."""
+    if not _note(run).is_file():
+        return {}
+    fix = f"delete it; {run.root} is then read as if nothing had been deleted from it"
+    return read_form(_Note, _note(run), fix).deleted
 
 
 def _text(path: Path) -> list[Path]:

@@ -26,15 +26,17 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import BaseModel, Field
 from rich.console import Console
 from rich.markup import escape
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import read_json, write_json
+from outrider.common.files import write_json
 from outrider.common.fingerprint import path_digest, resume_or_clear
 from outrider.common.inert import printable
+from outrider.common.json_forms import read_form
 from outrider.common.process_tree import (
     INTERRUPTS,
     TERMINAL_DESCRIPTOR,
@@ -68,6 +70,13 @@ STAGE_ENVIRONMENT = {
 
 class StageFailed(OutriderError):
     """A stage failed; `exit_code` is the exit status for the command."""
+
+
+class _Mistake(BaseModel):
+    """STAGE.failed.json: what a stage's process leaves for the command's."""
+
+    message: str
+    exit_code: Annotated[int, Field(ge=1, le=255)]
 
 
 # In the command's process.
@@ -172,8 +181,8 @@ def run_stage(stage: Stage, run: RunDirectory, options: Options, end: float = ma
         status = INTERRUPTED
     failure = run.attempt() / f"{stage.name}.failed.json"
     if status and failure.is_file():
-        mistake = read_json(failure)
-        raise StageFailed(mistake["message"], exit_code=mistake["exit_code"])
+        mistake = read_form(_Mistake, failure, f"see {log} and rerun the command")
+        raise StageFailed(mistake.message, exit_code=mistake.exit_code)
     if status == UNEXPECTED:
         last = log.read_text(encoding="utf-8", errors="replace").strip().split("\n")[-1].strip()
         raise StageFailed(
@@ -210,7 +219,7 @@ def main(stage: Stage, run: RunDirectory, options: Options) -> int:
         quoting = quoting or recipe.report.samples
         perform(stage, run, recipe, options)
     except OutriderError as error:
-        write_json(failed, {"message": str(error), "exit_code": error.exit_code})
+        write_json(failed, _Mistake(message=str(error), exit_code=error.exit_code).model_dump())
         return error.exit_code
     except KeyboardInterrupt:
         print(f"{stage.name}: interrupted", file=log)

@@ -19,6 +19,7 @@ from outrider.serving.allowed import (
 )
 from outrider.speculators.checkpoints.architectures import is_supported
 from outrider.speculators.checkpoints.layout import INDEX, read_layout
+from outrider.speculators.checkpoints.model_config import read_config
 from outrider.speculators.kinds import target_tensors
 
 ADAPTER = "adapter_config.json"
@@ -56,7 +57,7 @@ class TargetConfig(BaseModel):
         if local := self.local_directory():
             return local
         small = _download(self.model, self.revision, allow_patterns=list(SMALL_FILES))
-        if not is_supported(read_json(small / "config.json")):
+        if not is_supported(read_config(small / "config.json")):
             return small  # only measured: nothing of it is trained
         if (small / INDEX).is_file():
             layout = read_layout(small)

@@ -20,7 +20,6 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import read_json
 from outrider.serving.allowed import why_not_of_bundle, why_not_variable_of_bundle
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.hooked import HOOKED
@@ -28,7 +27,7 @@ from outrider.serving.runner import runner_with
 from outrider.serving.speculator import Drafting
 from outrider.serving.vllm_arguments import engine_arguments, engine_environment, flags_of
 from outrider.serving.vllm_command import COMMAND
-from outrider.speculators.checkpoints.target_fingerprint import check_target
+from outrider.speculators.checkpoints.target_fingerprint import check_target, read_bundle
 
 
 def _plain_name(model: str) -> str:
@@ -118,7 +117,7 @@ def read_serve_flags(bundle: Path, speculator: str) -> ServeFlags:
     Raises an `OutriderError` for a flag or a variable that no bundle may set.
     """
     path = bundle / "bundle.json"
-    manifest = read_json(path)
+    manifest = read_bundle(path)
     try:
         serve = _Settings.model_validate(manifest).serve
     except ValidationError as error:
@@ -141,7 +140,7 @@ def read_serve_flags(bundle: Path, speculator: str) -> ServeFlags:
 def bundle_command(bundle: Path) -> tuple[list[str], dict[str, str]]:
     """Returns a bundle's serve command and environment; executes nothing from the bundle."""
     flags = read_serve_flags(bundle, str(bundle.resolve()))
-    manifest = read_json(bundle / "bundle.json")
+    manifest = read_bundle(bundle / "bundle.json")
     target = TargetConfig.model_validate(manifest["target"])
     check_target(manifest, bundle, target.directory())
     # Absolute, so that no folder's name is read as a flag.

@@ -13,10 +13,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from outrider.common.errors import OutriderError
-from outrider.common.files import link_or_copy, publish, read_json, write_json
+from outrider.common.files import link_or_copy, publish, write_json
 from outrider.common.fingerprint import file_digest, sampled_digest, value_digest
+from outrider.common.json_forms import Count, checked
 from outrider.speculators.checkpoints.layout import read_layout
+from outrider.speculators.checkpoints.model_config import read_config, read_head_config
+from outrider.speculators.checkpoints.target_fingerprint import read_bundle
 from outrider.speculators.features import FeatureSpec
 from outrider.speculators.kinds import (
     kind_named,
@@ -75,7 +80,7 @@ class Speculator:
         kind = kind_of(directory)
         if kind.has_weights:
             return cls(kind.name, directory)
-        return Drafting.of_manifest(read_json(directory / MANIFEST), directory).speculator
+        return Drafting.of_manifest(read_bundle(directory / MANIFEST), directory).speculator
 
     def weights(self) -> dict[str, str]:
         """Returns the SHA-256 of each weight file, by name; empty without weights."""
@@ -113,9 +118,8 @@ class Speculator:
         kind = self.family
         if not isinstance(kind, TrainableKind) or self.directory is None:
             return FeatureSpec(())
-        config, target_config = (
-            read_json(Path(folder) / "config.json") for folder in (self.directory, target_dir)
-        )
+        config = read_head_config(self.directory / "config.json")
+        target_config = read_config(Path(target_dir) / "config.json")
         features = kind.features(config, target_config)
         kind.check_unrolled(self.directory, target_dir)
         return features
@@ -179,20 +183,34 @@ class Drafting:
         Raises an `OutriderError` for settings that are not the kind's: they become arguments of the
         engine, and a bundle may come from anyone.
         """
-        kind = kind_named(str(manifest["method"]))
+        try:
+            entries = checked(_Entries, manifest)
+        except ValueError as error:
+            raise OutriderError(f"{directory / MANIFEST}: {error}; export again") from None
+        kind = kind_named(entries.method)
         settings = manifest.get("settings", {})
         if not is_settings(settings, kind):
             raise OutriderError(
                 f"{MANIFEST}: settings: not numbers for {', '.join(kind.default_settings) or 'no'}"
                 " keys; export again"
             )
-        reads_directory = kind.has_weights or HISTORY_FILE in manifest["files"]
+        reads_directory = kind.has_weights or HISTORY_FILE in entries.files
         return cls(
             Speculator(kind.name, directory if reads_directory else None, settings),
-            int(manifest["num_speculative_tokens"]),
-            str(manifest["draft_sample_method"]),
-            manifest["num_speculative_tokens_per_batch_size"],
+            entries.num_speculative_tokens,
+            entries.draft_sample_method,
+            entries.num_speculative_tokens_per_batch_size,
         )
+
+
+class _Entries(BaseModel):
+    """The entries of bundle.json that say how an engine drafts."""
+
+    method: str
+    files: dict[str, str]
+    num_speculative_tokens: Count
+    num_speculative_tokens_per_batch_size: list[tuple[Count, Count, Count]] | None
+    draft_sample_method: str
 
 
 def is_settings(value: object, kind: DrafterKind) -> bool:
@@ -218,8 +236,8 @@ def served_directory(directory: Path, target_dir: Path, cache: Path) -> Path:
     if not isinstance(kind, TrainableKind):
         return directory
     path = directory / "config.json"
-    config = read_json(path)
-    served = kind.served_config(config, read_json(target_dir / "config.json"), path)
+    config = read_head_config(path)
+    served = kind.served_config(config, read_config(target_dir / "config.json"), path)
     if served == config:
         return directory
     files = sorted(file for file in directory.iterdir() if file.is_file() and file != path)

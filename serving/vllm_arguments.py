@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import read_json
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.hooked import HOOKED
 from outrider.serving.runner import runner_of, runner_refusal
 from outrider.serving.speculator import Drafting
 from outrider.serving.vllm_version import runs_on_cpu
+from outrider.speculators.checkpoints.model_config import read_head_config
 
 
 def runs_mla(target_config: Mapping[str, Any], engine: EngineConfig) -> bool:
@@ -61,7 +61,7 @@ def speculator_refusal(drafting: Drafting, engine: EngineConfig) -> str | None:
     path = (directory or Path()) / "config.json"
     if directory is None or not path.is_file():
         return None
-    config = read_json(path)
+    config = read_head_config(path)
     if runs_on_cpu() and (refusal := kind.cpu_refusal(config)):
         return f"{path}: {refusal}"
     most = kind.most_drafts(config)

@@ -17,6 +17,7 @@ from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
+from outrider.speculators.checkpoints.model_config import read_config, read_head_config
 from outrider.speculators.config import SpeculatorConfig
 from outrider.speculators.features import FeatureSpec
 from outrider.speculators.kinds import (
@@ -108,7 +109,7 @@ def kind_and_base(target_dir: Path) -> tuple[str, str | None]:
     neither can be trained.
     """
     refusals: list[OutriderError] = []
-    natives = native_kinds(read_json(Path(target_dir) / "config.json"))
+    natives = native_kinds(read_config(Path(target_dir) / "config.json"))
     for kind in [*natives, trainable_kind(SCRATCH_KIND)]:
         try:
             kind.check_target(target_dir, None, config_only=True)
@@ -128,7 +129,7 @@ def planned(speculator: SpeculatorConfig, target_config: Mapping[str, Any]) -> M
     """config.json of the warm-start directory or of a new head."""
     kind = trainable_kind(speculator.only_kind)
     base = warm_directory(speculator)
-    base_config = None if base is None else read_json(base / "config.json")
+    base_config = None if base is None else read_head_config(base / "config.json")
     return kind.config(target_config, speculator.head, base_config)
 
 
@@ -139,7 +140,7 @@ def stored_features(speculator: SpeculatorConfig, target_config: Mapping[str, An
         directory = Path(str(speculator.base)).expanduser()
         kind = kind_of(directory)
         if isinstance(kind, TrainableKind):
-            specs.append(kind.features(read_json(directory / "config.json"), target_config))
+            specs.append(kind.features(read_head_config(directory / "config.json"), target_config))
     for name in speculator.kinds:
         config = planned(speculator.of_kinds([name]), target_config)
         specs.append(trainable_kind(name).features(config, target_config))

@@ -15,7 +15,9 @@ Shapes: T tokens, H width of a stream, X sum of the widths. This module does not
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
+
+from typing_extensions import TypedDict
 
 from outrider.common.errors import OutriderError
 

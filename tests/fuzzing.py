@@ -6,6 +6,7 @@
 OUTRIDER_FUZZ=100 draws a hundred times as many, and new ones each time.
 """
 
+import copy
 import os
 from typing import Any
 
@@ -48,3 +49,30 @@ def changed(value: dict[str, Any]) -> st.SearchStrategy[Any]:
         others,
         removed,
     )
+
+
+@st.composite
+def damaged(draw: st.DrawFn, value: Any) -> Any:
+    """Valid JSON of which one value, at any depth, is replaced or removed."""
+    value = copy.deepcopy(value)
+    inner = value
+    key: Any = None
+    while isinstance(inner, dict | list) and inner:
+        outer = inner
+        key = draw(st.sampled_from(list(outer) if isinstance(outer, dict) else range(len(outer))))
+        inner = outer[key]
+        if draw(st.booleans()):
+            break
+    if key is None:
+        return draw(ANY_JSON)
+    if draw(st.booleans()):
+        del outer[key]
+    else:
+        outer[key] = draw(ANY_JSON)
+    return value
+
+
+def any_json(value: dict[str, Any] | list[Any]) -> st.SearchStrategy[Any]:
+    """Valid JSON, changed at the top or at any depth, or any other JSON."""
+    changes = damaged(value) | ANY_JSON
+    return changes | changed(value) if isinstance(value, dict) and value else changes

@@ -21,7 +21,7 @@ on a shared disk.
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import NotRequired, TypedDict, TypeVar
+from typing import NotRequired, TypeVar
 
 import deepspeed
 import torch
@@ -37,9 +37,11 @@ from deepspeed.utils import (
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
+from typing_extensions import TypedDict
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import publish, read_json, says_disk_is_full, write_json
+from outrider.common.files import publish, says_disk_is_full, write_json
+from outrider.common.json_forms import read_form
 from outrider.training.validation import Profile
 
 STATE = "state.json"
@@ -161,7 +163,8 @@ def published(directory: Path) -> list[Path]:
 
 def states(directory: Path) -> list[TrainerState]:
     """Returns the trainer's state in each checkpoint, oldest first."""
-    return [read_json(path / STATE) for path in published(directory)]
+    fix = "delete its folder to resume from the previous checkpoint"
+    return [read_form(TrainerState, path / STATE, fix) for path in published(directory)]
 
 
 def _remove_drafts(directory: Path) -> None:

@@ -21,9 +21,17 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from pydantic import BaseModel
 from torch import Tensor
 
 from outrider.common.gpu_cards import card_named
+from outrider.common.json_forms import Count, parse_form
+
+
+class _Line(BaseModel):
+    """A line of metrics.jsonl; the other values depend on the step."""
+
+    step: Count
 
 LARGE_SHARE = 0.05
 """Smallest share of waiting or padding that a step's line names."""
@@ -80,7 +88,8 @@ class Metrics:
         self.path.touch()
         lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True) if step else []
         whole = (line for line in lines if line.endswith("}\n"))
-        earlier = [line for line in whole if json.loads(line)["step"] <= step]
+        fix = "delete this line and rerun the command"
+        earlier = [line for line in whole if parse_form(_Line, line, self.path, fix).step <= step]
         self.path.write_text("".join(earlier), encoding="utf-8")
 
 

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from outrider.common.files import read_json
 from outrider.common.fingerprint import value_digest
 from outrider.common.lost_ends import LostEnds
 from outrider.data.features.feature_store import FeatureStore
 from outrider.speculators.base import base_of, planned, warm_start
+from outrider.speculators.checkpoints.model_config import read_config
 from outrider.speculators.draft_vocabulary import token_counts
 from outrider.speculators.features import FeatureSpec
 from outrider.speculators.kinds import trainable_kind
@@ -75,7 +75,7 @@ class TrainingPlan:
             OutriderError: If the source lacks states or sequences, or no sample is left.
         """
         kind = trainable_kind(spec.speculator.only_kind)
-        target_config = read_json(spec.target_dir / "config.json")
+        target_config = read_config(spec.target_dir / "config.json")
         config = planned(spec.speculator, target_config)
         features = kind.features(config, target_config)
         features.require(source.spec, spec.features_dir)

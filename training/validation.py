@@ -5,11 +5,11 @@ profile["acceptance_length"]     # for k = 1..K drafts: total tokens / total exp
 """
 
 from collections.abc import Callable
-from typing import TypedDict
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
+from typing_extensions import TypedDict
 
 from outrider.speculators.acceptance import accept_matrix, pad_anchors, replay_chain
 from outrider.speculators.kinds.drafter import Batch

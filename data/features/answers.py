@@ -27,10 +27,12 @@ from typing import Any
 import numpy as np
 from datasets import Dataset
 from numpy.typing import NDArray
+from pydantic import BaseModel
 from rich.console import Console
 
-from outrider.common.files import read_json, write_json
+from outrider.common.files import write_json
 from outrider.common.fingerprint import value_digest
+from outrider.common.json_forms import Count, read_form
 from outrider.data.config import MOST_FURTHER, further_answers
 from outrider.data.tokenize.tokens import REGENERATE
 from outrider.serving.engine import AskedRow, batches
@@ -155,6 +157,13 @@ def with_further(train: Sequence[str], captured: Iterable[str]) -> list[str]:
     return [name for logged in train for name in (logged, *further.get(logged, ()))]
 
 
+class _Stored(BaseModel):
+    """The file of answers."""
+
+    source: dict[str, Any] = {}
+    answers: dict[str, list[Count]] = {}
+
+
 def stored_answers(
     answer: Answer,
     rows: Sequence[AskedRow],
@@ -170,8 +179,9 @@ def stored_answers(
     if not rows:
         path.unlink(missing_ok=True)  # of an earlier capture with other settings
         return {}
-    stored = read_json(path) if path.exists() else {}
-    answers: dict[str, list[int]] = stored["answers"] if stored.get("source") == source else {}
+    fix = "delete it and rerun the command"
+    stored = read_form(_Stored, path, fix) if path.exists() else _Stored()
+    answers = stored.answers if stored.source == source else {}
     console = Console(stderr=True, highlight=False)
     missing = [row for row in rows if row.row_id not in answers]
     for batch in batches(missing, batch_tokens):

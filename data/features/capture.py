@@ -29,8 +29,9 @@ from rich.progress import Progress
 from outrider.common.cluster.config import ClusterConfig
 from outrider.common.cluster.session import open_cluster
 from outrider.common.errors import OutriderError
-from outrider.common.files import read_json, write_json
+from outrider.common.files import write_json
 from outrider.common.fingerprint import sampled_digest
+from outrider.common.json_forms import Anything, read_object
 from outrider.data.config import CaptureConfig, bytes_per_token
 from outrider.data.features.answers import (
     FURTHER,
@@ -62,6 +63,7 @@ from outrider.data.split.split import PREFIX, ids_of
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import AskedRow, Engine, LoggedRow, in_process, open_engine
 from outrider.serving.token_scores import COLUMNS
+from outrider.speculators.checkpoints.model_config import read_config, read_generation
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.features import FeatureSpec, SequenceStates, layer_index
 
@@ -134,7 +136,8 @@ def capture(
         console.print(plan.lost_ends.describe(), soft_wrap=True)
     # The summary is written after the manifest, so both exist only after a whole capture.
     if (plan.out_dir / SUMMARY).exists() and plan.is_finished():
-        earlier: CaptureSummary = read_json(plan.out_dir / SUMMARY)
+        fix = f"delete {plan.out_dir} and capture again"
+        earlier: CaptureSummary = read_object(Anything, plan.out_dir / SUMMARY, fix)
         return earlier
     for change in in_process(engine)[1]:
         console.print(f"capture: {change}", soft_wrap=True)
@@ -160,7 +163,7 @@ def _plan_of(
     features: FeatureSpec,
 ) -> CapturePlan:
     """Plans the capture of a table: which rows, which states, and what identifies both."""
-    target_config = read_json(target_dir / "config.json")
+    target_config = read_config(target_dir / "config.json")
     spec = features.stored(target_config["hidden_size"])
     _check_streams(spec, target_config)
     table, lost_ends = fit(table, engine.max_model_len)
@@ -203,7 +206,7 @@ def _plan_of(
 def _end_ids(target_dir: Path, config: Mapping[str, object]) -> set[int]:
     """Returns the tokens with which the target ends a response."""
     generation = target_dir / "generation_config.json"
-    configs = [config, read_json(generation) if generation.is_file() else {}]
+    configs = [config, read_generation(generation) if generation.is_file() else {}]
     end_ids: set[int] = set()
     for one in configs:
         ids = one.get("eos_token_id")

@@ -20,16 +20,18 @@ read them.
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Annotated, Literal, NamedTuple, Protocol
 
 import torch
+from pydantic import BaseModel, Field
 from safetensors import safe_open
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import link_or_copy, publish, read_json, write_json
+from outrider.common.files import link_or_copy, publish, write_json
 from outrider.common.fingerprint import file_digest
+from outrider.common.json_forms import Count, read_form
 from outrider.data.config import StateDtype
-from outrider.speculators.features import FINAL_NORM, FeatureSpec, SequenceStates
+from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream, SequenceStates
 
 VERSION = 4
 """Version of the format."""
@@ -48,8 +50,8 @@ class SequenceLength:
     """One sequence's number of tokens and where its completion starts."""
 
     id: str
-    length: int
-    completion_start: int
+    length: Count
+    completion_start: Count
     """Index of the first token that the target generated."""
 
 
@@ -57,21 +59,25 @@ class SequenceLength:
 class StoredSequence(SequenceLength):
     """The place of one sequence in a feature store."""
 
-    shard: int
-    start: int
+    shard: Count
+    start: Count
     """Index of its first token in the shard."""
-    place: int
+    place: Count
     """Index among the shard's sequences, and thus in `scores`."""
+
+
+ShardName = Annotated[str, Field(pattern=r"^shard-[0-9]{5,9}\.safetensors$")]
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 @dataclass(frozen=True)
 class StoredShard:
     """A finished file of a feature store."""
 
-    file: str
-    bytes: int
-    sha256: str
-    tokens: int
+    file: ShardName
+    bytes: Count
+    sha256: Digest
+    tokens: Count
 
 
 @dataclass(frozen=True)
@@ -119,20 +125,39 @@ class Manifest:
     @classmethod
     def read(cls, directory: Path) -> "Manifest":
         """The inverse of `write`; raises an `OutriderError` for another version."""
-        content = read_json(directory / MANIFEST)
-        if content.get("version") != VERSION:
+        path = directory / MANIFEST
+        fix = f"delete {directory} and capture again"
+        version = read_form(_Version, path, fix).version
+        if version != VERSION:
             raise OutriderError(
-                f"{directory / MANIFEST}: version {content.get('version')!r}, but this program"
-                f" reads {VERSION}; capture again"
+                f"{path}: version {version}, but this program reads {VERSION}; capture again"
             )
+        content = read_form(_ManifestFile, path, fix)
+        beyond = [row.id for row in content.sequences if row.shard >= len(content.shards)]
+        if beyond:
+            raise OutriderError(f"{path}: sequence {beyond[0]!r:.40} is in no shard; {fix}")
         header = StoreHeader(
-            spec=FeatureSpec.from_list(content["features"]),
-            dtype=content["dtype"],
-            source=content["source"],
-            score_columns=tuple(content.get("score_columns", ())),
+            spec=FeatureSpec(tuple(content.features)),
+            dtype=content.dtype,
+            source=content.source,
+            score_columns=tuple(content.score_columns),
         )
-        shards = [StoredShard(**shard) for shard in content["shards"]]
-        return cls(header, shards, [StoredSequence(**row) for row in content["sequences"]])
+        return cls(header, content.shards, content.sequences)
+
+
+class _Version(BaseModel):
+    version: int
+
+
+class _ManifestFile(BaseModel):
+    """The file as it is read; `Manifest.write` writes it."""
+
+    features: Annotated[list[FeatureStream], Field(min_length=1)]
+    dtype: Literal["bfloat16", "float8_e4m3fn"]
+    source: Source
+    score_columns: list[str] = []
+    shards: list[StoredShard]
+    sequences: list[StoredSequence]
 
 
 class _TensorSlice(Protocol):

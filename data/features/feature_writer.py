@@ -14,18 +14,24 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
+from pydantic import BaseModel
 from safetensors.torch import save
 
 from outrider.common.files import publish
 from outrider.common.fingerprint import file_digest
+from outrider.common.json_forms import Count, parse_form
 from outrider.data.config import StateDtype
 from outrider.data.features.feature_store import (
     JOURNAL,
     MANIFEST,
     STORED_AS,
+    Digest,
     Manifest,
+    SequenceLength,
+    ShardName,
     Source,
     StoredSequence,
     StoredShard,
@@ -49,6 +55,24 @@ class _Pending:
     @property
     def length(self) -> int:
         return len(self.tensors["token_ids"])
+
+
+@dataclass(frozen=True)
+class _Place(SequenceLength):
+    """A sequence of a line of the journal, which is about one shard."""
+
+    start: Count
+    place: Count
+
+
+class _JournalLine(BaseModel):
+    """A line after the header: a shard and its sequences."""
+
+    file: ShardName
+    bytes: Count
+    sha256: Digest
+    tokens: Count
+    sequences: list[_Place]
 
 
 class FeatureWriter:
@@ -136,7 +160,9 @@ class FeatureWriter:
         content = journal.read_text(encoding="utf-8") if journal.exists() else ""
         # The last element is empty, or a line that was being written when the capture was killed.
         lines = content.split("\n")[:-1]
-        if lines and json.loads(lines[0]) == self.header.as_json():
+        fix = f"delete {self.directory} and capture again"
+        header = parse_form(dict[str, Any], lines[0], journal, fix) if lines else None
+        if header == self.header.as_json():
             self._continue(lines[1:])
         else:
             self._start()
@@ -149,12 +175,12 @@ class FeatureWriter:
 
     def _continue(self, lines: Sequence[str]) -> None:
         """Takes over the journal's shards, up to the first one that is damaged."""
+        journal = self.directory / JOURNAL
+        fix = "delete this line and all after it, and rerun the command"
         for number, line in enumerate(lines):
-            row = json.loads(line)
-            sequences = [
-                StoredSequence(**sequence, shard=number) for sequence in row.pop("sequences")
-            ]
-            shard = StoredShard(**row)
+            row = parse_form(_JournalLine, line, f"{journal}: line {number + 2}", fix)
+            sequences = [StoredSequence(**asdict(place), shard=number) for place in row.sequences]
+            shard = StoredShard(row.file, row.bytes, row.sha256, row.tokens)
             path = self.directory / shard.file
             # A shard is journaled after it is written, so only a disk that lost data leaves a
             # damaged one.

@@ -17,11 +17,13 @@ from typing import TypedDict
 
 import numpy as np
 from datasets import Dataset
+from pydantic import BaseModel
 from rich.console import Console
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import read_json, write_json
+from outrider.common.files import write_json
 from outrider.common.fingerprint import file_digest
+from outrider.common.json_forms import read_form
 from outrider.data.features.feature_store import MANIFEST, FeatureStore
 from outrider.data.on_policy.evidence import (
     Evidence,
@@ -261,6 +263,20 @@ def write_quarantine(
     write_json(Path(features_dir) / QUARANTINE, content, private=True)
 
 
+class Quarantine(BaseModel):
+    """The sequences that are not used."""
+
+    sequences: dict[str, float]
+    """Scores of the off-policy sequences by id."""
+    not_captured: list[str] = []
+
+
+def read_quarantine(features_dir: Path) -> Quarantine:
+    """Reads the capture's `QUARANTINE`."""
+    path = Path(features_dir) / QUARANTINE
+    return read_form(Quarantine, path, f"delete {features_dir} and rerun the command")
+
+
 def load_parts(split_dir: Path, features_dir: Path) -> dict[str, list[str]]:
     """Reads the parts without sequences that are quarantined or were not captured.
 
@@ -268,9 +284,9 @@ def load_parts(split_dir: Path, features_dir: Path) -> dict[str, list[str]]:
         OutriderError: If a part becomes empty.
     """
     parts = read_parts(split_dir)
-    quarantine = read_json(Path(features_dir) / QUARANTINE)
-    missing = set(quarantine.get("not_captured", ()))
-    off = set(quarantine["sequences"])
+    quarantine = read_quarantine(features_dir)
+    missing = set(quarantine.not_captured)
+    off = set(quarantine.sequences)
     for name, ids in parts.items():
         on_policy_ids = [sequence_id for sequence_id in ids if sequence_id not in missing | off]
         if not on_policy_ids:

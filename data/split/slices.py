@@ -17,7 +17,8 @@ from pathlib import Path
 
 from datasets import Dataset
 
-from outrider.common.files import read_json, write_json
+from outrider.common.files import write_json
+from outrider.common.json_forms import read_form
 
 FILE = "slices.json"
 Slices = dict[str, dict[str, list[str]]]
@@ -58,7 +59,8 @@ def write_slices(slices: Slices, split_dir: Path) -> None:
 
 def load_slices(split_dir: Path) -> Slices:
     """Returns the slices of a split."""
-    return read_json(Path(split_dir) / FILE)
+    path = Path(split_dir) / FILE
+    return read_form(Slices, path, f"delete {split_dir} and rerun the command")
 
 
 def name_templates(prompts: Sequence[str]) -> list[str]:

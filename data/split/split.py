@@ -22,9 +22,11 @@ from pathlib import Path
 from typing import Final, Literal, NotRequired, TypedDict
 
 from datasets import Dataset
+from pydantic import BaseModel
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import read_json, write_json
+from outrider.common.files import write_json
+from outrider.common.json_forms import read_form
 from outrider.data.config import SplitConfig, further_answers
 from outrider.data.sequences import load_sequences, log_order, session_names
 from outrider.data.split.near_duplicates import SimilarPrompts
@@ -145,8 +147,34 @@ def split(
 
 def read_parts(split_dir: Path) -> dict[str, list[str]]:
     """Reads the ids of each part from `parts.json`."""
-    written = read_json(Path(split_dir) / "parts.json")
-    return {part: written[part] for part in (*PARTS, GENERAL) if part in written}
+    written = _read_split(split_dir)
+    parts = {
+        "train": written.train,
+        "validation": written.validation,
+        "heldout": written.heldout,
+        GENERAL: written.general,
+    }
+    return {part: ids for part, ids in parts.items() if ids is not None}
+
+
+def read_sessions(split_dir: Path) -> dict[str, str]:
+    """Reads the sessions that differ from the log's, by sequence id."""
+    return _read_split(split_dir).sessions
+
+
+class _Written(BaseModel):
+    """`parts.json` as it is read; a window of `outrider adapt` has the training part alone."""
+
+    train: list[str] | None = None
+    validation: list[str] | None = None
+    heldout: list[str] | None = None
+    general: list[str] | None = None
+    sessions: dict[str, str] = {}
+
+
+def _read_split(split_dir: Path) -> _Written:
+    path = Path(split_dir) / "parts.json"
+    return read_form(_Written, path, f"delete {split_dir} and rerun the command")
 
 
 def ids_of(parts: Mapping[str, list[str]]) -> list[str]:

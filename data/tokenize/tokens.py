@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import read_json
 from outrider.data.exchange import BEAM_SEARCH, Exchange, Reject
 from outrider.data.tokenize.chat_template import render
 from outrider.data.tokenize.emitted_text import END_THINK, THINK, endings, opening_of, readings
 from outrider.speculators.checkpoints.architectures import is_supported, transformers_model
+from outrider.speculators.checkpoints.model_config import read_config, read_generation
 from outrider.speculators.checkpoints.refusals import language_config
 
 OPENED = f"{THINK}\n"
@@ -69,7 +69,7 @@ def load_tokenizer(target_dir: Path) -> Any:
     """The target's tokenizer; never runs code of the checkpoint."""
     from transformers import CONFIG_MAPPING, AutoTokenizer, PreTrainedConfig  # takes seconds
 
-    config = read_json(Path(target_dir) / "config.json")
+    config = read_config(Path(target_dir) / "config.json")
     settings = None
     if config.get("model_type") and config["model_type"] not in CONFIG_MAPPING:
         # Otherwise read with the checkpoint's code.
@@ -96,7 +96,7 @@ def sampling_defaults(target_dir: Path, arguments: Mapping[str, Any]) -> dict[st
     path = folder / "generation_config.json"
     is_read = source != "vllm" and path.is_file()
     configured = {
-        **(read_json(path) if is_read else {}),
+        **(read_generation(path) if is_read else {}),
         **(arguments.get("override_generation_config") or {}),
     }
     return {
@@ -121,7 +121,7 @@ class SequenceBuilder:
     ):
         target_dir = Path(target_dir)
         self.hard_labels = hard_labels
-        config = read_json(target_dir / "config.json")
+        config = read_config(target_dir / "config.json")
         self.tokenizer = load_tokenizer(target_dir)
         if not self.tokenizer.chat_template:
             raise OutriderError(

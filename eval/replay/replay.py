@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import read_json
 from outrider.data.features.feature_store import FeatureStore
 from outrider.eval.replay.lookups import LoggedText, lookup_sums
 from outrider.eval.replay.perfect_drafter import PerfectDrafter
@@ -33,6 +32,7 @@ from outrider.eval.replay.regions import Regions
 from outrider.eval.replay.sums import NOTHING_REPLAYED, ReplaySums, has_steps
 from outrider.serving.client import Sampling
 from outrider.speculators.acceptance import accept_matrix, pad_anchors, replay_chain
+from outrider.speculators.checkpoints.model_config import read_config, read_head_config
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream, SequenceStates
 from outrider.speculators.heads import TargetEnds
@@ -159,14 +159,14 @@ def load_replayed(speculator: Path | str, target_dir: Path, dtype: str) -> Repla
     device = "cuda" if torch.cuda.is_available() else "cpu"
     number = getattr(torch, dtype)
     ends = load_target_ends(target_dir).to(device=device, dtype=number)
-    target_config = read_json(Path(target_dir) / "config.json")
+    target_config = read_config(Path(target_dir) / "config.json")
     if speculator == CEILING:
         states = FeatureStream(FINAL_NORM, target_config["hidden_size"])
         return Replayed(PerfectDrafter(), ends, FeatureSpec((states,)), device)
     directory = Path(speculator)
     kind = trainable_kind_of(directory)
     drafter = kind.load(directory, target_dir, number).to(device).eval()
-    spec = kind.features(read_json(directory / "config.json"), target_config)
+    spec = kind.features(read_head_config(directory / "config.json"), target_config)
     return Replayed(drafter, ends, spec, device)
 
 

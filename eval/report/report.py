@@ -5,20 +5,20 @@ write_report(report, Path("runs/resume_screening"), Path("runs/resume_screening"
 
 import functools
 import itertools
-import json
 from pathlib import Path
 from typing import Any, cast
 
 from rich.console import Console
 
-from outrider.common.files import publish, read_json
+from outrider.common.files import publish
+from outrider.common.json_forms import parse_form, read_form
 from outrider.common.lost_ends import LostEnds
 from outrider.data.features.answers import logged_id
 from outrider.data.features.feature_store import MANIFEST, FeatureStore
 from outrider.data.ingest.load import covered, durations_in_words
 from outrider.data.ingest.traffic_facts import facts
 from outrider.data.on_policy.check import FILE as ON_POLICY
-from outrider.data.on_policy.check import QUARANTINE, groups_of, two_lines
+from outrider.data.on_policy.check import QUARANTINE, groups_of, read_quarantine, two_lines
 from outrider.data.on_policy.check import Report as OnPolicyReport
 from outrider.eval.report import charts, first_screen, speeds
 from outrider.eval.report.formatting import print_markdown, render
@@ -203,7 +203,8 @@ def _further_answers(run_dir: Path) -> int:
     features = run_dir / "features"
     if not (features / MANIFEST).is_file():
         return 0
-    quarantined = set((_read(features / QUARANTINE) or {}).get("sequences", ()))
+    is_checked = (features / QUARANTINE).is_file()
+    quarantined = set(read_quarantine(features).sequences if is_checked else ())
     names = FeatureStore.open(features).sequence_ids
     logged = [logged_id(name) for name in names if logged_id(name) != name]
     return sum(name not in quarantined for name in logged)
@@ -221,8 +222,10 @@ def training_metrics(run_dir: Path) -> list[dict[str, Any]]:
     """Reads the training's metrics.jsonl, skipping an incomplete last line."""
     path = run_dir / "metrics.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    return [json.loads(line) for line in lines if line.endswith("}")]
+    whole = [line for line in lines if line.endswith("}")]
+    return [parse_form(dict[str, Any], line, path, "delete this line") for line in whole]
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    return read_json(path) if path.is_file() else None
+    fix = "delete it and rerun the command"
+    return read_form(dict[str, Any], path, fix) if path.is_file() else None

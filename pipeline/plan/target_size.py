@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from outrider.pipeline.plan.weight_bits import UNQUANTIZED, WeightBits
 from outrider.serving.config import EngineConfig
 from outrider.speculators.checkpoints.architectures import (
+    REFUSALS,
     refused_by_transformers,
     transformers_model,
 )
@@ -89,7 +90,7 @@ def target_size(config: Mapping[str, Any], online: str | None = None) -> TargetS
     try:
         with torch.device("meta"):  # 671 billion parameters in no memory
             model = model_class(settings)
-    except (AttributeError, TypeError, ValueError) as error:  # of values that are null
+    except REFUSALS as error:
         raise refused_by_transformers(error) from None
     tensors = dict(model.named_parameters())
     counts = {name: tensor.numel() for name, tensor in tensors.items()}

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import psutil
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import read_json
 from outrider.common.gpu_cards import CARDS, Card, card_named
 from outrider.data.config import bytes_per_token
 from outrider.eval.report.formatting import bytes_text, duration
@@ -38,6 +37,7 @@ from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stages.sources import evaluation_settings
 from outrider.speculators.base import planned, stored_features, warms_up
 from outrider.speculators.checkpoints.layout import CONFIG_FILES, read_target_config
+from outrider.speculators.checkpoints.model_config import read_config
 from outrider.speculators.kinds import trainable_kind
 from outrider.speculators.size import drafter_size
 from outrider.training.memory import MemoryPlan
@@ -284,7 +284,7 @@ def target_config(recipe: Recipe, target: Path | None) -> tuple[dict[str, Any] |
             return read_target_config(fetched), f"{recipe.target.model}/config.json"
         except OutriderError as error:
             if recipe.target.model == "deepseek-ai/DeepSeek-R1":
-                return read_json(SHIPPED / "r1" / "config.json"), "the shipped config.json"
+                return read_config(SHIPPED / "r1" / "config.json"), "the shipped config.json"
             return None, str(error)
 
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import read_json
 from outrider.eval.config import AUTO_LOOKUP
 from outrider.pipeline.preflight import local_target
 from outrider.pipeline.recipe.recipe import Recipe
@@ -28,6 +27,7 @@ from outrider.serving.vllm_version import runs_on_cpu
 from outrider.speculators.base import main_refusal, planned, unsupported_kinds, warm_directory
 from outrider.speculators.checkpoints.architectures import architecture_of, check_keys
 from outrider.speculators.checkpoints.layout import CONFIG_FILES, check_checkpoint
+from outrider.speculators.checkpoints.model_config import read_config
 from outrider.speculators.config import ANY_LOOKUP, AUTO
 from outrider.speculators.kinds import (
     DEFAULT_KIND,
@@ -121,7 +121,7 @@ def _notes_on_gpus(recipe: Recipe, target_config: Mapping[str, Any]) -> Iterator
 def _checked_config(recipe: Recipe, target_dir: Path) -> Mapping[str, Any]:
     """Reads the target's config.json; refuses unknown architectures and missing keys."""
     path = target_dir / "config.json"
-    target_config = read_json(path)
+    target_config = read_config(path)
     architecture_of(target_config, f"{recipe.target.model}: config.json")
     check_keys(target_config, path, "every run")
     return target_config

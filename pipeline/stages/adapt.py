@@ -10,8 +10,11 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from pydantic import BaseModel
+
 from outrider.common.errors import OutriderError
-from outrider.common.files import SCRATCH, publish, read_json, write_json
+from outrider.common.files import SCRATCH, publish, write_json
+from outrider.common.json_forms import read_form
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stage import Options, Result, Settings, Stage
@@ -84,10 +87,10 @@ def _round(run: RunDirectory, recipe: Recipe, options: Options) -> Result:
             "training.features = streamed: `outrider adapt` trains on the states of several"
             " windows, which it has stored; set training.features: stored"
         )
-    plan = read_json(run.root / PLAN)
-    older = _windows(plan["older"])
-    newer = _windows(plan["newer"])
-    chosen = _choose(older, newer, most=ROUND_WINDOWS * recipe.adapt.window, seed=plan["number"])
+    plan = _read_plan(run)
+    older = _windows(plan.older)
+    newer = _windows(plan.newer)
+    chosen = _choose(older, newer, most=ROUND_WINDOWS * recipe.adapt.window, seed=plan.number)
     # The round gets a table and a store like those of a run, so that the trainer reads both alike.
     table = load_sequences([window.sequences for window in older + newer], chosen)
     with publish(run.sequences) as folder:
@@ -104,12 +107,24 @@ def _round(run: RunDirectory, recipe: Recipe, options: Options) -> Result:
     return {"sequences": {name: len(ids) for name, ids in parts.items()}, "training": trained}
 
 
+class _Plan(BaseModel):
+    """`PLAN`: the round's number, and directories of windows."""
+
+    number: int
+    newer: list[str]
+    older: list[str]
+
+
+def _read_plan(run: RunDirectory) -> _Plan:
+    return read_form(_Plan, run.root / PLAN, "delete it and run `outrider adapt` again")
+
+
 def _lookup_round(run: RunDirectory, recipe: Recipe) -> Result:
     """Adds the newer windows' responses to the history in use; publishes it as a bundle."""
     from outrider.data.sequences import load_sequences
     from outrider.eval.lookups import responses_of
 
-    newer = _windows(read_json(run.root / PLAN)["newer"])
+    newer = _windows(_read_plan(run).newer)
     ids = [name for window in newer for name in usable_ids(window)]
     table = load_sequences([window.sequences for window in newer], ids)
     with publish(run.sequences) as folder:

@@ -1,11 +1,11 @@
 """Capture: the target's hidden states, and which sequences are on-policy."""
 
-from outrider.common.files import read_json
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stage import Options, Result, Settings, Stage
 from outrider.pipeline.stages.sources import section, target_digest
 from outrider.speculators.base import stored_features
+from outrider.speculators.checkpoints.model_config import read_config
 from outrider.speculators.features import FeatureSpec
 
 SPEED_ONLY = {"mode", "max_num_seqs", "kv_cache_gb", "gpu_memory_utilization"}
@@ -43,7 +43,7 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> Result:
 
 def features_of(recipe: Recipe) -> FeatureSpec:
     """The union of the states that the recipe's drafter kinds read."""
-    config = read_json(recipe.target.training_directory() / "config.json")
+    config = read_config(recipe.target.training_directory() / "config.json")
     return stored_features(recipe.speculator, config)
 
 

@@ -8,10 +8,13 @@ import dataclasses
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from outrider.common.files import link_or_copy, publish, read_json, write_json
+from pydantic import Field
+
+from outrider.common.files import link_or_copy, publish, write_json
 from outrider.common.fingerprint import path_digest
+from outrider.common.json_forms import read_form
 from outrider.eval.config import SHIP
 from outrider.eval.results.report import Report
 from outrider.eval.results.sections import KindSpeed
@@ -35,6 +38,16 @@ from outrider.speculators.kinds import check_speculator, kind_named
 
 if TYPE_CHECKING:
     from outrider.eval.context import EvaluationContext
+
+
+Kinds = Annotated[list[KindSpeed], Field(min_length=1)]
+"""`kind_choice`: the kinds with their speeds, the fastest first."""
+
+
+def read_kinds(run: RunDirectory) -> list[KindSpeed]:
+    """Reads what choose_kind wrote."""
+    fix = "delete it and rerun the command to repeat choose_kind"
+    return read_form(Kinds, run.kind_choice, fix)
 
 
 def _evaluate(
@@ -108,7 +121,7 @@ def _evaluate_kinds(run: RunDirectory, recipe: Recipe, options: Options) -> Resu
     A trained kind that does not ship, because the lookup that it was served with is as fast, is
     followed by that lookup. Its own report is then in its folder.
     """
-    kinds = [KindSpeed.model_validate(speed) for speed in read_json(run.kind_choice)]
+    kinds = read_kinds(run)
     first = kinds[0].kind
     result = _evaluate_kind(run, recipe, kinds)
     if result["verdict"] == SHIP:

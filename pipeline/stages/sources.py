@@ -5,7 +5,6 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from outrider.common.files import read_json
 from outrider.common.fingerprint import ABSENT, path_digest, store_identity, value_digest
 from outrider.eval.config import EvalConfig
 from outrider.pipeline.recipe.recipe import Recipe
@@ -89,8 +88,9 @@ def parts_in_use(run: RunDirectory) -> dict[str, list[str]]:
 
 def sessions_of_split(run: RunDirectory) -> dict[str, str]:
     """Sessions by sequence id where the split's differ from the log's."""
-    sessions: dict[str, str] = read_json(run.split / "parts.json").get("sessions", {})
-    return sessions
+    from outrider.data.split.split import read_sessions
+
+    return read_sessions(run.split)
 
 
 def response_p90(run: RunDirectory) -> int | None:

@@ -2,13 +2,18 @@
 
 import shlex
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from outrider.common.files import read_json
+from pydantic import BaseModel, Field
+
 from outrider.common.inert import inert_markdown
+from outrider.common.json_forms import read_object
 from outrider.serving.config import hub_id
 from outrider.serving.serve_flags import read_serve_flags
 from outrider.speculators.kinds import kind_named
+
+_Interval = Annotated[list[float], Field(min_length=2, max_length=2)]
+_Concurrency = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 
 TAGS = ("speculative-decoding", "speculator", "vllm", "outrider")
 
@@ -62,6 +67,53 @@ Report: SHA-256 `{{ evidence.report_sha256 }}`.
 """  # noqa: E501
 
 
+class _Speeds(BaseModel):
+    """A comparison at one number of requests at a time."""
+
+    base: float | None = None
+    custom: float | None = None
+    custom_over_base: float | None = None
+    custom_over_base_ci95: _Interval | None = None
+
+
+class _Length(BaseModel):
+    base: float | None = None
+    custom: float | None = None
+    ratio: float | None = None
+    ratio_ci95: _Interval | None = None
+
+
+class _Drafts(BaseModel):
+    base: int | None
+    custom: int
+
+
+class _Evidence(BaseModel):
+    k: _Drafts | None = None
+    verdict: str | None = None
+    reason: str | None = None
+    recipe_sha256: str | None = None
+    report_sha256: str | None = None
+    acceptance_length: _Length | None = None
+    tokens_per_s: dict[str, dict[_Concurrency, _Speeds]] | None = None
+
+
+class _History(BaseModel):
+    responses: int
+    offered: int
+    tokens: int
+    gigabytes: float
+    shared: bool
+
+
+class _Described(BaseModel):
+    """The keys of bundle.json that the card has; `read_serve_flags` checks those of the command."""
+
+    files: dict[str, str]
+    evidence: _Evidence | None = None
+    history: _History | None = None
+
+
 def model_card(bundle: Path, repository: str) -> str:
     """Renders README.md: YAML metadata for the hub, then Markdown.
 
@@ -70,7 +122,9 @@ def model_card(bundle: Path, repository: str) -> str:
     import jinja2
     from huggingface_hub import ModelCardData
 
-    manifest = read_json(bundle / "bundle.json")
+    flags = read_serve_flags(bundle, repository)  # checks the target, the kind and the engine
+    fix = "export the bundle again"
+    manifest: dict[str, Any] = read_object(_Described, bundle / "bundle.json", fix)
     model = manifest["target"]["model"]
     evidence = manifest.get("evidence") or {}
     base_model = hub_id(model)
@@ -81,7 +135,6 @@ def model_card(bundle: Path, repository: str) -> str:
         pipeline_tag="text-generation",
         tags=[*TAGS, manifest["method"].replace("_", "-")],
     )
-    flags = read_serve_flags(bundle, repository)
     groups = [("vllm", "serve", served), *flags.groups]
     if revision := manifest["target"].get("revision"):
         groups.insert(1, ("--revision", revision))

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import read_json
 from outrider.serving.allowed import (
     ARGUMENTS,
     KEYS_OF_ARGUMENTS,
@@ -47,6 +46,7 @@ from outrider.serving.vllm_flags import (
 )
 from outrider.serving.vllm_version import WRITTEN_FOR
 from outrider.speculators.checkpoints.architectures import verifier_of
+from outrider.speculators.checkpoints.model_config import read_config
 
 DEFAULTS_OF_VLLM = {
     "enforce_eager": False,
@@ -392,7 +392,7 @@ def _target_of_head(model: str) -> tuple[str, dict[str, Any]] | None:
     path = Path(model).expanduser() / "config.json"
     if not path.is_file():
         return None
-    config = read_json(path)
+    config = read_config(path)
     verifier = verifier_of(config)
     if not verifier:
         return None

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from outrider.common.files import read_json
 from outrider.speculators.acceptance import MASK_BITS
+from outrider.speculators.checkpoints.model_config import read_generation
 
 if TYPE_CHECKING:
     from vllm.v1.structured_output.backend_types import (
@@ -197,6 +197,6 @@ class GrammarMasks:
 def _stop_ids(target_dir: Path, tokenizer: Any) -> set[int]:
     """End tokens of a request (SamplingParams.update_from_generation_config)."""
     generation = target_dir / "generation_config.json"
-    logged = read_json(generation).get("eos_token_id") if generation.exists() else None
+    logged = read_generation(generation).get("eos_token_id") if generation.exists() else None
     ids = {logged} if isinstance(logged, int) else set(logged or ())
     return ids | {tokenizer.eos_token_id}

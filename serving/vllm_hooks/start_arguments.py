@@ -10,9 +10,9 @@ from argparse import Namespace
 from pathlib import Path
 from typing import NoReturn
 
-from outrider.common.files import read_json
 from outrider.serving.allowed import why_not_of_bundle
 from outrider.serving.vllm_arguments import words_of
+from outrider.speculators.checkpoints.target_fingerprint import read_bundle
 
 
 def differing(started: Namespace, release: Path) -> list[str]:
@@ -28,7 +28,7 @@ def differing(started: Namespace, release: Path) -> list[str]:
         def error(self, message: str) -> NoReturn:  # by default, ends the process
             raise ValueError(message)
 
-    serve = read_json(release / "bundle.json").get("serve")
+    serve = read_bundle(release / "bundle.json").get("serve")
     arguments = serve.get("arguments") if isinstance(serve, dict) else None
     if not isinstance(arguments, dict):
         return []

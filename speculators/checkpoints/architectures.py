@@ -160,6 +160,10 @@ def check_keys(
         )
 
 
+REFUSALS = (AttributeError, LookupError, RuntimeError, TypeError, ValueError, ArithmeticError)
+"""What transformers raises for values of config.json that it does not check."""
+
+
 def transformers_model(config: Mapping[str, Any]) -> "tuple[type, PretrainedConfig]":
     """The model class of transformers and its configuration, without quantization.
 
@@ -175,13 +179,13 @@ def transformers_model(config: Mapping[str, Any]) -> "tuple[type, PretrainedConf
         settings.pop(key, None)
     try:
         return model_class, model_class.config_class(**settings)
-    except (KeyError, TypeError, ValueError, StrictDataclassError) as error:
+    except (*REFUSALS, StrictDataclassError) as error:
         raise refused_by_transformers(error) from None
 
 
 def refused_by_transformers(error: Exception) -> OutriderError:
     """The error for a config.json from which transformers makes no model."""
-    why = " ".join(str(error).split())
+    why = " ".join(f"{error or type(error).__name__}".split())[:300]  # may quote whole values
     return OutriderError(
         f"the target's config.json: transformers refuses it ({why}); compare it with the model's"
         " original config.json"

@@ -10,13 +10,15 @@ speculator, the embedding and the head; the other 600 GB of R1 need not be on th
 import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import BaseModel, Field
 from safetensors import safe_open
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import read_json
+from outrider.common.json_forms import read_form
 from outrider.speculators.checkpoints.architectures import EMBEDDING, HEAD, architecture_of
+from outrider.speculators.checkpoints.model_config import FIX, read_config
 
 SCALE_SUFFIX = "_scale_inv"
 """Suffix of DeepSeek's scales; despite `inv`, values are multiplied by them."""
@@ -85,10 +87,10 @@ def read_target_config(directory: Path) -> dict[str, Any]:
     Model-Optimizer before 0.31 wrote the second file; vLLM 0.32 reads it (transformers_utils/
     config.py, get_config).
     """
-    config = read_json(directory / CONFIG_FILES[0])
+    config = read_config(directory / CONFIG_FILES[0])
     path = directory / CONFIG_FILES[1]
     if config.get("quantization_config") is None and path.is_file():
-        section = read_json(path).get("quantization") or {}
+        section = read_form(_Quantization, path, FIX).quantization or {}
         config["quantization_config"] = {"quant_method": "modelopt", **section}
     return config
 
@@ -171,12 +173,30 @@ def fix_of_missing_weights(directory: Path) -> str:
     return "use the directory of a complete checkpoint"
 
 
+class _Index(BaseModel):
+    """The index of a checkpoint's files."""
+
+    # An index that is not this machine's may name any path.
+    weight_map: dict[str, Annotated[str, Field(pattern=r"^[A-Za-z0-9_.+/ -]{1,255}$")]]
+
+
+class _Quantization(BaseModel):
+    """hf_quant_config.json."""
+
+    quantization: dict[str, Any] | None = None
+
+
+def read_index(path: Path) -> dict[str, str]:
+    """The file of each tensor, from `INDEX`."""
+    return read_form(_Index, path, "copy it again from the checkpoint").weight_map
+
+
 def weight_map(directory: Path) -> dict[str, str]:
     """File of each tensor, from the index or the single file's header."""
     index = directory / INDEX
     single = directory / SINGLE
     if index.is_file():
-        return read_json(index)["weight_map"]
+        return read_index(index)
     if not single.is_file():
         raise OutriderError(
             f"{directory}: neither {index.name} nor {single.name} exists;"

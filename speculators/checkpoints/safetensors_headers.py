@@ -14,8 +14,12 @@ from typing import TYPE_CHECKING
 from safetensors import SafetensorError, safe_open
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import read_json
-from outrider.speculators.checkpoints.layout import INDEX, SINGLE, fix_of_missing_weights
+from outrider.speculators.checkpoints.layout import (
+    INDEX,
+    SINGLE,
+    fix_of_missing_weights,
+    read_index,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,7 +53,7 @@ def tensor_headers(directory: Path, only: Iterable[str] | None = None) -> dict[s
     """
     index = directory / INDEX
     if only is None:
-        only = set(read_json(index)["weight_map"].values()) if index.is_file() else {SINGLE}
+        only = set(read_index(index).values()) if index.is_file() else {SINGLE}
     headers: dict[str, TensorHeader] = {}
     for file in (directory / name for name in sorted(only)):
         if not file.is_file():

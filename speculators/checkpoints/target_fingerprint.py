@@ -13,8 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from outrider.common.errors import OutriderError
 from outrider.common.fingerprint import path_digest, sampled_digest, value_digest
+from outrider.common.json_forms import read_object
 from outrider.speculators.checkpoints.layout import read_layout
 
 KEY = "target_fingerprint"
@@ -45,6 +48,24 @@ def target_fingerprint(directory: Path) -> str | None:
             "weights": sampled_digest(files, _SAMPLED),
         }
     )
+
+
+class _Target(BaseModel):
+    model: str | None = None
+
+
+class _Bundle(BaseModel):
+    """Keys of bundle.json that are read before the kind is known."""
+
+    method: str | None = None
+    target: _Target | None = None
+    target_fingerprint: str | None = None
+
+
+def read_bundle(path: Path) -> dict[str, Any]:
+    """Reads a bundle.json; raises an `OutriderError` for values of other types."""
+    manifest: dict[str, Any] = read_object(_Bundle, path, "export the bundle again")
+    return manifest
 
 
 def check_target(manifest: Mapping[str, Any], bundle: Path | str, target_dir: Path) -> None:

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import read_json
+from outrider.common.files import read_json as read_json
 from outrider.common.plugins import plugins
 from outrider.speculators.checkpoints.layout import CheckpointLayout, read_layout
-from outrider.speculators.checkpoints.target_fingerprint import check_target
+from outrider.speculators.checkpoints.model_config import read_config
+from outrider.speculators.checkpoints.target_fingerprint import check_target, read_bundle
 from outrider.speculators.kinds.dflash.kind import DFlash
 from outrider.speculators.kinds.dspark.kind import DSpark
 from outrider.speculators.kinds.eagle3.kind import Eagle3
@@ -123,10 +124,10 @@ def kind_of(directory: Path) -> DrafterKind:
     path = Path(directory) / "config.json"
     bundle = Path(directory) / "bundle.json"
     if bundle.is_file() and not path.exists():
-        weightless = weightless_kind(read_json(bundle).get("method"))
+        weightless = weightless_kind(read_bundle(bundle).get("method"))
         if weightless is not None:
             return weightless
-    config = read_json(path)
+    config = read_config(path)
     for kind in KINDS.values():
         if kind.recognizes(config):
             return kind
@@ -196,5 +197,5 @@ def check_speculator(directory: Path, target_dir: Path) -> None:
     """
     directory = Path(directory)
     if (directory / "bundle.json").is_file():
-        check_target(read_json(directory / "bundle.json"), directory, target_dir)
+        check_target(read_bundle(directory / "bundle.json"), directory, target_dir)
     kind_of(directory).check(directory, read_layout(target_dir))

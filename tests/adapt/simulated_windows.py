@@ -81,7 +81,8 @@ class Story:
 
     def round(self, ships):
         number = len(self.state.rounds) + 1
-        newer = [window.n for window in self.state.fresh]
+        fresh = self.state.fresh or self.state.usable[-1:]  # a round has at least one window
+        newer = [window.n for window in fresh]
         self.add("round", round=number, newer=newer, older=[], reason="")
         self.add("trained", round=number)
         self.add("gated", round=number, ships=ships, reason="")

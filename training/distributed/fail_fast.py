@@ -17,7 +17,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import read_json, write_json
+from outrider.common.files import write_json
+from outrider.common.json_forms import read_form
 from outrider.training.distributed.spec import Preempted
 
 EVERY_S = 0.5
@@ -55,7 +56,7 @@ def error_files(errors_dir: Path) -> list[Path]:
 
 def read_errors(errors_dir: Path) -> list[RankError]:
     """Returns errors, root cause first: expected, then unexpected, each sorted by time."""
-    errors = [RankError(**read_json(path)) for path in error_files(errors_dir)]
+    errors = [read_form(RankError, path, "rerun the command") for path in error_files(errors_dir)]
     return sorted(errors, key=lambda error: (not error.expected, error.at))
 
 

@@ -17,7 +17,8 @@ from typing import Any
 
 from outrider.common.cluster.config import ClusterConfig
 from outrider.common.errors import OutriderError
-from outrider.common.files import read_json, write_json
+from outrider.common.files import write_json
+from outrider.common.json_forms import read_form
 from outrider.common.process_tree import ProcessTree
 from outrider.training.config import TrainingConfig
 from outrider.training.distributed.fail_fast import describe, error_files, read_errors
@@ -56,7 +57,7 @@ def train(spec: TrainingSpec, cluster: ClusterConfig | None = None) -> dict[str,
     else:
         code, stopped = _run(command, spec, log_path)
     _raise_failure(spec, code, stopped)
-    return read_json(spec.out_dir / "result.json")
+    return read_form(dict[str, Any], spec.out_dir / "result.json", "rerun the command")
 
 
 def processes_here(training: TrainingConfig, cluster: ClusterConfig | None) -> int:

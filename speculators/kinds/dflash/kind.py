@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import read_json
 from outrider.speculators.checkpoints.checks import check_header_shape
 from outrider.speculators.checkpoints.layout import CheckpointLayout
+from outrider.speculators.checkpoints.model_config import read_head_config
 from outrider.speculators.checkpoints.safetensors_headers import tensor_headers
 from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.kinds.dflash.shape import (
@@ -114,13 +114,13 @@ class DFlash(Eagle3):
 
     def load_refusals(self, directory: Path) -> list[str]:
         """Refuses weights of other layers than config.json's."""
-        return layer_refusals(directory, read_json(directory / "config.json"))
+        return layer_refusals(directory, read_head_config(directory / "config.json"))
 
     def check(self, directory: Path, target: CheckpointLayout) -> None:
         """Checks vocabulary, widths, target layers, shapes and finiteness."""
         self.check_loadable(directory)
         path = Path(directory) / "config.json"
-        shape = self.served_shape(read_json(path), target.config, path)
+        shape = self.served_shape(read_head_config(path), target.config, path)
         if (Path(directory) / f"{MASK_EMBEDDING}.pt").exists():
             raise OutriderError(
                 f"{Path(directory) / MASK_EMBEDDING}.pt: a separate embedding of the mask token,"

@@ -17,9 +17,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outrider.common.files import read_json
 from outrider.speculators.checkpoints.checks import check_header_shape
 from outrider.speculators.checkpoints.layout import CheckpointLayout
+from outrider.speculators.checkpoints.model_config import read_head_config
 from outrider.speculators.checkpoints.safetensors_headers import tensor_headers
 from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.kinds.dflash.kind import DFlash
@@ -92,14 +92,14 @@ class DSpark(DFlash):
 
     def load_refusals(self, directory: Path) -> list[str]:
         """Refuses what DFlash does, and keys where vLLM does not look."""
-        config = read_json(directory / "config.json")
+        config = read_head_config(directory / "config.json")
         return [*nested_refusals(config), *super().load_refusals(directory)]
 
     def check(self, directory: Path, target: CheckpointLayout) -> None:
         """Checks the DFlash head, and the Markov and confidence heads' shapes."""
         super().check(directory, target)
         path = Path(directory) / "config.json"
-        shape = self.served_shape(read_json(path), target.config, path)
+        shape = self.served_shape(read_head_config(path), target.config, path)
         headers = tensor_headers(directory)
         rank = shape.markov_rank
         for name, stored_shape in (

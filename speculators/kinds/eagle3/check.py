@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import read_json
 from outrider.speculators.checkpoints.checks import (
     check_finite,
     check_header_shape,
@@ -18,6 +17,7 @@ from outrider.speculators.checkpoints.checks import (
     header_named,
 )
 from outrider.speculators.checkpoints.layout import CheckpointLayout
+from outrider.speculators.checkpoints.model_config import read_head_config
 from outrider.speculators.checkpoints.safetensors_headers import (
     TensorHeader,
     rows_that_differ,
@@ -44,7 +44,7 @@ TAKEN_FOR_MTP = {"deepseek_v3", "deepseek_v32", "glm_moe_dsa"}
 def check_head(directory: Path, target: CheckpointLayout, in_words: str, states: int) -> None:
     """Checks vocabulary, shapes, token map and finiteness; `states` counts fc's input states."""
     path = directory / "config.json"
-    config = read_json(directory / "config.json")
+    config = read_head_config(directory / "config.json")
     layer = layer_config(config)
     check_vocabulary_size(path, layer, target)
     hidden = config.get("target_hidden_size") or layer.get("hidden_size")

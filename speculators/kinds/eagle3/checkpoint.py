@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import read_json
 from outrider.speculators.checkpoints.checks import check_names
 from outrider.speculators.checkpoints.layout import CheckpointLayout, read_layout, weight_map
+from outrider.speculators.checkpoints.model_config import read_config, read_head_config
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.checkpoints.tensors import CheckpointTensors, fill, write_checkpoint
 from outrider.speculators.draft_vocabulary import chosen_ids, mixed_ids
@@ -90,7 +90,7 @@ def load(
     directory = Path(directory)
     path = directory / "config.json"
     stored = _stored(directory)
-    shape = kind.shape(stored.layout.config, read_json(target_dir / "config.json"), path)
+    shape = kind.shape(stored.layout.config, read_config(target_dir / "config.json"), path)
     check_width(shape, path)
     check_embedding(directory, read_layout(target_dir))
     names = kind.names(stored.layout.weight_map)
@@ -166,7 +166,7 @@ def start(
 
 def _new(kind: HeadKind, origin: Origin) -> StoredHead:
     """Builds the head of `origin.head`, without its initial weights."""
-    target_config = read_json(origin.target_dir / "config.json")
+    target_config = read_config(origin.target_dir / "config.json")
     vocabulary = origin.head.draft_vocabulary
     ids_D = None
     if vocabulary != "all":
@@ -231,10 +231,10 @@ def write(
     `changed`. Without a base, floats have the target's `torch_dtype`.
     """
     if origin.base_dir is not None:
-        target_config = read_json(origin.target_dir / "config.json")
+        target_config = read_config(origin.target_dir / "config.json")
         config, written = _over_base(kind, dict(changed), origin.base_dir, target_config)
     else:
-        target_config = read_json(origin.target_dir / "config.json")
+        target_config = read_config(origin.target_dir / "config.json")
         tensors = dict(changed)
         config = kind.new_config(target_config, origin.head, len(tensors["lm_head.weight"]))
         dtype = getattr(torch, str(config["torch_dtype"]).removeprefix("torch."))
@@ -249,8 +249,8 @@ def write_for_speculators(
     kind: HeadKind, *, directory: Path, target_dir: Path, target: str, drafts: int, out_dir: Path
 ) -> None:
     """Writes `speculators`, the format of vllm-project/speculators, if it supports the head."""
-    config = read_json(directory / "config.json")
-    target_config = read_json(target_dir / "config.json")
+    config = read_head_config(directory / "config.json")
+    target_config = read_config(target_dir / "config.json")
     if "speculators_model_type" in config:
         return
     twin = kind.speculators_config(config, target_config, target, drafts)
@@ -273,7 +273,7 @@ def swap_tensors(kind: HeadKind, directory: Path) -> Iterator[tuple[str, Tensor]
 
 
 def _stored(directory: Path) -> CheckpointTensors:
-    config = read_json(Path(directory) / "config.json")
+    config = read_head_config(Path(directory) / "config.json")
     if config.get("quantization_config"):
         raise OutriderError(
             f"{Path(directory) / 'config.json'}: quantization_config: Outrider reads EAGLE-3 heads"

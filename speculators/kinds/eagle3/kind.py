@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import read_json
 from outrider.speculators.checkpoints.architectures import architecture_of, check_keys
 from outrider.speculators.checkpoints.layout import INDEX, SINGLE, CheckpointLayout, read_layout
+from outrider.speculators.checkpoints.model_config import read_config, read_head_config
 from outrider.speculators.checkpoints.safetensors_headers import tensor_headers
 from outrider.speculators.features import FeatureSpec, FeatureStream, layer_name
 from outrider.speculators.head_config import HeadConfig
@@ -116,14 +116,14 @@ class Eagle3(TrainableKind):
 
     def load_refusals(self, directory: Path) -> list[str]:
         """Refuses unknown classes, and weights of other layers than config.json's."""
-        config = read_json(directory / "config.json")
+        config = read_head_config(directory / "config.json")
         return [*architecture_refusals(config), *layer_refusals(directory, config)]
 
     def check(self, directory: Path, target: CheckpointLayout) -> None:
         """Checks vocabulary, widths, auxiliary layers, shapes, token map and finiteness."""
         self.check_loadable(directory)
         path = directory / "config.json"
-        config = read_json(directory / "config.json")
+        config = read_head_config(directory / "config.json")
         if config.get("model_type") in TAKEN_FOR_MTP:
             raise OutriderError(
                 f"{path}: model_type = {config['model_type']}, with which vLLM would load this"
@@ -164,7 +164,7 @@ class Eagle3(TrainableKind):
     def check_target(self, target_dir: Path, base_dir: Path | None, config_only: bool) -> None:
         """Checks that the target has the needed keys and that the base fits."""
         target_path = Path(target_dir) / "config.json"
-        target_config = read_json(target_path)
+        target_config = read_config(target_path)
         if not architecture_of(target_config, target_path).returns_states:
             raise OutriderError(
                 f"{target_path}: architectures = {target_config['architectures']}: vLLM 0.32 does"
@@ -176,7 +176,7 @@ class Eagle3(TrainableKind):
         if base_dir is not None:
             self.check_loadable(base_dir)
             path = Path(base_dir) / "config.json"
-            config = read_json(path)
+            config = read_head_config(path)
             check_width(self.shape(config, target_config, path), path)
             count = target_config["num_hidden_layers"]
             if layers := auxiliary_layers(config, count, path):
@@ -265,7 +265,7 @@ class Eagle3(TrainableKind):
         def described(directory: Path) -> tuple[object, ...]:
             path = directory / "config.json"
             headers = tensor_headers(directory)
-            config = read_json(path)
+            config = read_head_config(path)
             layer = layer_config(config)
             shape = self.shape(config, {"num_hidden_layers": 10**6}, path)  # allows any layer
             latent = {key: layer.get(key) for key in OF_LATENT_ATTENTION}

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import read_json
 from outrider.speculators.checkpoints.architectures import architecture_of
 from outrider.speculators.checkpoints.checks import (
     check_finite,
@@ -29,6 +28,7 @@ from outrider.speculators.checkpoints.layout import (
     read_target_config,
     weight_map,
 )
+from outrider.speculators.checkpoints.model_config import read_head_config
 from outrider.speculators.checkpoints.safetensors_headers import TensorHeader, tensor_headers
 from outrider.speculators.layers.rope import rope_of
 
@@ -78,7 +78,7 @@ def is_shared(name: str) -> bool:
 def check_mtp(directory: Path, target: CheckpointLayout) -> None:
     """Checks that the directory has the tensors of the target's own layer."""
     path = directory / "config.json"
-    config = read_json(directory / "config.json")
+    config = read_head_config(directory / "config.json")
     check_vocabulary_size(path, config, target)
     own_layer = architecture_of(target.config, target.directory / "config.json").layer
     for key in (*SAME_AS_TARGET, *(own_layer.keys if own_layer else ())):

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import read_json
 from outrider.speculators.checkpoints.checks import check_names
 from outrider.speculators.checkpoints.layout import SCALE_SUFFIX, read_layout
+from outrider.speculators.checkpoints.model_config import read_head_config
 from outrider.speculators.checkpoints.tensors import (
     CheckpointTensors,
     fill,
@@ -143,7 +143,7 @@ def write_nextn(directory: Path, out_dir: Path) -> None:
     sgl-project/sglang 0.5.23: models/deepseek_nextn.py, models/glm4_moe_nextn.py and
     models/deepseek_common/deepseek_weight_loader.py.
     """
-    config = read_json(Path(directory) / "config.json")
+    config = read_head_config(Path(directory) / "config.json")
     prefix = layer_prefix(config)
     renamed = {
         "model.layers.0." + name.removeprefix(prefix): tensor

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import read_json
 from outrider.speculators.checkpoints.checks import check_header_shape
 from outrider.speculators.checkpoints.layout import CheckpointLayout
+from outrider.speculators.checkpoints.model_config import read_head_config
 from outrider.speculators.checkpoints.safetensors_headers import tensor_headers
 from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.kinds.eagle3.kind import Eagle3
@@ -69,14 +69,14 @@ class PEagle(Eagle3):
 
     def load_refusals(self, directory: Path) -> list[str]:
         """Refuses what EAGLE-3 does, and heads without a mask token."""
-        config = read_json(directory / "config.json")
+        config = read_head_config(directory / "config.json")
         return [*mask_refusals(config), *super().load_refusals(directory)]
 
     def check(self, directory: Path, target: CheckpointLayout) -> None:
         """Checks the EAGLE-3 head, its mask token and its mask state."""
         super().check(directory, target)
         path = directory / "config.json"
-        config = read_json(path)
+        config = read_head_config(path)
         _check_mask(path, config)
         layers = auxiliary_layers(config, target.config["num_hidden_layers"], path)
         states = len(layers) if layers else DEFAULT_AUX_STATES
@@ -116,7 +116,7 @@ class PEagle(Eagle3):
         super().check_target(target_dir, base_dir, config_only)
         if base_dir is not None:
             path = Path(base_dir) / "config.json"
-            _check_mask(path, read_json(path))
+            _check_mask(path, read_head_config(path))
 
 
 def _check_mask(path: Path, config: Mapping[str, Any]) -> None:

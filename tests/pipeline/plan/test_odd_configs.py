@@ -14,6 +14,7 @@ from outrider.pipeline.recipe.for_target import resolve_for_target
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.speculators.base import kind_and_base
 from outrider.speculators.checkpoints.layout import read_target_config
+from tests.fuzzing import any_json, examples
 from tests.published_configs import PUBLISHED
 
 NAMES = ("Llama-3.1-8B", "Qwen3-30B-A3B", "GLM-4.6", "R1-AWQ", "Kimi-K2", "Mistral-Nemo")
@@ -56,3 +57,21 @@ def test_any_key_may_be_missing_or_null(
 def test_the_complete_config_has_a_plan(name: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(PUBLISHED[name][0]))
     plan(tmp_path)
+
+
+@examples(120)
+@given(st.data())
+def test_any_value_of_a_key_has_a_plan_or_one_message(tmp_path: Path, data: st.DataObject) -> None:
+    config = PUBLISHED[data.draw(st.sampled_from(NAMES))][0]
+    (tmp_path / "config.json").write_text(json.dumps(data.draw(any_json(config))))
+    try:
+        plan(tmp_path)
+    except OutriderError as error:
+        assert "\n" not in str(error) and len(str(error)) < 600
+
+
+@pytest.mark.parametrize("content", ["[]", '{"architectures": 3}', '{"architectures": [[]]}'])
+def test_a_config_of_another_form_names_its_file(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(OutriderError, match=r"config\.json: .*; copy this key from"):
+        plan(tmp_path)
