@@ -52,15 +52,33 @@ def path_digest(path: Path) -> str:
     return value_digest({str(file.relative_to(path)): _content_or_status(file) for file in files})
 
 
-def is_intact(path: Path, digest: object) -> bool:
-    """Whether a path still has the `path_digest` that was recorded.
+FOREIGN = re.compile(r"\..*|Thumbs\.db|desktop\.ini")
+"""Names of files that desktops and network shares add to folders, and of temporary files."""
 
-    Always true with a file that `path_digest` does not read: a copy has another modification time.
+
+def file_digests(root: Path, paths: Iterable[Path]) -> dict[str, str]:
+    """Digests of the files at or below `paths`, by path relative to `root`, without `FOREIGN` ones.
+
+    Files above 256 MiB are represented by their size: a copy has another modification time.
     """
-    files = [path] if path.is_file() else path.rglob("*")
-    if any(file.is_file() and file.stat().st_size > MOST_READ for file in files):
-        return True
-    return path_digest(path) == digest
+    files: list[Path] = []
+    for path in paths:
+        files += [path] if path.is_file() else sorted(filter(Path.is_file, path.rglob("*")))
+    names = [file.relative_to(root) for file in files]
+    return {
+        str(name): _content_or_size(root / name)
+        for name in names
+        if not any(map(FOREIGN.fullmatch, name.parts))
+    }
+
+
+def changed_file(root: Path, digests: Mapping[str, str]) -> Path | None:
+    """The first file below `root` that differs from `file_digests`; missing ones do not count."""
+    for name, digest in digests.items():
+        path = root / name
+        if path.is_file() and _content_or_size(path) != digest:
+            return path
+    return None
 
 
 def sampled_digest(paths: Iterable[Path], sampled: int = 4 * 2**20) -> str:
@@ -134,12 +152,22 @@ class Kept:
             raise OutriderError(
                 f"{self.path}: not a result with its inputs; delete it and rerun the command"
             )
+        # Results of an earlier Outrider have no digest.
+        digest = value_digest(value["result"])
+        if value.get("result_sha256", digest) != digest:
+            raise OutriderError(
+                f"{self.path}: changed since it was written; delete it and rerun the command to"
+                " compute it again"
+            )
         return value
 
     def put(self, result: Any, **facts: Any) -> None:
         """Publishes a result with its inputs and `facts` in one file."""
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700 if self.private else 0o777)
-        write_json(self.path, {"inputs": self.inputs, **facts, "result": result}, self.private)
+        # In the form that JSON returns, whose keys are text.
+        digest = value_digest(json.loads(json.dumps(result)))
+        content = {"inputs": self.inputs, **facts, "result_sha256": digest, "result": result}
+        write_json(self.path, content, self.private)
 
     def run(self, work: Callable[[], Any]) -> Any:
         """Returns the result; computes it with `work` if outdated or missing."""
@@ -161,6 +189,11 @@ def resume_or_clear(stamp: Path, inputs: Any, unfinished: Iterable[Path]) -> boo
             remove(path)
         write_json(stamp, digest)
     return resumed
+
+
+def _content_or_size(path: Path) -> str:
+    size = path.stat().st_size
+    return file_digest(path) if size <= MOST_READ else f"{size} bytes"
 
 
 def _content_or_status(path: Path) -> str:

@@ -178,7 +178,8 @@ class RunDirectory:
             record: dict[str, Any] = read_json(path)
         except OutriderError as error:
             raise OutriderError(f"{error}; {repeat}") from None
-        if not isinstance(record, dict) or not isinstance(record.get("result"), dict):
+        is_record = isinstance(record, dict) and isinstance(record.get("result"), dict)
+        if not is_record or not isinstance(record.get("files", {}), dict):
             raise OutriderError(f"{path}: not a stage's record; {repeat}")
         return record
 

@@ -142,16 +142,24 @@ def run_stages(
 def _require_needed(stage: Stage, run: RunDirectory, recipe: Recipe, results: Results) -> None:
     """Raises an `OutriderError` if an output that a stage reads is not finished, or damaged."""
     for needed in stage.needs:
-        if needed in results:
-            continue
-        if run.stage_record(needed).is_file():
-            if needed in stages_of(recipe):
-                stage_of(needed, recipe).check_output(run)
-            continue
-        raise OutriderError(
-            f"{stage.name} needs the output of {needed}, which has not finished in {run.root};"
-            f" run `outrider train` on the recipe, which runs all stages before {stage.name}"
-        )
+        if needed not in results and not run.stage_record(needed).is_file():
+            raise OutriderError(
+                f"{stage.name} needs the output of {needed}, which has not finished in {run.root};"
+                f" run `outrider train` on the recipe, which runs all stages before {stage.name}"
+            )
+    for name in _before(stage, recipe):
+        if name not in results:  # those were made or compared by this command
+            stage_of(name, recipe).check_output(run)
+
+
+def _before(stage: Stage, recipe: Recipe) -> list[str]:
+    """The stages that a stage depends on, at any distance: it may read what all of them wrote."""
+    stages = stages_of(recipe)
+    names = dict.fromkeys(name for name in stage.needs if name in stages)
+    for name in reversed(stages):
+        if name in names:
+            names |= dict.fromkeys(stages[name].needs)
+    return [name for name in stages if name in names]
 
 
 def _require_inputs(stage: Stage, run: RunDirectory, reasons: str) -> None:
@@ -248,6 +256,7 @@ def perform(stage: Stage, run: RunDirectory, recipe: Recipe, options: Options) -
         result,
         stage=stage.name,
         artifact=path_digest(stage.identity(run)),
+        files=stage.digests(run),
         started=begin.isoformat(timespec="seconds"),
         seconds=round(time.monotonic() - clock, 1),
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from outrider.common.errors import OutriderError
-from outrider.common.fingerprint import Kept, is_intact
+from outrider.common.fingerprint import Kept, changed_file, file_digests
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.retention import deletion_of
 from outrider.pipeline.run_dir import RunDirectory
@@ -62,6 +62,8 @@ class Stage:
     """The file or directory that must exist when it is done."""
     identity: Callable[[RunDirectory], Path]
     """The part of the artifact whose digest later stages depend on."""
+    outputs: Callable[[RunDirectory], tuple[Path, ...]] | None = None
+    """Files and folders that it writes and others read; by default the `identity`."""
     unfinished: Callable[[RunDirectory], tuple[Path, ...]] = lambda run: ()
     """Work in progress, deleted when the inputs change."""
     options: tuple[str, ...] = ()
@@ -99,19 +101,32 @@ class Stage:
             return [f"retention deleted {artifact.name} after the export ({deleted})"]
         if not deleted and not artifact.exists():
             return [f"{artifact.name} is missing"]
+        missing = [path for path in self._recorded(run) if not path.exists()]
+        if lost := [path.name for path in missing if deletion_of(run, path) is None]:
+            return [f"{lost[0]} is missing"]
         return self.record(run, recipe, options).changes() or []
 
     def check_output(self, run: RunDirectory) -> None:
-        """Raises an `OutriderError` if its output is not what its record has the digest of."""
-        record = run.read_record(self.name)
-        path = self.identity(run)
-        if record is None or not path.exists():  # not done, or deleted: `reasons` has it
-            return
-        if not is_intact(path, record.get("artifact")):
+        """Raises an `OutriderError` if a file is not what its record has the digest of.
+
+        Files that are missing are in `reasons`; files that the record lacks are somebody else's.
+        """
+        record = run.read_record(self.name) or {}
+        path = changed_file(run.root, record.get("files", {}))
+        if path is not None:
             raise OutriderError(
                 f"{path}: changed since {self.name} wrote it; restore it, or delete"
                 f" {self.artifact(run)} and rerun the command to repeat {self.name}"
             )
+
+    def digests(self, run: RunDirectory) -> dict[str, str]:
+        """Digests of the files that it wrote, by path in the run directory, for its record."""
+        outputs = self.outputs(run) if self.outputs else (self.identity(run),)
+        return file_digests(run.root, outputs)
+
+    def _recorded(self, run: RunDirectory) -> list[Path]:
+        record = run.read_record(self.name) or {}
+        return [run.root / name for name in record.get("files", {})]
 
     def record(self, run: RunDirectory, recipe: Recipe, options: Options) -> Kept:
         """Its record for these inputs."""

@@ -3,9 +3,12 @@
 import shutil
 from pathlib import Path
 
+from pydantic import BaseModel
+
 from outrider.common.errors import OutriderError
-from outrider.common.files import publish, read_json
+from outrider.common.files import publish
 from outrider.common.fingerprint import file_digest, value_digest
+from outrider.common.json_forms import read_form
 from outrider.eval.config import EXIT_CODES, SHIP
 from outrider.eval.results.report import Report
 from outrider.pipeline.recipe.recipe import Recipe
@@ -133,6 +136,16 @@ def _evidence(run: RunDirectory, recipe: Recipe, results: Report) -> dict[str, o
     }
 
 
+class _Times(BaseModel):
+    hours: float
+
+
+class _Traffic(BaseModel):
+    """What is read of the log's summary."""
+
+    time: _Times | None
+
+
 def _profile(run: RunDirectory, recipe: Recipe, results: Report) -> dict[str, object]:
     """Acceptance by position from exact replay, else from vLLM's counters."""
     replay = results.replay
@@ -140,12 +153,13 @@ def _profile(run: RunDirectory, recipe: Recipe, results: Report) -> dict[str, ob
     counted = results.counted.custom
     lengths = dict(enumerate(replay.by_k["custom"], start=1)) if replay else {}
     traffic = run.traffic / "summary.json"
-    times = read_json(traffic)["time"] if traffic.is_file() else None
+    fix = "delete it and rerun the command to repeat ingest"
+    times = read_form(_Traffic, traffic, fix).time if traffic.is_file() else None
     conditions = {
         "source": "exact replay of held-out traffic" if replay else "vLLM's counters",
         "responses": results.acceptance_ratio.observations,
         "over": results.acceptance_ratio.over,
-        "traffic_days": times and round(times["hours"] / 24, 2),
+        "traffic_days": times and round(times.hours / 24, 2),
         **results.sampling.model_dump(),
         "draft_sample_method": results.draft_sample_method,
         "engine": f"vLLM {vllm_version()}",

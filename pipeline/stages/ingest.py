@@ -78,6 +78,7 @@ INGEST = Stage(
     work=_ingest,
     artifact=lambda run: run.sequences,
     identity=lambda run: run.sequences,
+    outputs=lambda run: (run.traffic,),
     handles_text=True,
 )
 
@@ -132,5 +133,6 @@ SPLIT = Stage(
     reads=lambda run: (run.sequences,),
     artifact=lambda run: run.split / "parts.json",
     identity=lambda run: run.split / "parts.json",
+    outputs=lambda run: (run.split,),
     handles_text=True,
 )

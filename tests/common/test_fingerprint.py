@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from outrider.common import fingerprint
+from outrider.common.errors import OutriderError
 from outrider.common.fingerprint import (
     ABSENT,
     Kept,
+    changed_file,
     changes,
-    is_intact,
+    file_digests,
     path_digest,
     resume_or_clear,
 )
@@ -78,15 +80,36 @@ def test_unfinished_work_is_resumed_with_the_same_inputs_and_deleted_with_others
         assert parts.exists() == log.exists() == resumed
 
 
-def test_a_copy_of_a_large_file_is_intact_and_a_changed_small_one_is_not(
+def test_a_changed_file_is_named_and_foreign_and_missing_ones_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "weights").write_text("12345")
-    digest = path_digest(tmp_path)
-    assert is_intact(tmp_path, digest)
-    (tmp_path / "weights").write_text("12346")
-    assert not is_intact(tmp_path, digest)
+    (tmp_path / "table").mkdir()
+    weights = tmp_path / "table" / "weights"
+    weights.write_text("12345")
+    (tmp_path / ".DS_Store").touch()
+    digests = file_digests(tmp_path, [tmp_path / "table", tmp_path / ".DS_Store"])
+    assert list(digests) == ["table/weights"]
+    for name in ("table/.DS_Store", "table/Thumbs.db", "table/mine.txt"):
+        (tmp_path / name).write_text("foreign")
+    assert changed_file(tmp_path, digests) is None
+    weights.write_text("12346")
+    assert changed_file(tmp_path, digests) == weights
     monkeypatch.setattr(fingerprint, "MOST_READ", 4)
-    large = path_digest(tmp_path)
-    os.utime(tmp_path / "weights", (1, 1))
-    assert path_digest(tmp_path) != large and is_intact(tmp_path, large)
+    large = file_digests(tmp_path, [weights])
+    os.utime(weights, (1, 1))
+    assert changed_file(tmp_path, large) is None, "a copy has another time"
+    weights.write_text("123")
+    assert changed_file(tmp_path, large) == weights
+    weights.unlink()
+    assert changed_file(tmp_path, large) is None
+
+
+def test_a_result_that_was_changed_is_refused(tmp_path: Path) -> None:
+    kept = Kept(tmp_path / "counts.json", {"seed": 0})
+    kept.put({10: [1, 2], 9: (3, 4)})
+    assert kept.get() == {"10": [1, 2], "9": [3, 4]}
+    text = kept.path.read_text()
+    kept.path.write_text(text.replace("3", "5"))
+    for read in (kept.get, kept.done):
+        with pytest.raises(OutriderError, match=r"counts\.json: changed since it was written; del"):
+            read()

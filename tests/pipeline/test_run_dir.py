@@ -103,23 +103,61 @@ def finished_split(tmp_path):
     run = RunDirectory.of(recipe, tmp_path)
     stage = STAGES["split"]
     write_json(run.split / "parts.json", {"train": [1]})
-    digest = path_digest(stage.identity(run))
-    stage.record(run, recipe, {}).path.parent.mkdir()
-    write_json(run.stage_record("split"), {"inputs": {}, "artifact": digest, "result": {}})
+    write_json(run.split / "slices.json", {"tenant": {"acme": ["1"]}})
+    finish(stage, run)
     return run, stage, recipe
 
 
+def finish(stage, run):
+    """Writes a stage's record."""
+    digest = path_digest(stage.identity(run))
+    record = {"inputs": {}, "artifact": digest, "files": stage.digests(run), "result": {}}
+    write_json(run.stage_record(stage.name), record)
+
+
+@pytest.mark.parametrize("name", ["parts.json", "slices.json"])
 @pytest.mark.parametrize("content", ["{", "", "\0" * 40, '{"train": [2]}'])
-def test_a_damaged_output_names_its_file_and_the_stage_to_repeat(tmp_path, content):
+def test_a_damaged_output_names_its_file_and_the_stage_to_repeat(tmp_path, name, content):
     run, stage, recipe = finished_split(tmp_path)
     stage.check_output(run)
-    (run.split / "parts.json").write_text(content)
-    with pytest.raises(OutriderError, match=r"split/parts\.json: changed.* to repeat split"):
+    (run.split / name).write_text(content)
+    message = rf"split/{name}: changed.* to repeat split"
+    with pytest.raises(OutriderError, match=message):
         stage.check_output(run)
-    with pytest.raises(OutriderError, match=r"split/parts\.json: changed.* to repeat split"):
+    with pytest.raises(OutriderError, match=message):
         runner._require_needed(STAGES["capture"], run, recipe, {"ingest": {}})
-    (run.split / "parts.json").unlink()
-    assert stage.reasons(run, recipe, {}) == ["parts.json is missing"]
+    (run.split / name).unlink()
+    assert stage.reasons(run, recipe, {}) == [f"{name} is missing"]
+
+
+def test_what_any_earlier_stage_wrote_is_compared_and_foreign_files_are_not(tmp_path):
+    run, _, recipe = finished_split(tmp_path)
+    write_json(run.traffic / "summary.json", {"time": None})
+    write_json(run.sequences / "data.json", {})
+    finish(STAGES["ingest"], run)
+    for name in ("capture", "train", "evaluate"):
+        write_json(run.stage_record(name), {"inputs": {}, "result": {}})
+    for name in (".DS_Store", "Thumbs.db", "mine.txt"):
+        (run.sequences / name).write_text("foreign")
+    assert runner._before(STAGES["export"], recipe)[0] == "ingest"
+    runner._require_needed(STAGES["export"], run, recipe, {})
+    (run.traffic / "summary.json").write_text("\0" * 40)
+    with pytest.raises(OutriderError, match=r"traffic/summary\.json: changed.* to repeat ingest"):
+        runner._require_needed(STAGES["export"], run, recipe, {})
+
+
+def test_the_manifest_of_the_states_is_compared(tmp_path):
+    run = RunDirectory(tmp_path)
+    for name in ("manifest.json", "quarantine.json"):
+        write_json(run.features / name, {"version": 4})
+    (run.features / "shard-00000.safetensors").touch()
+    finish(STAGES["capture"], run)
+    assert list(STAGES["capture"].digests(run)) == [
+        "features/manifest.json", "features/quarantine.json"
+    ]  # fmt: skip
+    write_json(run.features / "manifest.json", {"version": 5})
+    with pytest.raises(OutriderError, match=r"manifest\.json: changed.* to repeat capture"):
+        STAGES["capture"].check_output(run)
 
 
 @examples(100)
