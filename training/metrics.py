@@ -33,6 +33,7 @@ class _Line(BaseModel):
 
     step: Count
 
+
 LARGE_SHARE = 0.05
 """Smallest share of waiting or padding that a step's line names."""
 
