@@ -8,6 +8,7 @@ reader computes with it. Other keys, and all keys of sizes of unsupported models
 Gemma 3n has a list of intermediate sizes.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -159,19 +160,19 @@ OF_EVERY_HEAD = (
 
 
 def read_head_config(path: Path) -> dict[str, Any]:
-    """Reads a head's config.json, of any architecture; raises as `read_config` does.
-
-    Also raises for a head of which a key of `OF_EVERY_HEAD` is missing.
-    """
+    """Reads a head's config.json, of any architecture; raises as `read_config` does."""
     config: dict[str, Any] = read_object(_Head, path, FIX)
-    layer = config.get("transformer_layer_config") or config
+    return config
+
+
+def check_head_keys(layer: Mapping[str, Any], path: object) -> None:
+    """Raises an `OutriderError` if a head's layer lacks a key of `OF_EVERY_HEAD`."""
     missing = [key for key in OF_EVERY_HEAD if layer.get(key) is None]
     if missing:
         raise OutriderError(
             f"{path}: no {', '.join(missing)}; copy {'it' if len(missing) == 1 else 'them'} from"
             " the config.json that the head was published with"
         )
-    return config
 
 
 class _Generation(BaseModel):

@@ -18,6 +18,13 @@ from outrider.training.checkpoints import (
 )
 from tests.training.corpus import make_corpus
 
+PROFILE = {"sequences": 1, "tokens": 1.0, "acceptance_length": [1.0], "acceptance": [0.0]}
+STATE = {
+    **dict.fromkeys(("base", "best", "latest"), PROFILE),
+    **dict.fromkeys(("started_over", "evaluated_at", "start_peak_bytes"), 0),
+    "refit": False,
+}
+
 
 def test_the_last_two_are_kept_and_the_newest_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -34,7 +41,7 @@ def test_the_last_two_are_kept_and_the_newest_is_loaded(
     )
     assert newest_state(accelerator, tmp_path, "d") is None
     for step in (2, 4, 6):
-        save_checkpoint(accelerator, tmp_path, step, {"digest": "d", "best_step": 0})
+        save_checkpoint(accelerator, tmp_path, step, {**STATE, "digest": "d", "best_step": 0})
     names = ["step-0000004", "step-0000006"]
     assert [path.name for path in published(tmp_path)] == names
     (tmp_path / ".step-0000010.draft").mkdir()  # what a killed run was writing

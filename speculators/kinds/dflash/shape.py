@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from outrider.common.errors import OutriderError
+from outrider.speculators.checkpoints.model_config import check_head_keys
 from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.kinds.eagle3.shape import (
     LAYER,
@@ -74,6 +75,7 @@ def served_shape(
 ) -> EagleShape:
     """The shape of a head that the engine serves; `_check_unrolled` has what is not unrolled."""
     layer = layer_config(config)
+    check_head_keys(layer, path)
     section = config.get(SECTION) or {}
     _check_served(layer, section, config, path)
     layers = layers_read(config, path)

@@ -17,7 +17,7 @@ from outrider.speculators.checkpoints.checks import (
     header_named,
 )
 from outrider.speculators.checkpoints.layout import CheckpointLayout
-from outrider.speculators.checkpoints.model_config import read_head_config
+from outrider.speculators.checkpoints.model_config import check_head_keys, read_head_config
 from outrider.speculators.checkpoints.safetensors_headers import (
     TensorHeader,
     rows_that_differ,
@@ -46,6 +46,7 @@ def check_head(directory: Path, target: CheckpointLayout, in_words: str, states:
     path = directory / "config.json"
     config = read_head_config(directory / "config.json")
     layer = layer_config(config)
+    check_head_keys(layer, path)
     check_vocabulary_size(path, layer, target)
     hidden = config.get("target_hidden_size") or layer.get("hidden_size")
     if hidden != target.config["hidden_size"]:

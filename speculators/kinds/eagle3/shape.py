@@ -14,6 +14,7 @@ from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.speculators.checkpoints.layout import DERIVED
+from outrider.speculators.checkpoints.model_config import check_head_keys
 from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.layers.rope import head_rope, refused_rope, rope_of
 
@@ -122,6 +123,7 @@ class EagleShape:
         and rotary embeddings that rotary.py does not compute are unsupported.
         """
         layer = layer_config(config)
+        check_head_keys(layer, path)
         # The speculators format defaults `norm_before_residual` to true, or false for peagle.
         of_speculators = config.get("speculators_model_type") not in (None, PARALLEL_OF_SPECULATORS)
         _check_supported(layer, config, path)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from outrider.common.errors import OutriderError
 from outrider.speculators.checkpoints.checks import check_header_shape
 from outrider.speculators.checkpoints.layout import CheckpointLayout
-from outrider.speculators.checkpoints.model_config import read_head_config
+from outrider.speculators.checkpoints.model_config import check_head_keys, read_head_config
 from outrider.speculators.checkpoints.safetensors_headers import tensor_headers
 from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.kinds.eagle3.kind import Eagle3
@@ -121,6 +121,7 @@ class PEagle(Eagle3):
 
 def _check_mask(path: Path, config: Mapping[str, Any]) -> None:
     layer = layer_config(config)
+    check_head_keys(layer, path)
     token = mask_token(config)
     if layer.get("model_type") in DEEPSEEK_MODEL_TYPES:
         raise OutriderError(
