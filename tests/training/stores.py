@@ -77,6 +77,10 @@ def write_stream(features_dir: Path, directory: Path, limit_bytes: int = 2000) -
     ]
     Dataset.from_list(rows).save_to_disk(str(directory / "sequences"))
     content = {
+        "address": "none",
+        "namespace": "none",
+        "replicas": [],
+        "start_timeout_s": 1.0,
         "capture": CaptureConfig(batch_tokens=120).model_dump(mode="json"),
         "features": store.spec.as_list(),
         "limit": 2047,

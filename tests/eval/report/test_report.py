@@ -198,7 +198,7 @@ def test_further_answers_of_the_target_are_told(results, tmp_path):
         for name in ("0-1", "0-2", "0-1+1", "0-2+1", "0-1+2"):
             writer.write(name, states)
     assert sections_of(tmp_path)["further_answers"] == 3
-    write_json(features / "quarantine.json", {"sequences": ["0-2"]})
+    write_json(features / "quarantine.json", {"sequences": {"0-2": 0.5}})
     update = {"further_answers": sections_of(tmp_path)["further_answers"]}
     for form in rendered(results.model_copy(update=update), tmp_path):
         assert "trained on 2 further answers of the target to logged prompts" in form

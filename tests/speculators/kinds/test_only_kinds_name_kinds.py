@@ -20,6 +20,7 @@ SHARED = {"outrider.speculators.kinds." + name for name in ("protocol", "drafter
 
 EXCEPTIONS = {
     "serving/commands/speculation.py": "lists the keys of vLLM's speculative_config",
+    "speculators/checkpoints/model_config.py": "lists keys of published config.json files",
     "speculators/checkpoints/refusals.py": "lists the drafters of vLLM in unsupported targets",
     "serving/commands/serve_command.py": "reads `--speculative-model [ngram]` of earlier releases",
     "serving/vllm_flags.py": "lists vLLM's flags, some of which are named after a method",
