@@ -91,14 +91,18 @@ def _user_of_everybody(parts: Sequence[Path], aside: SetAside) -> str:
     rows = 0
     counts: Counter[str] = Counter()
     for part in parts:
-        columns = columns_of(part, ["session", "session_kind"])
-        columns = columns.filter(_is_kept(len(columns), aside.get(part, {})))
+        columns = _kept_columns(part, aside, ["session", "session_kind"])
         rows += len(columns)
         users = columns["session"].filter(pc.equal(columns["session_kind"], USER))
         for pair in users.value_counts().to_pylist():
             counts[pair["values"]] += pair["counts"]
     name, most = counts.most_common(1)[0] if counts else ("", 0)
     return name if 2 * most > rows else ""
+
+
+def _kept_columns(part: Path, aside: SetAside, names: Sequence[str]) -> pa.Table:
+    columns = columns_of(part, names)
+    return columns.filter(_is_kept(len(columns), aside.get(part, {})))
 
 
 def _is_kept(rows: int, aside: Iterable[int]) -> NDArray[np.bool_]:
@@ -111,8 +115,7 @@ def _shared_traces(parts: Sequence[Path], aside: SetAside) -> pa.Array:
     """Returns the traces that several kept rows have: they are conversations."""
     columns = []
     for part in parts:
-        traces = columns_of(part, ["trace"])["trace"]
-        columns += traces.filter(_is_kept(len(traces), aside.get(part, {}))).chunks
+        columns += _kept_columns(part, aside, ["trace"])["trace"].chunks
     counts = pc.value_counts(pa.chunked_array(columns, pa.string()))
     shared = counts.filter(pc.greater(counts.field("counts"), 1)).field("values")
     return shared.filter(pc.not_equal(shared, ""))

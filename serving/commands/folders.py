@@ -129,7 +129,9 @@ def _with_manifests(tried: list[Tried], together: list[Tried]) -> list[Tried]:
     ]
     folders = {folder.path for folder in joined}
     others = [
-        file for file in tried if file.path.parent not in folders or not _is_manifest(file.path)
+        file
+        for file in tried
+        if file.path.parent not in folders or not _is_manifest(file.path, file.text)
     ]
     return [*others, *joined]
 
@@ -137,8 +139,9 @@ def _with_manifests(tried: list[Tried], together: list[Tried]) -> list[Tried]:
 def _together(paths: list[Path], read_text: Callable[[str, str, Path], Any]) -> Iterator[Tried]:
     """Yields the folders of several manifests whose commands can be read together."""
     texts: dict[Path, list[str]] = {}
-    for path in filter(_is_manifest, paths):
-        if text := _text_of(path):
+    for path in paths:
+        text = _text_of(path)
+        if text is not None and _is_manifest(path, text):
             texts.setdefault(path.parent, []).append(text)
     for folder, of_folder in texts.items():
         text = "\n---\n".join(of_folder)
@@ -150,11 +153,8 @@ def _together(paths: list[Path], read_text: Callable[[str, str, Path], Any]) -> 
             continue
 
 
-def _is_manifest(path: Path) -> bool:
-    if path.suffix not in MANIFESTS:
-        return False
-    text = _text_of(path)
-    return text is not None and _API_VERSION.search(text) is not None
+def _is_manifest(path: Path, text: str) -> bool:
+    return path.suffix in MANIFESTS and _API_VERSION.search(text) is not None
 
 
 def _text_of(path: Path) -> str | None:
