@@ -294,8 +294,19 @@ class _Range(io.RawIOBase):
         return len(block)
 
 
+DATABASES = ("sqlite", "pg_dump")
+"""Kinds of archives whose members are tables (databases.py)."""
+
+_PG_DUMP = re.compile(rb"(?:--\s+)?-- PostgreSQL database dump\s")
+"""How a script of pg_dump begins."""
+
+
 def archive_of(head: bytes) -> str | None:
-    """Returns `tar` or `zip` if a file that begins with `head` is one."""
+    """Returns `tar`, `zip` or one of `DATABASES` if a file that begins with `head` is one."""
+    if head.startswith(b"SQLite format 3\0"):
+        return "sqlite"
+    if _PG_DUMP.match(head):
+        return "pg_dump"
     if head[257:262] == b"ustar":
         return "tar"
     return "zip" if head.startswith((b"PK\x03\x04", b"PK\x05\x06")) else None

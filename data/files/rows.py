@@ -76,7 +76,7 @@ class Sample:
     stored: bytes = b""
     """Its first bytes, decompressed."""
     archive: str | None = None
-    """`tar` or `zip`, or which document, if it is one; then it has no rows."""
+    """`tar`, `zip`, a kind of database, or which document, if it is one; then it has no rows."""
 
     @property
     def is_binary(self) -> bool:
@@ -315,7 +315,7 @@ _ARRAY_OF_OBJECTS = re.compile(rb"\s*\[\s*\{")
 def _json_lines(content: io.BufferedReader, name: str) -> Iterator[tuple[int, bytes | None]]:
     """Yields the rows of lines; a line has several if a writer left out a newline."""
     shift = 0
-    for number, line in lines_of(content, name):
+    for number, line in _joined(lines_of(content, name)):
         is_array = line is not None and _ARRAY_OF_OBJECTS.match(line)
         if line is not None and is_array and (pair := _pair_in(line)) is not None:
             yield number + shift, pair
@@ -326,6 +326,35 @@ def _json_lines(content: io.BufferedReader, name: str) -> Iterator[tuple[int, by
         for index, row in enumerate(_values(line)):
             shift += index > 0
             yield number + shift, row
+
+
+def _joined(
+    lines: Iterable[tuple[int, bytes | None]],
+) -> Iterator[tuple[int, bytes | None]]:
+    """Yields lines; an object that is printed over several, between others, as one.
+
+    It begins with a line of `{`, its inner lines are indented, and it ends with a line of `}`, as
+    LiteLLM prints its logging payloads. Lines without such an end remain single.
+    """
+    pending: list[tuple[int, bytes | None]] = []
+    size = 0
+    for number, line in lines:
+        begins = line is not None and line.rstrip() == b"{"
+        if pending and line is not None and line.rstrip() == b"}":
+            printed = b"\n".join(inner or b"" for _, inner in pending)
+            yield pending[0][0], printed + b"\n}"
+            pending = []
+            continue
+        is_inner = line is not None and line[:1] in (b" ", b"\t")
+        size = 0 if begins else size + len(line or b"")
+        if pending and (not is_inner or size > LONGEST_LINE):
+            yield from pending
+            pending = []
+        if begins or pending:
+            pending.append((number, line))
+        else:
+            yield number, line
+    yield from pending
 
 
 def _pair_in(line: bytes) -> bytes | None:

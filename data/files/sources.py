@@ -28,7 +28,8 @@ from outrider.common.errors import OutriderError
 from outrider.common.fingerprint import store_identity
 from outrider.common.redaction import without_credentials
 from outrider.data.files.container_lines import unwrapped
-from outrider.data.files.packing import Member, unpack_archive, unpacked
+from outrider.data.files.databases import tables_of
+from outrider.data.files.packing import DATABASES, Member, unpack_archive, unpacked
 from outrider.data.files.table_versions import without_former
 
 LONGEST_LINE = 64 * 2**20
@@ -197,7 +198,8 @@ def members_of(file: LogFile, kind: str) -> list[LogFile]:
     if file.member:
         return []
     with file.open(whole=True) as content:
-        members = unpack_archive(content, kind, file.name)
+        unpack = tables_of if kind in DATABASES else unpack_archive
+        members = unpack(content, kind, file.name)
     names: Counter[str] = Counter()
     files = []
     for member in members:

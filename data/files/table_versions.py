@@ -9,6 +9,7 @@ files (deletion vectors), and tables of Hudi and Iceberg, are refused.
 """
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Any
@@ -20,8 +21,12 @@ from outrider.common.errors import OutriderError
 
 DELTA_LOG = "_delta_log"
 
-OTHERS = {"/.hoodie": "a Hudi", ".metadata.json": "an Iceberg"}
-"""Parts of paths in tables of other formats."""
+OTHERS = {
+    re.compile(r"/\.hoodie(?:/|$)"): "a Hudi",
+    # mongodump writes COLLECTION.metadata.json, but into no folder of that name.
+    re.compile(r"(?:^|/)metadata/[^/]+\.metadata\.json(?:\.gz)?$"): "an Iceberg",
+}
+"""Paths in tables of other formats."""
 
 EXPORT = (
     "the folder also has rows of former versions and deleted ones; export the current version, for"
@@ -40,7 +45,7 @@ def without_former(
         OutriderError: If only another tool knows which files of a table are current.
     """
     for path in (*paths, *not_read):
-        table = next((table for part, table in OTHERS.items() if part in path), None)
+        table = next((table for part, table in OTHERS.items() if part.search(path)), None)
         if table is not None:
             raise OutriderError(f"{path}: {table} table: {EXPORT}")
     commits: dict[PurePosixPath, list[str]] = {}

@@ -167,6 +167,11 @@ _DOCKER_LOCAL = re.compile(rb"\0[\0-\xff]{3}\x0a\x06std(?:out|err)\x10")
 
 DOCKER_LOGS = "give the output of `docker logs CONTAINER > log.txt`"
 
+_BSON = re.compile(rb"[\0-\xff]{4}[\x02\x07]_id\0", re.DOTALL)
+"""A document's length, and its id, an ObjectId or a text, which is its first key (mongodump)."""
+
+OF_BSON = "convert it with `bsondump --outFile=log.json FILE`, or export with mongoexport"
+
 _MITMPROXY = re.compile(rb"\d+:\d+:\w+;")
 """First bytes of mitmproxy's flows: tnetstrings."""
 
@@ -222,6 +227,8 @@ def of_bytes(sample: Sample) -> Description:
         return Description(what, "unpack it and give the folder")
     if _DOCKER_LOCAL.match(head):
         return Description("a file of Docker's local log driver", DOCKER_LOGS)
+    if _BSON.match(head):
+        return Description("documents of mongodump", OF_BSON)
     if _MITMPROXY.match(head):
         return Description(
             "flows of mitmproxy", "save them as HAR, with mitmproxy's option hardump"

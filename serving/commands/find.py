@@ -152,6 +152,7 @@ def find_command_and_image(source: str, text: str) -> tuple[dict[str, str], list
     documents = documents_in(text)
     printed = [one for written in files.values() for one in documents_in(written)]
     _check_built(source, [*documents, *printed])
+    _check_preset(source, documents)
     files |= files_of_documents(documents)
     command = _first_command(source, _candidates(script, script, documents))
     for written in files.values():
@@ -272,6 +273,20 @@ def _as_written(text: str, script: str, files: Mapping[str, str]) -> str:
         if (content := files.get(name)) is not None:
             text = with_unit_file(text, name, content)
     return text
+
+
+def _check_preset(source: str, documents: list[object]) -> None:
+    """Raises an `OutriderError` if KAITO starts a model by the name of a preset."""
+    for mapping in mappings_in(documents):
+        if str(mapping.get("apiVersion")).startswith("kaito.sh/"):
+            inference = mapping.get("inference")
+            preset = inference.get("preset") if isinstance(inference, Mapping) else None
+            if isinstance(preset, Mapping):
+                raise OutriderError(
+                    f"{source}: KAITO starts vLLM with its preset {preset.get('name')}; give a"
+                    " `vllm serve MODEL` with the model of this preset on the Hugging Face Hub, and"
+                    " with the settings below `vllm:` in its ConfigMap as flags"
+                )
 
 
 def _check_engine(source: str, text: str) -> None:

@@ -6,9 +6,11 @@ Each file of the folder is tried, and those of the folders in it if none starts 
 another one names, such as a script that a Dockerfile copies, and documents are not taken if there
 are others. Kubernetes' manifests are read together, as `kubectl apply -f FOLDER` does: a runtime of
 KServe, the service that completes it, a ConfigMap. What Kustomize or Helm would still change is
-refused with the command that prints it.
+refused with the command that prints it. A deployment of Azure ML replaces variables of the image
+that the folder's Dockerfile builds.
 """
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +19,7 @@ from typing import Any, NamedTuple
 from outrider.common.errors import OutriderError
 from outrider.serving.commands.find import NoCommand
 from outrider.serving.commands.forms.compose import OVERRIDES
-from outrider.serving.commands.forms.documents import LONGEST_TEXT
+from outrider.serving.commands.forms.documents import LONGEST_TEXT, documents_in
 from outrider.serving.commands.forms.variable_files import text_of_file
 
 KUSTOMIZATIONS = ("kustomization.yaml", "kustomization.yml", "Kustomization")
@@ -46,6 +48,13 @@ _USES = re.compile(
 
 _RUNTIME = re.compile(r"^kind: *(?:Cluster)?ServingRuntime\b", re.MULTILINE)
 _API_VERSION = re.compile(r"^apiVersion:", re.MULTILINE)
+
+_AZURE_ML = re.compile(
+    r"^\$schema:.*\b(?:managedOnline|kubernetesOnline)Deployment\.schema\.json", re.MULTILINE
+)
+"""A deployment of Azure ML (its "managed online deployment YAML schema")."""
+
+_STARTS = re.compile(r"^(?:ENTRYPOINT|CMD)\b", re.MULTILINE)
 
 _ONLY_SAYS = re.compile(r"\s*(?:#|//|echo\b|printf\b|Write-Host\b)")
 _COMMENT = re.compile(r"\s#.*")
@@ -83,6 +92,7 @@ def command_of_folder(
     for level in range(DEEPEST):
         paths = sorted(_files(folder, level))[:MOST_FILES]
         tried = list(_tried(paths, read, refused))
+        tried = _deployed(folder, tried, paths, read_text)
         tried = _with_manifests(tried, list(_together(paths, read_text)))
         if tried:
             return _only(folder, tried)
@@ -113,6 +123,46 @@ def _tried(
             continue
         except OutriderError as error:
             refused.append(error)
+
+
+def _deployed(
+    folder: Path,
+    tried: list[Tried],
+    paths: list[Path],
+    read_text: Callable[[str, str, Path], Any],
+) -> list[Tried]:
+    """Returns the files with Dockerfiles as a deployment of Azure ML in the folder starts them.
+
+    Raises:
+        OutriderError: If deployments set different variables.
+    """
+    deployments = [text for text in map(_text_of, paths) if text and _AZURE_ML.search(text)]
+    variables = [
+        document["environment_variables"]
+        for text in deployments
+        for document in documents_in(text)
+        if isinstance(document, dict) and isinstance(document.get("environment_variables"), dict)
+    ]
+    if not variables:
+        return tried
+    if any(other != variables[0] for other in variables):
+        raise OutriderError(
+            f"{folder}: {len(variables)} deployments of Azure ML with different"
+            " environment_variables; give a folder with the one that the endpoint runs"
+        )
+    lines = "".join(
+        f"ENV {name}={json.dumps(str(value))}\n" for name, value in variables[0].items()
+    )
+    deployed = []
+    for file in tried:
+        starts = list(_STARTS.finditer(file.text)) if "Dockerfile" in file.path.name else []
+        if starts:
+            begin = starts[0].start()
+            text = file.text[:begin] + lines + file.text[begin:]
+            command = read_text(str(file.path), text, file.path.parent)
+            file = Tried(file.path, text, command)
+        deployed.append(file)
+    return deployed
 
 
 def _with_manifests(tried: list[Tried], together: list[Tried]) -> list[Tried]:

@@ -45,6 +45,8 @@ def plain_text(value: Any) -> Any:
         (value,) = value
     if not isinstance(value, str):
         return value
+    if value.startswith('"{') and value.endswith('}"'):  # encoded twice: json.dumps of JSON text
+        value = json_of(value) or value
     if value.startswith(BASE64):
         try:
             decoded = base64.b64decode(value.strip(), validate=True)

@@ -2,11 +2,14 @@
 
     with_decided_branches('A=1\nif [ "$A" = 1 ]; then\n  B=2\nfi')      # "A=1\n  B=2"
 
+`case` is read in the same way, from a value to the first pattern that matches it.
+
 A condition is decided if it compares texts or integers, looks for an empty text, or is a variable
 with `true` or `false`, and the script gives its variables a value, such as `${DEBUG:-0}`. All
 branches of any other condition stay.
 """
 
+import fnmatch
 import re
 import shlex
 from dataclasses import dataclass
@@ -33,8 +36,12 @@ _TRUTH = re.compile(r"\"?\$\{?(\w+)\}?\"?")
 _ASSIGNED = re.compile(
     r"(?:(?:export|local|readonly|declare)[ \t]+)?([A-Za-z_]\w*)=(\S*|\".*\"|'.*')"
 )
-_LOOP = re.compile(r"(?:for|while|until|case)\b")
-_END_OF_LOOP = re.compile(r"(?:done|esac)\b")
+_LOOP = re.compile(r"(?:for|while|until)\b")
+_END_OF_LOOP = re.compile(r"done\b")
+_CASE = re.compile(r"case[ \t]+(\S+)[ \t]+in(?:[ \t]+#.*)?")
+_ANY_CASE = re.compile(r"case\b(?!.*\besac\b).*")
+_PATTERN = re.compile(r"\(?([^()\s][^()]{0,200}?)[ \t]*\)[ \t]*(.*)")
+"""A branch of `case`: its patterns, and what follows them on their line."""
 
 OPTIONS = re.compile(
     r"^[ \t]*while[ \t]+(?:getopts\b"
@@ -89,6 +96,11 @@ class _Condition:
     """The condition in whose branch this one is."""
     outer_is_read: bool
     outer_is_certain: bool
+    is_case: bool = False
+    subject: str | None = None
+    """The value that `case` compares, if it is known."""
+    is_before_pattern: bool = False
+    """Whether the next line is one with patterns of `case`."""
 
     @classmethod
     def of(cls, test: bool | None, outer: "_Condition | None") -> "_Condition":
@@ -101,6 +113,30 @@ class _Condition:
             outer_is_read=outer is None or outer.is_read,
             outer_is_certain=outer is None or outer.is_certain,
         )
+
+    @classmethod
+    def of_case(cls, subject: str | None, outer: "_Condition | None") -> "_Condition":
+        """The condition of `case`, whose first branch follows."""
+        condition = cls.of(None if subject is None else False, outer)
+        condition.is_case = True
+        condition.subject = subject
+        condition.is_before_pattern = True
+        return condition
+
+    def is_in_case(self, words: str) -> bool:
+        """Whether a line begins or ends a branch of this `case`, or ends it."""
+        begins = self.is_before_pattern and _PATTERN.fullmatch(words) is not None
+        return self.is_case and (begins or words.endswith(";;") or words == "esac")
+
+    def compare(self, patterns: str) -> None:
+        """Decides whether the branch behind patterns is taken."""
+        self.is_before_pattern = False
+        if self.subject is not None:
+            subject = self.subject
+            globs = [glob.strip().strip("'\"") for glob in patterns.split("|")]
+            matches = any(fnmatch.fnmatchcase(subject, glob) for glob in globs)
+            self.is_kept = matches and not self.was_taken
+            self.was_taken = self.was_taken or matches
 
     @property
     def is_read(self) -> bool:
@@ -127,6 +163,8 @@ class _Reader:
         """The line as far as it stays; None if its branch is not taken."""
         is_long = len(line) > LONGEST_LINE
         words = "" if is_long else line.strip()
+        if self.condition is not None and self.condition.is_in_case(words):
+            return self._of_case(self.condition, words, line)
         if self.condition is not None and not self.condition.is_read:
             self._of_skipped(words)
             return None
@@ -140,6 +178,11 @@ class _Reader:
             test = self._value_of(begin[1])
             self.condition = _Condition.of(test, self.condition)
             return line if test is None else None
+        if _ANY_CASE.fullmatch(words):
+            case = _CASE.fullmatch(words)
+            subject = self._known(case[1].strip("'\"")) if case else None
+            self.condition = _Condition.of_case(subject, self.condition)
+            return line if subject is None else None
         if self.condition is not None and re.match(r"(?:then|elif|else|fi)\b", words):
             return self._of_branch(self.condition, line, words)
         if guarded := _AND.fullmatch(words):
@@ -155,10 +198,43 @@ class _Reader:
             self._forget(assigned[1])
         return f"{guarded[1]} &&\n{guarded[2]}"
 
+    def _of_case(self, condition: _Condition, words: str, line: str) -> str | None:
+        """Reads a line that begins or ends a branch of `case`, or its end."""
+        if words == "esac":
+            self.condition = condition.outer
+            return None if condition.is_decided else line
+        branch = _PATTERN.fullmatch(words) if condition.is_before_pattern else None
+        if branch is None:
+            return self._of_end(condition, words, line)
+        return self._of_pattern(condition, branch, line)
+
+    def _of_pattern(self, condition: _Condition, branch: re.Match[str], line: str) -> str | None:
+        """Reads the line that begins a branch of `case`."""
+        patterns, rest = branch.groups()
+        condition.compare(patterns)
+        statements = [rest.removesuffix(";;").strip()]
+        parts = [part.strip() for part in statements[0].split(";")]
+        if all(map(_ASSIGNED.fullmatch, parts)):
+            statements = parts
+        lines = [self.kept(statement) for statement in statements if statement]
+        condition.is_before_pattern = rest.endswith(";;")
+        if condition.subject is None and condition.is_read:
+            return line
+        return "\n".join(kept_line for kept_line in lines if kept_line is not None) or None
+
+    def _of_end(self, condition: _Condition, words: str, line: str) -> str | None:
+        """Reads a line that ends a branch of `case`."""
+        last = words.removesuffix(";;").strip()
+        kept_line = self.kept(last) if last else None
+        condition.is_before_pattern = True
+        return line if condition.subject is None and condition.is_read else kept_line
+
     def _of_branch(self, condition: _Condition, line: str, words: str) -> str | None:
         """Reads the line of a `then`, `elif`, `else` or `fi`."""
         if re.match(r"fi\b", words):
             self.condition = condition.outer
+            if words.endswith(";;") and condition.outer is not None:
+                condition.outer.is_before_pattern = True
             return None if condition.is_decided else line
         if not condition.is_decided:
             return line
@@ -174,6 +250,8 @@ class _Reader:
         """Reads a line of a branch that is not taken, for the end of the branch."""
         if _IF.fullmatch(words):
             self.condition = _Condition.of(False, self.condition)
+        elif _ANY_CASE.fullmatch(words):
+            self.condition = _Condition.of_case("", self.condition)
         elif self.condition is not None and re.match(r"(?:elif|else|fi)\b", words):
             self._of_branch(self.condition, words, words)
 
@@ -195,6 +273,13 @@ class _Reader:
     def _forget(self, name: str) -> None:
         self.variables.pop(name, None)
         self.unknown.add(name)
+
+    def _known(self, word: str) -> str | None:
+        """The value of a word; None if it is not known."""
+        if self.unknown.intersection(_names_in(word)):
+            return None
+        value = resolved(word, self.variables)
+        return None if re.search(r"[$`]", value) else value
 
     def _value_of(self, test: str) -> bool | None:
         """Whether a test is fulfilled; None if that is not known."""
@@ -270,7 +355,7 @@ def _ends_of_loops(lines: list[str]) -> dict[int, int]:
 def with_decided_branches(script: str) -> str:
     """Returns a script without the branches that its variables rule out."""
     script = _without_option_loops(script)
-    if not re.search(r"^[ \t]*(?:if[ \t]|\[)", script, re.MULTILINE):
+    if not re.search(r"^[ \t]*(?:if[ \t]|case[ \t]|\[)", script, re.MULTILINE):
         return script
     lines = _ONE_LINE.sub(lambda line: _PART.sub(r"\n\1\n", line[0]), script)
     joined = re.sub(r"(?:;[ \t]{0,20})?\n[ \t]{0,80}then\b", "; then", lines)

@@ -73,15 +73,18 @@ def calls_in_program(text: str) -> list[dict[str, Any]]:
 
 
 def mappings_in_program(text: str) -> list[dict[str, str]]:
-    """Returns the dictionaries of texts that a Python program names, such as an environment."""
+    """Returns the dictionaries of texts that a Python program names, such as an environment.
+
+    Numbers are written as texts, as in `str(16 * 1024)`, whose call is not followed.
+    """
     program = _program(text)
     values = program.known.values() if program else ()
     mappings = [value for value in values if isinstance(value, dict)]
     return [
         {
-            key: value
+            key: str(value)
             for key, value in mapping.items()
-            if isinstance(key, str) and isinstance(value, str)
+            if isinstance(key, str) and (isinstance(value, str) or type(value) in (int, float))
         }
         for mapping in mappings
     ]

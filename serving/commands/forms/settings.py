@@ -156,6 +156,7 @@ def words_of_kserve(mappings: Sequence[Mapping[str, Any]]) -> Iterator[list[str]
         of_vllm = str(model_format).lower() == "vllm" or is_named
         if model_format == "huggingface":
             of_model = [f"--model_id={model}"] if model else []
+            of_model += [f"--model_revision={number}" for number in revision[1:]]
             yield [*_variables(settings), "-m", "huggingfaceserver", *of_model, *arguments]
         elif of_vllm and (model or of_runtime):
             # With a storageUri, the model is at the place that KServe copies it to.

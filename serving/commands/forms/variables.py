@@ -13,10 +13,20 @@ from collections.abc import Callable, Mapping
 from outrider.common.errors import OutriderError
 
 VARIABLE = re.compile(
-    r"\$(?:(?P<plain>\w+)|\{(?P<braces>\w+)(?::?[-=](?P<default>[^}]*)|:?\?[^}]*)?\}"
+    r"\$(?:(?P<plain>\w+)"
+    r"|\{(?P<braces>\w+)(?::?[-=](?P<default>[^}]*)|:?\?[^}]*|(?P<case>\^\^?|,,?))?\}"
     r"|\((?P<kube>\w+)\))"
 )
-"""$NAME, ${NAME}, ${NAME:-default}, ${NAME:=default}, ${NAME:?message} and $(NAME) (Kubernetes)."""
+"""$NAME, ${NAME}, ${NAME:-default}, ${NAME:=default}, ${NAME:?message}, Bash's ${NAME^^} and its
+like, and $(NAME) (Kubernetes)."""
+
+_IN_CASE: dict[str, Callable[[str], str]] = {
+    "^^": str.upper,
+    ",,": str.lower,
+    "^": lambda text: text[:1].upper() + text[1:],
+    ",": lambda text: text[:1].lower() + text[1:],
+}
+"""Bash's changes of letters (its manual, "Shell Parameter Expansion")."""
 
 ARITHMETIC = re.compile(r"\$\(\(([^()\n]*(?:\([^()\n]*\)[^()\n]*)*)\)\)")
 """$((EXPRESSION)), with at most one level of parentheses inside."""
@@ -48,8 +58,13 @@ def resolved(word: str, variables: Mapping[str, str]) -> str:
     def value(match: re.Match[str]) -> str:
         nonlocal length
         name = match["plain"] or match["braces"] or match["kube"]
-        default = match[0] if match["default"] is None else match["default"]
-        replacement = variables.get(name, default)
+        replacement = variables.get(name)
+        if replacement is None:
+            default = match["default"]
+            # A default may be another variable, but with no braces inside those of this one.
+            replacement = match[0] if default is None else VARIABLE.sub(value, default)
+        elif match["case"]:
+            replacement = _IN_CASE[match["case"]](replacement)
         length += len(replacement)
         if length > LONGEST_WORD:  # before the values are joined
             raise OutriderError(

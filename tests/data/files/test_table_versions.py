@@ -22,6 +22,17 @@ def paths_of(root):
     return sorted(str(path) for path in root.rglob("*") if path.is_file())
 
 
+def touched(path):
+    path.parent.mkdir()
+    path.touch()
+
+
+def test_the_description_of_a_collection_by_mongodump_is_no_iceberg_table(tmp_path):
+    for name in ("calls.bson", "calls.metadata.json"):
+        (tmp_path / name).touch()
+    assert current_names(tmp_path) == {"calls.bson", "calls.metadata.json"}
+
+
 def current_names(root):
     """Names of the data files that are read."""
     not_read = []
@@ -67,7 +78,7 @@ def test_files_beside_a_table_are_read(tmp_path):
             ),
             "deletion vectors",
         ),
-        (lambda root: (root / "v1.metadata.json").touch(), "an Iceberg table"),
+        (lambda root: touched(root / "metadata" / "v1.metadata.json"), "an Iceberg table"),
         (lambda root: (root / "_delta_log" / f"{1:020d}.json").write_text("{"), "not JSON"),
     ],
 )

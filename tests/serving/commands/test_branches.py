@@ -1,5 +1,8 @@
 """Branches that a script's variables decide, and arithmetic of its variables."""
 
+import random
+import subprocess
+
 import pytest
 
 from outrider.serving.commands.find import find_command
@@ -145,3 +148,53 @@ def test_arrays_have_comments_and_quotations_with_parentheses() -> None:
         *("org/model", "--seed", "8"),
         *("-sc", '{"method":"ngram", "k":3}', "--max-model-len", "64K"),
     ]
+
+
+GLOBS = ["7b", "32b", "3?b", "[0-9]*b", "*b", '"8b"', "(70b", "none", "7b|32b", " 1b | 32b "]
+
+
+def case_script(seed: int) -> str:
+    """A script whose `case` has a value, in the layouts that people write."""
+    rng = random.Random(seed)
+    lines = [f'SIZE="${{1:-{rng.choice(["7b", "8b", "32b", "70b", "x"])}}}"', "R=0"]
+    lines.append(rng.choice(['case "$SIZE" in', "case $SIZE in", "case ${SIZE} in  # which"]))
+    for number, glob in enumerate(rng.sample(GLOBS, 4), start=1):
+        lines += rng.choice(
+            [
+                [f"  {glob}) R={number} ;;"],
+                [f"  {glob}) Q=1; R={number};;"],
+                [f"  {glob})", f"    R={number}", "    ;;"],
+                [f"{glob})", "    if [ $R = 0 ]; then", f"      R={number}", "    fi ;;"],
+                [f"  {glob})", "    case $R in", f"      0) R={number} ;;", "    esac", "  ;;"],
+            ]
+        )
+    return "\n".join([*lines, "esac", "echo $R"])
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_branch_of_a_case_is_the_one_that_bash_takes(seed: int) -> None:
+    script = case_script(seed)
+    read = with_decided_branches(script)
+    assert "case" not in read
+    said = [subprocess.check_output(["bash", "-c", text]) for text in (script, read)]
+    assert said[0] == said[1]
+
+
+def test_a_case_without_a_value_stays_and_its_variables_decide_nothing() -> None:
+    script = "A=1\ncase $1 in\n  a) A=2 ;;\n  b)\n    A=3\n    ;;\nesac\n[ $A = 1 ] &&\nB=1\n"
+    assert with_decided_branches(script) == script
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        ("${SIZE^^}", "7BX"),
+        ("${SIZE,,}", "7bx"),
+        ("${SIZE,}", "7bX"),
+        ("${A^}", "Ab"),
+        ("${B:-$SIZE}", "7bX"),
+        ("${C^^}", "${C^^}"),
+    ],
+)
+def test_words_are_expanded_as_bash_does(word: str, value: str) -> None:
+    assert resolved(word, {"SIZE": "7bX", "A": "ab"}) == value
