@@ -22,7 +22,7 @@ from outrider.common.errors import OutriderError
 DELTA_LOG = "_delta_log"
 
 OTHERS = {
-    re.compile(r"/\.hoodie(?:/|$)"): "a Hudi",
+    re.compile(r"/\.hoodie"): "a Hudi",
     # mongodump writes COLLECTION.metadata.json, but into no folder of that name.
     re.compile(r"(?:^|/)metadata/[^/]+\.metadata\.json(?:\.gz)?$"): "an Iceberg",
 }

@@ -1,8 +1,8 @@
 """Files that are known by their bytes and not read, and the way to files that are.
 
 described = of_bytes(sample)
-described.what      # an SQLite database
-described.way       # export the table with ...
+described.what      # an Avro file
+described.way       # export it as ...
 """
 
 import re
@@ -42,8 +42,8 @@ NO_PICKLE = (
 MAGIC: tuple[tuple[bytes, str, str], ...] = (
     (
         b"SQLite format 3\0",
-        "an SQLite database",
-        OF_SQLITE,
+        "an SQLite database without rows, or in an archive",
+        "unpack it, and give a database with rows",
     ),
     (b"\x04\x22\x4d\x18", "compressed by lz4", "unpack it with `lz4 -d`"),
     (b"\xff\x06\x00\x00sNaPpY", "compressed by snappy", "unpack it"),
