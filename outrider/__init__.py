@@ -330,9 +330,17 @@ class Run:
         return attempt(self.directory, self.recipe, self.loaded.files)
 
     def run_stages(
-        self, names: "Sequence[str]", options: "Options", end: float = math.inf
+        self,
+        names: "Sequence[str]",
+        options: "Options",
+        end: float = math.inf,
+        *,
+        planned: "Sequence[str]" = (),
     ) -> "Results":
-        """Within `attempt`: brings stages up to date; returns their results by name."""
+        """Within `attempt`: brings stages up to date; returns their results by name.
+
+        `planned` are the stages whose planned time is printed before each.
+        """
         from rich.console import Console
 
         from outrider.pipeline.runner import run_stages
@@ -345,6 +353,7 @@ class Run:
             options=options,
             console=console,
             end=end,
+            planned=planned,
         )
 
     def plan(
@@ -395,11 +404,12 @@ class Run:
         names = stage_names(stages, self.recipe)
         options: Options = {"force": force}
         with self.attempt():
-            results = self.run_stages([name for name in names if name != "export"], options, end)
+            first = [name for name in names if name != "export"]
+            results = self.run_stages(first, options, end, planned=names)
             # Without an evaluation in this run, the export stage names what it needs.
             verdict = self.directory.result_of("evaluate").get("verdict", SHIP)
             if "export" in names and (force or verdict == SHIP):
-                results |= self.run_stages(["export"], options, end)
+                results |= self.run_stages(["export"], options, end, planned=names)
         return results
 
     def evaluate(

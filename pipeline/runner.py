@@ -24,7 +24,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,6 +43,8 @@ from outrider.common.process_tree import (
     interrupt,
     run_supervised,
 )
+from outrider.eval.report.formatting import duration
+from outrider.pipeline.plan.time_left import in_one_line, seconds_left
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.retention import deletion_of, retain
 from outrider.pipeline.run_dir import RunDirectory
@@ -98,11 +100,13 @@ def run_stages(
     options: Options,
     console: Console,
     end: float = math.inf,
+    planned: Sequence[str] = (),
 ) -> Results:
     """Brings the requested stages up to date; returns their results by name.
 
     Stops at the first stage that fails, and at `end` (Unix time), with the status `INTERRUPTED`.
-    After the export, applies `privacy.retention`.
+    After the export, applies `privacy.retention`. `planned` are the stages of the whole command,
+    whose planned time is printed; by default none is.
     """
 
     def say(sign: str, name: str, text: str) -> None:
@@ -111,6 +115,7 @@ def run_stages(
         )
 
     results: Results = {}
+    begun = False
     for stage in [stage_of(name, recipe) for name in names]:
         _require_needed(stage, run, recipe, results)
         reasons = "; ".join(stage.reasons(run, recipe, options))
@@ -121,7 +126,11 @@ def run_stages(
                     f"the window ended before {stage.name}; rerun the command in the next one",
                     exit_code=INTERRUPTED,
                 )
-            say("[cyan]▸[/]", stage.name, "" if reasons == NEW else reasons)
+            seconds = _seconds_left(stage, run, recipe, planned)
+            if len(seconds) > 1 and not begun:
+                console.print(in_one_line(seconds), highlight=False, soft_wrap=True)
+            begun = True
+            say("[cyan]▸[/]", stage.name, _beginning(reasons, seconds))
             begin = time.monotonic()
             run_stage(stage, run, options, end)
             say("[green]✓[/]", stage.name, f"{time.monotonic() - begin:.0f} s")
@@ -137,6 +146,29 @@ def run_stages(
             what = f"privacy.retention = {recipe.privacy.retention}: deleted {names_deleted}"
             say("[green]✓[/]", "retention", what)
     return results
+
+
+def _seconds_left(
+    stage: Stage, run: RunDirectory, recipe: Recipe, planned: Sequence[str]
+) -> Mapping[str, float]:
+    """Planned seconds of a stage that must run, and of later ones that then will."""
+    if stage.name not in planned:
+        return {}
+    names = {stage.name}
+    for name in planned[planned.index(stage.name) + 1 :]:
+        is_after = not names.isdisjoint(stage_of(name, recipe).needs)
+        # The reasons of the others would compare digests of whole logs.
+        if is_after or not run.stage_record(name).is_file():
+            names.add(name)
+    return seconds_left(run, recipe, [name for name in planned if name in names])
+
+
+def _beginning(reasons: str, seconds: Mapping[str, float]) -> str:
+    """What is printed when a stage begins: why it runs, and the time left in total."""
+    parts = [] if reasons == NEW else [reasons]
+    if seconds:
+        parts.append(f"about {duration(sum(seconds.values()))} left by the plan")
+    return "; ".join(parts)
 
 
 def _require_needed(stage: Stage, run: RunDirectory, recipe: Recipe, results: Results) -> None:
