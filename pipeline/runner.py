@@ -7,9 +7,9 @@
 
 Separate processes isolate memory, threads and environment. File descriptors 1 and 2 of a stage's
 process and its children are the stage's log, which loggers also use. sys.stdout and sys.stderr
-become the command's terminal, for progress. An `OutriderError` is written to
-logs/attempt_N/STAGE.failed.json, which the command prints. Any other error leaves a traceback in
-the log, which quotes customer text only if `report.samples` is true.
+become the command's terminal, for progress; common/heartbeat.py ends a silence there. An
+`OutriderError` is written to logs/attempt_N/STAGE.failed.json, which the command prints. Any other
+error leaves a traceback in the log, which quotes customer text only if `report.samples` is true.
 """
 
 import contextlib
@@ -35,6 +35,7 @@ from rich.markup import escape
 from outrider.common.errors import OutriderError
 from outrider.common.files import write_json
 from outrider.common.fingerprint import path_digest, resume_or_clear
+from outrider.common.heartbeat import Heartbeat
 from outrider.common.inert import printable
 from outrider.common.json_forms import read_form
 from outrider.common.process_tree import (
@@ -253,7 +254,7 @@ def main(stage: Stage, run: RunDirectory, options: Options) -> int:
     log = sys.stderr
     quoting = not stage.handles_text
     try:
-        _show_progress_on_the_terminal(stage.starts_engines)
+        _show_progress_on_the_terminal(stage)
         recipe = run.read_resolved()
         # Known only once the recipe is read; until then, text-handling stages withhold messages.
         quoting = quoting or recipe.report.samples
@@ -295,7 +296,7 @@ def perform(stage: Stage, run: RunDirectory, recipe: Recipe, options: Options) -
     started.unlink()
 
 
-def _show_progress_on_the_terminal(starts_engines: bool) -> None:
+def _show_progress_on_the_terminal(stage: Stage) -> None:
     descriptor = os.environ.pop(TERMINAL_DESCRIPTOR, None)
     if descriptor is None:
         return
@@ -303,11 +304,11 @@ def _show_progress_on_the_terminal(starts_engines: bool) -> None:
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s: %(message)s"
     )
     logging.captureWarnings(True)
-    if starts_engines:
+    if stage.starts_engines:
         # vLLM's logger binds sys.stderr at import, so import it before sys.stderr is replaced.
         importlib.import_module("vllm.logger")
     os.set_inheritable(int(descriptor), False)
-    sys.stdout = sys.stderr = os.fdopen(int(descriptor), "w", buffering=1, encoding="utf-8")
+    sys.stdout = sys.stderr = Heartbeat(int(descriptor), stage.name)
 
 
 ABOUT_THE_MACHINE = (

@@ -9,6 +9,7 @@ It reads hidden states, so it does not support every server setting (see `in_pro
 
 import contextlib
 import json
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -293,6 +294,7 @@ def open_engine(
         with changed_environment(variables | tree.environment):
             from vllm import LLM
 
+            print("starting an engine", file=sys.stderr, flush=True)
             register()  # vLLM may have called it already, before these variables were set
             llm = LLM(**arguments, worker_extension_cls=extension)
         try:

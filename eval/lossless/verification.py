@@ -82,7 +82,9 @@ def examine(
     """Captures the states of every response in an engine, then runs `findings`."""
     # One eager engine for all variants, so that differences between them cannot come from its
     # kernels.
+    context.say("verification: the target scores all responses")
     with context.captured(lambda _: captured_rows(outputs, prompts)) as store:
+        context.say("verification: comparing the responses of base, custom and none")
         return findings(context=context, k=k, prompts=prompts, outputs=outputs, store=store)
 
 
@@ -275,6 +277,7 @@ def replay_against_engine(
     """Compares replay's predicted steps with the engine's counts for the same responses."""
     differences = {}
     for drafter, speculator in context.speculators.items():
+        context.say(f"verification: exact replay of {drafter} against the engine's counts")
         predicted = counted = 0.0
         for regime in REGIMES:
             recorded = outputs.of(regime).of(drafter)

@@ -15,6 +15,7 @@ import dataclasses
 import itertools
 import shlex
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -146,7 +147,9 @@ def verify_bundle(
         drafting = Drafting.of_manifest(manifest, directory)
         if k is not None and drafting.k_per_batch_size and drafting.k_per_batch_size[0][2] != k:
             drafting = dataclasses.replace(drafting, k=k, k_per_batch_size=None)
+        print("self-check: starting the bundle's server", file=sys.stderr, flush=True)
         with Server(target, engine, drafting, log_path=log_path) as server:
+            print(f"self-check: {len(prompts)} prompts", file=sys.stderr, flush=True)
             before = server.counters()
             complete(
                 url=server.url,

@@ -45,6 +45,8 @@ def train(spec: TrainingSpec, cluster: ClusterConfig | None = None) -> dict[str,
     spec.out_dir.mkdir(parents=True, exist_ok=True)
     for stale in (*error_files(spec.out_dir), spec.stop_file, spec.out_dir / "result.json"):
         stale.unlink(missing_ok=True)
+    count = spec.training.processes
+    print(f"starting {count} training process{'es' if count > 1 else ''}", flush=True)
     spec_path = spec.out_dir / "spec.json"
     write_json(spec_path, spec.model_dump(mode="json"), private=True)
     command = _command(spec_path, spec.training)
