@@ -38,7 +38,6 @@ from outrider.common.errors import OutriderError, UsageError
 from outrider.common.inert import printable
 from outrider.common.process_tree import Interrupted
 from outrider.common.redaction import redacted
-from outrider.pipeline.recipe.shipped import shipped_recipes
 
 VERBS: dict[str, Callable[..., int]] = {
     "doctor": doctor,
@@ -141,16 +140,22 @@ def _mistake(error: Exception, status: int, name: str, words: list[str]) -> str:
     # Messages quote the command line, which may hold a URL with a password.
     for word in words:
         message = message.replace(word, redacted(word))
-    if "Unknown option" in message:
+    if "Unknown option" in message and _takes_keys(words[0]):
         message += " Keys of a recipe: section.key=value"
     if "--recipe requires" in message:
         message = (
-            "no recipe: give the path of a YAML file, a run directory, or one of"
-            f" {', '.join(shipped_recipes())}; `outrider init LOGS --target MODEL` writes one"
+            "no recipe: give the path of a YAML file, a run directory, or the name of a shipped"
+            " recipe (`outrider train --help` lists them); `outrider init LOGS --target MODEL`"
+            " writes one for your logs"
         )
     if status == UsageError.exit_code:
         message += f"\n{name} --help lists the options"
     return message
+
+
+def _takes_keys(verb: str) -> bool:
+    """Whether a verb takes keys of a recipe."""
+    return verb in VERBS and "overrides" in VERBS[verb].__annotations__
 
 
 def command_app() -> App:

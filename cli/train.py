@@ -9,9 +9,9 @@ from outrider.cli.options import (
     AsJson,
     Flag,
     FromServeCommand,
+    ListedRecipeName,
     MaxGpuHours,
     Overrides,
-    RecipeName,
     Runs,
     Until,
 )
@@ -21,7 +21,7 @@ from outrider.common.gpu_cards import CARDS, Card, card_named
 
 
 def train_speculator(
-    recipe: RecipeName,
+    recipe: ListedRecipeName,
     *overrides: Overrides,
     dry_run: Annotated[bool, Flag] = False,
     as_json: AsJson = False,

@@ -112,7 +112,7 @@ def find_recipe(name: str, folder: Path | None = None) -> Path:
     hint = f"did you mean `{near[0]}`? Give" if near else "give"
     raise OutriderError(
         f"{name}: no such recipe, neither a file in {folder or Path.cwd()} nor shipped; {hint}"
-        f" the path of a YAML file, or one of {', '.join(shipped_recipes())}"
+        " the path of a YAML file, or a shipped recipe's name (`outrider train --help` lists them)"
     )
 
 

@@ -37,7 +37,10 @@ def workplace(tmp_path_factory, nano_r1) -> Path:
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (["--recipe", "nowhere.yaml"], ["nowhere.yaml: no such recipe", "resume_screening"]),
+        (
+            ["--recipe", "nowhere.yaml"],
+            ["nowhere.yaml: no such recipe", "`outrider train --help` lists them"],
+        ),
         (
             ["--recipe", "log.jsonl"],
             ["log.jsonl: a log, not a recipe; `outrider init log.jsonl --target MODEL` writes one"],
@@ -96,7 +99,10 @@ def test_a_mistake_is_one_message_and_status_1(workplace, words, parts):
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (["train"], ["outrider train: no recipe: give the path", "template", "outrider init"]),
+        (
+            ["train"],
+            ["no recipe: give the path", "`outrider train --help` lists them", "outrider init"],
+        ),
         (
             ["train", "mine.yaml", "--dryrun"],
             ["Did you mean --dry-run?", "section.key=value"],
@@ -114,6 +120,22 @@ def test_a_mistake_is_one_message_and_status_1(workplace, words, parts):
 )
 def test_a_wrong_command_line_is_one_message_and_status_2(workplace, words, parts):
     assert_one_message(run("outrider", *words, cwd=workplace), *parts, status=2)
+
+
+def test_only_verbs_that_take_keys_of_a_recipe_suggest_them(workplace):
+    for verb in ("doctor", "deploy", "export"):
+        message = run("outrider", verb, "--foo", cwd=workplace).stderr
+        assert ("section.key=value" in message) == (verb == "export")
+
+
+def test_the_shipped_recipes_are_listed_in_one_help(workplace):
+    """Messages and the help of all other verbs refer to it."""
+    lists = [
+        verb
+        for verb in main.VERBS
+        if "smollm2/arithmetic" in run("outrider", verb, "--help", cwd=workplace).stdout
+    ]
+    assert lists == ["train"]
 
 
 def test_an_unexpected_error_is_a_traceback_and_where_to_report_it(workplace, monkeypatch):
