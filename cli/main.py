@@ -163,6 +163,8 @@ def command_app() -> App:
     app = App(
         name="outrider",
         version=_versions,
+        # Markdown would join the lines.
+        version_format="plaintext",
         help=HELP,
         help_format="markdown",
         # By default cyclopts ends the process with what the verb returns.

@@ -138,6 +138,14 @@ def test_the_shipped_recipes_are_listed_in_one_help(workplace):
     assert lists == ["train"]
 
 
+def test_the_version_has_a_line_for_each_package(workplace):
+    finished = run("outrider", "--version", cwd=workplace, COLUMNS="80")
+    first, *packages = finished.stdout.splitlines()
+    assert first.startswith(f"outrider {outrider.__version__}")
+    assert packages[0].startswith("torch ")
+    assert all(len(line.split()) == 2 for line in packages)
+
+
 def test_an_unexpected_error_is_a_traceback_and_where_to_report_it(workplace, monkeypatch):
     monkeypatch.setattr(main, "command_app", lambda: lambda *words, **options: 1 / 0)
     finished = run("outrider", "train", "mine.yaml", cwd=workplace)
