@@ -19,7 +19,9 @@ import yaml
 import outrider
 from outrider.cli import main
 from outrider.cli.printing import print_result
+from outrider.common.files import write_json
 from outrider.common.process_tree import wait_until
+from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stages.registry import STAGES
 from tests.cli.commands import COMMANDS, assert_one_message, json_line, run, start
 from tests.cli.workplace import write_workplace
@@ -485,6 +487,37 @@ def test_speeds_are_measured_again_and_nothing_else(workplace):
     assert_one_message(finished, "evaluate needs the output of ")
     assert not any(path.exists() for path in (*speeds, record))
     assert all(path.exists() for path in kept)
+
+
+@pytest.mark.parametrize(
+    ("words", "stage"), [([], "evaluate"), (["--speculator", "none"], "evaluate_other")]
+)
+def test_again_evaluates_with_what_is_kept(workplace, monkeypatch, words, stage):
+    """The timed passes of that evaluation go before it begins; everything else stays."""
+    run_dir = RunDirectory(workplace / "runs" / f"again_{stage}")
+    speeds = ["speed_eager.json", "speed_eager_repeats.json", "rates_eager.json"]
+    speeds.append("capacity_eager.json")
+    kept = ["replay_heldout_base.json", "step_times_eager.json", "verification_eager.json"]
+    evaluations = (run_dir.evaluation, run_dir.other_evaluation)
+    for out, name in itertools.product(evaluations, (*speeds, *kept)):
+        write_json(out / "steps" / name, {})
+    for name in ("ingest", "split", "capture", "train", stage):
+        result = {"verdict": "ship"} if name == stage else {}
+        write_json(run_dir.stage_record(name), {"inputs": {}, "files": {}, "result": result})
+    seen = {}
+
+    def evaluate(stage, run, options, end):
+        seen[stage.name] = [
+            sorted(path.name for path in (out / "steps").iterdir()) for out in evaluations
+        ]
+        write_json(run.stage_record(stage.name), {"inputs": {}, "result": {"verdict": "ship"}})
+
+    monkeypatch.setattr("outrider.pipeline.runner.run_stage", evaluate)
+    command = ["outrider", "eval", "mine.yaml", *words, f"name={run_dir.root.name}"]
+    finished = run(*command, "--again", cwd=workplace)
+    assert (finished.returncode, json_line(finished)["verdict"]) == (0, "ship"), finished.stderr
+    everything = sorted([*speeds, *kept])
+    assert seen[stage] == ([everything, kept] if words else [kept, everything])
 
 
 def test_runs_are_compared_without_measuring_anything(tmp_path):
