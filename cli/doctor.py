@@ -266,8 +266,8 @@ def _optional() -> list[Finding]:
         _judged(
             "W&B",
             "WANDB_API_KEY" in os.environ,
-            "WANDB_API_KEY is set: runs with training.wandb_project are sent there",
-            "runs with training.wandb_project are logged on this disk only; set WANDB_API_KEY",
+            "WANDB_API_KEY is set: runs with training.trackers=[wandb] are sent there",
+            "runs with training.trackers=[wandb] are logged on this disk only; set WANDB_API_KEY",
             otherwise="note",
         ),
         *(_extra(extra, module, use) for extra, (module, use) in extras.items()),

@@ -230,7 +230,9 @@ def adapt_endpoint(
     live = load_endpoint(str(endpoint))
     # Imports torch, so it comes after the checks, which do not need torch.
     from outrider.adapt.loop import adapting, summary
+    from outrider.training.trackers import check_trackers
 
+    check_trackers(loaded.recipe.training)
     with adapting(loaded, live) as adapter:
         adapter.run(rounds, once)
         return summary(adapter)
@@ -400,9 +402,12 @@ class Run:
         """
         from outrider.eval.config import SHIP
         from outrider.pipeline.stages.registry import stage_names
+        from outrider.training.trackers import check_trackers
 
         names = stage_names(stages, self.recipe)
         options: Options = {"force": force}
+        if any(name.startswith("train") for name in names):
+            check_trackers(self.recipe.training)
         with self.attempt():
             first = [name for name in names if name != "export"]
             results = self.run_stages(first, options, end, planned=names)

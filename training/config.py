@@ -12,6 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 LOSSES = ("kl", "ce", "lk_alpha")
 
+Tracker = Literal["tensorboard", "wandb", "mlflow", "trackio"]
+"""Trackers of Accelerate (training/trackers.py)."""
+
 FLOOR = 0.1
 """The learning rate decays to this share of its peak."""
 
@@ -116,10 +119,17 @@ class TrainingConfig(BaseModel):
     seed: int = 0
     """Seed for the data order and for new weights; everything else is deterministic."""
 
+    trackers: list[Tracker] = []
+    """Where each step's metrics go besides metrics.jsonl, whatever the environment contains.
+    `tensorboard`: files in the run's folder tensorboard; `wandb`: Weights & Biases if WANDB_API_KEY
+    is set, else files in the run's folder wandb; `mlflow`: MLFLOW_TRACKING_URI; `trackio`: this
+    machine, or TRACKIO_SPACE_ID or TRACKIO_SERVER_URL. docs/how-to/privacy.md says what is sent."""
+
+    tracking_project: str = Field(default="outrider", pattern=r"^[\w.-]+$")
+    """Project (MLflow: experiment) of the trackers."""
+
     wandb_project: str | None = None
-    """Weights & Biases project; null: no tracker, whatever the environment contains.
-    Runs of a project are sent to Weights & Biases if WANDB_API_KEY is set, and else written under
-    the log directory."""
+    """Short for `trackers: [wandb]` with this `tracking_project`."""
 
     @property
     def streams(self) -> bool:
@@ -140,6 +150,18 @@ class TrainingConfig(BaseModel):
     def own_loss(self) -> str | None:
         """The function that computes the recipe's own loss; None for a loss of Outrider."""
         return None if self.loss in LOSSES else self.loss
+
+    @property
+    def used_trackers(self) -> list[Tracker]:
+        """The trackers, with that of `wandb_project`."""
+        if self.wandb_project is None or "wandb" in self.trackers:
+            return self.trackers
+        return [*self.trackers, "wandb"]
+
+    @property
+    def used_project(self) -> str:
+        """The project of all trackers."""
+        return self.tracking_project if self.wandb_project is None else self.wandb_project
 
     @field_validator("launcher")
     @classmethod

@@ -1,6 +1,6 @@
-"""Writes training metrics to metrics.jsonl, Weights & Biases and the terminal.
+"""Writes training metrics to metrics.jsonl, to trackers and to the terminal.
 
-    metrics = Metrics(accelerator, log_dir, project=None, config={...}, resumed_step=0)
+    metrics = Metrics(accelerator, log_dir, project="outrider", config={...}, resumed_step=0)
     values = step_values(
         sums=sums, count_K=count_K, learning_rate=rate, gradient_norm=norm,
         tokens=tokens, slots=slots, seconds=seconds, waited=waited,
@@ -8,8 +8,8 @@
     metrics.write(step, values)
     print(step_line(step, steps, values, seconds))
 
-metrics.jsonl has one line per step. With a project, Weights & Biases gets the same values, offline
-without a key.
+metrics.jsonl has one line per step. The accelerator's trackers get the same values; Weights &
+Biases is offline without a key.
 Shapes: K depths.
 """
 
@@ -26,6 +26,7 @@ from torch import Tensor
 
 from outrider.common.gpu_cards import card_named
 from outrider.common.json_forms import Count, parse_form
+from outrider.training.trackers import flat_settings
 
 
 class _Line(BaseModel):
@@ -48,22 +49,21 @@ class Metrics:
         self,
         accelerator: Accelerator,
         log_dir: Path,
-        project: str | None,
+        project: str,
         config: dict[str, Any],
         resumed_step: int,
     ):
         self.accelerator = accelerator
         self.path = log_dir / "metrics.jsonl"
-        self.tracked = project is not None
         if accelerator.is_main_process:
             log_dir.mkdir(parents=True, exist_ok=True)
             self.forget_after(resumed_step)
-        if project is not None:
+        if accelerator.log_with:
             os.environ.setdefault("WANDB_SILENT", "true")
             mode = "online" if os.environ.get("WANDB_API_KEY") else "offline"
             mode = os.environ.get("WANDB_MODE", mode)
             accelerator.init_trackers(
-                project, config, {"wandb": {"dir": str(log_dir), "mode": mode}}
+                project, flat_settings(config), {"wandb": {"dir": str(log_dir), "mode": mode}}
             )
 
     def write(self, step: int, values: dict[str, Any]) -> None:
@@ -71,18 +71,18 @@ class Metrics:
         if self.accelerator.is_main_process:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": step} | values) + "\n")
-        if self.tracked:
+        if self.accelerator.trackers:
             self.accelerator.log(_flat(values), step=step)
 
     def close(self) -> None:
-        """Ends the tracker's run. `accelerator.end_training` would end the process group too."""
+        """Ends the trackers' runs. `accelerator.end_training` would end the process group too."""
         for tracker in self.accelerator.trackers:
             tracker.finish()
 
     def forget_after(self, step: int) -> None:
         """Removes incomplete lines, and lines of later steps, which will run again.
 
-        The tracker, by contrast, keeps the first values it received for a step.
+        Trackers, by contrast, keep what they received.
         """
         if not self.accelerator.is_main_process:
             return

@@ -148,7 +148,7 @@ class Trainer:
         self.metrics = Metrics(
             accelerator=accelerator,
             log_dir=plan.spec.log_dir,
-            project=self.settings.wandb_project,
+            project=self.settings.used_project,
             config=plan.spec.model_dump(mode="json", include={"speculator", "training"}),
             resumed_step=self._first_step,
         )

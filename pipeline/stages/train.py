@@ -113,8 +113,9 @@ def _streamed(run: RunDirectory, recipe: Recipe, train: list[str]) -> "Streamed"
 
 
 def _settings(recipe: Recipe) -> Settings:
-    # How strictly parity is checked does not change the trained weights.
-    training = section(recipe.training, {"parity"})
+    # How strictly parity is checked does not change the trained weights, nor do trackers.
+    left_out = {"parity", "trackers", "tracking_project", "wandb_project"}
+    training = section(recipe.training, left_out)
     own_loss = recipe.training.own_loss
     if own_loss is not None:
         # Its name stays when it is edited.

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -42,9 +43,10 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 
 @pytest.fixture(scope="module")
 def whole(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
-    """An uninterrupted run of one process, with the tracker."""
+    """An uninterrupted run of one process, with trackers."""
     run_dir = tmp_path_factory.mktemp("whole")
-    return run_dir, corpus.train(run_dir, **SETTINGS, wandb_project="outrider-test", launch=True)
+    tracked = {"trackers": ["tensorboard"], "wandb_project": "outrider-test"}
+    return run_dir, corpus.train(run_dir, **SETTINGS, **tracked, launch=True)
 
 
 def metrics(run_dir: Path) -> list[dict]:
@@ -56,6 +58,21 @@ def metrics(run_dir: Path) -> list[dict]:
 
 def losses(run_dir: Path) -> list[float]:
     return [line["loss"] for line in metrics(run_dir) if "loss" in line]
+
+
+def scalars(folder: Path) -> dict[str, list[float]]:
+    """Values by name in TensorBoard's files, whose records have a length and two checksums."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    values: dict[str, list[float]] = {}
+    for path in sorted(folder.glob("events.*")):
+        content = path.read_bytes()
+        while content:
+            (length,) = struct.unpack("<Q", content[:8])
+            for value in Event.FromString(content[12 : 12 + length]).summary.value:
+                values.setdefault(value.tag, []).append(value.simple_value)
+            content = content[16 + length :]
+    return values
 
 
 @contextmanager
@@ -103,6 +120,9 @@ def test_a_run_learns_publishes_and_keeps_its_records(
     checkpoints = sorted(path.name for path in (run_dir / "training" / "checkpoints").iterdir())
     assert checkpoints == ["step-0000012", "step-0000015"]
     assert list((run_dir / "logs" / "wandb").glob("offline-run-*"))
+    tracked = scalars(run_dir / "logs" / "tensorboard" / "outrider-test")
+    assert tracked["loss"] == pytest.approx(losses(run_dir))
+    assert {"kl/1", "kl/3", "validation_acceptance_length/3"} <= tracked.keys()
 
 
 def test_a_key_of_the_tracker_alone_sends_nothing(
@@ -112,6 +132,7 @@ def test_a_key_of_the_tracker_alone_sends_nothing(
     corpus.train(tmp_path, epochs=1)
     assert (tmp_path / "logs" / "metrics.jsonl").is_file()
     assert not (tmp_path / "logs" / "wandb").exists()
+    assert not (tmp_path / "logs" / "tensorboard").exists()
 
 
 @pytest.mark.parametrize("train", ["all", "lora"])

@@ -28,6 +28,7 @@ from outrider.speculators.unroll import Slots
 from outrider.training.config import TrainingConfig
 from outrider.training.memory import BUCKET
 from outrider.training.packing import turns
+from outrider.training.trackers import check_trackers
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -134,7 +135,10 @@ def make_accelerator(config: TrainingConfig, log_dir: Path) -> "Accelerator":
     """Returns an Accelerator over DeepSpeed; each row is a micro-batch."""
     import deepspeed.ops
     from accelerate import Accelerator, DeepSpeedPlugin
-    from accelerate.utils import InitProcessGroupKwargs
+    from accelerate.utils import InitProcessGroupKwargs, ProjectConfiguration
+
+    # Launchers and Ray start it in environments that the command has not seen.
+    check_trackers(config)
 
     # DeepSpeed would compile its shared-memory collectives for CPUs at first use; gloo needs no
     # compiler.
@@ -146,8 +150,10 @@ def make_accelerator(config: TrainingConfig, log_dir: Path) -> "Accelerator":
         deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=_deepspeed_settings(config, rows_each)),
         gradient_accumulation_steps=rows_each,
         kwargs_handlers=[InitProcessGroupKwargs(backend=backend, timeout=_PATIENCE)],
-        log_with="wandb" if config.wandb_project else None,
-        project_dir=str(log_dir),
+        log_with=config.used_trackers,
+        project_config=ProjectConfiguration(
+            project_dir=str(log_dir), logging_dir=str(log_dir / "tensorboard")
+        ),
     )
 
 

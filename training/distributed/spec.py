@@ -64,7 +64,7 @@ class TrainingSpec(BaseModel):
     publish_dir: Directory
     """Directory of the trained speculator."""
     log_dir: Directory
-    """Directory of metrics.jsonl and the tracker's files."""
+    """Directory of metrics.jsonl and the trackers' files."""
     attempt: int = 0
     """Number of this group of ranks, if several are started in turn.
     Ranks of an earlier group may still be running on a lost node and writing files."""
@@ -76,7 +76,8 @@ class TrainingSpec(BaseModel):
             exclude={
                 **dict.fromkeys(("out_dir", "publish_dir", "log_dir", "attempt"), True),
                 "training": {
-                    *("wandb_project", "processes", "launcher"),
+                    *("trackers", "tracking_project", "wandb_project"),
+                    *("processes", "launcher"),
                     *("checkpoint_every", "parity", "features"),
                 },
             },
