@@ -92,6 +92,11 @@ install_verified "requirements/$kind.txt" \
     || fail_with_log "uv could not install requirements/$kind.txt; its message is above and in $log"
 "$VENV/bin/uv" pip install --quiet --no-deps --no-build-isolation --editable . \
     || fail "uv could not install this checkout into $VENV"
+# setuptools' finder of the checkout's folders comes last. Next to a clone named `outrider`, Python would take the
+# clone's folder for a namespace package before. This file is read after setuptools' own: names are sorted.
+site=$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+printf '%s\n' 'import sys; sys.meta_path.sort(key=lambda finder: "__editable___outrider" not in str(finder.__module__))' \
+    >"$site/outrider_first.pth"
 # Optional: where it cannot be downloaded or compiled, one line tells why and the set-up continues.
 "$VENV/bin/outrider" doctor --install >"$log" || true
 printf '%s\n' "$wanted" >"$stamp"

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from uv import find_uv_bin
 
+import outrider
+
 ROOT = Path(__file__).parents[1]
 UV_VERSION = "1.0"
 PYPROJECT = """\
@@ -183,3 +185,20 @@ def test_a_local_wheel_that_differs_is_named_and_taken_only_if_accepted(tmp_path
     assert str(extra) not in done.stdout
     assert origin(root, "torch") == "local"
     assert origin(root, "extra") == "general"
+
+
+def test_a_script_next_to_the_clone_imports_the_package(tmp_path: Path) -> None:
+    """The clone's folder has the package's name; a file that is added there needs no set-up."""
+    (tmp_path / "outrider").symlink_to(ROOT)
+    script = tmp_path / "mine.py"
+    names = ["outrider.cli.main", "outrider.live.local"]
+    script.write_text(
+        "import importlib.util, outrider\n"
+        "print(outrider.__version__)\n"
+        f"for name in {names}: print(importlib.util.find_spec(name).origin)\n"
+    )
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, text=True, capture_output=True)
+    assert done.returncode == 0, f"{done.stderr}; run `make setup`"
+    version, *origins = done.stdout.splitlines()
+    assert version == outrider.__version__
+    assert [Path(path) for path in origins] == [ROOT / "cli/main.py", ROOT / "live/local.py"]
