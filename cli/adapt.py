@@ -5,7 +5,6 @@ from typing import Annotated
 import outrider
 from outrider.cli.options import EndpointName, Flag, Overrides, RecipeName, ResultAsJson
 from outrider.cli.printing import print_result
-from outrider.common.errors import UsageError
 
 
 def adapt_speculator(
@@ -30,8 +29,6 @@ def adapt_speculator(
     """
     from outrider.common.process_tree import stopped_by_signal
 
-    if rounds is not None and rounds < 1:
-        raise UsageError(f"--rounds {rounds}: give 1 or more, or leave it out")
     with stopped_by_signal():
         summary = outrider.adapt_endpoint(
             recipe, *overrides, endpoint=endpoint, rounds=rounds, once=once

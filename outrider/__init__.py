@@ -183,6 +183,10 @@ def deploy(
     `bundle` is a run directory, an exported bundle or an address; `endpoint` is the endpoint's
     file. Blocks until the canary is promoted or rolled back. Without a bundle, one of `status`,
     `rollback`, `promote` and `recover` acts on the endpoint, as the command's options do.
+
+    Two options of the command have functions in `outrider.live`. `manifests.write_manifest` returns
+    the YAML that `--manifest` prints. `local.local_endpoint` and `local.load` are the contexts in
+    which `--local` and `--load` run this function; they end the servers that they start.
     """
     from outrider.live import controller
     from outrider.live.actions import bundle_of, chosen_action
@@ -222,10 +226,14 @@ def adapt_endpoint(
 ) -> dict[str, object]:
     """Follows an endpoint's traffic; returns the JSON object of `outrider adapt`.
 
-    It ends after `rounds` training rounds, with `once` where the log ends, else never.
+    It ends after `rounds` training rounds, with `once` where the log ends, else never; then an
+    exception such as `KeyboardInterrupt` ends it, and the next call resumes.
     """
+    from outrider.common.errors import UsageError
     from outrider.live.endpoint_file import load_endpoint
 
+    if rounds is not None and rounds < 1:
+        raise UsageError(f"--rounds {rounds}: give 1 or more, or leave it out")
     loaded = open(recipe, *overrides, **sections).loaded
     live = load_endpoint(str(endpoint))
     # Imports torch, so it comes after the checks, which do not need torch.

@@ -62,3 +62,19 @@ def test_notes_are_logged_and_not_printed(
     outrider._load("resume_screening", [], str(command))
     assert "serve command: " in caplog.text
     assert capfd.readouterr() == ("", "")
+
+
+def test_rounds_are_checked_before_anything_is_read() -> None:
+    with pytest.raises(outrider.OutriderError, match="--rounds 0: give 1 or more"):
+        outrider.adapt_endpoint("nowhere.yaml", endpoint="nowhere.yaml", rounds=0)
+
+
+def test_what_deploy_refers_to_exists() -> None:
+    """Options of the command that are other functions."""
+    from outrider.live import local, manifests
+
+    documented = str(outrider.deploy.__doc__)
+    for module, names in {manifests: ["write_manifest"], local: ["local_endpoint", "load"]}.items():
+        for name in names:
+            assert f"`{module.__name__.rpartition('.')[2]}.{name}`" in documented
+            assert callable(getattr(module, name))
