@@ -98,8 +98,8 @@ def _on_policy(own_text: OnPolicy) -> Check:
         name="held-out text is on-policy",
         outcome=_outcome(own_text.cause not in NOT_SERVED),
         seen=f"{own_text.sequences} sequences{unchecked}: {own_text.text}",
-        demand="prompts and responses must be those that the endpoint reads and writes "
-        "(docs/explanation/traffic.md)",
+        demand="prompts and responses must be those that the endpoint reads and writes: the same "
+        "target, chat template and sampling",
     )
 
 

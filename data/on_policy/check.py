@@ -181,7 +181,7 @@ def two_lines(report: Report) -> list[str]:
     everything = report["all"]
     verdict = everything["verdict"]
     not_checked = f"{everything['not_checked']:,}"
-    aside = "replayed and trained on with hard labels (docs/explanation/traffic.md)"
+    aside = "replayed and trained on with hard labels (the logged tokens)"
     if verdict["cause"] == "not_checked":
         return [
             f"On-policy: not checked. All {not_checked} sequences were shaped by more than"

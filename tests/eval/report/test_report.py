@@ -1,5 +1,6 @@
 """The report from whole results: complete, offline, and the same in every form."""
 
+import ast
 import json
 import re
 from pathlib import Path
@@ -12,15 +13,16 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import write_json
 from outrider.common.lost_ends import lost_ends as cut
 from outrider.data.features.feature_writer import FeatureWriter
-from outrider.eval.config import CostConfig
+from outrider.eval.config import CostConfig, EvalConfig
+from outrider.eval.gate import judge
 from outrider.eval.report.report import lost_ends, sections_of, write_report
 from outrider.eval.results.parts import VARIANTS, interval
 from outrider.eval.results.report import Report
-from outrider.eval.results.sections import Block, Served, SpeedRow
+from outrider.eval.results.sections import Block, OnPolicy, Served, SpeedRow
 from outrider.eval.summary import HOURS_A_MONTH, money, summary
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, SequenceStates
 from tests.eval.sample_results import sample_replay, sample_results
-from tests.eval.sample_run import write_sample_run
+from tests.eval.sample_run import sample_on_policy, write_sample_run
 from tools.reference import report_schema
 
 
@@ -66,6 +68,37 @@ def test_the_page_is_whole_and_needs_nothing_else(forms):
     assert page.count("<svg") == 6 and "<svg" not in markdown
     for form in forms:
         assert not re.search(r"\b(nan|None|Undefined)\b", form)
+
+
+def test_the_page_explains_itself_outside_the_checkout(forms, results, tmp_path, capsys):
+    """Whoever gets only the page has no docs/ folder."""
+    unchecked = sample_on_policy()
+    unchecked["all"] |= {"not_checked": 3, "masked": 2}
+    own_text = OnPolicy(cause="foreign", text="of another model", sequences=9, not_checked=3)
+    off_policy = results.model_copy(update={"own_text": own_text, "on_policy": unchecked})
+    judged = off_policy.model_copy(update={"verdict": judge(off_policy, EvalConfig().gate)})
+    texts = [*forms]
+    for report in (sample_results(custom_speed=0.5), judged):
+        texts += rendered(report, tmp_path)
+    texts.append(capsys.readouterr().err)
+    assert [text[:40] for text in texts if "docs/" in text] == []
+    for form in forms:
+        assert "drafts that continue an earlier occurrence" in form and "Terms" in form
+
+
+def test_no_sentence_of_an_evaluation_names_the_docs_folder():
+    """Whatever the outcome of its checks; docstrings may name it."""
+    named = []
+    for file in (Path(__file__).parents[3] / "eval").rglob("*.py"):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        named += [
+            f"{file.name}: {node.value}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Constant) and id(node) not in docstrings
+            if isinstance(node.value, str) and "docs/" in node.value
+        ]
+    assert named == []
 
 
 def test_names_and_customer_text_are_escaped_and_only_the_owner_s(forms, run):
