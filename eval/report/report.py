@@ -20,7 +20,7 @@ from outrider.data.ingest.traffic_facts import facts
 from outrider.data.on_policy.check import FILE as ON_POLICY
 from outrider.data.on_policy.check import QUARANTINE, groups_of, read_quarantine, two_lines
 from outrider.data.on_policy.check import Report as OnPolicyReport
-from outrider.eval.report import charts, first_screen, speeds
+from outrider.eval.report import charts, costs, first_screen, speeds
 from outrider.eval.report.formatting import print_markdown, render
 from outrider.eval.results.parts import (
     DRAFTERS,
@@ -100,7 +100,8 @@ def contents(report: Report, metrics: charts.Rows) -> dict[str, Any]:
         "loads": charted,
         "one": speeds.one_over_scale(charted),
         "tiles": speeds.tiles(report),
-        "main_mode": main_mode,
+        "cost_sentence": costs.cost_sentence(report),
+        "cost_table": costs.cost_table(report),
         "main_load": speeds.load_label(report, main_mode, report.choice.main_concurrency),
         "currency": speeds.currency(report),
         "blocks_of": functools.partial(speeds.main_blocks, report),

@@ -10,7 +10,7 @@ phone; Markdown and the terminal have the same ratios as a table.
 from typing import Any, NamedTuple, cast
 
 from outrider.eval.report.first_screen import inverted, load_in_words, main_row
-from outrider.eval.results.parts import LOOKUP, VARIANTS, Estimate
+from outrider.eval.results.parts import LOOKUP, Estimate
 from outrider.eval.results.report import Report
 from outrider.eval.results.sections import Block, SpeedRow
 
@@ -117,10 +117,26 @@ def tiles(report: Report) -> list[Tile]:
         _tile("to the first token, median", "ms", waits),
     ]
     if report.cost:
-        prices = report.cost[mode][str(report.choice.main_concurrency)].per_million_tokens
-        of_variants: dict[str, str] = {name: f"{prices.of(name):.3g}" for name in VARIANTS}
-        shown.append(_tile("per million tokens", currency(report), of_variants))
+        by_name = prices(report, mode, str(report.choice.main_concurrency))
+        rounded = {name: f"{price:.3g}" for name, price in by_name.items()}
+        shown.append(_tile("per million tokens", currency(report), rounded))
     return shown
+
+
+def prices(report: Report, mode: str, concurrency: str) -> dict[str, float]:
+    """Price of a million output tokens by variant, in eval.cost's currency.
+
+    report.json has those of `VARIANTS`. The price of a token is inverse to an endpoint's tokens/s,
+    which gives those of the other variants.
+    """
+    assert report.cost is not None
+    row = report.served[mode].speed[concurrency]
+    cost = report.cost[mode][concurrency].per_million_tokens
+    at_one_token_per_s = cost.none * row.none.tokens_per_s
+    return {
+        name: at_one_token_per_s / block.tokens_per_s
+        for name, block in main_blocks(report, row).items()
+    }
 
 
 def main_blocks(report: Report, row: SpeedRow) -> dict[str, Block]:
