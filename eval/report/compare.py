@@ -5,14 +5,11 @@
 
 Speeds are comparable across runs only as ratios within one run, so absolute tokens/s are left out.
 To detect drift, each speculator, identified by the digest of its weights, is tracked over the runs
-that evaluated it. Runs are treated as independent samples: the log ratio of a later run to the
-first is tested, with standard errors from the intervals over sessions (half their log width,
-divided by 1.96) and Bonferroni's correction. If the acceptance of both base and custom falls, the
-traffic has become harder to draft; if custom's falls relative to base's, the speculator no longer
-fits the traffic.
+that evaluated it: each later run is compared with the first (change.py). If the acceptance of both
+base and custom falls, the traffic has become harder to draft; if custom's falls relative to
+base's, the speculator no longer fits the traffic.
 """
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
@@ -20,11 +17,13 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel
-from scipy.stats import norm
 
 from outrider.common.errors import OutriderError
 from outrider.data.ingest.traffic_facts import date
+from outrider.eval.report.change import Change, change
+from outrider.eval.report.first_screen import measured_on, subtitle, title
 from outrider.eval.report.formatting import render
+from outrider.eval.report.gains import Gains, charted, gains, one_of
 from outrider.eval.results.parts import (
     VARIANTS,
     ClusteredEstimate,
@@ -35,30 +34,12 @@ from outrider.eval.results.parts import (
 from outrider.eval.results.report import Report
 from outrider.eval.results.sections import Replay
 
-Z = float(norm.isf(0.025))
-
-LEVEL = 0.05
-"""A change is significant if its p-value is below this level divided by the number of later runs in
-its series."""
-
 MODEL_RUNNERS = "model runner, none / base / custom"
 
 SETTINGS = ("kind of custom", "K, base and custom", "temperature, top_p", MODEL_RUNNERS)
 """Figures that should be equal in all compared runs."""
 
 Figure = str | int | ClusteredEstimate | Estimate
-
-
-class Change(BaseModel):
-    """Ratio of a later run's figure to the first's, with its interval."""
-
-    value: float
-    low: float
-    high: float
-    beyond_chance: bool
-
-    def __str__(self) -> str:
-        return f"× {self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
 class Point(BaseModel):
@@ -89,6 +70,12 @@ class Comparison(BaseModel):
 
     runs: list[str]
     """Names of the runs, as given"""
+    title: str
+    """What was compared, and when it was measured"""
+    described: dict[str, str]
+    """Short name of each run -> its target, traffic, date and speculator"""
+    gains: Gains
+    """Which run gains most in tokens/s"""
     figures: dict[str, list[Figure | None]]
     """Figure -> its value in every run; null if the run has no such figure"""
     notes: list[str]
@@ -99,25 +86,63 @@ class Comparison(BaseModel):
 def compare(runs: Sequence[Path]) -> Comparison:
     """Compares run directories, or report.json files."""
     reports = {str(run): _read_run(run) for run in runs}
+    if len(reports) < 2:
+        raise OutriderError(f"--compare {runs[0]}: name at least two runs")
+    short = short_names([Path(run) for run in reports])
+    by_short_name = dict(zip(short, reports.values(), strict=True))
+    described = {name: f"{title(run)}; {subtitle(run)}" for name, run in by_short_name.items()}
     figures = [_figures(report) for report in reports.values()]
     keys = dict.fromkeys(key for of_run in figures for key in of_run)
     rows = {key: [of_run.get(key) for of_run in figures] for key in keys}
+    notes = [
+        f"The runs differ in {setting}: compare their figures with care."
+        for setting in SETTINGS
+        if len(set(rows[setting])) > 1
+    ]
     return Comparison(
         runs=list(reports),
+        title=page_title(list(reports.values())),
+        described=described,
+        gains=gains(by_short_name),
         figures=rows,
-        notes=[
-            f"The runs differ in {setting}: compare their figures with care."
-            for setting in SETTINGS
-            if len(set(rows[setting])) > 1
-        ],
+        notes=notes,
         history=history(reports),
     )
 
 
+def short_names(runs: Sequence[Path]) -> list[str]:
+    """The folders' names if they differ, else the paths."""
+    folders = [run.parent if run.suffix == ".json" else run for run in runs]
+    names = [folder.resolve().name for folder in folders]
+    return names if len(set(names)) == len(names) else [str(run) for run in runs]
+
+
+def page_title(reports: Sequence[Report]) -> str:
+    """The number of runs, target and traffic if all have the same, and the first and last date."""
+    subjects = {f"{Path(report.target).name} on {report.recipe}" for report in reports}
+    words = f"{len(reports)} runs compared"
+    if len(subjects) == 1:
+        words = f"{len(reports)} runs of {subjects.pop()} compared"
+    dates = sorted({measured_on(report) for report in reports} - {""})
+    if not dates:
+        return words
+    last = f" to {dates[-1]}" if len(dates) > 1 else ""
+    return f"{words}, {dates[0]}{last}"
+
+
 def rendered(compared: Comparison, form: Literal["html", "markdown"]) -> str:
     """Renders the comparison as an offline page or as Markdown."""
-    cells = [[name, *map(_text, values)] for name, values in compared.figures.items()]
-    return render("compare.j2", form, compared=compared, cells=cells, date=date)
+    names = dict(zip(compared.runs, compared.described, strict=True))
+    return render(
+        "compare.j2",
+        form,
+        compared=compared,
+        names=names,
+        cells=[[name, *map(_text, values)] for name, values in compared.figures.items()],
+        loads=charted(compared.gains),
+        one=one_of(compared.gains),
+        date=date,
+    )
 
 
 def history(runs: Mapping[str, Report]) -> list[Series]:
@@ -138,31 +163,6 @@ def history(runs: Mapping[str, Report]) -> list[Series]:
             points = [_point(name, run, first, len(evaluated) - 1) for name, run in evaluated]
             series.append(Series(weights=weights, points=points))
     return series
-
-
-def change(first: ClusteredEstimate, later: ClusteredEstimate, comparisons: int) -> Change:
-    """Returns later / first, its interval, and whether it differs from 1.
-
-    The estimates must be independent and positive, and must have intervals. The test's level is
-    LEVEL / `comparisons`.
-    """
-    widths = [
-        math.log(estimate.high / estimate.low)
-        for estimate in (first, later)
-        if estimate.low and estimate.high
-    ]
-    # The two runs are on different responses, so their variances add; a width is 2 Z standard
-    # errors.
-    error = math.hypot(*widths) / (2 * Z)
-    shift = math.log(later.value / first.value)
-    p = 2 * float(norm.sf(abs(shift) / error)) if error else float(shift == 0)
-    return Change(
-        value=math.exp(shift),
-        low=math.exp(shift - Z * error),
-        high=math.exp(shift + Z * error),
-        # Bonferroni, since any of the later runs may differ by chance.
-        beyond_chance=p < LEVEL / comparisons,
-    )
 
 
 def _point(name: str, run: Report, first: Report, comparisons: int) -> Point:
@@ -224,6 +224,8 @@ def _figures(run: Report) -> dict[str, Figure]:
             label = f"tokens/s, {mode}, concurrency {concurrency}"
             figures[f"{label}, custom / base"] = row.custom_over_base
             figures[f"{label}, custom / none"] = row.custom_over_none
+            if row.lookup:
+                figures[f"{label}, custom / lookup"] = row.lookup.custom_over
     for dimension, slices in run.slices.items():
         for one in slices:
             figures[f"acceptance, {dimension}: {one.name}, custom / base"] = one.ratio

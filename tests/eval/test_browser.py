@@ -1,4 +1,4 @@
-"""The report in a real browser: offline, every chart drawn, readable on phone, desktop and paper.
+"""The report and a comparison in a real browser: offline, every chart drawn, readable everywhere.
 
 Screenshots go to build/report/. Skipped without Chromium: `apt-get install chromium`, or set
 OUTRIDER_BROWSER to the path of one.
@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from outrider.eval.report.compare import compare, rendered
 from tests.eval.chromium import MISSING, chromium_path, opened
+from tests.eval.sample_results import history_report
 from tests.eval.sample_run import write_sample_run
 
 HERE = Path(__file__).parent
@@ -36,28 +38,59 @@ def report(tmp_path_factory):
     return write_sample_run(tmp_path_factory.mktemp("report"))
 
 
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory):
+    """Two runs, one with a long name."""
+    folder = tmp_path_factory.mktemp("compared")
+    runs = [folder / "march", folder / "resume_screening_of_april_with_more_sessions"]
+    for day, run in enumerate(runs):
+        history_report(day, 2, 3 - day / 2).write(run / "report.json")
+    page = folder / "compared.html"
+    page.write_text(rendered(compare(runs), "html"), encoding="utf-8")
+    return page
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("name", VIEWPORTS)
 def test_the_report_is_readable(browser, report, name, scheme):
-    size = VIEWPORTS[name]
-    complaints = []
-    requests = []
-    page = browser.new_page(viewport=size, is_mobile=name == "phone", color_scheme=scheme)
-    page.on("console", lambda message: complaints.append(message.text))
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("request", lambda request: requests.append(request.url))
-    page.goto(report.as_uri())
-    page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    page = checked(browser, report, name, scheme)
     first_screen_is_complete(page, name)
     page.evaluate("document.querySelectorAll('details').forEach(box => box.open = true)")
     assert page.evaluate("document.querySelectorAll('main svg').length") == 6
-    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert (sum(map(int, background[4:-1].split(","))) < 200) == (scheme == "dark")
     page.screenshot(path=SHOTS / f"{name}_{scheme}.png", full_page=True)
     assert page.evaluate(CHECKS) == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", VIEWPORTS)
+def test_a_comparison_is_readable(browser, comparison, name, scheme):
+    page = checked(browser, comparison, name, scheme)
+    assert page.evaluate("document.querySelectorAll('.bar u').length") == 6
+    assert box_of(page, ".speeds")["bottom"] < VIEWPORTS[name]["height"]
+    header = "getComputedStyle(document.querySelector('.scroll tr')).display"
+    assert (page.evaluate(header) == "none") == (name == "phone")  # cards below 600 px
+    page.screenshot(path=SHOTS / f"compared_{name}_{scheme}.png", full_page=True)
+    assert page.evaluate(CHECKS) == []
+
+
+def checked(browser, file, name, scheme):
+    """The opened page, which has the scheme's background and asked for nothing else."""
+    complaints = []
+    requests = []
+    page = browser.new_page(
+        viewport=VIEWPORTS[name], is_mobile=name == "phone", color_scheme=scheme
+    )
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("request", lambda request: requests.append(request.url))
+    page.goto(file.as_uri())
+    page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, background[4:-1].split(","))) < 200) == (scheme == "dark")
     assert complaints == []
     assert all(address.startswith(OFFLINE) for address in requests), requests
-    assert requests[0] == report.as_uri()
+    assert requests[0] == file.as_uri()
+    return page
 
 
 def first_screen_is_complete(page, name):

@@ -1,12 +1,14 @@
 """Runs side by side, and the same speculator on newer traffic: changes, and chance."""
 
 import math
+from pathlib import Path
 
 import pytest
 
 from outrider.common.errors import OutriderError
-from outrider.eval.report.compare import change, compare, history, rendered
-from outrider.eval.results.parts import VARIANTS, Drafters
+from outrider.eval.report.change import change
+from outrider.eval.report.compare import compare, history, rendered, short_names
+from outrider.eval.results.parts import VARIANTS, Drafters, interval
 from outrider.eval.results.report import SpeculatorIdentity
 from tests.eval.sample_results import SPREAD, estimate, sample_results
 from tests.eval.sample_results import history_report as report
@@ -60,6 +62,29 @@ def test_page_and_terminal_say_what_changed(runs):
         assert "drift: it gains less over base" in form and "1.50 [1.47, 1.53]" in form
         assert "abababababab" in form and "cdcdcd" not in form
     assert "&lt;i&gt;june" in page and "<i>june" not in page
+
+
+def test_the_page_begins_with_title_date_and_which_run_gains(runs):
+    compared = compare(runs)
+    title = "3 runs of nano_r1 on resume_screening compared, 2025-10-09 to 2026-01-16"
+    page, markdown = (rendered(compared, form) for form in ("html", "markdown"))
+    assert page.count(title) == 2 and f"<h1>{title}</h1>" in page
+    assert markdown.startswith(f"# {title}\n\nWhich run gains most cannot be told: ")
+    assert "march: nano_r1 on resume_screening, 2025-10-09; custom is an MTP layer" in markdown
+    ratio = compared.gains.ratios["no speculation"]["march"]
+    assert page.count(interval(ratio)) >= 2  # in the chart and in the table
+    assert '<div class="bar"><span>&lt;i&gt;june&lt;|i&gt;</span>' in page
+    assert "custom / no speculation | 1.83 [1.76, 1.91]" in markdown
+
+
+def test_names_are_short_if_they_differ():
+    assert short_names([Path("runs/a/report.json"), Path("runs/b")]) == ["a", "b"]
+    assert short_names([Path("x/a"), Path("y/a")]) == ["x/a", "y/a"]
+
+
+def test_one_run_is_no_comparison(runs):
+    with pytest.raises(OutriderError, match="name at least two runs"):
+        compare(runs[:1])
 
 
 def test_a_run_without_exact_replay_is_refused(tmp_path):
