@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -25,8 +25,9 @@ from pydantic import Field
 from rich.console import Console
 from typing_extensions import TypedDict
 
+from outrider.common.cluster.actors import find_actors
 from outrider.common.cluster.config import ClusterConfig
-from outrider.common.cluster.session import connect, open_cluster
+from outrider.common.cluster.session import open_cluster
 from outrider.common.errors import OutriderError
 from outrider.common.files import write_json
 from outrider.common.fingerprint import value_digest
@@ -48,6 +49,7 @@ from outrider.data.features.feature_store import (
     rounded,
 )
 from outrider.data.features.replica import CaptureReplica, ReplicaSetup
+from outrider.data.features.replicas import Replicas, start_replicas
 from outrider.data.on_policy.check import MOST_ASIDE
 from outrider.data.on_policy.evidence import Evidence
 from outrider.data.sequences import load_sequences
@@ -55,9 +57,6 @@ from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import LoggedRow
 from outrider.serving.token_scores import COLUMNS
 from outrider.speculators.features import FeatureSpec, SequenceStates, StreamRow
-
-if TYPE_CHECKING:
-    from outrider.data.features.replicas import Replicas
 
 STREAM = "stream.json"
 """File with the names of the replicas and the paths of the sequences."""
@@ -69,7 +68,7 @@ class StreamFile(TypedDict):
     """The content of `STREAM`."""
 
     address: str
-    """Address of the Ray cluster."""
+    """Address of the cluster."""
     namespace: str
     replicas: list[str]
     """Names of the actors."""
@@ -107,7 +106,7 @@ class Streamed:
 
 @contextlib.contextmanager
 def streaming(
-    streamed: Streamed, ranks: int, directory: Path, actor: type = CaptureReplica
+    streamed: Streamed, ranks: int, directory: Path, actor: type[CaptureReplica] = CaptureReplica
 ) -> Iterator[None]:
     """Starts the replicas, and writes to `directory` how ranks reach them.
 
@@ -131,9 +130,7 @@ def streaming(
     capture_cores = cluster.capture_replicas * cluster.cores_per_replica
     cores = max(len(os.sched_getaffinity(0)), training_cores + capture_cores)
     with contextlib.ExitStack() as stack:
-        session = stack.enter_context(open_cluster(cluster, cores))  # raises if Ray is missing
-        from outrider.data.features.replicas import start_replicas
-
+        session = stack.enter_context(open_cluster(cluster, cores))
         namespace, actors = stack.enter_context(start_replicas(cluster, setup, actor))
         limit_bytes = session.in_flight_bytes(cluster) // ranks
         piece_bytes = setup.piece_tokens * state_bytes(streamed.spec)
@@ -219,20 +216,13 @@ class StreamedFeatures:
         rows = [self._row_of[sequence_id] for sequence_id in sequence_ids]
         return StreamReading(self, rows_of(self.table.select(rows), self.content["limit"]))
 
-    def replicas(self) -> "Replicas":
+    def replicas(self) -> Replicas:
         """Connects this process to the replicas; only rank 0 prints their events."""
-        import ray
-
-        from outrider.data.features.replicas import Replicas
-
-        if not ray.is_initialized():
-            connect({"address": self.content["address"]})
         try:
-            actors = {
-                name: ray.get_actor(name, namespace=self.content["namespace"])
-                for name in self.content["replicas"]
-            }
-        except ValueError:
+            actors = find_actors(
+                self.content["address"], self.content["namespace"], self.content["replicas"]
+            )
+        except LookupError:
             raise OutriderError(
                 "the capture process has ended, and the stream of states with it; rerun the command"
                 " to resume"

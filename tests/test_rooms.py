@@ -1,6 +1,7 @@
 """Rooms import only downwards; no modules and no packages import each other in a circle."""
 
 import ast
+import re
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -107,3 +108,14 @@ def test_every_package_is_installed() -> None:
     }
     missing = sorted(name for name in packages if name not in text)
     assert not missing, missing
+
+
+def test_only_the_cluster_package_imports_ray() -> None:
+    """The rest uses its sessions, tasks, actors and ranks."""
+    imports_ray = re.compile(r"^\s*(import|from) ray\b", re.MULTILINE)
+    importers = {
+        package(name)
+        for name, path in MODULES.items()
+        if imports_ray.search(path.read_text(encoding="utf-8"))
+    }
+    assert importers == {"outrider.common.cluster"}

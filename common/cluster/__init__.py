@@ -1,1 +1,1 @@
-"""A Ray cluster: its recipe section, and a session on it."""
+"""A Ray cluster: its recipe section, a session on it, tasks, actors and ranks. Only here is Ray."""

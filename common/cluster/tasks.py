@@ -58,6 +58,13 @@ def run_tasks(
                 ray.cancel(reference, force=True)
 
 
+def has_gpus() -> bool:
+    """Whether a node of the cluster has a GPU."""
+    import ray
+
+    return bool(ray.cluster_resources().get("GPU", 0.0) >= 1)
+
+
 def slots(cpus: float = 1.0, gpus: float = 0.0) -> int:
     """How many tasks of this size can run concurrently, at least 1."""
     import ray

@@ -58,6 +58,7 @@ from outrider.data.features.engine_checks import EngineChecks, Row, check_engine
 from outrider.data.features.feature_store import FeatureStore, Source
 from outrider.data.features.feature_writer import FeatureWriter
 from outrider.data.features.replica import ReplicaSetup
+from outrider.data.features.replicas import Replicas, start_replicas
 from outrider.data.sequences import Tables, load_sequences
 from outrider.data.split.split import PREFIX, ids_of
 from outrider.serving.config import EngineConfig, TargetConfig
@@ -263,23 +264,20 @@ def _capture_on_replicas(
             ]
         ),
     )
-    with open_cluster(cluster) as session:  # first, because it raises if Ray is missing
-        from outrider.data.features.replicas import Replicas, start_replicas
+    with open_cluster(cluster) as session, start_replicas(cluster, setup) as (_, actors):
+        replicas = Replicas(actors, state_bytes(plan.spec), cluster.start_timeout_s)
+        in_flight = session.in_flight_bytes(cluster)
 
-        with start_replicas(cluster, setup) as (_, actors):
-            replicas = Replicas(actors, state_bytes(plan.spec), cluster.start_timeout_s)
-            in_flight = session.in_flight_bytes(cluster)
+        def prefill(batches: Iterator[Piece]) -> Iterator[tuple[LoggedRow, SequenceStates]]:
+            for piece, states in replicas.stream(batches, in_flight):
+                yield from zip(piece.rows, states, strict=True)
 
-            def prefill(batches: Iterator[Piece]) -> Iterator[tuple[LoggedRow, SequenceStates]]:
-                for piece, states in replicas.stream(batches, in_flight):
-                    yield from zip(piece.rows, states, strict=True)
-
-            summary = _capture(plan, prefill, replicas.answer)
-            summary["replicas"] = replicas.running
-            summary["lost_replicas"] = replicas.lost
-            summary["left_out"] = replicas.left_out
-            _write_summary(plan, summary)
-            return summary
+        summary = _capture(plan, prefill, replicas.answer)
+        summary["replicas"] = replicas.running
+        summary["lost_replicas"] = replicas.lost
+        summary["left_out"] = replicas.left_out
+        _write_summary(plan, summary)
+        return summary
 
 
 def capture_ids(

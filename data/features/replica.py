@@ -1,8 +1,8 @@
-"""A capture replica: a Ray actor whose engine captures whole pieces.
+"""A capture replica: an actor whose engine captures whole pieces.
 
-    replica = ray.remote(CaptureReplica).remote(setup)
-    checks = ray.get(replica.start.remote())
-    ray.get(replica.capture.remote(piece))        # [SequenceStates]
+    with start_actors(CaptureReplica, setup, ["replica 0"], placement) as (_, actors):
+        checks = actors["replica 0"].call(CaptureReplica.start).result()
+        actors["replica 0"].call(CaptureReplica.capture, piece).result()  # [SequenceStates]
 
 The actor has two threads. While one copies the states of a piece into the object store, the other
 prefills the next piece; a lock protects the engine. The states pass from the engine's worker to the
@@ -58,7 +58,7 @@ class ReplicaSetup:
 
 
 class CaptureReplica:
-    """A capture replica; `ray.remote` makes it an actor (replicas.py)."""
+    """A capture replica; `start_replicas` makes it an actor (replicas.py)."""
 
     def __init__(self, setup: ReplicaSetup) -> None:
         adopt(setup.environment)
@@ -107,7 +107,7 @@ class CaptureReplica:
         setup = self._setup
         engine = self._setup.engine
         if runs_on_cpu():
-            # Keeps Ray's OMP_NUM_THREADS (the actor's cores); vLLM would use all cores.
+            # Keeps the cluster's OMP_NUM_THREADS (the actor's cores); vLLM would use all cores.
             environment = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", **engine.environment}
             engine = engine.model_copy(update={"environment": environment})
         if engine.gpus > 1 and "distributed_executor_backend" not in engine.extra_arguments:

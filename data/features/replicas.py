@@ -1,29 +1,36 @@
-"""Capture replicas on a Ray cluster, streaming a plan's pieces in order.
+"""Capture replicas on a cluster, streaming a plan's pieces in order.
 
     with start_replicas(config, setup) as (_, actors):
         replicas = Replicas(actors, state_bytes(setup.spec), config.start_timeout_s)
         for piece, states in replicas.stream(plan, limit_bytes):
             ...
 
-Each replica is an actor with an engine (replica.py). If an actor or its node fails, Ray restarts
-the actor on any node with room, at most `cluster.replica_restarts` times. Meanwhile the other
-replicas capture its pieces. A piece whose object is lost is captured again. A replica is left out
+Each replica is an actor with an engine (replica.py). If an actor or its node fails, the cluster
+restarts it on any node with room, at most `cluster.replica_restarts` times. Meanwhile the other
+replicas capture its pieces. A piece whose states are lost is captured again. A replica is left out
 if its engine does not start or its checks fail. Any process in the cluster may use the actors.
 """
 
 import contextlib
 import time
-import uuid
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import ray
-from ray import ObjectRef
-from ray.actor import ActorHandle
 from rich.console import Console
 
+from outrider.common.cluster.actors import (
+    Actor,
+    ActorLost,
+    Call,
+    CallFailed,
+    Placement,
+    ResultLost,
+    StoreFull,
+    start_actors,
+    wait_for_any,
+)
 from outrider.common.cluster.config import ClusterConfig
 from outrider.common.errors import OutriderError
 from outrider.data.features.capture_plan import Piece
@@ -44,27 +51,18 @@ TRIES = 10
 
 @contextlib.contextmanager
 def start_replicas(
-    config: ClusterConfig, setup: ReplicaSetup, actor: type = CaptureReplica
-) -> Iterator[tuple[str, dict[str, ActorHandle]]]:
-    """Starts the actors, yields their namespace and handles, and finally kills them."""
-    gpus = 0 if runs_on_cpu() else in_process(setup.engine)[0].gpus
-    remote: Any = ray.remote(num_cpus=config.cores_per_replica, num_gpus=gpus)(actor)
-    namespace = f"outrider-{uuid.uuid4().hex}"
-    actors = {}
-    for number in range(config.capture_replicas):
-        name = f"replica {number}"
-        actors[name] = remote.options(
-            name=name,
-            namespace=namespace,
-            max_concurrency=PIECES_AT_A_TIME,
-            max_restarts=config.replica_restarts,
-            max_task_retries=-1,
-        ).remote(setup)
-    try:
+    config: ClusterConfig, setup: ReplicaSetup, actor: type[CaptureReplica] = CaptureReplica
+) -> Iterator[tuple[str, dict[str, Actor[CaptureReplica]]]]:
+    """Starts the actors, yields their namespace and the actors, and finally ends them."""
+    placement = Placement(
+        cpus=config.cores_per_replica,
+        gpus=0 if runs_on_cpu() else in_process(setup.engine)[0].gpus,
+        concurrent_calls=PIECES_AT_A_TIME,
+        restarts=config.replica_restarts,
+    )
+    names = [f"replica {number}" for number in range(config.capture_replicas)]
+    with start_actors(actor, setup, names, placement) as (namespace, actors):
         yield namespace, actors
-    finally:
-        for handle in actors.values():
-            ray.kill(handle)
 
 
 @dataclass(eq=False)
@@ -75,7 +73,7 @@ class _Task:
     tries: int = 0
     replica: str | None = None
     """The replica that captures the piece; None before assignment and after a failed attempt."""
-    reference: ObjectRef | None = None
+    call: Call[list[SequenceStates]] | None = None
     """The call that captures the piece."""
     states: list[SequenceStates] | None = None
     """States of the piece's rows; None until it is captured."""
@@ -86,7 +84,7 @@ class Replicas:
 
     def __init__(
         self,
-        actors: Mapping[str, ActorHandle],
+        actors: Mapping[str, Actor[CaptureReplica]],
         token_bytes: int,
         start_timeout_s: float,
         console: Console | None = None,
@@ -100,13 +98,15 @@ class Replicas:
         """Set to True, from any thread, to end a stream."""
         self.lost = 0
         """How many times a replica was lost."""
-        self._actors: dict[str, Any] = dict(actors)
+        self._actors = dict(actors)
         self._token_bytes = token_bytes
         self._timeout_s = start_timeout_s
         self._console = console or Console(stderr=True)
         self._idle_since = time.monotonic()
         # Each call returns when the engine of its replica has started.
-        self._starting = {handle.start.remote(): name for name, handle in self._actors.items()}
+        self._starting = {
+            actor.call(CaptureReplica.start): name for name, actor in self._actors.items()
+        }
 
     def answer(self, rows: Sequence[AskedRow]) -> list[list[int]]:
         """Generates answers on one replica, like `Engine.answer`; returns token ids."""
@@ -115,11 +115,9 @@ class Replicas:
                 self._wait([], POLL_S)
             name = next(iter(self.running))
             try:
-                answers: list[list[int]] = ray.get(self._actors[name].answer.remote(rows))
-            except ray.exceptions.RayActorError as error:
+                return self._actors[name].call(CaptureReplica.answer, rows).result()
+            except ActorLost as error:
                 self._lose(name, error)
-            else:
-                return answers
 
     def stream(
         self, plan: Iterable[Piece], limit_bytes: int
@@ -158,25 +156,22 @@ class Replicas:
                 name = min(self.running, key=lambda replica: load[replica])
                 if load[name] >= PIECES_AT_A_TIME:
                     return
-                # No retries: Ray would wait until this replica had restarted.
-                capture = self._actors[name].capture.options(max_task_retries=0)
                 task.replica = name
-                task.reference = capture.remote(task.piece)
+                # Once: a repetition would wait until this replica had restarted.
+                task.call = self._actors[name].call_once(CaptureReplica.capture, task.piece)
 
     def _wait(self, tasks: Iterable[_Task], timeout_s: float) -> None:
         """Waits until a replica starts or a task ends, and handles the event."""
-        task_of = {task.reference: task for task in tasks if task.reference is not None}
-        references = [*self._starting, *task_of]
-        if references:
-            ray.wait(references, timeout=timeout_s)
+        task_of = {task.call: task for task in tasks if task.call is not None}
+        calls: list[Call[Any]] = [*self._starting, *task_of]
+        if calls:
             # Handles all ended calls now; otherwise, a lost replica's second failed call would
             # later be blamed on the restarted one.
-            ended, _ = ray.wait(references, num_returns=len(references), timeout=0)
-            for reference in ended:
-                if reference in task_of:
-                    self._finish(task_of[reference])
+            for call in wait_for_any(calls, timeout_s):
+                if call in task_of:
+                    self._finish(task_of[call])
                 else:
-                    self._started(self._starting.pop(reference), reference)
+                    self._started(self._starting.pop(call), call)
         if self.running:
             self._idle_since = time.monotonic()
         elif not self._starting:
@@ -188,12 +183,13 @@ class Replicas:
                 " cluster.cores_per_replica or serving.engine's parallel sizes, or wait longer"
             )
 
-    def _started(self, name: str, reference: ObjectRef) -> None:
+    def _started(self, name: str, call: Call[dict[str, object]]) -> None:
         try:
-            started = ray.get(reference)
-        except ray.exceptions.RayError as error:
-            self.left_out.append(f"{name}: {_cause(error)}")
-            self._say(f"{name} is left out: {_cause(error)}")
+            started = call.result()
+        except (CallFailed, OutriderError) as error:
+            cause = str(error).strip().partition("\n")[0]
+            self.left_out.append(f"{name}: {cause}")
+            self._say(f"{name} is left out: {cause}")
             return
         checks_in_words = started.pop("in_words", "")
         self.running[name] = started
@@ -204,19 +200,16 @@ class Replicas:
 
     def _finish(self, task: _Task) -> None:
         """Takes the states of a piece, or lets another replica capture it."""
-        reference = task.reference
-        task.reference = None
-        assert reference is not None
+        call = task.call
+        task.call = None
+        assert call is not None
         try:
             # Unpickling copies the states out of the object store, which can then free them.
-            task.states = ray.get(reference)
-        except ray.exceptions.RayError as error:
-            cause = getattr(error, "cause", None) or error
-            if isinstance(cause, OutriderError):
-                raise cause from None
-            if isinstance(cause, ray.exceptions.ObjectStoreFullError):
+            task.states = call.result()
+        except CallFailed as error:
+            if isinstance(error, StoreFull):
                 time.sleep(1.0)  # other work is filling the store
-            elif not isinstance(error, ray.exceptions.ObjectLostError):
+            elif not isinstance(error, ResultLost):
                 assert task.replica is not None
                 self._lose(task.replica, error)
             task.replica = None
@@ -227,24 +220,15 @@ class Replicas:
                     " lower cluster.in_flight_gb or capture.batch_tokens, or give Ray larger stores"
                 ) from None
 
-    def _lose(self, name: str, error: Exception) -> None:
+    def _lose(self, name: str, error: CallFailed) -> None:
         if self.running.pop(name, None) is None:
             return  # already handled for another piece
-        if not isinstance(error, ray.exceptions.RayActorError):
+        if not isinstance(error, ActorLost):
             # The replica's engine may have died, and only a new actor starts another engine.
-            ray.kill(self._actors[name], no_restart=False)
+            self._actors[name].restart()
         self.lost += 1
-        self._say(f"{name} ended ({_cause(error)}); its work goes to the others")
-        self._starting[self._actors[name].start.remote()] = name
+        self._say(f"{name} ended ({error}); its work goes to the others")
+        self._starting[self._actors[name].call(CaptureReplica.start)] = name
 
     def _say(self, line: str) -> None:
         self._console.print(f"capture: {line}", highlight=False, soft_wrap=True)
-
-
-def _cause(error: Exception) -> str:
-    """Returns why an actor or task failed, in one line."""
-    cause = getattr(error, "cause", None) or error
-    lines = [line.strip() for line in str(cause).splitlines() if line.strip()] or [""]
-    if isinstance(cause, OutriderError):
-        return lines[0]
-    return f"{type(cause).__name__}: {lines[-1][:200]}"

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from outrider.common.child_process import in_child
 from outrider.common.cluster.session import open_cluster
-from outrider.common.cluster.tasks import run_tasks, slots
+from outrider.common.cluster.tasks import has_gpus, run_tasks, slots
 from outrider.data.features.feature_store import FeatureStore
 from outrider.data.on_policy.evidence import Evidence, checked_rows, judge_checked
 from outrider.eval.config import SEED
@@ -109,15 +109,13 @@ def replay_drafter(context: EvaluationContext, part: str, name: str) -> ReplaySu
 def cluster_replay(
     shared: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], cpus: float = 1.0
 ) -> ReplaySums:
-    """Runs `replay` on all rows as parallel Ray tasks.
+    """Runs `replay` on all rows as parallel tasks on the cluster.
 
     A task gets one GPU if the cluster has any, else `cpus` cores. It loads the speculator and reads
     states from the feature store, so the run directory, target and speculator must be at the same
-    paths on all nodes. Ray must be connected (common/cluster/session.py).
+    paths on all nodes. A session must be open (common/cluster/session.py).
     """
-    import ray
-
-    gpus = 1.0 if ray.cluster_resources().get("GPU", 0.0) >= 1 else 0.0
+    gpus = 1.0 if has_gpus() else 0.0
     store = shared["feature_store"]
     with_steps = [
         row

@@ -7,16 +7,13 @@ child process of a Ray Train worker, because Ray runs functions in a thread of a
 signal handlers cannot be installed, ending the rank would end the actor, and output would go to
 Ray's session folder. Ray's logs contain only exit codes.
 
-Ray Train gives each rank its number, its GPU and the address of rank 0. If ranks are killed or lost
-with their node, or if the cluster has room for more ranks, it starts another group with as many
-ranks as fit, which resumes from the last checkpoint. A rank's exception ends training: the rank
-records it, and its worker returns to Ray without an error.
-
-`DataParallelTrainer`, TorchTrainer's base class, creates no process group in Ray's processes;
-accelerate creates one in the ranks. This module is imported only if a run uses Ray.
+common/cluster/ranks.py gives each rank its number, its GPU and the address of rank 0. If ranks are
+killed or lost with their node, or if the cluster has room for more ranks, it starts another group
+with as many ranks as fit, which resumes from the last checkpoint. A rank's exception ends training:
+the rank records it, and its worker returns to Ray without an error. accelerate creates the process
+group, in the ranks. This module is imported only if a run uses Ray.
 """
 
-import math
 import os
 import shutil
 import socket
@@ -26,16 +23,20 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import ray
-import ray.train
-from ray.train.backend import Backend, BackendConfig
-from ray.train.collective import broadcast_from_rank_zero
-from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig
-from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
-
 from outrider.common.cluster.config import ClusterConfig
 from outrider.common.cluster.environment import OF_RANKS, passed_on
+from outrider.common.cluster.ranks import (
+    RankLayout,
+    RankTrainer,
+    from_rank_zero,
+    head_address,
+    node_address,
+    rank_error,
+    rank_trainer,
+    this_rank,
+)
 from outrider.common.cluster.session import open_cluster
+from outrider.common.cluster.tasks import has_gpus
 from outrider.common.errors import OutriderError
 from outrider.common.files import write_json
 from outrider.common.process_tree import ProcessTree
@@ -74,10 +75,7 @@ def train_on_ray(
     # As under torchrun, more processes may run on a private cluster than there are cores.
     cores = max(spec.training.processes * cluster.training_cores, len(os.sched_getaffinity(0)))
     with open_cluster(cluster, cores), signals_stop(spec.stop_file) as stop:
-        resources_of_rank = {"CPU": float(cluster.training_cores)}
-        if ray.cluster_resources().get("GPU"):
-            resources_of_rank["GPU"] = 1.0
-        trainer = _trainer(spec, cluster, resources_of_rank)
+        trainer = _trainer(spec, cluster)
         before = len(groups(spec.out_dir))
         failure = _fit(trainer, spec, log_path, stop)
         if len(groups(spec.out_dir)) == before:  # no rank has started
@@ -90,10 +88,7 @@ def train_on_ray(
             ) from failure
         group = _spec_of(groups(spec.out_dir)[-1])
         if failure is not None and not stop.is_set():
-            for error in getattr(failure, "worker_failures", {}).values():
-                if isinstance(error, OutriderError):
-                    raise error
-            raise OutriderError(
+            raise rank_error(failure) or OutriderError(
                 "training lost processes on its cluster more than"
                 f" {cluster.training_restarts} times (cluster.training_restarts); see {log_path}"
                 " (out of memory?)"
@@ -106,7 +101,7 @@ def train_on_ray(
 
 
 def _fit(
-    trainer: Any, spec: TrainingSpec, log_path: Path, stop: threading.Event
+    trainer: RankTrainer, spec: TrainingSpec, log_path: Path, stop: threading.Event
 ) -> Exception | None:
     """Runs Ray Train and relays output; returns the error that ended it."""
     failures: list[Exception] = []
@@ -148,62 +143,26 @@ def _fit(
     return failures[0] if failures else None
 
 
-def _trainer(
-    spec: TrainingSpec, cluster: ClusterConfig, resources_of_rank: dict[str, float]
-) -> Any:
-    """Returns Ray Train's trainer, which runs the groups of ranks in turn."""
+def _trainer(spec: TrainingSpec, cluster: ClusterConfig) -> RankTrainer:
+    """Returns the trainer that runs the groups of ranks in turn."""
     settings = {
         "spec": spec.model_dump(mode="json"),
         "worker": WORKER,
         "environment": passed_on(OF_RANKS),
     }
-    os.environ |= {
-        "RAY_CHDIR_TO_TRIAL_DIR": "0",
-        "RAY_TRAIN_METRICS_ENABLED": "0",
-        "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
-        "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": f"{_START_S:g}",
-    }
-    processes = spec.training.processes
-    # `Any`, because Ray annotates its parameters with the classes of Ray Train V1.
-    run_config: Any = RunConfig(
-        name=_FOLDER,
-        storage_path=str(spec.out_dir),
-        failure_config=FailureConfig(
-            max_failures=cluster.training_restarts,
-            controller_failure_limit=math.ceil(cluster.start_timeout_s / _START_S),
-        ),
+    layout = RankLayout(
+        ranks=spec.training.processes,
+        cluster=cluster,
+        with_gpu=has_gpus(),
+        folder=spec.out_dir / _FOLDER,
+        group_start_s=_START_S,
+        resize_s=_RESIZE_S,
     )
-    return DataParallelTrainer(
-        run_rank,
-        train_loop_config=settings,
-        backend_config=RankBackendConfig(),
-        scaling_config=ScalingConfig(
-            num_workers=(1, processes) if processes > 1 else 1,
-            use_gpu="GPU" in resources_of_rank,
-            resources_per_worker=resources_of_rank,
-            placement_strategy="PACK",
-            elastic_resize_monitor_interval_s=_RESIZE_S,
-        ),
-        run_config=run_config,
-    )
+    return rank_trainer(run_rank, settings, layout)
 
 
 def _spec_of(group: Path) -> TrainingSpec:
     return TrainingSpec.model_validate_json((group / SPEC).read_text(encoding="utf-8"))
-
-
-class RankBackend(Backend):
-    """Makes all GPUs of the node visible to ranks, as torchrun does."""
-
-    share_cuda_visible_devices = True
-
-
-class RankBackendConfig(BackendConfig):
-    """Configuration that selects `RankBackend`."""
-
-    @property
-    def backend_cls(self) -> type[RankBackend]:
-        return RankBackend
 
 
 def run_rank(settings: dict[str, Any]) -> None:
@@ -215,16 +174,14 @@ def run_rank(settings: dict[str, Any]) -> None:
     the rank's error record.
     """
     spec = TrainingSpec.model_validate(settings["spec"])
-    context = ray.train.get_context()
-    rank = context.get_world_rank()
-    world = context.get_world_size()
-    first = broadcast_from_rank_zero(_new_group(spec, world) if rank == 0 else None)
+    numbers = this_rank()
+    first = from_rank_zero(_new_group(spec, numbers.ranks) if numbers.rank == 0 else None)
     spec_path = Path(first[0])
     rank_environment = {
-        "RANK": rank,
-        "WORLD_SIZE": world,
-        "LOCAL_RANK": context.get_local_rank(),
-        "LOCAL_WORLD_SIZE": context.get_local_world_size(),
+        "RANK": numbers.rank,
+        "WORLD_SIZE": numbers.ranks,
+        "LOCAL_RANK": numbers.local_rank,
+        "LOCAL_WORLD_SIZE": numbers.local_ranks,
         "MASTER_ADDR": first[1],
         "MASTER_PORT": first[2],
     }
@@ -233,7 +190,7 @@ def run_rank(settings: dict[str, Any]) -> None:
             f"{spec_path} does not exist on node {socket.gethostname()}; training on a cluster"
             " needs the run directory on a disk that all nodes share"
         )
-    with ProcessTree() as tree, rank_log(spec.log_dir, rank).open("ab") as log:
+    with ProcessTree() as tree, rank_log(spec.log_dir, numbers.rank).open("ab") as log:
         # The node's variables override the launcher's: CUDA_VISIBLE_DEVICES is of this node.
         environment = (
             {"PYTHONWARNINGS": NOT_OURS} | settings["environment"] | os.environ | tree.environment
@@ -242,7 +199,7 @@ def run_rank(settings: dict[str, Any]) -> None:
         environment |= {
             "OMP_NUM_THREADS": str(ClusterConfig.training_cores),
             "PYTHONUNBUFFERED": "1",
-            "RAY_ADDRESS": ray.get_runtime_context().gcs_address,
+            "RAY_ADDRESS": head_address(),
         }
         process = subprocess.Popen(
             [sys.executable, "-m", settings["worker"], str(spec_path)],
@@ -253,7 +210,7 @@ def run_rank(settings: dict[str, Any]) -> None:
         )
         code = process.wait()
     if code < 0:
-        raise RuntimeError(f"rank {rank} was killed by signal {-code}")
+        raise RuntimeError(f"rank {numbers.rank} was killed by signal {-code}")
 
 
 def _new_group(spec: TrainingSpec, world: int) -> tuple[str, str, int]:
@@ -263,7 +220,7 @@ def _new_group(spec: TrainingSpec, world: int) -> tuple[str, str, int]:
     spec = spec.model_copy(update={"training": training, "attempt": number})
     spec.errors_dir.mkdir(parents=True, exist_ok=True)
     write_json(spec.errors_dir / SPEC, spec.model_dump(mode="json"), private=True)
-    host = ray.util.get_node_ip_address()
+    host = node_address()
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.bind((host, 0))
         return str(spec.errors_dir / SPEC), host, probe.getsockname()[1]
