@@ -68,7 +68,7 @@ COLUMNS = (
     "fitted",  # 1 where the temperature fit uses the position
     "logged_fit",  # log-likelihood of fitted positions at the request's temperature
     *(f"fit_{temperature:g}" for temperature in TEMPERATURES),  # at grid temperatures
-    # 1 where the cut at that temperature excludes x
+    # 1 where the cut at that temperature excludes x: on-policy text has none at its temperature
     *(f"stray_{temperature:g}" for temperature in TEMPERATURES),
 )
 

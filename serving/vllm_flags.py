@@ -175,7 +175,8 @@ HARMLESS = frozenset({
     "default_mm_loras", "enable_mixed_moe_lora_format", "enable_moe_shared_loras",
     "enable_tower_connector_lora", "fully_sharded_loras", "lora_dtype", "lora_target_modules",
     "max_cpu_loras", "max_lora_cls_labels", "max_lora_rank", "max_loras", "specialize_active_lora",
-    # Of earlier releases: scheduling, memory, processes, adapters, images, pooling, loading.
+    # Of earlier releases, which commands in use still have: scheduling, memory, processes,
+    # adapters, images, pooling, loading.
     "cuda_graph_sizes", "device", "disable_async_output_proc", "disable_frontend_multiprocessing",
     "disable_image_processor", "disable_log_requests", "disable_logprobs_during_spec_decoding",
     "disable_mm_preprocessor_cache", "enable_lora_bias", "enable_mm_processor_stats",

@@ -214,7 +214,8 @@ def check_nodes() -> None:
             only_there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
             name = f"{node['NodeManagerHostname']} (node {node['NodeID'][:8]})"
             asked[name] = ask.options(scheduling_strategy=only_there).remote()
-    ray.wait([*asked.values()], num_returns=len(asked), timeout=120.0)  # for all nodes together
+    # One limit for all nodes together: with one for each, ten stuck nodes would take 20 minutes.
+    ray.wait([*asked.values()], num_returns=len(asked), timeout=120.0)
     wrong = []
     for name, reference in asked.items():
         try:

@@ -57,7 +57,8 @@ def customers_arrivals(
     logged = [time for time in times if time is not None]
     if len(logged) > len(times) / 2 and logged[-1] > logged[0]:
         log = np.diff(logged)
-        # A log shorter than the block is repeated; the mean gap joins its end to its beginning.
+        # A log shorter than the block is repeated. The mean gap joins its end to its beginning, so
+        # that the repetition does not change the rate.
         gaps = np.resize([*log, log.mean()], count - 1)
     if not gaps.any():
         # Requests of many independent users arrive as a Poisson process (Palm-Khintchine theorem).

@@ -189,7 +189,8 @@ def _is_image_of_server(
     word = resolved(words[index], variables) if is_variable else words[index]
     image = _VARIABLE_TAG.sub("", word.removeprefix("docker://"))
     is_bare = not re.search("[/:]", image)
-    is_value = is_bare and words[index - 1].startswith("-")  # such as --name vllm
+    # An image after a flag has a folder or a tag; a bare word is the flag's value (--name vllm).
+    is_value = is_bare and words[index - 1].startswith("-")
     is_of_nim = OF_NIM.match(image) is not None and len(image) < LONGEST_IMAGE
     return not is_value and (is_image(image) or is_of_nim)
 

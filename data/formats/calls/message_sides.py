@@ -451,7 +451,8 @@ def _answer_text(row: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[s
         content, holders = _text_in_answer(row)
         answer |= {} if content is None else {"content": content}
         around = around if content is None else holders
-    if "reasoning_content" in answer and around_empty and not calls_tools:  # cut before its end
+    # Cut before the reasoning's end, the text is empty; without it, the answer would be rejected.
+    if "reasoning_content" in answer and around_empty and not calls_tools:
         answer.setdefault("content", "")
         around = around or around_empty
     if answer.keys().isdisjoint(("content", "tool_calls")):
