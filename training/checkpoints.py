@@ -42,7 +42,7 @@ from typing_extensions import TypedDict
 from outrider.common.errors import OutriderError
 from outrider.common.files import publish, says_disk_is_full, write_json
 from outrider.common.json_forms import read_form
-from outrider.training.validation import Profile
+from outrider.training.results import Profile
 
 STATE = "state.json"
 

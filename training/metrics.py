@@ -17,15 +17,17 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NotRequired
 
 import torch
 from accelerate import Accelerator
 from pydantic import BaseModel
 from torch import Tensor
+from typing_extensions import TypedDict
 
 from outrider.common.gpu_cards import card_named
 from outrider.common.json_forms import Count, parse_form
+from outrider.training.results import DraftVocabulary, Profile
 from outrider.training.trackers import flat_settings
 
 
@@ -33,6 +35,24 @@ class _Line(BaseModel):
     """A line of metrics.jsonl; the other values depend on the step."""
 
     step: Count
+
+
+class StepValues(TypedDict):
+    """The metrics of a step."""
+
+    loss: float
+    kl: list[float]
+    """By depth."""
+    expected_acceptance: list[float]
+    """By depth."""
+    learning_rate: float
+    gradient_norm: float
+    tokens_per_s: float
+    wait_share: float
+    """Share of the time that was spent waiting for data."""
+    padding_share: float
+    mfu: NotRequired[float]
+    """Model FLOPs utilization; absent where it is not known (`utilization`)."""
 
 
 LARGE_SHARE = 0.05
@@ -50,7 +70,7 @@ class Metrics:
         accelerator: Accelerator,
         log_dir: Path,
         project: str,
-        config: dict[str, Any],
+        config: dict[str, object],
         resumed_step: int,
     ):
         self.accelerator = accelerator
@@ -66,11 +86,11 @@ class Metrics:
                 project, flat_settings(config), {"wandb": {"dir": str(log_dir), "mode": mode}}
             )
 
-    def write(self, step: int, values: dict[str, Any]) -> None:
+    def write(self, step: int, values: Mapping[str, object]) -> None:
         """Writes one step's values, which are numbers or lists of numbers."""
         if self.accelerator.is_main_process:
             with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"step": step} | values) + "\n")
+                file.write(json.dumps({"step": step, **values}) + "\n")
         if self.accelerator.trackers:
             self.accelerator.log(_flat(values), step=step)
 
@@ -104,7 +124,7 @@ def step_values(
     slots: int,
     seconds: float,
     waited: float,
-) -> dict[str, Any]:
+) -> StepValues:
     """Returns the metrics of a step.
 
     `sums` [1 + 2K] has sums over all processes: the loss, then KL and expected acceptance by depth,
@@ -124,7 +144,7 @@ def step_values(
     }
 
 
-def step_line(done: int, steps: int, values: dict[str, Any], seconds: float) -> str:
+def step_line(done: int, steps: int, values: StepValues, seconds: float) -> str:
     """Returns one readable line about step `done` of `steps`, which took `seconds`.
 
     Shares of time that were lost are named if they are large. metrics.jsonl has all values.
@@ -151,7 +171,7 @@ def _by_draft(rates: Sequence[float]) -> str:
     return f"{' '.join(shown)} (drafts 1-{len(rates)})"
 
 
-def validation_line(done: int, steps: int, profile: dict[str, Any], seconds: float) -> str:
+def validation_line(done: int, steps: int, profile: Profile, seconds: float) -> str:
     """Returns one readable line about an evaluation."""
     length = profile["acceptance_length"]
     return (
@@ -161,7 +181,7 @@ def validation_line(done: int, steps: int, profile: dict[str, Any], seconds: flo
     )
 
 
-def export_line(base: dict[str, Any], trained: dict[str, Any], exported: dict[str, Any]) -> str:
+def export_line(base: Profile, trained: Profile, exported: Profile) -> str:
     """Returns one line about the export's effect on acceptance."""
     first, before, after = (
         profile["acceptance_length"][-1] for profile in (base, trained, exported)
@@ -174,7 +194,7 @@ def export_line(base: dict[str, Any], trained: dict[str, Any], exported: dict[st
     )
 
 
-def vocabulary_line(vocabulary: Mapping[str, Any]) -> str:
+def vocabulary_line(vocabulary: DraftVocabulary) -> str:
     """Returns one line about a draft vocabulary."""
     covered = ", ".join(f"{share:.2%} of {part}" for part, share in vocabulary["coverage"].items())
     return f"draft vocabulary: {vocabulary['tokens']:,} tokens, covering {covered} response tokens"
@@ -194,8 +214,8 @@ def utilization(
     return None if card is None else flops / seconds / (card.flops * processes)
 
 
-def _flat(values: dict[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def _flat(values: Mapping[str, object]) -> dict[str, object]:
+    flat: dict[str, object] = {}
     for name, value in values.items():
         if isinstance(value, list):
             flat |= {f"{name}/{position}": number for position, number in enumerate(value, start=1)}

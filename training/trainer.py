@@ -18,9 +18,9 @@ import math
 import shutil
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NotRequired, TypedDict, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from accelerate import Accelerator
@@ -61,46 +61,14 @@ from outrider.training.metrics import (
 from outrider.training.objective import Objective
 from outrider.training.packing import Row, Sample, rows_of_process, turns
 from outrider.training.plan import TrainingPlan
+from outrider.training.results import DraftVocabulary, Profile, TrainingResult
 from outrider.training.start import Start, choose_start
 from outrider.training.start_over import rate_share, rewound, starts_over
 from outrider.training.step0_parity import StepZero
-from outrider.training.validation import Profile, Validation
+from outrider.training.validation import Validation
 
 if TYPE_CHECKING:
     from outrider.data.streamed import StreamedFeatures, StreamReading
-
-
-class DraftVocabulary(TypedDict):
-    """The size of a draft vocabulary, and its coverage of each part's response tokens."""
-
-    tokens: int
-    coverage: dict[str, float]
-
-
-class TrainingResult(TypedDict):
-    """The content of result.json."""
-
-    steps: int
-    stopped_at: int
-    """Step of the last evaluation."""
-    seconds: float
-    train_sequences: int
-    left_out: Mapping[str, str]
-    """Training sequences without a sample, and why."""
-    lost_ends: dict[str, object]
-    """Counts of truncated sequences (`LostEnds`)."""
-    base: Profile
-    """Validation before the first step."""
-    best: Profile
-    best_step: int
-    peak_learning_rate: float
-    """The recipe's, or less if training started over."""
-    exported: Profile
-    """Validation of the best speculator as published."""
-    start_peak_bytes: int
-    peak_bytes: int
-    draft_vocabulary: NotRequired[DraftVocabulary]
-    """Absent if all tokens can be drafted."""
 
 
 def train_rank(spec: TrainingSpec, source: "FeatureStore | StreamedFeatures") -> TrainingResult:
@@ -483,7 +451,7 @@ class Trainer:
         profile = self.validation.profile(self.unroll, self.model, check.add if check else None)
         self.model.train()
         seconds = time.perf_counter() - began
-        self._say(validation_line(done, len(self.plan.steps), dict(profile), seconds))
+        self._say(validation_line(done, len(self.plan.steps), profile, seconds))
         self.metrics.write(done, {f"validation_{name}": value for name, value in profile.items()})
         return profile
 
@@ -525,7 +493,7 @@ class Trainer:
         self.metrics.write(
             state["evaluated_at"], {f"exported_{name}": value for name, value in profile.items()}
         )
-        self._say(export_line(dict(state["base"]), dict(state["best"]), dict(profile)))
+        self._say(export_line(state["base"], state["best"], profile))
         return profile
 
     def _masked(self, rows: Sequence[Row], stream: "StreamReading | None") -> frozenset[int]:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
-from typing_extensions import TypedDict
 
 from outrider.speculators.acceptance import accept_matrix, pad_anchors, replay_chain
 from outrider.speculators.kinds.drafter import Batch
@@ -17,15 +16,7 @@ from outrider.training.batches import Prefetch
 from outrider.training.distributed.accelerator import ChainUnroll, Drafted
 from outrider.training.packing import pack
 from outrider.training.plan import TrainingPlan
-
-
-class Profile(TypedDict):
-    """Acceptance on the validation part; the lists have an entry for each of K drafts."""
-
-    sequences: int
-    tokens: float
-    acceptance_length: list[float]
-    acceptance: list[float]
+from outrider.training.results import Profile
 
 
 class Validation:

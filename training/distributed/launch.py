@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 from outrider.common.cluster.config import ClusterConfig
 from outrider.common.errors import OutriderError
@@ -29,9 +28,10 @@ from outrider.training.distributed.spec import (
     TrainingSpec,
     signals_stop,
 )
+from outrider.training.results import TrainingResult
 
 
-def train(spec: TrainingSpec, cluster: ClusterConfig | None = None) -> dict[str, Any]:
+def train(spec: TrainingSpec, cluster: ClusterConfig | None = None) -> TrainingResult:
     """Trains on `spec.train`; publishes the speculator that is best on `spec.validation`.
 
     An unfinished run in `spec.out_dir` with the same settings is resumed. Returns the contents of
@@ -59,7 +59,7 @@ def train(spec: TrainingSpec, cluster: ClusterConfig | None = None) -> dict[str,
     else:
         code, stopped = _run(command, spec, log_path)
     _raise_failure(spec, code, stopped)
-    return read_form(dict[str, Any], spec.out_dir / "result.json", "rerun the command")
+    return read_form(TrainingResult, spec.out_dir / "result.json", "rerun the command")
 
 
 def processes_here(training: TrainingConfig, cluster: ClusterConfig | None) -> int:

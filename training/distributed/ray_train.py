@@ -21,7 +21,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from outrider.common.cluster.config import ClusterConfig
 from outrider.common.cluster.environment import OF_RANKS, passed_on
@@ -145,7 +145,7 @@ def _fit(
 
 def _trainer(spec: TrainingSpec, cluster: ClusterConfig) -> RankTrainer:
     """Returns the trainer that runs the groups of ranks in turn."""
-    settings = {
+    settings: RankSettings = {
         "spec": spec.model_dump(mode="json"),
         "worker": WORKER,
         "environment": passed_on(OF_RANKS),
@@ -165,13 +165,22 @@ def _spec_of(group: Path) -> TrainingSpec:
     return TrainingSpec.model_validate_json((group / SPEC).read_text(encoding="utf-8"))
 
 
-def run_rank(settings: dict[str, Any]) -> None:
+class RankSettings(TypedDict):
+    """What every rank of a training receives."""
+
+    spec: dict[str, object]
+    """The `TrainingSpec`, as JSON values."""
+    worker: str
+    """The module that a rank's process runs."""
+    environment: dict[str, str]
+    """Variables of the launcher; a node's own override them."""
+
+
+def run_rank(settings: RankSettings) -> None:
     """Runs this worker's rank to completion.
 
-    `settings` has the `spec`, the `worker` module and the launcher's `environment`, which the
-    node's variables override. Raises a `RuntimeError` if the rank was killed, so that Ray Train
-    starts another group. After any other error, it returns normally, because the launcher reads
-    the rank's error record.
+    Raises a `RuntimeError` if the rank was killed, so that Ray Train starts another group. After
+    any other error, it returns normally, because the launcher reads the rank's error record.
     """
     spec = TrainingSpec.model_validate(settings["spec"])
     numbers = this_rank()
