@@ -12,10 +12,11 @@ both responses to a prompt have the same distribution, so their labels are excha
 permutation test (`same_tokens`) swaps labels within prompts and ranks the chi-square distance
 between the token counts. It allows the tokens of a response to depend on each other.
 
-None of these sees a small fault of sampled requests alone: with 24 responses of about 60 tokens
-(nano R1, temperature 0.6, top-p 0.95), a sampler at 1.1 times the temperature passed all of them in
-6 of 6 runs. Top-p leaves no token for the tail, and the permutation test's p-values were 0.14 to
-0.88.
+None of these sees a small fault of sampled requests alone: with 24 responses of about 70 tokens,
+samplers at 0.9 to 1.2 times the temperature passed all of them in 40 of 40 runs. The tail shows
+samplers that are too random, and only the permutation test those that are too greedy, if the fault
+is gross: at temperature 0 in 40 of 40 runs, at half the temperature in 12
+(benchmarks/results/sampler_faults.md).
 
 Shapes: R prompts, B bins of tokens, S permutations.
 """
