@@ -109,12 +109,21 @@ class Release:
     @property
     def kind(self) -> str:
         """Drafter kind."""
+        self._require("method")
         return str(self.manifest["method"])
 
     @property
     def k(self) -> int:
         """Drafts per step that the bundle is served with."""
+        self._require("num_speculative_tokens")
         return int(self.manifest["num_speculative_tokens"])
+
+    def _require(self, key: str) -> None:
+        """Raises an `OutriderError` for a key that a bundle written by hand may lack."""
+        if key not in self.manifest:
+            raise OutriderError(
+                f"{self.directory / MANIFEST}: no key {key}; export the bundle again"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -145,6 +145,18 @@ def test_a_release_for_other_servers_or_with_a_changed_byte_is_refused(
     assert set(world.served().values()) == {"first"} and not world.events("begin")
 
 
+@pytest.mark.parametrize("key", ["method", "num_speculative_tokens"])
+def test_a_bundle_json_without_a_key_is_refused(world, key: str) -> None:
+    bundle = write_exported(world.folder / "other", weights=b"9.0")
+    manifest = read_json(bundle / "bundle.json")
+    del manifest[key]
+    write_json(bundle / "bundle.json", manifest)
+    refused = pytest.raises(OutriderError, match=rf"bundle\.json: no key {key}; export")
+    with world.controller() as controller, refused:
+        controller.deploy(bundle)
+    assert set(world.served().values()) == {"first"} and not world.events("begin")
+
+
 @pytest.mark.parametrize(("replica", "swapped"), [("canary", 1), ("stable1", 3)])
 def test_a_replica_that_refuses_keeps_the_old_release_everywhere(world, replica, swapped) -> None:
     world.replicas[replica].fault = "refuse"

@@ -22,6 +22,7 @@ from outrider.serving.vllm_hooks import live_speculator
 from outrider.serving.vllm_hooks.live_speculator import LiveSpeculator
 from outrider.speculators.kinds import KINDS
 from tests.serving.exported import write_exported
+from tests.serving.vllm_hooks.stand_in_engine import Engine
 
 pytestmark = pytest.mark.anyio
 
@@ -53,50 +54,6 @@ def held_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     monkeypatch.setattr(live_speculator, "differing", lambda *_: [])
     yield free
     free.set()
-
-
-class Engine:
-    """One worker, with a method that hangs or fails."""
-
-    def __init__(self) -> None:
-        self.engine_core = self
-        self.output_processor = SimpleNamespace(
-            _update_stats_from_finished=None, abort_requests=None
-        )
-        self.vllm_config = SimpleNamespace(
-            model_config=SimpleNamespace(model="/nowhere"),
-            speculative_config=SimpleNamespace(num_speculative_tokens=3, model="/nowhere"),
-            cache_config=SimpleNamespace(enable_prefix_caching=True),
-            observability_config=SimpleNamespace(per_request_spec_decode_metrics="summary"),
-        )
-        self.hangs: set[str] = set()
-        self.fails: set[str] = set()
-        self.broken: str | None = None
-        self.called: list[str] = []
-        self.paused = False
-        self.digest = ""
-
-    async def call(self, name: str) -> None:
-        self.called.append(name)
-        if name in self.hangs:
-            await asyncio.Event().wait()
-        if name in self.fails:
-            raise Exception("Call to collective_rpc method failed")
-
-    async def call_utility_all_async(self, _: str, method: str, *more: Any) -> list[Any]:
-        await self.call(method)
-        if method == "speculator_load":
-            self.digest = more[-1]["digest"]
-        report = {"digest": self.digest, "directory": "/r"}
-        return [[report | {"error": None, "broken": self.broken}]]
-
-    async def pause_generation(self, **_: Any) -> None:
-        self.paused = True
-        await self.call("pause")
-
-    async def resume_generation(self) -> None:
-        await self.call("resume")
-        self.paused = False
 
 
 @pytest.fixture
