@@ -79,6 +79,7 @@ def replay_drafter(context: EvaluationContext, part: str, name: str) -> ReplaySu
     def work() -> dict[str, Any]:
         begin = time.monotonic()
         context.say(f"exact replay, {part}, {name}: {len(ids)} sequences")
+        context.feature_store.verify(ids)
         rows = context.data.rows(ids).select_columns(COLUMNS).to_list()
         shared: dict[str, Any] = {
             "speculator": replayed[name],

@@ -56,10 +56,13 @@ def train_on(
     `stream_dir`: directory of a stream of states; None: the run's feature store.
     """
     from outrider.data.features.answers import logged_id
+    from outrider.data.features.feature_store import FeatureStore
     from outrider.data.sequences import load_sequences
     from outrider.training.distributed.launch import train
     from outrider.training.distributed.spec import Sampling, TrainingSpec
 
+    # Here and not in the ranks, each of which reads all shards. A stream's sequences are in none.
+    FeatureStore.open(run.features).verify([*parts["train"], *parts["validation"]])
     names = ["sequence_id", "temperature", "top_p", "top_k", "constraint", "grammar"]
     rows = load_sequences(run.tables).select_columns(names)
     grammars = sorted({text for text in rows["grammar"] if text})

@@ -65,6 +65,24 @@ def test_pickled_states_are_the_same_without_a_copy_in_the_pickle():
     assert read.hidden.data_ptr() != written.hidden.data_ptr()
 
 
+def test_a_flipped_byte_is_found_in_the_shards_of_the_named_sequences(tmp_path):
+    fill(tmp_path / "features", range(10))
+    store = FeatureStore.open(tmp_path / "features")
+    last = store.manifest.shards[-1]
+    path = store.directory / last.file
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    assert FeatureStore.open(tmp_path / "features").manifest == store.manifest, "the same size"
+    store.verify(["0-0", "of another store"])
+    with pytest.raises(OutriderError) as caught:
+        store.verify(store.sequence_ids)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: its SHA-256 is ")
+    assert last.sha256 in message
+    assert message.endswith(f"delete {store.directory} and rerun the command to repeat capture")
+
+
 def test_an_interrupted_writing_goes_on_after_the_last_whole_shard(tmp_path):
     with (
         pytest.raises(KeyboardInterrupt),
