@@ -27,6 +27,11 @@ Origins = dict[Keys, str]
 """File and line of each key, indexed by the key's path from the root."""
 
 
+MOST_BYTES = 10**6
+"""Largest YAML file. Shipped recipes have at most 3 kB; PyYAML, in pure Python, reads 0.1 to 0.2
+MB/s, so that 10 MB take a minute and more than a GB of memory."""
+
+
 class _Loader(yaml.SafeLoader):
     """Reads 1e-4 as a number; YAML 1.1 reads it as text. Refuses aliases.
 
@@ -66,7 +71,7 @@ def read_yaml(path: Path, noun: str = "a recipe") -> tuple[dict[str, Any], Origi
     Raises an `OutriderError` if it is not a mapping. Messages call the file `noun`.
     """
     try:
-        root = yaml.compose(path.read_text(encoding="utf-8"), Loader=_Loader)
+        root = yaml.compose(_text(path, noun), Loader=_Loader)
     except (OSError, UnicodeDecodeError) as error:
         raise OutriderError(f"{path}: not {noun}, a YAML file in UTF-8 ({error})") from None
     except yaml.MarkedYAMLError as error:
@@ -85,6 +90,18 @@ def read_yaml(path: Path, noun: str = "a recipe") -> tuple[dict[str, Any], Origi
             f"not a {type(root).__name__.removesuffix('Node').lower()}"
         )
     return _value(root, (), path, origins), origins
+
+
+def _text(path: Path, noun: str) -> str:
+    """The text of a file of at most `MOST_BYTES`; nothing after them is read."""
+    with path.open("rb") as file:
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise OutriderError(
+            f"{path}: above {MOST_BYTES / 1e6:g} MB, so it is not {noun}; give the path of the YAML"
+            " file"
+        )
+    return content.decode()
 
 
 def read_value(text: str) -> Any:

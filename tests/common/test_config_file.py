@@ -32,6 +32,15 @@ def test_files_that_would_not_end_are_refused(tmp_path, text, message):
         read_yaml(path)
 
 
+def test_a_file_above_a_megabyte_is_not_read(tmp_path):
+    path = tmp_path / "log.yaml"
+    path.write_text("# comment\n" * 100_000 + "a: 1\n")
+    with pytest.raises(OutriderError, match=r"log\.yaml: above 1 MB, so it is not a recipe; give"):
+        read_yaml(path)
+    path.write_text("# comment\n" * 50_000 + "a: 1\n")
+    assert read_yaml(path)[0] == {"a": 1}
+
+
 @pytest.mark.parametrize("text", ["[&a 1, *a]", "[" * 5000, "9" * 5000, "2026-13-01"])
 def test_arguments_that_are_no_value(text):
     with pytest.raises(yaml.YAMLError):
