@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from outrider.common.inert import printable
 from outrider.eval.results.parts import DRAFTERS, LOOKUP, VARIANTS
 from outrider.eval.results.report import Report
 from outrider.eval.results.sections import RateRow
@@ -213,6 +214,20 @@ def _colour(variants: Sequence[str]) -> dict[str, Any]:
 def _svg(rows: Rows, chart: Mapping[str, Any]) -> str:
     import vl_convert
 
-    svg = vl_convert.vegalite_to_svg({"data": {"values": rows}, **FORM, **chart})
+    drawn = _drawable({"data": {"values": rows}, **FORM, **chart})
+    svg = vl_convert.vegalite_to_svg(drawn)
     # The page sets the size: keep the view box, drop the fixed width and height.
     return re.sub(r'(<svg[^>]*?) width="[\d.]+" height="[\d.]+"', r"\1", svg, count=1)
+
+
+# What XML 1.0 has no form for, besides the control characters.
+_NO_XML = re.compile("[\ud800-\udfff\ufffe\uffff]")
+
+
+def _drawable(value: Any) -> Any:
+    """The value with texts that an SVG can hold: vl-convert ends the process at any other."""
+    if isinstance(value, str):
+        return _NO_XML.sub("\ufffd", printable(value))
+    if isinstance(value, Mapping):
+        return {key: _drawable(inner) for key, inner in value.items()}
+    return [_drawable(inner) for inner in value] if isinstance(value, list | tuple) else value

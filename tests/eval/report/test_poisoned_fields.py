@@ -1,0 +1,144 @@
+"""Every text of a report or a bundle is inert on the page, in Markdown, terminal and model card.
+
+All text fields have markup, formulas, images, rich's markup and control characters. The page must
+then have the elements that it has with a harmless word; the other forms must have none.
+"""
+
+import copy
+import html.parser
+import io
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from rich.console import Console
+
+from outrider.common.errors import OutriderError
+from outrider.common.files import write_json
+from outrider.common.inert import printable
+from outrider.eval.report.formatting import render
+from outrider.eval.report.report import contents, print_summary
+from outrider.eval.results.report import Report
+from outrider.serving.bundle.model_card import model_card
+from tests.eval.sample_run import write_sample_run
+from tests.serving.exported import write_exported
+
+Keys = tuple[str | int, ...]
+
+POISON = (
+    "=cmd()</td></style></script><script>alert(1)</script><img src=x onerror=y>"
+    '" onload="z ![i](http://evil.example/x) [bold red]rich[/bold red] {{ 7 * 7 }}'
+    "\x1b]0;own\x07\x9b31m\u202e\n=HYPERLINK(1)\n@SUM(1)"
+)
+WORD = "harmless"
+
+FEWEST, FEWEST_SHOWN = 140, 60
+"""Text fields of the report: 153 when this was written. And their places on its page."""
+
+KINDS: set[Keys] = {("speculator", "kind"), ("choice", "lookup"), ("both_together", "lookup")}
+"""Fields that a page refuses unless they name a kind."""
+
+
+def texts(value: Any, keys: Keys = ()) -> Iterator[Keys]:
+    """The place of every text below a value."""
+    if isinstance(value, str):
+        yield keys
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from texts(inner, (*keys, key))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from texts(inner, (*keys, index))
+
+
+def replaced(tree: Any, keys: Keys, text: str) -> Any:
+    """The tree with this text at a place."""
+    changed = copy.deepcopy(tree)
+    holder = changed
+    for key in keys[:-1]:
+        holder = holder[key]
+    holder[keys[-1]] = text
+    return changed
+
+
+class Elements(html.parser.HTMLParser):
+    """Names of a page's elements, with the names of their attributes."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, tuple[str, ...]]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, tuple(name for name, _ in attributes)))
+
+
+def assert_inert_markdown(text: str, place: object) -> None:
+    assert printable(text) == text, place
+    assert not re.search(r"<[A-Za-z/!?]|!\[", text), place
+    assert not re.search(r"(?m)(^|\|)[ \t]*([=@]|[+-][A-Za-z(@=])", text), place
+
+
+def assert_inert_terminal(values: dict[str, Any], place: object) -> None:
+    """The summary has no control characters, and rich's markup is shown."""
+    screen = io.StringIO()
+    print_summary(values, Console(file=screen, force_terminal=False, width=200))
+    shown = screen.getvalue()
+    assert printable(shown) == shown, place
+    assert "rich" not in shown or "[bold red]" in shown, place
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    write_sample_run(folder)
+    return folder
+
+
+def accepts(tree: Any, keys: Keys) -> bool:
+    """False where only some words are valid."""
+    try:
+        Report.model_validate(replaced(tree, keys, POISON))
+    except ValidationError:
+        return False
+    return True
+
+
+def test_no_text_of_a_report_acts_on_its_page_in_markdown_or_in_a_terminal(run: Path) -> None:
+    tree = json.loads((run / "report.json").read_text())
+    free = [keys for keys in texts(tree) if keys not in KINDS and accepts(tree, keys)]
+    assert len(free) >= FEWEST
+    pages = []
+    for text in (POISON, WORD):
+        poisoned = tree
+        for keys in free:
+            poisoned = replaced(poisoned, keys, text)
+        values = contents(Report.model_validate(poisoned), [])
+        pages.append(render("report.j2", "html", **values))
+        assert_inert_markdown(render("report.j2", "markdown", **values), text)
+        assert_inert_terminal(values, text)
+    assert pages[0].count("HYPERLINK(1)") >= FEWEST_SHOWN
+    assert printable(pages[0]) == pages[0]
+    assert Elements(pages[0]).elements == Elements(pages[1]).elements
+
+
+def test_no_text_of_a_bundle_acts_on_its_model_card(tmp_path: Path) -> None:
+    bundle = write_exported(tmp_path / "bundle", revision="v1")
+    tree = json.loads((bundle / "bundle.json").read_text())
+    cards = 0
+    for keys in texts(tree):
+        write_json(bundle / "bundle.json", replaced(tree, keys, POISON))
+        try:
+            card = model_card(bundle, "acme/speculator")
+        except OutriderError as error:  # a name that it checks
+            assert "\n" not in printable(str(error)) or keys[0] == "serve", keys
+            continue
+        cards += 1
+        head, metadata, body = card.split("---\n", 2)
+        assert head == "" and "cmd()" not in metadata, keys
+        assert_inert_markdown(body, keys)
+    assert cards >= 5
