@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -19,12 +19,16 @@ import psutil
 from outrider.common.files import holder
 from outrider.common.process_tree import wait_until
 from outrider.pipeline.run_dir import RunDirectory
+from tests.shipped_traffic import logged_rows
 
 MARK = "OUTRIDER_TEST_OF_KILLS"
 """Environment variable that all processes of a command inherit."""
 
 PATIENCE_S = 60.0
 """In which the guard of a killed command ends the processes of its tree."""
+
+PRIVATE = ("traffic", "features", "evaluation/steps")
+"""Folders of a run that hold customer text (docs/how-to/privacy.md)."""
 
 Sign = Callable[[], object]
 
@@ -51,12 +55,19 @@ def stages_script(run: RunDirectory, stages: Sequence[str]) -> list[str]:
 class Command:
     """A command of Python's, and all processes that it starts."""
 
-    def __init__(self, words: Sequence[str], cwd: Path, scratch: Path) -> None:
-        """`scratch`: its folder of temporary files."""
+    def __init__(
+        self,
+        words: Sequence[str],
+        cwd: Path,
+        scratch: Path,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """`scratch`: its folder of temporary files; `environment`: further variables."""
         self._words = [sys.executable, *words]
         self._cwd = cwd
         self.scratch = scratch
         scratch.mkdir(exist_ok=True)
+        self._environment = dict(environment or {})
         self._mark = uuid.uuid4().hex
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -64,7 +75,7 @@ class Command:
         return subprocess.Popen(
             self._words,
             cwd=self._cwd,
-            env=os.environ | variables,
+            env=os.environ | variables | self._environment,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
@@ -122,3 +133,24 @@ def files_below(folder: Path) -> dict[str, bytes]:
     """Contents by path below a folder."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+
+
+def quotes() -> list[bytes]:
+    """A line of every prompt in the log that no other prompt and no template has."""
+    lines = []
+    for row in logged_rows("resume_screening"):
+        text = row["request"]["messages"][-1]["content"]
+        lines += [line for line in text.splitlines() if line.startswith("summary: ")]
+    assert len(lines) > 100
+    return [line.encode() for line in set(lines)]
+
+
+def assert_no_text(run: RunDirectory, scratch: Path, wanted: list[bytes]) -> None:
+    """Only the private folders quote the customer's prompts, not even temporary files."""
+    for name, content in files_below(scratch).items():
+        assert not any(line in content for line in wanted), f"{name} quotes a prompt"
+    for path in run.root.rglob("*"):
+        inside = path.relative_to(run.root).as_posix()
+        if path.is_file() and not inside.startswith(PRIVATE):
+            content = path.read_bytes()
+            assert not any(line in content for line in wanted), f"{inside} quotes a prompt"

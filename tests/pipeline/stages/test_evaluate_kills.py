@@ -19,11 +19,12 @@ from outrider.pipeline.run_dir import RunDirectory
 from tests.cli import commands
 from tests.pipeline.stages.kills import (
     Command,
+    assert_no_text,
     assert_nothing_runs,
     files_below,
+    quotes,
     stages_script,
 )
-from tests.shipped_traffic import logged_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine]
 
@@ -53,9 +54,6 @@ SMALLEST = (
 
 GROWING = "speed_eager_repeats.json"
 """The pass whose file is written after every repeat."""
-
-PRIVATE = ("traffic", "features", "evaluation/steps")
-"""Folders of a run that hold customer text (docs/how-to/privacy.md)."""
 
 
 def write_trained(folder: Path) -> RunDirectory:
@@ -92,27 +90,6 @@ def exact_part(report: Report) -> dict[str, Any]:
     values = report.replay.model_dump(exclude={"lookups", "cumulative"})
     shares = report.replay.cumulative
     return values | {name: shares[name] for name in ("base", "custom", "ceiling")}
-
-
-def quotes() -> list[bytes]:
-    """A line of every prompt in the log that no other prompt and no template has."""
-    lines = []
-    for row in logged_rows("resume_screening"):
-        text = row["request"]["messages"][-1]["content"]
-        lines += [line for line in text.splitlines() if line.startswith("summary: ")]
-    assert len(lines) > 100
-    return [line.encode() for line in set(lines)]
-
-
-def assert_no_text(run: RunDirectory, scratch: Path, wanted: list[bytes]) -> None:
-    """Only the private folders quote the customer's prompts, not even temporary files."""
-    for name, content in files_below(scratch).items():
-        assert not any(line in content for line in wanted), f"{name} quotes a prompt"
-    for path in run.root.rglob("*"):
-        inside = path.relative_to(run.root).as_posix()
-        if path.is_file() and not inside.startswith(PRIVATE):
-            content = path.read_bytes()
-            assert not any(line in content for line in wanted), f"{inside} quotes a prompt"
 
 
 def discard_evaluation(run: RunDirectory) -> None:
