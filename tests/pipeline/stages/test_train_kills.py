@@ -106,18 +106,24 @@ class Kills:
         self.check(command, run)
         return seconds
 
-    def kill(self, run: RunDirectory, stage: str, took_s: float) -> list[str]:
-        """Kills the stage `KILLS` times; returns what was on the disk after each."""
+    def kill(self, killed: RunDirectory, whole: RunDirectory, stage: str, took_s: float) -> None:
+        """Kills the stage `KILLS` times, and lets it end; compares each end with the whole run's.
+
+        Prints what was on the disk after each kill.
+        """
         chance = random.Random(KILLS)
         states: list[str] = []
         while len(states) < KILLS:
-            command = self.command(run, stage)
-            if command.kill(self.begins(run, stage), chance.uniform(0, took_s)):
-                self.check(command, run)
-                states.append(progress(run, stage))
+            command = self.command(killed, stage)
+            if command.kill(self.begins(killed, stage), chance.uniform(0, took_s)):
+                self.check(command, killed)
+                states.append(progress(killed, stage))
             else:  # it finished: start again
-                discard(run, stage)
-        return states
+                assert_same_bytes(killed, whole, stage)
+                discard(killed, stage)
+        self.run(killed, stage)
+        assert_same_bytes(killed, whole, stage)
+        print(f"{stage}: {took_s:.0f} s; on the disk after each kill: {', '.join(states)}")
 
     def check(self, command: Command, run: RunDirectory) -> None:
         assert_nothing_runs(command, run.root)
@@ -131,6 +137,17 @@ def progress(run: RunDirectory, stage: str) -> str:
     return f"{len(files_below(run.training))} files of checkpoints"
 
 
+def assert_same_bytes(killed: RunDirectory, whole: RunDirectory, stage: str) -> None:
+    """Equal shards and quarantine, or equal weights."""
+    if stage == "capture":
+        assert shards(killed) == shards(whole)
+        assert not list(killed.features.glob(".*"))
+        quarantines = [run.features / "quarantine.json" for run in (killed, whole)]
+        assert quarantines[0].read_bytes() == quarantines[1].read_bytes()
+    else:
+        assert files_below(killed.speculator) == files_below(whole.speculator) != {}
+
+
 @pytest.mark.timeout(4 * 3600)
 def test_killed_at_random_moments_capture_and_training_end_with_the_same_bytes(
     tmp_path: Path,
@@ -141,17 +158,7 @@ def test_killed_at_random_moments_capture_and_training_end_with_the_same_bytes(
     killed = RunDirectory(tmp_path / "killed" / "runs" / "run")
     kills = Kills(tmp_path, quotes())
 
-    took_s = kills.run(whole, "capture")
-    print(f"a capture: {took_s:.0f} s; after each kill: {kills.kill(killed, 'capture', took_s)}")
-    kills.run(killed, "capture")
-    assert shards(killed) == shards(whole)
+    for stage in ("capture", "train"):
+        kills.kill(killed, whole, stage, kills.run(whole, stage))
     assert len(shards(whole)) > 3
-    assert not list(killed.features.glob(".*"))
-    quarantines = [run.features / "quarantine.json" for run in (whole, killed)]
-    assert quarantines[0].read_bytes() == quarantines[1].read_bytes()
-
-    took_s = kills.run(whole, "train")
-    print(f"a training: {took_s:.0f} s; after each kill: {kills.kill(killed, 'train', took_s)}")
-    kills.run(killed, "train")
-    assert files_below(killed.speculator) == files_below(whole.speculator) != {}
     assert not list(killed.root.rglob("*.tmp")) and not list(killed.root.rglob(".scratch-*"))
