@@ -98,13 +98,18 @@ _NOT_VARIABLES = re.compile(
 (`VLLM_HUMMING_*_CONFIG`)."""
 
 
+def _shown(name: str) -> str:
+    """The name in one line: a line break in it would begin a line of the terminal."""
+    return name if name and name.isprintable() else repr(name)
+
+
 def why_not_variable(name: str, value: object) -> str | None:
     """Why this variable is refused (never quoting its value); None if allowed."""
     if looks_secret(name):
-        return f"{name}: it looks like a secret; export it where the server is started"
+        return f"{_shown(name)}: it looks like a secret; export it where the server is started"
     if not _VARIABLES.fullmatch(name) or _NOT_VARIABLES.fullmatch(name):
         return (
-            f"{name}: not one of the variables that change what the engine computes; export it in"
+            f"{_shown(name)}: not one of the variables that change what the engine computes; export it in"
             " the shell that starts the command, whose environment the engines inherit"
         )
     if not isinstance(value, str) or not value.isprintable() or redacted(value) != value:
@@ -115,9 +120,9 @@ def why_not_variable(name: str, value: object) -> str | None:
 def why_not_argument(name: str, value: object) -> str | None:
     """Why a recipe or command may not set this argument (no value is quoted); None if it may."""
     if looks_secret(name):
-        return f"{name}: it looks like a secret; secrets belong in the server's environment"
+        return f"{_shown(name)}: it looks like a secret; secrets belong in the server's environment"
     if name not in ARGUMENTS and name not in KEYS_OF_ARGUMENTS:
-        return f"{name}: not one of vLLM's arguments that change what the engine computes"
+        return f"{_shown(name)}: not one of vLLM's arguments that change what the engine computes"
     words = value if isinstance(value, list) else [value]
     for word in words:
         if isinstance(word, str) and word.lstrip().startswith(("-", "{", "[")):
@@ -137,7 +142,7 @@ def _why_not_value(name: str, value: Any) -> str | None:
     if isinstance(value, dict):
         for key, inner in value.items():
             if looks_secret(str(key)) or _CODE.fullmatch(str(key)):
-                return f"{name}.{key}: names code, a file or a secret"
+                return f"{name}.{_shown(str(key))}: names code, a file or a secret"
             if reason := _why_not_value(f"{name}.{key}", inner):
                 return reason
         return None
@@ -339,7 +344,7 @@ _VALUE_OF_BUNDLES = re.compile(r"[A-Za-z0-9_.,:|+\[\]-]{0,200}")
 def why_not_of_bundle(name: str, value: object) -> str | None:
     """Why a bundle may not set this argument (its value is not quoted); None if it may."""
     if name not in OF_BUNDLES:
-        return f"{name}: not one of the arguments that a bundle may set"
+        return f"{_shown(name)}: not one of the arguments that a bundle may set"
     if value is not None and not OF_BUNDLES[name](value):
         return f"{name}: not a value that a bundle may set"
     return None

@@ -107,8 +107,10 @@ def check_files(directory: Path) -> dict[str, str]:
             path = (inside / name).as_posix()
             known = path in manifest["files"] or path == MANIFEST
             if not known and path.split("/")[0] not in OF_THE_HUB:
+                # A line break in a name would begin a line of the terminal.
+                shown = path if path.isprintable() else repr(path)
                 raise OutriderError(
-                    f"{directory / path}: {MANIFEST} does not list it; delete it, or export again"
+                    f"{directory / shown}: {MANIFEST} does not list it; delete it, or export again"
                 )
     return dict(manifest["files"])
 

@@ -35,7 +35,8 @@ HUB, OCI = "hf://", "oci:"
 
 _PIECE = 2**22
 
-_ADDRESS = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?/?")
+# The hub's rule for names: none begins with a dot or a hyphen.
+_ADDRESS = re.compile(r"hf://(\w[\w.-]*/\w[\w.-]*)(?:@([\w./-]+))?/?", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -105,7 +106,7 @@ def local_bundle(location: str | Path) -> Iterator[Path]:
     if address.startswith(("file://", "local://")):
         address = address.partition("://")[2]
     if "://" not in address and not address.startswith(OCI):
-        directory = Path(address).resolve()
+        directory = _local_folder(address)
         check_files(directory)
         yield directory
         return
@@ -120,8 +121,32 @@ def local_bundle(location: str | Path) -> Iterator[Path]:
         yield directory
 
 
+def _local_folder(address: str) -> Path:
+    try:
+        directory = Path(address).resolve()
+        directory.is_dir()  # raises for names that are too long
+    except (OSError, ValueError):
+        raise OutriderError(
+            f"{address!r:.300}: not a path; give the folder that `outrider export` wrote"
+        ) from None
+    return directory
+
+
+def _store(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
+    """An address's filesystem, and its path there."""
+    try:
+        filesystem, root = fsspec.core.url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        reason = without_credentials(str(error))
+        raise OutriderError(
+            f"{without_credentials(url)}: no store for this address ({reason}); correct it, or"
+            " install the package of its store"
+        ) from None
+    return filesystem, root
+
+
 def _upload(stage: Path, url: str) -> None:
-    filesystem, root = fsspec.core.url_to_fs(url)
+    filesystem, root = _store(url)
     try:
         filesystem.makedirs(root, exist_ok=True)
         if filesystem.exists(f"{root}/{MANIFEST}"):
@@ -139,7 +164,7 @@ def _upload(stage: Path, url: str) -> None:
 
 
 def _download(url: str, directory: Path) -> None:
-    filesystem, root = fsspec.core.url_to_fs(url)
+    filesystem, root = _store(url)
 
     def fetch(name: str, limit: int) -> None:
         path = directory / name
@@ -166,7 +191,7 @@ def _repository(address: str) -> tuple[str, str | None]:
     """Splits `hf://OWNER/NAME[@REVISION]` into repository and branch, tag or commit."""
     match = _ADDRESS.fullmatch(address)
     if match is None:
-        raise OutriderError(f"{address}: write hf://OWNER/NAME or hf://OWNER/NAME@REVISION")
+        raise OutriderError(f"{address!r}: write hf://OWNER/NAME or hf://OWNER/NAME@REVISION")
     return match[1], match[2]
 
 

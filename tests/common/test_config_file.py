@@ -14,6 +14,7 @@ BOMB = "a: &a [1, 1]\n" + "\n".join(
 )
 
 
+@pytest.mark.attack("recipes")
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -41,6 +42,7 @@ def test_a_file_above_a_megabyte_is_not_read(tmp_path):
     assert read_yaml(path)[0] == {"a": 1}
 
 
+@pytest.mark.attack("recipes")
 @pytest.mark.parametrize("text", ["[&a 1, *a]", "[" * 5000, "9" * 5000, "2026-13-01"])
 def test_arguments_that_are_no_value(text):
     with pytest.raises(yaml.YAMLError):

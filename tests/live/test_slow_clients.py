@@ -70,6 +70,7 @@ def peak_memory() -> int:
     return 1024 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
 
 
+@pytest.mark.attack("slow")
 @pytest.mark.parametrize("count", [60, 200])
 def test_bodies_that_stop_hold_little_memory_and_are_ended(fleet: Fleet, count: int) -> None:
     part = HEAD + b"Content-Length: 31000000\r\n\r\n" + b"x" * 8 * MB
@@ -85,6 +86,7 @@ def test_bodies_that_stop_hold_little_memory_and_are_ended(fleet: Fleet, count: 
     assert peak_memory() < LIMIT
 
 
+@pytest.mark.attack("slow")
 def test_headers_that_come_a_byte_at_a_time_are_ended(fleet: Fleet) -> None:
     count = 300
     with connections(fleet, count) as clients:

@@ -46,6 +46,7 @@ def test_a_second_run_is_told_who_holds_the_directory_and_may_enter_when_it_is_k
         pass
 
 
+@pytest.mark.attack("runs")
 def test_what_killed_processes_left_is_removed(tmp_path):
     run = RunDirectory(tmp_path / "demo")
     left = [
@@ -115,6 +116,7 @@ def finish(stage, run):
     write_json(run.stage_record(stage.name), record)
 
 
+@pytest.mark.attack("runs")
 @pytest.mark.parametrize("name", ["parts.json", "slices.json"])
 @pytest.mark.parametrize("content", ["{", "", "\0" * 40, '{"train": [2]}'])
 def test_a_damaged_output_names_its_file_and_the_stage_to_repeat(tmp_path, name, content):
@@ -130,6 +132,7 @@ def test_a_damaged_output_names_its_file_and_the_stage_to_repeat(tmp_path, name,
     assert stage.reasons(run, recipe, {}) == [f"{name} is missing"]
 
 
+@pytest.mark.attack("runs")
 def test_what_any_earlier_stage_wrote_is_compared_and_foreign_files_are_not(tmp_path):
     run, _, recipe = finished_split(tmp_path)
     write_json(run.traffic / "summary.json", {"time": None})
@@ -146,6 +149,7 @@ def test_what_any_earlier_stage_wrote_is_compared_and_foreign_files_are_not(tmp_
         runner._require_needed(STAGES["export"], run, recipe, {})
 
 
+@pytest.mark.attack("runs")
 def test_the_manifest_of_the_states_is_compared(tmp_path):
     run = RunDirectory(tmp_path)
     for name in ("manifest.json", "quarantine.json"):
@@ -160,6 +164,7 @@ def test_the_manifest_of_the_states_is_compared(tmp_path):
         STAGES["capture"].check_output(run)
 
 
+@pytest.mark.attack("runs")
 @examples(100)
 @given(content=ANY_JSON.map(json.dumps) | st.text(max_size=20))
 def test_a_damaged_record_names_the_stage_to_repeat(tmp_path_factory, content):
@@ -169,6 +174,7 @@ def test_a_damaged_record_names_the_stage_to_repeat(tmp_path_factory, content):
         stage.reasons(run, recipe, {})
 
 
+@pytest.mark.attack("runs")
 def test_foreign_names_among_the_attempts_are_left_alone(tmp_path):
     loaded = load_recipe("resume_screening", [])
     run = RunDirectory.of(loaded.recipe, tmp_path)

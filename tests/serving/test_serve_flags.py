@@ -97,6 +97,7 @@ def test_a_shell_and_vllm_read_the_same_from_flags_without_quotes(tmp_path) -> N
         without_quotes([("--chat-template", "a b")])
 
 
+@pytest.mark.attack("serve")
 @pytest.mark.parametrize(
     ("section", "name", "value"),
     [
@@ -138,6 +139,7 @@ def test_a_bundle_sets_only_what_the_engine_computes_with(tmp_path, section, nam
     assert "s3cret" not in str(caught.value) and "evil" not in str(caught.value)
 
 
+@pytest.mark.attack("serve")
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -172,6 +174,7 @@ def test_what_becomes_a_word_of_a_command_is_checked(tmp_path, key, value) -> No
         read_serve_flags(bundle, HERE)
 
 
+@pytest.mark.attack("serve")
 def test_serve_sh_is_not_read(tmp_path) -> None:
     bundle = write_exported(tmp_path / "bundle", model="nano_r1")
     before = read_serve_flags(bundle, HERE)

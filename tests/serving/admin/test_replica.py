@@ -72,6 +72,7 @@ def test_fields_of_a_later_outrider_are_ignored(replica, monkeypatch) -> None:
     assert (requests[0].drafts, after) == (2, 1)
 
 
+@pytest.mark.attack("replicas")
 @pytest.mark.parametrize(
     "answer",
     [

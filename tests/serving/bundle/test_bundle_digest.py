@@ -46,6 +46,7 @@ def test_the_digest_is_of_the_files_and_not_of_the_evidence(bundle: Path) -> Non
     assert bundle_digest(bundle) != digest
 
 
+@pytest.mark.attack("bundles")
 @pytest.mark.parametrize(
     "name",
     [
@@ -59,6 +60,7 @@ def test_a_name_outside_of_the_bundle_is_refused(bundle: Path, name: str) -> Non
         bundle_digest(bundle)
 
 
+@pytest.mark.attack("bundles")
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
@@ -97,6 +99,7 @@ def _pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
+@pytest.mark.attack("bundles")
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -119,6 +122,7 @@ def test_a_bundle_has_its_listed_plain_files_and_no_others(bundle, damage, messa
         pass
 
 
+@pytest.mark.attack("bundles")
 @examples(300)
 @given(st.data())
 def test_any_manifest_is_read_or_refused(bundle: Path, data: st.DataObject) -> None:

@@ -32,6 +32,7 @@ def test_a_bundle_comes_back_without_what_is_not_listed(url: str, tmp_path: Path
     assert pinned(url) == url
 
 
+@pytest.mark.attack("bundles")
 @pytest.mark.parametrize("name", ["../outside", "/outside", "a/../../outside", "..\\\\outside"])
 def test_a_name_outside_is_refused_before_anything_is_written(
     url: str, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
@@ -49,6 +50,7 @@ def test_a_name_outside_is_refused_before_anything_is_written(
     assert not list(tmp_path.rglob("outside"))
 
 
+@pytest.mark.attack("bundles")
 def test_a_download_stops_at_the_listed_size(url: str) -> None:
     MEMORY.pipe(f"{url}/model.safetensors", b"w" * 10_000_000)
     with (

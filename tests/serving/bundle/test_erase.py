@@ -72,6 +72,7 @@ def test_a_bundle_without_a_history_and_a_changed_one_are_refused(
         erase_sessions(bundle, ["session 3"])
 
 
+@pytest.mark.attack("bundles")
 @pytest.mark.parametrize(
     "settings",
     [

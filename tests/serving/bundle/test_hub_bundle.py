@@ -127,6 +127,7 @@ def test_a_hub_that_refuses_is_one_message(server: Hub, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.attack("bundles")
 @pytest.mark.parametrize(
     ("file", "old", "new", "message"),
     [

@@ -132,6 +132,7 @@ def test_a_layout_may_have_several_images(tmp_path: Path) -> None:
         read(f"oci:{layout}:may", tmp_path / "out")
 
 
+@pytest.mark.attack("bundles")
 def test_a_blob_that_differs_is_found(tmp_path: Path) -> None:
     address = put_image(tmp_path / "image", copied(write_exported(tmp_path / "bundle")))
     blobs = (tmp_path / "image" / "blobs" / "sha256").iterdir()
@@ -146,6 +147,7 @@ def test_a_blob_that_differs_is_found(tmp_path: Path) -> None:
         read(address, tmp_path / "again")
 
 
+@pytest.mark.attack("bundles")
 @pytest.mark.parametrize(("suffix", "compress"), [("gzip", gzip.compress), ("zstd", zstd.compress)])
 def test_a_truncated_layer_is_an_error_with_its_address(
     tmp_path: Path, suffix: str, compress: Callable[[bytes], bytes]
@@ -161,6 +163,7 @@ def test_a_truncated_layer_is_an_error_with_its_address(
         read(address, tmp_path / "out")
 
 
+@pytest.mark.attack("bundles")
 @pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.XHDTYPE])
 def test_a_layer_cannot_fill_the_disk_or_the_memory(
     tmp_path: Path, kind: bytes, monkeypatch: pytest.MonkeyPatch
@@ -180,6 +183,7 @@ def test_a_layer_cannot_fill_the_disk_or_the_memory(
     assert sum(written) < 2**21
 
 
+@pytest.mark.attack("bundles")
 def test_a_layer_of_another_type_is_refused(tmp_path: Path) -> None:
     members = copied(write_exported(tmp_path / "bundle"))
     address = put_image(tmp_path / "image", members, layer_type="application/vnd.acme.squashfs")
@@ -187,6 +191,7 @@ def test_a_layer_of_another_type_is_refused(tmp_path: Path) -> None:
         read(address, tmp_path / "out")
 
 
+@pytest.mark.attack("bundles")
 @pytest.mark.parametrize(
     ("name", "kind", "message"),
     [
@@ -217,6 +222,7 @@ def test_a_layer_has_listed_files_only(
     assert files(read(put_image(tmp_path / "good", members), tmp_path / "again")) == bundle
 
 
+@pytest.mark.attack("bundles")
 @pytest.mark.parametrize(
     "index",
     [
@@ -239,6 +245,7 @@ def test_a_damaged_index_is_an_error_with_its_address(tmp_path: Path, index: str
         read(address, tmp_path / "out")
 
 
+@pytest.mark.attack("bundles")
 def test_a_damaged_manifest_and_a_deep_folder_are_errors(tmp_path: Path) -> None:
     deep = tarfile.TarInfo("models/" + "x/" * 2_000 + "file")
     with pytest.raises(OutriderError, match="image"):
@@ -264,6 +271,7 @@ def test_images_are_not_written(tmp_path: Path, to: str, monkeypatch: pytest.Mon
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
 
 
+@pytest.mark.attack("bundles")
 def test_what_is_no_image_layout_is_not_read(tmp_path: Path) -> None:
     with pytest.raises(OutriderError, match="skopeo copy"):
         read("oci://registry.example/resume:march", tmp_path / "registry")
