@@ -11,6 +11,7 @@ most similar key and the valid keys.
 """
 
 import difflib
+import math
 import re
 import types
 import typing
@@ -58,6 +59,15 @@ class _Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
+def _finite_number(loader: _Loader, node: yaml.ScalarNode) -> float:
+    """Reads a number; an infinite learning rate would pass every check that it is positive."""
+    number: float = loader.construct_yaml_float(node)
+    if not math.isfinite(number):
+        raise ValueError("not a finite number")
+    return number
+
+
+_Loader.add_constructor("tag:yaml.org,2002:float", _finite_number)
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9]*)?[eE][-+]?[0-9]+$"),
@@ -137,7 +147,8 @@ def _value(node: yaml.Node, keys: Keys, path: Path, origins: Origins) -> Any:
     try:
         return loader.construct_object(node)
     except (yaml.YAMLError, ValueError) as error:
-        raise OutriderError(f"{here}: {node.value!r} is not a YAML value: {error}") from None
+        value = f"{_dotted(keys)} = {node.value!r:.100}"
+        raise OutriderError(f"{here}: {value} is not a YAML value: {error}") from None
     finally:
         loader.dispose()
 

@@ -109,8 +109,8 @@ def why_not_variable(name: str, value: object) -> str | None:
         return f"{_shown(name)}: it looks like a secret; export it where the server is started"
     if not _VARIABLES.fullmatch(name) or _NOT_VARIABLES.fullmatch(name):
         return (
-            f"{_shown(name)}: not one of the variables that change what the engine computes; export it in"
-            " the shell that starts the command, whose environment the engines inherit"
+            f"{_shown(name)}: not one of the variables that change what the engine computes;"
+            " export it in the shell that starts the command, whose environment the engines inherit"
         )
     if not isinstance(value, str) or not value.isprintable() or redacted(value) != value:
         return f"{name}: its value is not one line of plain text without secrets"

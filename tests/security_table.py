@@ -38,8 +38,8 @@ ROWS = {
     "personal": ("personal data, surrogate mode: documented kinds", 36, 24),
     "not_promised": ("the same: not promised (names, addresses, ids)", 23, 1),
     "fields": (
-        "personal data in session, user, tenant, route, tool call, tool schema, response, broken row,"
-        " file name",
+        "personal data in session, user, tenant, route, tool call, tool schema, response,"
+        " broken row, file name",
         16,
         13,
     ),

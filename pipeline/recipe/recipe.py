@@ -233,9 +233,10 @@ class Recipe(BaseModel):
     @field_validator("name")
     @classmethod
     def _is_a_directory_name(cls, name: str) -> str:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
             raise ValueError(
-                "a directory name: letters, digits, `.`, `_`, `-`, starting with a letter or digit"
+                "a directory name: at most 100 letters, digits, `.`, `_`, `-`, starting with a"
+                " letter or digit"
             )
         return name
 

@@ -187,8 +187,13 @@ class _Quantization(BaseModel):
 
 
 def read_index(path: Path) -> dict[str, str]:
-    """The file of each tensor, from `INDEX`."""
-    return read_form(_Index, path, "copy it again from the checkpoint").weight_map
+    """The file of each tensor, from `INDEX`; raises an `OutriderError` if one is elsewhere."""
+    fix = "copy it again from the checkpoint"
+    files = read_form(_Index, path, fix).weight_map
+    for name in files.values():
+        if name.startswith("/") or ".." in name.split("/"):
+            raise OutriderError(f"{path}: {name!r} is not in the checkpoint's folder; {fix}")
+    return files
 
 
 def weight_map(directory: Path) -> dict[str, str]:

@@ -86,7 +86,7 @@ def test_a_mistyped_key_is_named_with_its_line_and_the_nearest_key(tmp_path) -> 
         ({"replicas": [{"name": "a", "data": "/a.sock"}]}, "not an address; write unix:"),
         ({"replicas": [{"name": "a", "data": "unix:/" + "x" * 107}]}, "the path has 108 bytes"),
         ({"policy": {"shares": [5, 25]}}, "shares rise from above 0 to 100 percent"),
-        ({"policy": {"margin": float("nan")}}, "policy.margin = nan"),
+        ({"policy": {"margin": float("nan")}}, "policy.margin = '.nan'"),
         ({"router": {"sticky_header": "authorization"}}, "must not be a secret"),
         ({"router": {"listen": "unix:one.sock"}}, "one.sock: used twice"),
         ({"router": {"listen": "unix:envoy.sock"}}, "envoy.sock: used twice"),

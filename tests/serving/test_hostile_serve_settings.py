@@ -127,7 +127,7 @@ def refused(tmp_path: Path, section: str, name: str, value: object) -> str:
 
 def is_of(message: str, name: str) -> bool:
     """Whether a message is one line with the name and no value of an attacker's."""
-    rest = message.replace(repr(name)[1:-1], "", 1)
+    rest = message.replace(repr(name)[1:-1] or "''", "", 1)
     return rest != message and message.isprintable() and "evil" not in rest
 
 
