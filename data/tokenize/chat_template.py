@@ -21,8 +21,9 @@ from outrider.data.exchange import Reject
 def render(tokenizer: Any, messages: list[dict[str, Any]], arguments: dict[str, Any]) -> str:
     """Renders the prompt; raises a `Reject` if the template refuses the conversation."""
     generation = {"add_generation_prompt": not arguments.get("continue_final_message")}
-    # Templates raise these on conversations that they do not support.
-    refusals = (TypeError, ValueError, LookupError, AttributeError, RecursionError)
+    # Templates raise these on conversations that they do not support. ArithmeticError: Jinja's
+    # sandbox raises an OverflowError for a range of more than 100,000.
+    mistakes = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
     try:
         template = tokenizer.get_chat_template(tools=arguments.get("tools"))
         knows_developer = re.search("""['"]developer['"]""", template) is not None
@@ -30,7 +31,7 @@ def render(tokenizer: Any, messages: list[dict[str, Any]], arguments: dict[str, 
         text = tokenizer.apply_chat_template(read, tokenize=False, **generation | arguments)
         text.encode()  # a lone surrogate in a tool cannot be tokenized
         return text
-    except (jinja2.TemplateError, *refusals) as error:
+    except (jinja2.TemplateError, RecursionError, *mistakes) as error:
         # The error's message may quote customer text.
         raise Reject("template_refuses", type(error).__name__) from None
 
