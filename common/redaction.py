@@ -21,13 +21,15 @@ SERVE_COMMAND = "--from-serve-command"
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _ALWAYS = {
     *("secret", "secrets", "password", "passwords", "passwd", "passphrase", "apikey"),
-    *("credential", "credentials", "authorization", "bearer"),
+    *("credential", "credentials", "authorization", "bearer", "pgpassword", "pgpass"),
 }
-_LAST = {"token", "key", "keys", "sig", "signature"}
+_LAST = {"token", "key", "keys", "sig", "signature", "pwd"}
 """Words that mark a secret only at the end of its name: `token_ids`, `draft_tokens` and
 `key_value_heads` are not secrets."""
-_KEY_ID = re.compile(r"(access|secret|api|private|signing|session).?(key|token)", re.IGNORECASE)
-_PLAIN = {"key", "keys", "stop token", "bos token", "eos token", "pad token"}
+_KEY_ID = re.compile(
+    r"(access|secret|api|private|signing|session).?(key|token)|connection.?string", re.IGNORECASE
+)
+_PLAIN = {"key", "keys", "pwd", "stop token", "bos token", "eos token", "pad token"}
 _POINTERS = {"file", "path", "dir", "env", "name"}
 """Last words of names that point to a secret rather than hold it, such as `api_key_file`."""
 
@@ -40,9 +42,13 @@ _USER = re.compile(r"((?<!abfs)(?<!abfss)(?<!wasb)(?<!wasbs)://)[^/@\s\"']+@")
 # every place, hours for a megabyte of `://`.
 _QUERY = re.compile(r"(://(?:(?!://)[^?\s\"'])+)\?[\w.%~-]+=[^\s\"']*")
 _SIGNED = re.compile(r"://[^/@\s:]*:[^/@\s]+@|https?://[^/@\s]+@")
-_FLAG = re.compile(r"(?<![\w-])(--?[A-Za-z][\w.-]*)([ \t]+|=)((?!-)\S+(?:[ \t]+(?!-)\S+)*)")
+# A flag's value may follow in the next line, after a backslash.
+_FLAG = re.compile(
+    r"(?<![\w-])(--?[A-Za-z][\w.-]*)([ \t]+\\\n[ \t]*|[ \t]+|=)((?!-)\S+(?:[ \t]+(?!-)\S+)*)"
+)
 _NAMED = re.compile(
-    r"(?<![\w.-])([\"']?)([A-Za-z_][\w.-]*)\1(\s*[=:]\s*)(\"[^\"]*\"|'[^']*'|[^\s,;}\"']+)"
+    r"(?<![\w.-])([\"']?)([A-Za-z_][\w.-]*)\1(\s*[=:]\s*)"
+    r"(\"[^\"]*\"|'[^']*'|(?:(?:[Bb]earer|[Bb]asic|[Tt]oken) +)?[^\s,;}\"']+)"
 )
 
 
