@@ -139,10 +139,17 @@ def refused_or_public(fleet: Fleet, target: str) -> bool:
     return allowed and "%" not in path.partition("?")[0]
 
 
-@pytest.mark.parametrize("path", [ADMIN, "/pause", "/v1/load_lora_adapter", "/update_weights"])
-def test_no_other_way_to_write_a_path_gets_through(fleet, path) -> None:
-    wrong = [text for text in disguises(path) if not refused_or_public(fleet, text)]
-    assert wrong == []
+@pytest.mark.attack("paths")
+@pytest.mark.parametrize(
+    "target",
+    [
+        text
+        for path in (ADMIN, "/pause", "/v1/load_lora_adapter", "/update_weights", "/metrics")
+        for text in disguises(path)
+    ],
+)
+def test_no_other_way_to_write_a_path_gets_through(fleet, target) -> None:
+    assert refused_or_public(fleet, target)
 
 
 PIECES = [
@@ -167,12 +174,14 @@ PIECES = [
 ]
 
 
+@pytest.mark.attack("paths")
 @given(st.lists(st.sampled_from(PIECES), min_size=1, max_size=8).map("".join))
 def test_whatever_is_sent_a_replica_only_gets_public_paths(fleet, tail) -> None:
     for target in (f"/v1/{tail}", f"/{tail}"):
         assert refused_or_public(fleet, target), target
 
 
+@pytest.mark.attack("requests")
 @pytest.mark.parametrize("method", ["CONNECT", "TRACE", "OPTIONS", "PUT", "DELETE"])
 def test_no_method_and_no_upgrade_reaches_another_path(fleet, method) -> None:
     for target in ("/pause", ADMIN, "*", "/v1/../pause"):
