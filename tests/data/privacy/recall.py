@@ -7,7 +7,7 @@ for amounts, dates and numbers of receipts:
     python -m tests.data.privacy.recall FILE...
     python -m tests.data.privacy.recall --receipts FILE...
 
-A file has one text a line, or objects in JSON lines, of which every text is read. It may be in gzip.
+A file has one text a line, or JSON lines, of which every text is read. It may be in gzip.
 """
 
 import gzip
