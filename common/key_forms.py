@@ -9,8 +9,8 @@ A form needs 16 characters after its prefix, with a digit or a capital, so that 
 import re
 
 _UNBROKEN = (
-    # GitHub, npm, Hugging Face, Groq, xAI, Perplexity, Replicate, Fireworks, NVIDIA
-    *(r"gh[pousr]_", "npm_", "hf_", "api_org_", "gsk_", "xai-", "pplx-", "r8_", "fw_", "nvapi-"),
+    # GitHub, npm, Hugging Face, Groq, xAI, Perplexity, Replicate, Fireworks
+    *(r"gh[pousr]_", "npm_", "hf_", "api_org_", "gsk_", "xai-", "pplx-", "r8_", "fw_"),
     # Stripe, Shopify, Linear, Notion, Figma, Supabase, Square, Airtable, Brevo, DigitalOcean
     *("[sr]k_(?:live|test)_", "whsec_", "shp(?:at|ss|ca|pa)_", "lin_api_", "ntn_", "secret_"),
     *("fig[dou]r?_", "sbp_", "sb_secret_", "EAAA", "pat(?=[A-Za-z0-9]{14}\\.)", "xkeysib-"),
@@ -28,8 +28,8 @@ _UNBROKEN = (
 """Prefixes before at least 16 letters and digits."""
 
 _WITH_SIGNS = (
-    # OpenAI, Anthropic, OpenRouter, DeepSeek, Langfuse, LangSmith, Pinecone
-    *("sk-", "pk-lf-", "lsv2_(?:pt|sk)_", "pcsk_"),
+    # OpenAI, Anthropic, OpenRouter, DeepSeek, NVIDIA, Langfuse, LangSmith, Pinecone
+    *("sk-", "nvapi-", "pk-lf-", "lsv2_(?:pt|sk)_", "pcsk_"),
     # GitHub, GitLab, Slack, Google, SendGrid, PyPI, Atlassian, Tailscale, Vault, Grafana, Sentry
     *("github_pat_", "gl(?:pat|dt|rt|cbt|ptt|ft|soat|imt|agent|oas|ffct|rtr)-", "xox[abeprs]-"),
     *("xapp-", "AIza", r"ya29\.", "GOCSPX-", r"SG\.", "pypi-", "AT[AC]TT3", "tskey-", r"hv[sbr]\."),
@@ -58,7 +58,9 @@ _NAMED = (
     # RFC 6750, section 2.1: b64token.
     r"(?:[Bb]earer|Basic)[ ]+(?=[A-Za-z._~+/-]{0,64}\d)(?P<bearer>[A-Za-z0-9._~+/-]{16,}=*)"
     rf"|{_NAME}[\"']?(?:[ ]?[:=]>?[ ]?|[ ](?:is|ist|est|es|è|é)[ ])[\"']?"
-    r"(?=[A-Za-z+/_=-]{0,64}\d)(?=[0-9+/_=-]{0,64}[A-Za-z])(?P<named>[A-Za-z0-9+/_-]{16,}={0,2})"
+    r"(?=[A-Za-z+/_=-]{0,64}\d)(?=[0-9+/_=-]{0,64}[A-Za-z])"
+    # The parts of a JSON web token are joined by dots.
+    r"(?P<named>[A-Za-z0-9+/_-]{16,}(?:\.[A-Za-z0-9_-]{8,}){0,4}={0,2})"
 )
 _PEM = (
     r"-----BEGIN (?:[A-Z]+ ){0,2}PRIVATE KEY(?: BLOCK)?-----"

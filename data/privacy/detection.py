@@ -154,7 +154,8 @@ _WORDS = {
     "telefon handy mobil festnetz rückruf anruf anrufen erreichbar rufnummer kontakt "
     "téléphone tél portable appelez appeler joindre joignable "
     "teléfono móvil movil celular llámame llame llama contacto "
-    "telefono cellulare chiamami chiamare recapito telefone telemóvel ligue ligar contato "
+    "telefono cellulare chiamami chiamare recapito telefone telemóvel ligue ligar contato fone "
+    "dzwonić dzwoń zadzwoń infolinia "
     "telefoon mobiel телефон тел моб мобильный сотовый звоните звонить позвоните "
     "هاتف جوال फ़ोन मोबाइल 전화 휴대폰 핸드폰 "
     "电话 手机 热线 联系方式 拨打 微信 電話 携帯",
@@ -182,7 +183,7 @@ _WORDS = {
 }
 PHRASES = (
     *("my number", "meine nummer", "ruf an", "mon numéro", "mi número", "mio numero"),
-    *("meu número", "mijn nummer", "мой номер"),
+    *("pod numer", "numer do", "meu número", "mijn nummer", "мой номер"),
 )
 WORDS = {kind: tuple(words.split()) for kind, words in _WORDS.items()}
 """Words that name a kind before a value, in the languages of logs."""

@@ -25,6 +25,7 @@ _NATIONAL = re.compile(
     r"|\(0\d{1,4}\)[ /-]?\d{2,}"  # an area code in brackets
     r"|\(?[1-9]\d\)?[ ]?(?:9\d{4}|(?<=\)[ ])[2-5]\d{3})-\d{4}"  # Brazil
     r"|0\d{1,4}(?:[ ./-]\d{2,4}){2,5}"  # 0 before the area: Europe, Japan, Korea, Australia
+    r"|0\d{1,3}/\d{5,8}|0\d{1,4}\(\d{1,4}\)\d{4}"  # Italy; Japan
     r"|0(?:15\d{2}|1[67]\d)[ /-]{1,3}\d{7,8}|0[2-9]\d{1,3}[ /-]\d{5,8}|06[ -]\d{8}"  # Germany; NL
     r"|0\d{2,3}-\d{7,8}|1[3-9]\d([ -])\d{4}\2\d{4}"  # China
     r"|[67]\d{2}(?:[ ]\d{2}){3}"  # Spain
@@ -99,7 +100,10 @@ def _numbers_of(
         start = possible.start() - first + possible[0].startswith("(")
         if most and most[0][0] <= start and most[-1][1] >= possible.end() - first:
             break
-    yield from ((first + left, first + right) for left, right in most)
+    for left, right in most:
+        # A bracket around the whole number is no part of it.
+        is_open = window[left] == "(" and ")" not in window[left:right]
+        yield first + left + is_open, first + right
 
 
 def _may_begin(region: str, digits: str) -> bool:

@@ -23,8 +23,12 @@ from outrider.data.privacy.detection import Finder
 LABELLED = Path(__file__).with_name("labelled.jsonl")
 
 
-def labelled_rows():
-    return [json.loads(line) for line in LABELLED.read_text(encoding="utf-8").splitlines()]
+SECOND = Path(__file__).with_name("labelled_second.jsonl")
+"""Rows of an author who had not read the detector, kept as they were before their first run."""
+
+
+def labelled_rows(path=LABELLED):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def with_optional_kinds(kind):
