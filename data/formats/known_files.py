@@ -170,7 +170,7 @@ DOCKER_LOGS = "give the output of `docker logs CONTAINER > log.txt`"
 _BSON = re.compile(rb"[\0-\xff]{4}[\x02\x07]_id\0", re.DOTALL)
 """A document's length, and its id, an ObjectId or a text, which is its first key (mongodump)."""
 
-OF_BSON = "convert it with `bsondump --outFile=log.json FILE`, or export with mongoexport"
+OF_BSON = "convert it with `bsondump FILE > log.json`, or export with mongoexport"
 
 _MITMPROXY = re.compile(rb"\d+:\d+:\w+;")
 """First bytes of mitmproxy's flows: tnetstrings."""
