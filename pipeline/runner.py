@@ -58,6 +58,9 @@ Results = dict[str, dict[str, Any]]
 INTERRUPTED = 75
 """Exit status of a stage that a signal stopped: EX_TEMPFAIL of sysexits.h, try again."""
 
+DISK_FULL = 74
+"""A stage's exit status if the disk has no space even for its message; EX_IOERR in sysexits.h."""
+
 UNEXPECTED = 70
 """Exit status of a stage with an error in the code: EX_SOFTWARE of sysexits.h."""
 
@@ -230,6 +233,11 @@ def run_stage(stage: Stage, run: RunDirectory, options: Options, end: float = ma
             f"{stage.name} failed: {last or 'no output'} (an error in Outrider or a library; see"
             f" the traceback in {log})"
         )
+    if status == DISK_FULL:
+        raise StageFailed(
+            f"{stage.name}: no space left on the disk of {run.root}; free some and run the same"
+            " command again"
+        )
     if status < 0:
         name = signal.Signals(-status).name
         # The kernel's out-of-memory killer sends SIGKILL; so do few others.
@@ -246,6 +254,16 @@ def run_stage(stage: Stage, run: RunDirectory, options: Options, end: float = ma
 # In the stage's process.
 
 
+def _publish_mistake(path: Path, error: OutriderError) -> int:
+    """Writes a stage's message for the command; returns the exit status."""
+    mistake = _Mistake(message=str(error), exit_code=error.exit_code)
+    try:
+        write_json(path, mistake.model_dump())
+    except (OSError, OutriderError):  # the disk of the message, and of the log, is full
+        return DISK_FULL
+    return error.exit_code
+
+
 def main(stage: Stage, run: RunDirectory, options: Options) -> int:
     """Runs the stage, publishes its record and returns the exit status."""
     for number in INTERRUPTS:
@@ -260,8 +278,7 @@ def main(stage: Stage, run: RunDirectory, options: Options) -> int:
         quoting = quoting or recipe.report.samples
         perform(stage, run, recipe, options)
     except OutriderError as error:
-        write_json(failed, _Mistake(message=str(error), exit_code=error.exit_code).model_dump())
-        return error.exit_code
+        return _publish_mistake(failed, error)
     except KeyboardInterrupt:
         print(f"{stage.name}: interrupted", file=log)
         return INTERRUPTED
