@@ -159,8 +159,12 @@ LEFT = {
     ],
 )
 def test_a_secret_in_a_command(form: str) -> None:
-    """In a text alone. Of serve commands nothing is stored, whatever their form."""
+    """In a text alone."""
     shown = redacted(FORMS[form])
     assert HIDDEN_SECRET not in shown
     assert "2VXK7" not in shown
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_of_a_serve_command_nothing_is_stored(form: str) -> None:
     assert redacted_words(["train", "--from-serve-command", FORMS[form]])[2] == "***"
