@@ -108,6 +108,7 @@ def accepts(tree: Any, keys: Keys) -> bool:
     return True
 
 
+@pytest.mark.attack("report")
 def test_no_text_of_a_report_acts_on_its_page_in_markdown_or_in_a_terminal(run: Path) -> None:
     tree = json.loads((run / "report.json").read_text())
     free = [keys for keys in texts(tree) if keys not in KINDS and accepts(tree, keys)]
@@ -126,6 +127,7 @@ def test_no_text_of_a_report_acts_on_its_page_in_markdown_or_in_a_terminal(run: 
     assert Elements(pages[0]).elements == Elements(pages[1]).elements
 
 
+@pytest.mark.attack("report")
 def test_no_text_of_a_bundle_acts_on_its_model_card(tmp_path: Path) -> None:
     bundle = write_exported(tmp_path / "bundle", revision="v1")
     tree = json.loads((bundle / "bundle.json").read_text())
