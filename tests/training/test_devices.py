@@ -63,6 +63,7 @@ class OneRank:
     num_processes = 1
     process_index = 0
     is_main_process = True
+    log_with = ()
     trackers = ()
     device = GPU
     deepspeed_engine_wrapped = SimpleNamespace(get_global_grad_norm=lambda: 1.0)
