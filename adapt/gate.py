@@ -1,6 +1,6 @@
 """Exact replay of windows, and the gate of a training round.
 
-    acceptance, ratio = watched(window, serving_dir, base_dir, recipe, k)
+    acceptance, ratio = measure_window(window, serving_dir, base_dir, recipe, k)
     verdict = judge_round(
         round_run, windows=windows, older=older, serving_dir=serving_dir, recipe=recipe, k=k
     )
@@ -26,16 +26,16 @@ from outrider.common.child_process import in_child
 from outrider.common.fingerprint import value_digest
 from outrider.data.features.feature_store import FeatureStore
 from outrider.data.sequences import load_sequences
-from outrider.data.split.rounds import held_back, unseen
+from outrider.data.split.rounds import held_back_ids, select_unseen
 from outrider.data.split.split import read_parts
 from outrider.eval.config import SHIP
 from outrider.eval.context import with_users
-from outrider.eval.gate import check_over_sessions, conclusion
+from outrider.eval.gate import check_over_sessions, conclude_checks
 from outrider.eval.lookups import COLUMNS as TEXT_COLUMNS
 from outrider.eval.replay.heldout_replay import COLUMNS
 from outrider.eval.replay.lookups import LoggedText, lookup_sums
 from outrider.eval.replay.replay import replay
-from outrider.eval.replay.sums import ReplaySums, compare
+from outrider.eval.replay.sums import ReplaySums, compare_replays
 from outrider.eval.results.parts import ClusteredEstimate
 from outrider.eval.results.report import Check
 from outrider.pipeline.recipe.recipe import Recipe
@@ -73,14 +73,14 @@ class GateVerdict(BaseModel):
     """95 % intervals of these shares"""
 
 
-def replayed(
+def replay_window(
     window: RunDirectory, speculator_dir: Path, recipe: Recipe, ids: Sequence[str]
 ) -> ReplaySums:
     """Replays a speculator on sequences of a window; runs in a child process."""
     rows = with_users(load_sequences(window.sequences, list(ids)), recipe.traffic.users)
-    speculator = Speculator.named(speculator_dir)
-    runner = runner_of(speculator.family, recipe.serving.engine)
-    replayed_as = speculator.replayed_as(runner)
+    speculator = Speculator.from_name(speculator_dir)
+    runner = runner_of(speculator.drafter_kind, recipe.serving.engine)
+    replayed_as = speculator.replay_argument(runner)
     if isinstance(replayed_as, Lookup):
         texts = map(LoggedText.of, rows.select_columns(TEXT_COLUMNS))
         return lookup_sums(replayed_as, texts)
@@ -95,16 +95,16 @@ def replayed(
     )
 
 
-def watched(
+def measure_window(
     window: RunDirectory, serving_dir: Path, base_dir: Path | None, recipe: Recipe, k: int
 ) -> tuple[ClusteredEstimate, ClusteredEstimate | None]:
     """Measures acceptance length at k drafts, and its ratio to the base's."""
     ids = usable_ids(window)
-    serving = in_child(replayed, window, serving_dir, recipe, ids=ids)
+    serving = in_child(replay_window, window, serving_dir, recipe, ids=ids)
     if base_dir is None:
-        return compare(serving, serving, k)["custom"], None
-    base = in_child(replayed, window, base_dir, recipe, ids=ids)
-    estimates = compare(base, serving, k)
+        return compare_replays(serving, serving, k)["custom"], None
+    base = in_child(replay_window, window, base_dir, recipe, ids=ids)
+    estimates = compare_replays(base, serving, k)
     return estimates["custom"], estimates["ratio"]
 
 
@@ -134,7 +134,7 @@ def judge_round(
     )
     if not base.sequence_ids:
         return measured
-    estimates = compare(base, custom, k)
+    estimates = compare_replays(base, custom, k)
     ratio_on_older = _ratio_on_older(measuring, trained, older, k)
     gate = recipe.eval.gate
     name = "acceptance length on traffic after the training, custom / base"
@@ -147,7 +147,7 @@ def judge_round(
         name = "acceptance length on older traffic, custom / base"
         least = 1 - recipe.adapt.max_older_loss
         checks.append(check_over_sessions(name, ratio_on_older, least))
-    verdict = conclusion(checks, not_measured)
+    verdict = conclude_checks(checks, not_measured)
     return measured.model_copy(
         update={
             **estimates,
@@ -179,9 +179,11 @@ class _Measuring:
             [sequence_id for ids in ids_by_window.values() for sequence_id in ids],
         )
         split = self.recipe.split
-        allowed = unseen(seen, table, split.session_gap_minutes, split.near_duplicate_similarity)
+        allowed = select_unseen(
+            seen, table, split.session_gap_minutes, split.near_duplicate_similarity
+        )
         serving, custom = (
-            self._sums(directory, ids_by_window).selected([*allowed.sessions], allowed.sessions)
+            self._sums(directory, ids_by_window).select([*allowed.sessions], allowed.sessions)
             for directory in (self.serving, self.speculator)
         )
         return serving, custom
@@ -189,9 +191,9 @@ class _Measuring:
     def _sums(
         self, speculator: Path, ids_by_window: Mapping[RunDirectory, Sequence[str]]
     ) -> ReplaySums:
-        return ReplaySums.joined(
+        return ReplaySums.join(
             [
-                in_child(replayed, window, speculator, self.recipe, ids=ids)
+                in_child(replay_window, window, speculator, self.recipe, ids=ids)
                 for window, ids in ids_by_window.items()
             ]
         )
@@ -203,7 +205,7 @@ def _ratio_on_older(
     """custom / base on held-back sessions of older windows; None without any."""
     share = measuring.recipe.split.validation_fraction
     held_ids = {
-        window: held_back(load_sequences(window.sequences, usable_ids(window)), share)
+        window: held_back_ids(load_sequences(window.sequences, usable_ids(window)), share)
         for window in older
     }
     held_ids = {window: ids for window, ids in held_ids.items() if ids}
@@ -213,7 +215,7 @@ def _ratio_on_older(
     parts = read_parts(trained.split)
     seen = load_sequences(trained.sequences, parts["train"])
     base, custom = measuring.unseen_sums(held_ids, seen)
-    return compare(base, custom, k)["ratio"] if base.sequence_ids else None
+    return compare_replays(base, custom, k)["ratio"] if base.sequence_ids else None
 
 
 def write_bundle(
@@ -242,7 +244,7 @@ def write_bundle(
         "replay_vs_engine": None,
         "gate": verdict.model_dump(mode="json"),
     }
-    speculator = Speculator.named(run.speculator)
+    speculator = Speculator.from_name(run.speculator)
     profile = speculation_profile(
         method=speculator.kind,
         target=recipe.target,

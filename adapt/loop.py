@@ -1,6 +1,6 @@
 """Keeps a live endpoint's speculator fitted to its traffic: watch, train, gate, deploy.
 
-    with adapting(loaded, endpoint) as adapter:
+    with open_adapter(loaded, endpoint) as adapter:
         adapter.run(rounds=None)                      # until it is stopped
         adapter.run(once=True)                        # until the log is exhausted
 
@@ -26,15 +26,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from outrider.adapt.gate import judge_round, watched, write_bundle
-from outrider.adapt.metrics import publisher
-from outrider.adapt.policy import reason_to_train, surplus, within_budget
-from outrider.adapt.state import AdaptState, Round, Window
+from outrider.adapt.gate import judge_round, measure_window, write_bundle
+from outrider.adapt.metrics import metrics_publisher
+from outrider.adapt.policy import reason_to_train, surplus_windows, within_budget
+from outrider.adapt.state import AdaptState, Round, TrafficWindow
 from outrider.common.errors import OutriderError
 from outrider.common.files import Locked, lock, write_json
 from outrider.common.inert import printable
-from outrider.data.ingest.log_tail import cut, end_of, find_unread, unread_rows
-from outrider.live.controller import controlled
+from outrider.data.ingest.log_tail import cut_window, end_of, find_unread, unread_rows
+from outrider.live.controller import open_controller
 from outrider.live.endpoint_file import Endpoint
 from outrider.live.fleet import replicas_of
 from outrider.live.journal import Journal
@@ -47,7 +47,7 @@ from outrider.pipeline.runner import INTERRUPTED, StageFailed, run_stages
 from outrider.pipeline.stage import Options
 from outrider.pipeline.stages.adapt import ADAPT_ROUND, ADAPT_WINDOW, PLAN
 from outrider.speculators.base import base_of
-from outrider.speculators.kinds import kind_of
+from outrider.speculators.kinds import drafter_kind_of
 from outrider.speculators.kinds.protocol import KPerBatchSize
 
 MOST_BEHIND = 4
@@ -76,7 +76,7 @@ BASE = "base"
 
 
 @dataclass(frozen=True)
-class Serving:
+class ServedRelease:
     """The speculator in use."""
 
     name: str
@@ -89,15 +89,15 @@ class Serving:
     """Drafts per step by batch size, if the release has such a schedule."""
 
 
-def serving_of(endpoint: Endpoint) -> Serving:
+def release_in_use(endpoint: Endpoint) -> ServedRelease:
     """The release in use; before the first one, a stable replica's speculator."""
     name = read_state(endpoint).serving
     if name is not None:
         release = Releases(endpoint.releases).get(name)
         schedule = release.manifest["num_speculative_tokens_per_batch_size"]
-        return Serving(name, release.directory, release.k, schedule)
+        return ServedRelease(name, release.directory, release.k, schedule)
     status = replicas_of(endpoint)[endpoint.stable[0].name].status()
-    return Serving(BASE, Path(status.directory), status.k)
+    return ServedRelease(BASE, Path(status.directory), status.k)
 
 
 class Adapter:
@@ -178,7 +178,7 @@ class Adapter:
         number = len(state.windows) + 1
         # Capture costs a pass of the target per token, so traffic may come faster than it.
         skipped = max(rows - MOST_BEHIND * adapt.window, 0)
-        after = cut(unread, adapt.window, self.window_run(number).root / LOG, skipped)
+        after = cut_window(unread, adapt.window, self.window_run(number).root / LOG, skipped)
         self.journal.append(
             "window", window=number, rows=adapt.window, skipped=skipped, position=after
         )
@@ -186,7 +186,7 @@ class Adapter:
             self._say(f"{skipped:,} rows skipped: more traffic than can be captured")
         return True
 
-    def _watch(self, window: Window) -> None:
+    def _watch(self, window: TrafficWindow) -> None:
         """Captures a window and replays the serving speculator and the base."""
         run = self.window_run(window.n)
         serving, followed = self._in_use()
@@ -196,7 +196,7 @@ class Adapter:
         recipe = followed.model_copy(update={"traffic": traffic, "name": run.root.name})
         try:
             self._run_stage(run, recipe, ADAPT_WINDOW.name, {})
-            acceptance, ratio = watched(
+            acceptance, ratio = measure_window(
                 window=run,
                 serving_dir=serving.directory,
                 base_dir=self._base_to_watch(serving),
@@ -221,7 +221,7 @@ class Adapter:
             + (f", {ratio.value:.3f} of the base's" if ratio else "")
         )
 
-    def _refuse(self, window: Window, error: OutriderError) -> None:
+    def _refuse(self, window: TrafficWindow, error: OutriderError) -> None:
         """Leaves a window out; raises its error if the windows before it were refused too."""
         state = self._record("refused_window", window=window.n, reason=str(error))
         self._say(f"window {window.n} refused: {error}")
@@ -233,7 +233,7 @@ class Adapter:
         """Begins a round; returns False without a reason or budget."""
         if not within_budget(state, self.recipe.adapt):
             return False
-        reason = reason_to_train(state, serving_of(self.endpoint).name, self.recipe.adapt)
+        reason = reason_to_train(state, release_in_use(self.endpoint).name, self.recipe.adapt)
         if reason is None:
             return False
         number = len(state.rounds) + 1
@@ -305,10 +305,10 @@ class Adapter:
 
     def _outcome(self, bundle: Path) -> str | None:
         """Deploys a bundle unless an interrupted deployment already did; returns the outcome."""
-        with controlled(self.endpoint, self._say) as controller:
+        with open_controller(self.endpoint, self._say) as controller:
             serving = controller.recover().serving
             # A process killed between promotion and entry finds its bundle in use already.
-            if serving and controller.added(bundle).name == serving:
+            if serving and controller.add_release(bundle).name == serving:
                 return PROMOTED
             return controller.deploy(bundle).outcome
 
@@ -323,7 +323,7 @@ class Adapter:
             if not window.deleted
         }
         keep_older = self.recipe.privacy.retention == "keep"
-        doomed = surplus(state, sizes, keep_older, self.recipe.adapt)
+        doomed = surplus_windows(state, sizes, keep_older, self.recipe.adapt)
         if doomed:
             # Recorded first: a killed process deletes the rest of them in its next step.
             state = self.journal.append("deleted", windows=doomed)
@@ -333,7 +333,7 @@ class Adapter:
             self._delete_from_round(ended, is_old=ended.n <= len(state.rounds) - KEPT_ROUNDS)
         return state
 
-    def _delete_from_window(self, window: Window, is_newest: bool) -> None:
+    def _delete_from_window(self, window: TrafficWindow, is_newest: bool) -> None:
         root = self.window_run(window.n).root
         if window.deleted:
             shutil.rmtree(root, ignore_errors=True)
@@ -348,20 +348,20 @@ class Adapter:
         for path in paths:
             shutil.rmtree(path, ignore_errors=True)
 
-    def _in_use(self) -> tuple[Serving, Recipe]:
+    def _in_use(self) -> tuple[ServedRelease, Recipe]:
         """The speculator in use, and the recipe that continues its training."""
-        serving = serving_of(self.endpoint)
+        serving = release_in_use(self.endpoint)
         recipe = self.recipe
         target = recipe.target.training_directory()
         is_target = serving.directory.resolve() == target.resolve()  # the target's own drafter
-        speculator = recipe.speculator.of_kinds([kind_of(serving.directory).name])
+        speculator = recipe.speculator.of_kinds([drafter_kind_of(serving.directory).name])
         base = None if is_target else str(serving.directory)
         # Windows are replayed at the K in use, which may exceed the recipe's depth.
         depth = max(speculator.depth, serving.k)
         speculator = speculator.model_copy(update={"base": base, "depth": depth})
         return serving, recipe.model_copy(update={"speculator": speculator})
 
-    def _base_to_watch(self, serving: Serving) -> Path | None:
+    def _base_to_watch(self, serving: ServedRelease) -> Path | None:
         """The base with which the speculator in use is compared.
 
         None if the base has no weights, is itself in use, or is of another kind (windows hold
@@ -371,7 +371,9 @@ class Adapter:
         base = base_of(recipe.speculator.base, recipe.target.training_directory()).directory
         if base is None or base.resolve() == serving.directory.resolve():
             return None
-        return base if kind_of(base).name == kind_of(serving.directory).name else None
+        return (
+            base if drafter_kind_of(base).name == drafter_kind_of(serving.directory).name else None
+        )
 
     def _run_stage(
         self, run: RunDirectory, recipe: Recipe, name: str, options: Options
@@ -396,13 +398,13 @@ class Adapter:
 
 
 @contextlib.contextmanager
-def adapting(
+def open_adapter(
     loaded: LoadedRecipe, endpoint: Endpoint, console: Console | None = None
 ) -> Iterator[Adapter]:
     """Yields the adapter, holding its lock; raises `Locked` if already running."""
     doing = "follows this traffic already; wait for it, or stop it"
     with (
-        Journal(endpoint.journal, AdaptState(), listener=publisher(endpoint)) as journal,
+        Journal(endpoint.journal, AdaptState(), listener=metrics_publisher(endpoint)) as journal,
         lock(endpoint.state_dir / FOLDER / "adapt.lock", doing),
     ):
         console = console or Console(stderr=True, highlight=False, soft_wrap=True)
@@ -424,7 +426,7 @@ def _bytes_in(folder: Path) -> int:
     return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def summary(adapter: Adapter) -> dict[str, object]:
+def adapter_summary(adapter: Adapter) -> dict[str, object]:
     """Returns the summary that is printed as one line for scripts."""
     state = adapter.journal.read()
     acceptance = state.usable[-1].acceptance if state.usable else None
@@ -435,7 +437,7 @@ def summary(adapter: Adapter) -> dict[str, object]:
         "rounds": len(state.rounds),
         "shipped": shipped,
         "lost": len(state.settled_rounds) - shipped,
-        "serving": serving_of(adapter.endpoint).name,
+        "serving": release_in_use(adapter.endpoint).name,
         "acceptance_length": acceptance.value if acceptance else None,
         "state": str(adapter.folder),
     }

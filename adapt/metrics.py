@@ -1,6 +1,6 @@
 """Prometheus metrics of adaptation, from an endpoint's journal.
 
-    journal = Journal(endpoint.journal, AdaptState(), listener=publisher(endpoint))
+    journal = Journal(endpoint.journal, AdaptState(), listener=metrics_publisher(endpoint))
 
 They are in a file of their own, `state_dir/adapt.prom`, because a deployment may write
 `state_dir/metrics.prom` (live/metrics.py) at the same time.
@@ -9,7 +9,7 @@ They are in a file of their own, `state_dir/adapt.prom`, because a deployment ma
 from collections import Counter
 from collections.abc import Callable
 
-from outrider.adapt.policy import newest_fall
+from outrider.adapt.policy import newest_acceptance_drop
 from outrider.adapt.state import AdaptState
 from outrider.live.endpoint_file import Endpoint
 from outrider.live.metrics import Measure, Values, counter, gauge, write_metrics
@@ -18,17 +18,17 @@ METRICS = "adapt.prom"
 """File name in `state_dir`."""
 
 
-def publisher(endpoint: Endpoint) -> Callable[[AdaptState], None]:
+def metrics_publisher(endpoint: Endpoint) -> Callable[[AdaptState], None]:
     """Returns a journal's listener, which writes the metrics of each new state."""
-    return lambda state: write_metrics(endpoint, METRICS, measures(state))
+    return lambda state: write_metrics(endpoint, METRICS, adaptation_measures(state))
 
 
-def measures(state: AdaptState) -> list[Measure]:
+def adaptation_measures(state: AdaptState) -> list[Measure]:
     """All metrics of adaptation."""
     newest = state.usable[-1] if state.usable else None
     length = newest.acceptance.value if newest and newest.acceptance else None
     ratio = newest.ratio.value if newest and newest.ratio else None
-    fall = newest_fall(state, newest.release, min_drop=0.0) if newest else None
+    fall = newest_acceptance_drop(state, newest.release, min_drop=0.0) if newest else None
     outcomes = Counter(ended.outcome or "lost" for ended in state.settled_rounds)
     rounds: Values = {(outcome,): float(count) for outcome, count in outcomes.items()}
     fall_ratio = fall.value if fall else None

@@ -60,7 +60,7 @@ PRIOR_WINDOWS = 4
 
 
 @dataclass(frozen=True)
-class Fall:
+class AcceptanceDrop:
     """Change in custom / base from earlier to latest windows; 95 % interval."""
 
     value: float
@@ -82,7 +82,7 @@ def reason_to_train(state: AdaptState, release: str, policy: AdaptConfig) -> str
         return None
     rows = sum(window.rows for window in state.usable if window.n > state.last_trained)
     factor = BACKOFF**state.losses
-    fall = newest_fall(state, release, policy.min_drop)
+    fall = newest_acceptance_drop(state, release, policy.min_drop)
     if fall is not None and fall.shown and (not state.losses or rows >= policy.window * factor):
         return (
             f"custom over base fell to {fall.value:.3f} [{fall.low:.3f}, {fall.high:.3f}] of its"
@@ -96,9 +96,9 @@ def reason_to_train(state: AdaptState, release: str, policy: AdaptConfig) -> str
     return None
 
 
-def newest_fall(
+def newest_acceptance_drop(
     state: AdaptState, release: str, min_drop: float = AdaptConfig.min_drop
-) -> Fall | None:
+) -> AcceptanceDrop | None:
     """Most significant recent fall; None with fewer than two ratios.
 
     A `min_drop` below the policy's counts as the policy's, because smaller falls come and go.
@@ -128,7 +128,7 @@ def newest_fall(
     best = int((p_S - shown_S).argmin())
     value = math.exp(after_S[best] - before_S[best])
     margin = math.exp(stdtrit(degrees, 0.975) * error_S[best])
-    return Fall(
+    return AcceptanceDrop(
         value=value,
         low=value / margin,
         high=value * margin,
@@ -158,7 +158,7 @@ def within_budget(state: AdaptState, policy: AdaptConfig) -> bool:
     return sum(seconds for at, seconds in state.spent if at > since) / 3600 < limit
 
 
-def surplus(
+def surplus_windows(
     state: AdaptState, sizes: Mapping[int, int], keep_older: bool, policy: AdaptConfig
 ) -> list[int]:
     """Windows to delete: refused, too old, or beyond `adapt.max_gb`.

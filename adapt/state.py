@@ -34,7 +34,7 @@ from outrider.live.state import PROMOTED
 
 
 @dataclass(frozen=True)
-class Window:
+class TrafficWindow:
     """A slice of the traffic."""
 
     n: int
@@ -87,7 +87,7 @@ class AdaptState:
 
     position: Mapping[str, int] | None = None
     """Position at which to continue reading the log; None before the first start."""
-    windows: Mapping[int, Window] = field(default_factory=dict)
+    windows: Mapping[int, TrafficWindow] = field(default_factory=dict)
     """Windows by number, from 1."""
     rounds: tuple[Round, ...] = ()
     spent: tuple[tuple[float, float], ...] = ()
@@ -104,7 +104,7 @@ class AdaptState:
         return replace(state, spent=(*state.spent, (entry.at, gpu_seconds)))
 
     @property
-    def usable(self) -> list[Window]:
+    def usable(self) -> list[TrafficWindow]:
         """Windows that were captured and measured."""
         return [window for window in self.windows.values() if window.acceptance]
 
@@ -119,17 +119,17 @@ class AdaptState:
         return max((max(training_round.newer) for training_round in self.rounds), default=0)
 
     @property
-    def fresh(self) -> list[Window]:
+    def fresh(self) -> list[TrafficWindow]:
         """Windows since the last round, for its gate or the next round."""
         return [window for window in self._remaining if window.n > self.last_trained]
 
     @property
-    def older(self) -> list[Window]:
+    def older(self) -> list[TrafficWindow]:
         """The windows of all rounds so far, except deleted ones."""
         return [window for window in self._remaining if window.n <= self.last_trained]
 
     @property
-    def _remaining(self) -> list[Window]:
+    def _remaining(self) -> list[TrafficWindow]:
         return [window for window in self.usable if not window.deleted]
 
     @property
@@ -148,7 +148,7 @@ class AdaptState:
         """Rounds that have ended."""
         return [training_round for training_round in self.rounds if training_round.settled]
 
-    def with_window(self, window: Window) -> "AdaptState":
+    def with_window(self, window: TrafficWindow) -> "AdaptState":
         """Returns the state with this window, new or in place of the one with its number."""
         return replace(self, windows={**self.windows, window.n: window})
 
@@ -175,7 +175,7 @@ def _cut(state: AdaptState, entry: Entry) -> AdaptState:
     facts = facts_as(_Window, entry)
     position = {**(state.position or {}), **facts["position"]}
     return replace(state, position=position).with_window(
-        Window(facts["window"], facts["rows"], entry.at)
+        TrafficWindow(facts["window"], facts["rows"], entry.at)
     )
 
 

@@ -74,7 +74,7 @@ def ours(args: argparse.Namespace) -> None:
     from outrider.speculators.checkpoints.target_ends import load_target_ends
     from outrider.speculators.kinds.eagle3.kind import Eagle3
     from outrider.speculators.kinds.protocol import Origin
-    from outrider.training.batches import assemble
+    from outrider.training.batches import assemble_batch
     from outrider.training.config import TrainingConfig
     from outrider.training.distributed.accelerator import ChainUnroll
     from outrider.training.objective import Objective
@@ -103,16 +103,16 @@ def ours(args: argparse.Namespace) -> None:
     def work(command: dict[str, Any]) -> float:
         if "write" in command:
             origin = Origin(target_dir, args.out / "start")
-            tensors = kind.trained(head, head.state_dict())
+            tensors = kind.trained_tensors(head, head.state_dict())
             kind.write(tensors, origin, Path(command["write"]))
             return 0.0
         step = command["step"]
         row = rows[command["step"]]
-        batch = assemble(
+        batch = assemble_batch(
             store=store, samples=samples, row=row, row_tokens=args.row_tokens, spec=features
         )
-        share_K = objective.share([samples[index] for index in row])
-        loss, _ = objective.of_row(model.drafted(batch), batch, share_K)
+        share_K = objective.loss_weights([samples[index] for index in row])
+        loss, _ = objective.row_loss(model.unroll_batch(batch), batch, share_K)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -278,7 +278,7 @@ def prepare(args: argparse.Namespace) -> int:
     )
     kind = Eagle3()
     head = kind.start(origin, torch.float32, "cpu", seed=args.seed)
-    kind.write(kind.trained(head, head.state_dict()), origin, args.out / "start")
+    kind.write(kind.trained_tensors(head, head.state_dict()), origin, args.out / "start")
     ends_VH = {"embedding": ends.embedding_VH.float(), "lm_head": ends.lm_head_VH.float().clone()}
     save_file(ends_VH, args.out / "ends.safetensors")
     (args.out / "rows").mkdir(exist_ok=True)

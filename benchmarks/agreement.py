@@ -94,7 +94,7 @@ def measure(run: Path, requests: int, max_tokens: int, cores: str) -> None:
     # The scheduler must run in this process, because `serve` changes its k.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     drafting = Drafting(
-        Speculator.named(run / "speculator"),
+        Speculator.from_name(run / "speculator"),
         DEPTH,
         k_per_batch_size=[(1, config.max_num_seqs, DEPTH)],
     )

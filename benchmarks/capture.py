@@ -23,7 +23,7 @@ from outrider.data.features.capture import capture_ids
 from outrider.data.features.feature_writer import FeatureWriter
 from outrider.data.sequences import load_sequences
 from outrider.serving.config import EngineConfig, TargetConfig
-from outrider.serving.engine import batches, open_engine
+from outrider.serving.engine import batches_by_tokens, open_engine
 from outrider.speculators.features import FeatureSpec, FeatureStream, layer_name
 
 write_private = FeatureWriter._write_private
@@ -67,7 +67,7 @@ def main() -> None:
 
         def plain() -> None:
             once = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
-            for batch in batches(rows, settings.batch_tokens):
+            for batch in batches_by_tokens(rows, settings.batch_tokens):
                 prompts = [{"prompt_token_ids": ids} for _, ids, _ in batch]
                 engine.llm.generate(prompts, once, use_tqdm=False)
 

@@ -34,12 +34,12 @@ from benchmarks.simulated_endpoint import (
 from outrider.eval.bench.closed_loop import open_across_engines
 from outrider.eval.bench.metrics import SpeedRatios
 from outrider.eval.bench.prompts import Prompt
-from outrider.eval.choose_kind import ranked
+from outrider.eval.choose_kind import rank_kinds
 from outrider.eval.config import EvalConfig
 from outrider.eval.replay.sums import ReplaySums
-from outrider.eval.speed_checks import SUPERIOR, above, demands
-from outrider.eval.stats.intervals import given_passed
-from outrider.eval.stats.sequential import looks_of
+from outrider.eval.speed_checks import SUPERIOR, outcome_above, speed_demands
+from outrider.eval.stats.intervals import correct_for_selection
+from outrider.eval.stats.sequential import interim_looks
 from outrider.speculators.kinds import trainable_names
 
 STEP_NOISE = 0.01
@@ -85,7 +85,7 @@ def chosen_of(
         )
     prefill, steps = seconds
     timed = np.exp(STEP_NOISE * random.standard_normal(len(kinds)))
-    speeds = ranked(
+    speeds = rank_kinds(
         {kind: replay_sums(before) for kind, (_, before) in worlds.items()},
         {kind: {1: steps["custom"] * noise} for kind, noise in zip(kinds, timed, strict=True)},
         setting.sizes[0],
@@ -130,7 +130,7 @@ def trial(random: np.random.Generator, setting: Setting, seconds: Any) -> Trial:
     ]
     speeds = SpeedRatios(config, prompts, main=config.main, replayed=replayed)
     machine = Machine(random, setting)
-    looks = looks_of(config)
+    looks = interim_looks(config)
     blocks: list[dict[str, Any]] = []
     supply = 0
     start = 0
@@ -156,17 +156,17 @@ def trial(random: np.random.Generator, setting: Setting, seconds: Any) -> Trial:
                 position = {"repeat": repeat, "engine": engine, "start": start}
                 blocks.append(one | position | {"prompts": indices.tolist()})
         if config.measure != "full" and repeat + 1 in looks.repeats:
-            checks = demands(speeds.summarise(blocks), config.main, config.gate)
+            checks = speed_demands(speeds.summarise(blocks), config.main, config.gate)
             lost = any(check.outcome == "failed" for check in checks if check.kind == SUPERIOR)
             if lost or "undecided" not in {check.outcome for check in checks}:
                 break
     summary = speeds.summarise(blocks)
-    outcomes = {check.outcome for check in demands(summary, config.main, config.gate)}
+    outcomes = {check.outcome for check in speed_demands(summary, config.main, config.gate)}
     acceptance = replayed.ratio("custom", "base", 0.95)
     assert acceptance is not None
     accepted = "undecided"
     if acceptance.low is not None and acceptance.high is not None:
-        accepted = above(acceptance.low, acceptance.high, config.gate.min_acceptance_ratio)
+        accepted = outcome_above(acceptance.low, acceptance.high, config.gate.min_acceptance_ratio)
     row = summary[str(config.main)].custom_over_base
     shipped = accepted == "passed" and outcomes == {"passed"}
     return Trial(
@@ -175,7 +175,7 @@ def trial(random: np.random.Generator, setting: Setting, seconds: Any) -> Trial:
         ratio=row.value,
         low=row.low,
         high=row.high,
-        corrected=given_passed(row.value, row.low, 1.0) if shipped else row.value,
+        corrected=correct_for_selection(row.value, row.low, 1.0) if shipped else row.value,
         repeats=repeat + 1,
     )
 

@@ -22,7 +22,7 @@ import psutil
 from numpy.typing import NDArray
 
 from outrider.speculators.kinds.suffix import HISTORY_FILE, SuffixLookup, lookup_cache
-from outrider.speculators.lookup_history import Response
+from outrider.speculators.lookup_history import EarlierResponse
 from outrider.speculators.suffix_array import DEPTH
 
 VOCABULARY, PHRASES = 50_000, 20_000
@@ -100,7 +100,7 @@ def step_ms(cache, text_RT: NDArray[np.int32], random: np.random.Generator) -> d
 def measure(text_RT: NDArray[np.int32], folder: Path, tree: int) -> Iterator[dict[str, object]]:
     random = np.random.default_rng(1)
     began = time.perf_counter()
-    responses = (Response(row_T) for row_T in text_RT)
+    responses = (EarlierResponse(row_T) for row_T in text_RT)
     SuffixLookup().prepare(responses, folder, max_gb=16, shared=True)
     file_gb = (folder / HISTORY_FILE).stat().st_size / 1e9
     yield {"written_s": time.perf_counter() - began, "file_gb": file_gb}

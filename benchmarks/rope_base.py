@@ -30,15 +30,15 @@ from outrider.common.files import read_json
 from outrider.data.features.feature_store import MANIFEST, FeatureStore
 from outrider.data.features.feature_writer import FeatureWriter
 from outrider.eval.replay.replay import replay
-from outrider.eval.replay.sums import ReplaySums, compare
+from outrider.eval.replay.sums import ReplaySums, compare_replays
 from outrider.eval.results.parts import interval
 from outrider.speculators.base import stored_features
 from outrider.speculators.config import SpeculatorConfig
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, SequenceStates, layer_index
 from outrider.speculators.head_config import HeadConfig
 from outrider.training.config import TrainingConfig
-from outrider.training.distributed.launch import train
-from outrider.training.distributed.spec import Sampling, TrainingSpec
+from outrider.training.distributed.launch import launch_training
+from outrider.training.distributed.spec import SequenceSampling, TrainingSpec
 from tools.nano_r1.conversations import corpus_rows
 from tools.smollm2 import facts
 
@@ -48,7 +48,7 @@ HELDOUT_TOKENS = 4600, 8000
 HELDOUT_START = 2048
 RESPONSE = 1024
 """Tokens of a training row's response."""
-SAMPLING = Sampling(temperature=1.0, top_p=1.0, top_k=0)
+SAMPLING = SequenceSampling(temperature=1.0, top_p=1.0, top_k=0)
 """The texts are not the target's; at temperature 1, its distribution is closest to theirs."""
 
 
@@ -167,7 +167,7 @@ def train_head(
             publish_dir=head,
             log_dir=out,
         )
-        result = train(spec)
+        result = launch_training(spec)
         print(f"theta {theta:g}, seed {training.seed}: {json.dumps(result)}", flush=True)
     return head
 
@@ -195,7 +195,7 @@ def compare_heads(heads: dict[float, Path], target: Path, store: FeatureStore) -
     first, *others = sums
     for theta, (position, base) in itertools.product(others, sums[first].items()):
         for k in range(1, DEPTH + 1):
-            lengths = compare(base, sums[theta][position], k)
+            lengths = compare_replays(base, sums[theta][position], k)
             first_length, length, ratio = (
                 interval(lengths[name], 4) for name in ("base", "custom", "ratio")
             )

@@ -27,9 +27,9 @@ from outrider.eval.replay.both_together import (
     Anchors,
     StepTime,
     anchors_of,
-    combine,
+    combine_drafters,
     fewest_steps,
-    fit,
+    fit_rule,
 )
 from outrider.eval.replay.heldout_replay import COLUMNS
 from outrider.eval.replay.lookups import LoggedText, best_settings, lookup_sums
@@ -118,8 +118,8 @@ def figures(
     anchors: dict[str, Anchors], time: StepTime, k: int, head: ReplaySums
 ) -> dict[str, float]:
     """Held-out tokens per step of both together, and what else is printed in a column."""
-    rule = fit(anchors["validation"], time)
-    combined = combine(anchors["heldout"], rule)
+    rule = fit_rule(anchors["validation"], time)
+    combined = combine_drafters(anchors["heldout"], rule)
     tokens = anchors["heldout"].anchors_R.sum()
     steps = combined.steps_R.sum()
     took = time.of_steps(combined.steps_R, combined.lookup_steps_R).sum()

@@ -33,7 +33,7 @@ def loss(args: argparse.Namespace) -> dict[str, Any]:
     takes another [N, V] tensor in float32.
     """
     from outrider.training.losses import distillation_loss
-    from outrider.training.teacher import Served
+    from outrider.training.teacher import ServedSampling
 
     torch.manual_seed(0)
     head_VH = torch.empty(VOCABULARY, HIDDEN, dtype=torch.bfloat16).uniform_(-0.06, 0.06)
@@ -43,7 +43,7 @@ def loss(args: argparse.Namespace) -> dict[str, Any]:
     u_KNH = (teacher_NH + noise_KNH).bfloat16().requires_grad_()
     token_N = torch.randint(0, VOCABULARY, (args.tokens,))
     every = torch.ones(args.tokens)
-    served = Served(every * args.temperature, every * args.top_p, probabilistic=False)
+    served = ServedSampling(every * args.temperature, every * args.top_p, probabilistic=False)
 
     def chunked() -> float:
         valid_KN = torch.ones(args.depth, args.tokens, dtype=torch.bool)
@@ -179,7 +179,7 @@ class StepBench:
         from outrider.speculators.kinds.mtp.checkpoint import load_mtp
         from outrider.training.config import TrainingConfig
         from outrider.training.distributed.accelerator import ChainUnroll
-        from outrider.training.distributed.spec import Sampling
+        from outrider.training.distributed.spec import SequenceSampling
         from outrider.training.objective import Objective
         from outrider.training.packing import make_samples, plan_epoch
 
@@ -190,7 +190,7 @@ class StepBench:
             ["sequence_id", "temperature", "top_p", "top_k", "constraint"]
         )
         self.sampling = {
-            row["sequence_id"]: Sampling(
+            row["sequence_id"]: SequenceSampling(
                 temperature=row["temperature"],
                 top_p=row["top_p"],
                 top_k=row["top_k"],
@@ -219,10 +219,10 @@ class StepBench:
 
     def our_step(self, turn: int) -> tuple[float, int]:
         """Returns a step's loss and its number of tokens."""
-        from outrider.training.batches import assemble
+        from outrider.training.batches import assemble_batch
 
         row = self.steps[turn % len(self.steps)][0]
-        batch = assemble(
+        batch = assemble_batch(
             store=self.store,
             samples=self.samples,
             row=row,
@@ -230,8 +230,8 @@ class StepBench:
             spec=self.store.spec,
         )
         in_step = [self.samples[index] for index in row]
-        value, _ = self.objective.of_row(
-            self.model.drafted(batch), batch, self.objective.share(in_step)
+        value, _ = self.objective.row_loss(
+            self.model.unroll_batch(batch), batch, self.objective.loss_weights(in_step)
         )
         self._update(value, self.model, self.optimizer)
         return value.item(), sum(sample.length for sample in in_step)
@@ -242,7 +242,7 @@ class StepBench:
         in_step = [self.samples[index] for index in row]
         features = [self.store.read(sample.sequence_id) for sample in in_step]
         sampling = [self.sampling[sample.sequence_id] for sample in in_step]
-        value = self.plain.loss(in_step, features, sampling, self.objective.share(in_step))
+        value = self.plain.loss(in_step, features, sampling, self.objective.loss_weights(in_step))
         self._update(value, self.plain, self.plain_optimizer)
         return value.item(), sum(sample.length for sample in in_step)
 

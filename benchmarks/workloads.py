@@ -24,7 +24,7 @@ from outrider.eval.replay.both_together import anchors_of
 from outrider.eval.replay.heldout_replay import COLUMNS
 from outrider.eval.replay.lookups import lookup_sums
 from outrider.eval.replay.replay import CEILING, replay
-from outrider.eval.replay.sums import ReplaySums, compare, length_at
+from outrider.eval.replay.sums import ReplaySums, compare_replays, length_at
 from outrider.eval.results.parts import ClusteredEstimate
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.run_dir import RunDirectory
@@ -78,7 +78,7 @@ def replayed(root: Path, target: Path) -> dict[str, Any]:
     }
     lengths["both"] = [round(float(length), 4) for length in both]
     ratios = {
-        f"K = {k}": interval(compare(sums["base"], sums["custom"], k)["ratio"])
+        f"K = {k}": interval(compare_replays(sums["base"], sums["custom"], k)["ratio"])
         for k in range(1, depth + 1)
     }
     return {

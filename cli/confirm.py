@@ -64,7 +64,7 @@ def confirm_report(
     from rich.console import Console
 
     from outrider.eval.confirm.confirm import check_model, confirm
-    from outrider.eval.confirm.scrape import Window, check_distinct, read_scrape
+    from outrider.eval.confirm.scrape import MetricsWindow, check_distinct, read_scrape
     from outrider.eval.results.report import Report
 
     report = Report.read(run if run.suffix == ".json" else run / "report.json")
@@ -74,7 +74,7 @@ def confirm_report(
     if model is None:
         check_model(report, [*servers, *old])
     seen = _since(servers, [read_scrape(source, model) for source in since])
-    confirmed = confirm(report, Window(seen), Window(old) if old else None)
+    confirmed = confirm(report, MetricsWindow(seen), MetricsWindow(old) if old else None)
     _print(confirmed, Console(stderr=True, markup=False, highlight=False))
     if wants_json(as_json):
         print_json(confirmed.model_dump(mode="json"))

@@ -97,9 +97,9 @@ def deploy_speculator(
 
 
 def _recover(endpoint: "Endpoint", as_json: bool) -> int:
-    from outrider.live.controller import controlled
+    from outrider.live.controller import open_controller
 
-    with controlled(endpoint, _say) as controller:
+    with open_controller(endpoint, _say) as controller:
         controller.recover()
     return _status(endpoint, wants_json(as_json))
 
@@ -144,7 +144,7 @@ def _local(
         prompts = local.read_prompts(load) if load is not None else []
         stack.enter_context(local.local_endpoint(endpoint, bundle, _say))
         if prompts:
-            stack.enter_context(local.load(endpoint, prompts))
+            stack.enter_context(local.generate_load(endpoint, prompts))
         if bundle is not None:
             return _deploy(endpoint, bundle, in_place, as_json)
         _say(f"serving on {endpoint.router.listen}; Ctrl-C stops everything")

@@ -13,8 +13,8 @@ from cyclopts import Parameter
 from outrider.cli.options import AsJson, Flag, Runs
 from outrider.common.errors import OutriderError
 from outrider.pipeline.provenance import gpus, versions
-from outrider.serving.releases import served_with
-from outrider.serving.vllm_version import runs_on_cpu, untried_version, vllm_version
+from outrider.serving.releases import release_support
+from outrider.serving.vllm_version import runs_on_cpu, version_refusal, vllm_version
 from outrider.speculators.kinds import kinds_with_package
 from outrider.speculators.kinds.protocol import DrafterKind
 
@@ -106,7 +106,7 @@ def _judged(
 def _packages() -> list[Finding]:
     try:
         vllm = vllm_version()
-        refusal = untried_version(vllm)
+        refusal = version_refusal(vllm)
     except OutriderError as error:
         vllm = ""
         refusal = str(error)
@@ -114,7 +114,7 @@ def _packages() -> list[Finding]:
         Finding("Python", "ok", platform.python_version()),
         _judged("vLLM", not refusal, vllm, str(refusal)),
     ]
-    if vllm and refusal and (words := served_with(vllm)):
+    if vllm and refusal and (words := release_support(vllm)):
         findings.append(Finding("another vLLM", "note", f"{words}; docs/how-to/vllm-releases.md"))
     installed = versions()
     for name in ("torch", "deepspeed", "transformers"):

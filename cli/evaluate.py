@@ -21,7 +21,7 @@ from outrider.cli.options import (
     Runs,
     Until,
 )
-from outrider.cli.printing import print_json, print_summary, wants_json
+from outrider.cli.printing import print_json, print_run_summary, wants_json
 from outrider.common.errors import UsageError
 
 
@@ -88,7 +88,7 @@ def evaluate_speculator(
     judged = "evaluate" if speculator is None else "evaluate_other"
     end = run.window(until, max_gpu_hours)
     results = run.evaluate(speculator, again, end)
-    return print_summary(run, results, judged=judged, as_json=as_json)
+    return print_run_summary(run, results, judged=judged, as_json=as_json)
 
 
 def _server(run: outrider.Run, url: str, as_json: bool) -> int:
@@ -107,15 +107,15 @@ def _compare(runs: tuple[Path, ...], html: Path | None, as_json: bool) -> int:
     from rich.console import Console
 
     from outrider.common.files import publish
-    from outrider.eval.report.compare import compare, rendered
+    from outrider.eval.report.compare import compare_runs, render_comparison
     from outrider.eval.report.formatting import print_markdown
 
-    compared = compare(runs)
+    compared = compare_runs(runs)
     console = Console(stderr=True, markup=False)
-    print_markdown(rendered(compared, "markdown"), console)
+    print_markdown(render_comparison(compared, "markdown"), console)
     if html is not None:
         with publish(html) as temporary:
-            temporary.write_text(rendered(compared, "html"), encoding="utf-8")
+            temporary.write_text(render_comparison(compared, "html"), encoding="utf-8")
         console.print(f"page: {html}", soft_wrap=True, highlight=False)
     if wants_json(as_json):
         print_json(compared.model_dump(mode="json"))

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import outrider
 from outrider.cli.options import Flag, Overrides, RecipeName, ResultAsJson, Runs
-from outrider.cli.printing import print_summary
+from outrider.cli.printing import print_run_summary
 
 
 def export_speculator(
@@ -30,4 +30,4 @@ def export_speculator(
     run = outrider.open(recipe, *overrides, runs=runs)
     results = run.export(to, force)
     print(f"bundle copied to {to}", file=sys.stderr)
-    return print_summary(run, results, bundle=to, as_json=as_json)
+    return print_run_summary(run, results, bundle=to, as_json=as_json)

@@ -37,7 +37,7 @@ from outrider.cli.init import init
 from outrider.common.errors import OutriderError, UsageError
 from outrider.common.inert import printable
 from outrider.common.process_tree import Interrupted
-from outrider.common.redaction import redacted
+from outrider.common.redaction import redact
 
 VERBS: dict[str, Callable[..., int]] = {
     "doctor": doctor,
@@ -139,7 +139,7 @@ def _mistake(error: Exception, status: int, name: str, words: list[str]) -> str:
     message = str(error)
     # Messages quote the command line, which may hold a URL with a password.
     for word in words:
-        message = message.replace(word, redacted(word))
+        message = message.replace(word, redact(word))
     if "Unknown option" in message and _takes_keys(words[0]):
         message += " Keys of a recipe: section.key=value"
     if "--recipe requires" in message:

@@ -46,7 +46,7 @@ def print_result(value: Mapping[str, object], as_json: bool) -> None:
         print(printable(f"{name:<{width}}  {text}"))
 
 
-def print_summary(
+def print_run_summary(
     run: "outrider.Run",
     results: "Results",
     *,

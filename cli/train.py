@@ -15,7 +15,7 @@ from outrider.cli.options import (
     Runs,
     Until,
 )
-from outrider.cli.printing import print_json, print_summary, wants_json
+from outrider.cli.printing import print_json, print_run_summary, wants_json
 from outrider.common.errors import UsageError
 from outrider.common.gpu_cards import CARDS, Card, card_named
 
@@ -70,7 +70,7 @@ def train_speculator(
     )
     if not dry_run:
         end = run.window(until, max_gpu_hours)
-        return print_summary(run, run.train(stages, force, end), as_json=as_json)
+        return print_run_summary(run, run.train(stages, force, end), as_json=as_json)
     gpu_bytes = None if gpu_memory is None else int(gpu_memory * 1e9)
     rows, cost = run.plan(stages, force, gpu_bytes, card)
     if not as_json:

@@ -63,11 +63,11 @@ def in_child(
         receiver.close()
         process.kill()
         process.join()
-    return returned(answer, f"the child process of {function.__name__}")
+    return unpickle_answer(answer, f"the child process of {function.__name__}")
 
 
-def answer_of(work: Callable[[], object]) -> bytes:
-    """Pickles the result or error of `work`, for `returned` in another process.
+def pickle_answer(work: Callable[[], object]) -> bytes:
+    """Pickles the result or error of `work`, for `unpickle_answer` in another process.
 
     An error carries its stack frames without values, so that the computing process logs no customer
     text.
@@ -85,7 +85,7 @@ def answer_of(work: Callable[[], object]) -> bytes:
         return answer
 
 
-def returned(answer: bytes, where: str) -> Any:
+def unpickle_answer(answer: bytes, where: str) -> Any:
     """Returns the result in `answer`, or raises the error in it.
 
     The message of a `ChildError` names `where` the error occurred.
@@ -103,4 +103,4 @@ def _work(sender: Connection, work: bytes) -> None:
         function, args, kwargs = pickle.loads(work)
         return function(*args, **kwargs)
 
-    sender.send_bytes(answer_of(call))
+    sender.send_bytes(pickle_answer(call))

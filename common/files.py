@@ -113,7 +113,7 @@ def lock(path: Path, doing: str) -> Iterator[None]:
                 break
             except BlockingIOError:
                 # None: another process was just asking for the holder.
-                if (process := holder(path)) is not None:
+                if (process := lock_holder(path)) is not None:
                     raise Locked(f"{path.parent}: process {process} {doing}") from None
         file.truncate(0)
         # The lock is valid even without the holder's id, which cannot be written to a full disk.
@@ -122,7 +122,7 @@ def lock(path: Path, doing: str) -> Iterator[None]:
         yield
 
 
-def holder(path: Path) -> int | None:
+def lock_holder(path: Path) -> int | None:
     """Process id of a lock's holder: 0 if unknown, None if unlocked."""
     try:
         with path.open(encoding="utf-8") as file:

@@ -1,7 +1,7 @@
 """Fingerprints of inputs, and results that are reused until inputs change.
 
     inputs = {"log": path_digest(log), "version": 1, "settings": {"seed": 0}}
-    kept = Kept(out / "counts.json", inputs)
+    kept = CachedResult(out / "counts.json", inputs)
     kept.changes()             # None: no result yet; []: up to date; else ["settings.seed: 0 -> 1"]
     counts = kept.run(count)   # calls count() unless the result is up to date
 
@@ -120,7 +120,7 @@ def changes(before: Any, now: Any, name: str = "") -> list[str]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Kept:
+class CachedResult:
     """A result in a JSON file, with the inputs of its computation.
 
     `inputs` is any JSON value. Pass a digest if the inputs are long or confidential, and `private`

@@ -50,7 +50,7 @@ def parse_form(form: type[Form], text: str | bytes, where: object, fix: str) -> 
         raise OutriderError(f"{where}: {_first_mistake(error)}; {fix}") from None
 
 
-def checked(form: type[Form], value: object) -> Form:
+def validate_form(form: type[Form], value: object) -> Form:
     """Returns a value that was read from JSON as a `form`; raises a `ValueError`."""
     try:
         return TypeAdapter(form).validate_json(json.dumps(value), strict=True)

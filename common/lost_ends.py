@@ -1,7 +1,7 @@
 """Counts truncated responses for the plan, the progress output and the report.
 
-    found, kept = lost_ends(lengths, starts, limit=2047, key="serving.engine.max_model_len = 2,048")
-    print(found.describe())     # ...: of 720 responses 2 are cut off (512 tokens lost) ...
+    found, kept = count_lost_ends(lengths, starts, limit=2047, key="serving.engine.max_model_len =
+    2,048") print(found.describe())     # ...: of 720 responses 2 are cut off (512 tokens lost) ...
 
 A cut keeps the beginning: the prompt and the first tokens of the response.
 """
@@ -39,7 +39,7 @@ class LostEnds(NamedTuple):
         )
 
 
-def lost_ends(
+def count_lost_ends(
     lengths: Sequence[int], starts: Sequence[int], limit: int, key: str
 ) -> tuple[LostEnds, list[int]]:
     """Counts the sequences that `limit` cuts; also returns the kept rows' indices.

@@ -152,7 +152,7 @@ class Child:
                 self.process.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self.process.wait(patience_s)
-                wait_until(lambda: not members(self._tree.mark), 2)
+                wait_until(lambda: not marked_processes(self._tree.mark), 2)
         finally:
             with self.process:  # closes its pipes
                 self._tree.__exit__()
@@ -173,7 +173,7 @@ def _close_pipes() -> None:
 os.register_at_fork(after_in_child=_close_pipes)
 
 
-def members(mark: str) -> list[psutil.Process]:
+def marked_processes(mark: str) -> list[psutil.Process]:
     """Lists the running processes with this mark."""
     return [process for process in psutil.process_iter() if mark in _marks(process)]
 
@@ -193,7 +193,7 @@ def guard(mark: str, folder: str | None = None) -> None:
     sys.stdin.read()
     quiet_since = time.monotonic()
     while time.monotonic() - quiet_since < _QUIET_S:
-        for process in members(mark):
+        for process in marked_processes(mark):
             quiet_since = time.monotonic()
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()

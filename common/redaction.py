@@ -1,8 +1,8 @@
 """Recognizes secrets by their names and forms, and replaces them with `***`.
 
     looks_secret("HF_TOKEN")                       # True; max_num_batched_tokens: False
-    redacted("vllm serve x --api-key sk-1 -tp 8")  # vllm serve x --api-key *** -tp 8
-    redacted_words(sys.argv)
+    redact("vllm serve x --api-key sk-1 -tp 8")  # vllm serve x --api-key *** -tp 8
+    redact_command(sys.argv)
 
 This is a heuristic: it misses a password with an innocuous name. Keep secrets in the environment
 of the command or in a file that only its owner can read.
@@ -78,7 +78,7 @@ def _without_key(match: re.Match[str]) -> str:
     return match[0][: start - match.start()] + HIDDEN + match[0][end - match.start() :]
 
 
-def redacted(text: str) -> str:
+def redact(text: str) -> str:
     """Replaces credentials in URLs, known keys and values of secrets with `***`."""
     text = without_credentials(text)
     text = _FLAG.sub(lambda match: _hidden(match, match[1], match[1] + match[2]), text)
@@ -87,7 +87,7 @@ def redacted(text: str) -> str:
     )
 
 
-def redacted_words(words: Sequence[str]) -> list[str]:
+def redact_command(words: Sequence[str]) -> list[str]:
     """Redacts a command line, including secrets in the word after their flag.
 
     Of a serve command nothing is kept: a shell has too many ways to write a secret, and the recipe
@@ -104,10 +104,10 @@ def redacted_words(words: Sequence[str]) -> list[str]:
             result.append(f"{name}={HIDDEN}" if equals else name)
             flag = "" if equals else name
         elif word.startswith("-"):
-            result.append(redacted(word))
+            result.append(redact(word))
             flag = name if looks_secret(name) and not equals else ""
         else:
-            result.append(HIDDEN if flag else redacted(word))
+            result.append(HIDDEN if flag else redact(word))
     return result
 
 

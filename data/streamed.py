@@ -1,6 +1,6 @@
 """Streamed training: capture replicas compute the states while training reads them.
 
-    with streaming(streamed, ranks=2, directory=run / "training/stream"):
+    with stream_features(streamed, ranks=2, directory=run / "training/stream"):
         train(features_dir=directory, training=TrainingConfig(features="streamed"), ...)
 
 Each rank requests from the replicas (replicas.py) the sequences that it reads next, in its own
@@ -34,24 +34,24 @@ from outrider.common.fingerprint import value_digest
 from outrider.common.json_forms import parse_form, read_form
 from outrider.data.config import CaptureConfig
 from outrider.data.features.capture_plan import (
-    Piece,
-    piece_tokens,
-    pieces,
-    rows_of,
-    sample_of,
+    CaptureBatch,
+    capture_batch_tokens,
+    capture_batches,
+    capture_rows,
+    sample_rows,
     state_bytes,
 )
 from outrider.data.features.feature_store import (
     FeatureStore,
     SequenceLength,
-    decode,
-    encode,
-    rounded,
+    decode_states,
+    encode_states,
+    round_scores,
 )
 from outrider.data.features.replica import CaptureReplica, ReplicaSetup
 from outrider.data.features.replicas import Replicas, start_replicas
 from outrider.data.on_policy.check import MOST_ASIDE
-from outrider.data.on_policy.evidence import Evidence
+from outrider.data.on_policy.evidence import OnPolicyEvidence
 from outrider.data.sequences import load_sequences
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import LoggedRow
@@ -86,7 +86,7 @@ class StreamFile(TypedDict):
 
 
 @dataclass(frozen=True)
-class Streamed:
+class StreamedCapture:
     """Settings and sequences of streamed capture, and the other parts' feature store."""
 
     target: TargetConfig
@@ -105,8 +105,11 @@ class Streamed:
 
 
 @contextlib.contextmanager
-def streaming(
-    streamed: Streamed, ranks: int, directory: Path, actor: type[CaptureReplica] = CaptureReplica
+def stream_features(
+    streamed: StreamedCapture,
+    ranks: int,
+    directory: Path,
+    actor: type[CaptureReplica] = CaptureReplica,
 ) -> Iterator[None]:
     """Starts the replicas, and writes to `directory` how ranks reach them.
 
@@ -121,9 +124,9 @@ def streaming(
         engine=streamed.engine,
         capture=capture,
         spec=streamed.spec,
-        checked=tuple(sample_of(table, streamed.limit, capture.self_check_sequences)),
+        checked=tuple(sample_rows(table, streamed.limit, capture.self_check_sequences)),
         in_memory=True,
-        piece_tokens=piece_tokens(table, streamed.limit, capture.batch_tokens),
+        piece_tokens=capture_batch_tokens(table, streamed.limit, capture.batch_tokens),
     )
     # A private cluster is given the cores that it needs, even if the machine has fewer.
     training_cores = ranks * cluster.training_cores
@@ -211,10 +214,10 @@ class StreamedFeatures:
         token_ids = self.table[self._row_of[sequence_id]]["token_ids"]
         return torch.tensor(token_ids[: self.content["limit"]], dtype=torch.int32)
 
-    def reading(self, sequence_ids: Sequence[str]) -> "StreamReading":
+    def start_reading(self, sequence_ids: Sequence[str]) -> "StreamReading":
         """Starts reading these sequences, in this order."""
         rows = [self._row_of[sequence_id] for sequence_id in sequence_ids]
-        return StreamReading(self, rows_of(self.table.select(rows), self.content["limit"]))
+        return StreamReading(self, capture_rows(self.table.select(rows), self.content["limit"]))
 
     def replicas(self) -> Replicas:
         """Connects this process to the replicas; only rank 0 prints their events."""
@@ -238,7 +241,7 @@ class StreamReading:
         self._capture = source.capture
         self._not_checked = source.not_checked
         self._replicas = source.replicas()
-        plan = pieces(rows, source.capture.batch_tokens)
+        plan = capture_batches(rows, source.capture.batch_tokens)
         self._pieces = self._replicas.stream(plan, source.content["limit_bytes"])
         self._arrived: deque[tuple[str, SequenceStates]] = deque()
         self._is_off_policy: dict[str, bool] = {}
@@ -275,21 +278,21 @@ class StreamReading:
         for row, states in zip(piece.rows, captured, strict=True):
             # As if they had been stored: with `capture.dtype: fp8`, training reads rounded states.
             streams = {
-                name: decode(encode(state_TH, self._capture.dtype))
+                name: decode_states(encode_states(state_TH, self._capture.dtype))
                 for name, state_TH in states.streams.items()
             }
             self._arrived.append((row.row_id, replace(states, streams=streams)))
 
-    def _judge(self, piece: Piece, captured: Sequence[SequenceStates]) -> None:
+    def _judge(self, piece: CaptureBatch, captured: Sequence[SequenceStates]) -> None:
         """Decides from the scores which sequences are off-policy."""
         least = self._capture.min_on_policy
         if least is None:
             self._is_off_policy |= dict.fromkeys(piece.row_ids, False)
             return
         unlogged_S = np.full(len(captured), np.nan)  # `own_share` needs no sampling settings
-        evidence = Evidence(
+        evidence = OnPolicyEvidence(
             columns=list(COLUMNS),
-            sums_SPC=np.array([rounded(states.scores or ()) for states in captured]),
+            sums_SPC=np.array([round_scores(states.scores or ()) for states in captured]),
             temperature_S=unlogged_S,
             top_p_S=unlogged_S,
             retokenized_S=unlogged_S,

@@ -14,16 +14,16 @@ from outrider.eval.replay.both_together import (
     Anchors,
     StepTime,
     anchors_of,
-    combine,
+    combine_drafters,
     fewest_steps,
-    fit,
+    fit_rule,
 )
 from outrider.eval.replay.heldout_replay import Replays
 from outrider.eval.replay.replay import logged_texts
 from outrider.eval.replay.sums import ReplaySums
 from outrider.eval.results.parts import ClusteredEstimate
-from outrider.eval.results.sections import BothTogether, Choice
-from outrider.eval.stats.clusters import Statistic, clustered
+from outrider.eval.results.sections import BothTogether, KChoice
+from outrider.eval.stats.clusters import Statistic, clustered_estimate
 from outrider.speculators.kinds.protocol import Lookup
 
 EQUAL = StepTime(head_ms=1.0, lookup_ms=1.0, pass_ms=0.0)
@@ -31,15 +31,15 @@ EQUAL = StepTime(head_ms=1.0, lookup_ms=1.0, pass_ms=0.0)
 
 
 def both_together(
-    context: EvaluationContext, replays: Mapping[str, Replays], choice: Choice
+    context: EvaluationContext, replays: Mapping[str, Replays], choice: KChoice
 ) -> BothTogether | str:
     """Predicts custom and the served lookup together, or returns why it cannot."""
-    reason = why_not(context, choice)
+    reason = both_refusal(context, choice)
     if reason is not None:
         return reason
     assert choice.lookup is not None
     speculator = context.lookups[choice.lookup]
-    lookup = speculator.replayed_as(context.runner(speculator))
+    lookup = speculator.replay_argument(context.runner(speculator))
     assert isinstance(lookup, Lookup)
     lookup_k = choice.lookups[choice.lookup].k
 
@@ -49,7 +49,7 @@ def both_together(
         texts = logged_texts(context.feature_store, rows)
         return anchors_of(head, choice.k.custom, texts=texts, lookup=lookup, lookup_k=lookup_k)
 
-    return predicted(
+    return predict_both(
         validation=anchors("validation"),
         heldout=anchors("heldout"),
         custom=replays["heldout"]["custom"],
@@ -58,9 +58,9 @@ def both_together(
     )
 
 
-def why_not(context: EvaluationContext, choice: Choice) -> str | None:
+def both_refusal(context: EvaluationContext, choice: KChoice) -> str | None:
     """Why both together cannot be predicted; None if they can."""
-    custom = context.speculators["custom"].family
+    custom = context.speculators["custom"].drafter_kind
     if context.no_replay:
         return f"no exact replay of {context.no_replay[0]}"
     if not custom.has_weights:
@@ -72,13 +72,13 @@ def why_not(context: EvaluationContext, choice: Choice) -> str | None:
     return None
 
 
-def predicted(
+def predict_both(
     *,
     validation: Anchors,
     heldout: Anchors,
     custom: ReplaySums,
     lookup: ReplaySums,
-    choice: Choice,
+    choice: KChoice,
 ) -> BothTogether:
     """Fits the rule on validation, and applies it to the held-out responses.
 
@@ -87,7 +87,7 @@ def predicted(
     assert choice.lookup is not None
     time = step_time(choice)
     lookup_k = choice.lookups[choice.lookup].k
-    combined = combine(heldout, fit(validation, time or EQUAL))
+    combined = combine_drafters(heldout, fit_rule(validation, time or EQUAL))
     # Columns: tokens and steps of both together, then the milliseconds of both, custom and lookup.
     columns = [custom.tokens_R, combined.steps_R.astype(float)]
     if time:
@@ -99,7 +99,7 @@ def predicted(
     sums_RM = np.stack(columns, axis=1)
 
     def estimate(statistic: Statistic) -> ClusteredEstimate:
-        return clustered(sums_RM, custom.sessions, statistic, users=custom.users)
+        return clustered_estimate(sums_RM, custom.sessions, statistic, users=custom.users)
 
     return BothTogether(
         lookup=choice.lookup,
@@ -116,7 +116,7 @@ def predicted(
     )
 
 
-def step_time(choice: Choice) -> StepTime | None:
+def step_time(choice: KChoice) -> StepTime | None:
     """Times at the main concurrency; None if custom's or the lookup's steps were not timed."""
     assert choice.lookup is not None
     lookup = choice.lookups[choice.lookup]

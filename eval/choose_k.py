@@ -1,6 +1,6 @@
 """Chooses K, the number of drafts per step, for base and custom.
 
-    choice = choose(context=context, servers=servers, load=load, requests=requests,
+    choice = choose_by_step_time(context=context, servers=servers, load=load, requests=requests,
                     validation=validation, mode="eager")
 
 A step that drafts k tokens for each of B requests takes T(k, B) seconds and delivers AL(k) tokens
@@ -25,7 +25,7 @@ from outrider.eval.context import EvaluationContext
 from outrider.eval.lookups import history_facts, served_lookups
 from outrider.eval.replay.sums import ReplaySums
 from outrider.eval.results.parts import CURRENT, DRAFTERS, LOOKUP, Drafter, Drafters
-from outrider.eval.results.sections import Choice, LookupChoice
+from outrider.eval.results.sections import KChoice, LookupChoice
 from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.vllm_hooks.drafts_file import Drafts
 
@@ -33,7 +33,7 @@ Speeds = Mapping[int, Mapping[int, float]]
 """Tokens/s, or seconds per step, by batch size and number of drafts."""
 
 
-def choose(
+def choose_by_step_time(
     *,
     context: EvaluationContext,
     servers: Servers,
@@ -41,7 +41,7 @@ def choose(
     requests: HeldoutRequests,
     validation: Mapping[str, ReplaySums] | None,
     mode: str,
-) -> Choice:
+) -> KChoice:
     """Chooses k for base and for custom in one engine mode.
 
     `validation` is the replay of the validation part. If it is None (exact replay is not measured),
@@ -65,7 +65,7 @@ def choose(
     }
     if not validation or not (timed or references):
         facts |= choose_lookups(context, validation, {}, {})
-        return Choice(k=Drafters[int](**k), main_concurrency=main, **facts)
+        return KChoice(k=Drafters[int](**k), main_concurrency=main, **facts)
     # Swapped weights of one shape take the same time per step, so one of the two is timed.
     engines: list[str] = ["custom"] if timed and context.one_engine else [*timed]
     speculators = context.variants
@@ -96,7 +96,7 @@ def choose(
 
     times = _times_of_kinds(context, mode, (*engines, *references))
     if times is None:
-        times = context.cached(f"step_times_{mode}", StepTimes, measured)
+        times = context.cached_measurement(f"step_times_{mode}", StepTimes, measured)
     facts["step_contexts"] = times.contexts
     engine_of = {name: "custom" if context.one_engine else name for name in timed}
     steps = {name: times.seconds[engine] for name, engine in engine_of.items()}
@@ -105,7 +105,7 @@ def choose(
     lookup_prefill = {name: times.prefill.get(name, {}).get(main, 0.0) for name in references}
     facts |= choose_lookups(context, validation, lookup_steps, lookup_prefill)
     if not timed:
-        return Choice(k=Drafters[int](**k), main_concurrency=main, **facts)
+        return KChoice(k=Drafters[int](**k), main_concurrency=main, **facts)
     return choose_k(lengths, steps, main, k, prefill=prefill, **facts)
 
 
@@ -139,7 +139,7 @@ def _times_of_kinds(
 
 def _timed_drafters(context: EvaluationContext) -> list[Drafter]:
     """The speculators whose k is chosen from timed steps."""
-    fixed = [name for name in DRAFTERS if context.speculators[name].family.fixed_k]
+    fixed = [name for name in DRAFTERS if context.speculators[name].drafter_kind.fixed_k]
     # Base gets its own best k, although its engine is then started once for each: too few drafts
     # would flatter custom.
     if context.base_has_own_k and context.settings.current_k is None:
@@ -153,7 +153,7 @@ def choose_lookups(
     timed: Mapping[str, Mapping[int, float]],
     prefill: Mapping[str, float],
 ) -> dict[str, Any]:
-    """Fields of `Choice`: the K of each lookup, and the fastest one.
+    """Fields of `KChoice`: the K of each lookup, and the fastest one.
 
     `timed` holds the seconds per step, by K, of the lookups that are served, and `prefill` their
     seconds of prefill per token of a response. A lookup that is not timed is assumed to take the
@@ -195,7 +195,7 @@ def choose_k(
     *,
     prefill: Mapping[Drafter, Mapping[int, float]],
     **fields: Any,
-) -> Choice:
+) -> KChoice:
     """Chooses each speculator's k at `main` and for every batch size.
 
     `lengths` holds acceptance lengths for k = 1, 2, ...; `steps` holds seconds per step, `prefill`
@@ -215,7 +215,7 @@ def choose_k(
         schedules = Drafters[list[tuple[int, int, int]]](
             **{name: batch_ranges(sizes) for name, sizes in by_size.items()}
         )
-    return Choice(
+    return KChoice(
         k=Drafters[int](**k),
         main_concurrency=main,
         k_per_batch_size=schedules,
@@ -281,7 +281,7 @@ def batch_ranges(best: Mapping[int, int]) -> list[tuple[int, int, int]]:
 
 
 def draft_plan(
-    choice: Choice, current_k: int | None, by_batch_size: bool, fixed: bool = False
+    choice: KChoice, current_k: int | None, by_batch_size: bool, fixed: bool = False
 ) -> dict[str, Drafts]:
     """Drafts per step of all speculating variants, including the served lookup.
 

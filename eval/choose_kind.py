@@ -22,14 +22,14 @@ from outrider.eval.bench.step_times import StepTimes, step_prompts, time_steps
 from outrider.eval.choose_k import best_k, speeds_of
 from outrider.eval.config import MIN_GAIN
 from outrider.eval.context import EvaluationContext
-from outrider.eval.evaluate import check
+from outrider.eval.evaluate import check_evaluation
 from outrider.eval.kind_turns import REFERENCES, kind_turns
 from outrider.eval.lookups import separates_tenants, with_best_lookups
 from outrider.eval.replay.heldout_replay import replay_drafter
 from outrider.eval.replay.sums import ReplaySums, length_at
 from outrider.eval.results.parts import ClusteredEstimate
 from outrider.eval.results.sections import KindSpeed
-from outrider.eval.stats.clusters import clustered
+from outrider.eval.stats.clusters import clustered_estimate
 from outrider.serving.speculator import Speculator
 from outrider.speculators.kinds import lookup_names
 
@@ -43,7 +43,7 @@ def choose_kind(
     and `training_minutes` of each trained kind.
     """
     for context in contexts.values():
-        check(context)
+        check_evaluation(context)
     contexts = with_best_lookups(contexts)
     first = next(iter(contexts.values()))
     replays = {
@@ -51,7 +51,9 @@ def choose_kind(
     }
     replays["base"] = replay_drafter(first, "validation", "base")
     replays["none"] = replays["base"].without_drafts()
-    times = first.cached("step_times_of_kinds", StepTimes, lambda: _time_kinds(contexts, replays))
+    times = first.cached_measurement(
+        "step_times_of_kinds", StepTimes, lambda: _time_kinds(contexts, replays)
+    )
     main = first.settings.main
     steps = {kind: row[main] for kind, row in times.seconds.items()}
     described = {
@@ -59,10 +61,10 @@ def choose_kind(
         for kind, speculator in _speculators(contexts).items()
     }
     prefill = {kind: row.get(main, 0.0) for kind, row in times.prefill.items()}
-    return ranked(replays, steps, main, described, prefill=prefill)
+    return rank_kinds(replays, steps, main, described, prefill=prefill)
 
 
-def ranked(
+def rank_kinds(
     replays: Mapping[str, ReplaySums],
     steps: Mapping[str, Mapping[int, float]],
     main: int,
@@ -96,7 +98,9 @@ def ranked(
         # The ratio of the sums of seconds is the ratio of tokens/s: the responses are the same.
         sums_R2 = np.stack([seconds_R[lookup], seconds_R[kind]], axis=1)
         sums = replays[kind]
-        return clustered(sums_R2, sums.sessions, lambda s: s[..., 0] / s[..., 1], users=sums.users)
+        return clustered_estimate(
+            sums_R2, sums.sessions, lambda s: s[..., 0] / s[..., 1], users=sums.users
+        )
 
     kinds = [
         KindSpeed(

@@ -78,7 +78,7 @@ Bound = NonNegativeInt | Annotated[str, Field(pattern=r"^(100|[0-9]{1,2})%$")]
 LengthRange = tuple[Bound, Bound | None]
 
 
-def rounded_up(tokens: int) -> int:
+def round_up_tokens(tokens: int) -> int:
     """The next multiple of 64 above `tokens`."""
     return 64 * (tokens // 64 + 1)
 
@@ -384,7 +384,7 @@ class EvalConfig(BaseModel):
         """
         if "max_tokens" in self.model_fields_set:
             return self
-        logged = LONGEST_TIMED if p90 is None else rounded_up(p90)
+        logged = LONGEST_TIMED if p90 is None else round_up_tokens(p90)
         # Half of the positions leave room for the prompt.
         longest = min(logged, LONGEST_TIMED, max_model_len // 2)
         return self.model_copy(update={"max_tokens": longest})

@@ -5,7 +5,7 @@
         speculators={"base": Speculator("mtp", target.directory()), "custom": custom},
         data=EvaluationData(sequences, parts), folders=EvaluationFolders(run, out, report, logs),
     )
-    evaluate(context)
+    run_evaluation(context)
 
 Stages read the context and never change it. `context.backends` starts servers, engines and load
 generators; tests replace it with `dataclasses.replace` instead of patching.
@@ -27,7 +27,7 @@ from rich.console import Console
 
 from outrider.common.cluster.config import ClusterConfig
 from outrider.common.errors import OutriderError
-from outrider.common.fingerprint import Kept, file_digest, value_digest
+from outrider.common.fingerprint import CachedResult, file_digest, value_digest
 from outrider.data.features.feature_store import FeatureStore
 from outrider.data.sequences import Tables, load_sequences
 from outrider.eval.bench.request_fields import RequestFields
@@ -38,7 +38,7 @@ from outrider.eval.replay.slices import Slices
 from outrider.eval.results.parts import Drafter
 from outrider.eval.results.report import VERSION
 from outrider.eval.results.sections import KindSpeed
-from outrider.eval.stats.clusters import INDEPENDENT, unknown
+from outrider.eval.stats.clusters import INDEPENDENT, users_unknown
 from outrider.serving.client import Sampling
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.engine import Engine, open_engine
@@ -58,7 +58,7 @@ Row = tuple[str, list[int], int]
 
 def with_users(table: Dataset, users: str) -> Dataset:
     """`table` with INDEPENDENT users if it names none and `users` (traffic.users) is known."""
-    if users == "unknown" or not unknown(table["user"]):
+    if users == "unknown" or not users_unknown(table["user"]):
         return table
     independent = [INDEPENDENT] * len(table)
     return table.remove_columns("user").add_column("user", independent)
@@ -206,7 +206,7 @@ class EvaluationContext:
         return numbers
 
     @contextlib.contextmanager
-    def captured(self, rows: Callable[[Engine], Sequence[Row]]) -> Iterator[FeatureStore]:
+    def capture_states(self, rows: Callable[[Engine], Sequence[Row]]) -> Iterator[FeatureStore]:
         """Captures the states of the responses that `rows` returns.
 
         `rows` may use the engine. States reveal customer text, so they are removed on exit.
@@ -229,7 +229,7 @@ class EvaluationContext:
     def no_replay(self) -> tuple[str, str] | None:
         """A speculator without exact replay, and why; None if both have it."""
         for speculator in (self.speculators["custom"], self.speculators["base"]):
-            words = speculator.family.in_words
+            words = speculator.drafter_kind.in_words
             if not speculator.has_replay:
                 return words, f"the drafts of {words} cannot be computed, only counted"
             if self.data.features is None:
@@ -266,18 +266,18 @@ class EvaluationContext:
         return self.serving.engine.changes_drafters and all(
             # V1 gives up full CUDA graphs for a schedule (vllm/config/vllm.py:1039); V2 captures
             # them for every number of drafts (v1/worker/gpu/cudagraph_utils.py:268).
-            self.runner(one) == "v2" and one.speculates and not one.family.fixed_k
+            self.runner(one) == "v2" and one.speculates and not one.drafter_kind.fixed_k
             for one in self.speculators.values()
         )
 
     def runner(self, speculator: Speculator) -> Runner:
         """The model runner of the speculator's engine."""
-        return runner_of(speculator.family, self.serving.engine)
+        return runner_of(speculator.drafter_kind, self.serving.engine)
 
     @property
     def base_has_own_k(self) -> bool:
         """Whether base's engine has a fixed k that may differ from custom's."""
-        kind = self.speculators["base"].family
+        kind = self.speculators["base"].drafter_kind
         return kind.fixed_k and not self.one_engine and not kind.one_block
 
     @functools.cached_property
@@ -329,9 +329,9 @@ class EvaluationContext:
             inputs["by_batch_size"] = True
         return value_digest(inputs)
 
-    def kept(self, name: str) -> Kept:
+    def cached_result(self, name: str) -> CachedResult:
         """Cache file of a measurement; private, because responses are customer text."""
-        return Kept(self.folders.out / "steps" / f"{name}.json", self.digest, private=True)
+        return CachedResult(self.folders.out / "steps" / f"{name}.json", self.digest, private=True)
 
     @functools.cached_property
     def feature_store(self) -> FeatureStore:
@@ -339,6 +339,8 @@ class EvaluationContext:
         assert self.data.features
         return FeatureStore.open(self.data.features)
 
-    def cached(self, name: str, model: type[Model], work: Callable[[], Model]) -> Model:
+    def cached_measurement(self, name: str, model: type[Model], work: Callable[[], Model]) -> Model:
         """Returns the measurement `name` from the cache, or runs and caches `work`."""
-        return model.model_validate(self.kept(name).run(lambda: work().model_dump(mode="json")))
+        return model.model_validate(
+            self.cached_result(name).run(lambda: work().model_dump(mode="json"))
+        )

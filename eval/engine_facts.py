@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from outrider.serving.releases import served_with
+from outrider.serving.releases import release_support
 from outrider.serving.vllm_version import vllm_version
 
 UNKNOWN = "unknown"
@@ -28,7 +28,7 @@ LINES = {
 def engine_facts(run_dir: Path, release: str | None) -> dict[str, str]:
     """Release and backends of a run's servers, in words; `release` serves production."""
     facts = {"measured with": f"vLLM {vllm_version()}"}
-    if release is not None and (words := served_with(release)):
+    if release is not None and (words := release_support(release)):
         facts["production"] = words
     logs = sorted(run_dir.glob("logs/attempt_*/server_*.log"))
     texts = [log.read_text(encoding="utf-8", errors="replace") for log in logs]

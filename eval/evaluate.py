@@ -1,6 +1,6 @@
 """The evaluation end to end: replay, choose K, serve, verify, judge, report.
 
-    evaluate(EvaluationContext(recipe="resume_screening", speculators={...}, ...))
+    run_evaluation(EvaluationContext(recipe="resume_screening", speculators={...}, ...))
 
 Every kind of speculator can be evaluated. If exact replay is impossible, for example because the
 states that a speculator reads were not captured, its figures are null, `not_measured` gives the
@@ -25,7 +25,7 @@ from outrider.common.child_process import in_child
 from outrider.common.errors import OutriderError
 from outrider.common.fingerprint import value_digest
 from outrider.eval.bench.capacity import limits_of, measure_capacity, summarise_capacity
-from outrider.eval.bench.closed_loop import measure
+from outrider.eval.bench.closed_loop import measure_closed_loop
 from outrider.eval.bench.counted import (
     CountedPass,
     counted_acceptance,
@@ -41,7 +41,7 @@ from outrider.eval.bench.metrics import (
     timed_context,
 )
 from outrider.eval.bench.open_loop import RateBlocks, measure_rates, summarise_rates
-from outrider.eval.bench.outputs import Outputs, collect
+from outrider.eval.bench.outputs import Outputs, collect_outputs
 from outrider.eval.bench.prefix_cache import ProductionCache, customers_log
 from outrider.eval.bench.prompts import (
     EVERYTHING,
@@ -50,13 +50,13 @@ from outrider.eval.bench.prompts import (
     evaluation_prompts,
     mean_context,
     prompt_room,
-    select,
+    select_requests,
     select_scenarios,
 )
 from outrider.eval.bench.request_fields import request_fields
 from outrider.eval.bench.servers import Servers
 from outrider.eval.both_together import both_together
-from outrider.eval.choose_k import choose, draft_plan
+from outrider.eval.choose_k import choose_by_step_time, draft_plan
 from outrider.eval.config import ScenarioConfig
 from outrider.eval.context import EvaluationContext
 from outrider.eval.lookups import (
@@ -69,10 +69,10 @@ from outrider.eval.lookups import (
 from outrider.eval.lossless.verification import verify
 from outrider.eval.replay.example_traces import sample_responses
 from outrider.eval.replay.heldout_replay import Replays, on_policy, replay_figures, replay_parts
-from outrider.eval.replay.slices import by_prompt_length, sliced
+from outrider.eval.replay.slices import by_prompt_length, slice_results
 from outrider.eval.results.parts import DRAFTERS, LOOKUP, Drafters, Variants
 from outrider.eval.results.report import Example, Findings, RequestSampling, SpeculatorIdentity
-from outrider.eval.results.sections import Capacity, Choice, RateRow, Served
+from outrider.eval.results.sections import Capacity, KChoice, RateRow, ServedSpeed
 from outrider.eval.summary import conclude
 from outrider.eval.workloads import measured_workloads, prompts_of
 from outrider.serving.load_generator import LoadGenerator
@@ -82,9 +82,9 @@ from outrider.speculators.kinds import check_speculator
 from outrider.speculators.kinds.protocol import MOST_LOOKED_UP, Runner
 
 
-def evaluate(context: EvaluationContext) -> dict[str, Any]:
+def run_evaluation(context: EvaluationContext) -> dict[str, Any]:
     """Evaluates custom against base and no speculation; returns the summary for scripts."""
-    check(context)
+    check_evaluation(context)
     context = with_lookups(context)
     heldout = context.data.rows(context.data.parts["heldout"])
     requests = heldout_requests(context, heldout)
@@ -97,7 +97,7 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
     with context.open_servers(served, texts, requests.fields) as (load, servers):
         workloads = measured_workloads(context, requests.sampling)
         modes = context.settings.engine_modes
-        choice = choose(
+        choice = choose_by_step_time(
             context=context,
             servers=servers,
             load=load,
@@ -132,7 +132,7 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
         choice=choice,
         sampling=_sampling_of(requests),
         draft_sample_method=context.draft_sample_method,
-        not_measured=not_measured(context),
+        not_measured=unmeasured_figures(context),
         missing_lookups=missing_lookups(context),
         lost_ends=requests.lost_ends,
         **replayed,
@@ -155,7 +155,7 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
 class MeasuredModes:
     """What the servers of all engine modes gave, by mode."""
 
-    served: dict[str, Served] = field(default_factory=dict)
+    served: dict[str, ServedSpeed] = field(default_factory=dict)
     rates: dict[str, dict[str, dict[str, RateRow]]] = field(default_factory=dict)
     capacity: dict[str, Capacity] = field(default_factory=dict)
     outputs: dict[str, Outputs] = field(default_factory=dict)
@@ -175,7 +175,7 @@ def _measure_mode(
     replays: Mapping[str, Replays],
 ) -> None:
     """Adds one engine mode's responses and speeds to `measured`."""
-    choice = choose(
+    choice = choose_by_step_time(
         context=context,
         servers=servers,
         load=load,
@@ -183,7 +183,7 @@ def _measure_mode(
         validation=replays.get("validation"),
         mode=mode,
     )
-    outputs = collect(context, servers=servers, mode=mode, k=k, requests=requests)
+    outputs = collect_outputs(context, servers=servers, mode=mode, k=k, requests=requests)
     speed = measure_speed(
         context,
         servers=servers,
@@ -235,7 +235,7 @@ def _sampling_of(requests: HeldoutRequests) -> RequestSampling:
     )
 
 
-def check(context: EvaluationContext) -> None:
+def check_evaluation(context: EvaluationContext) -> None:
     """Checks the recipe before servers start; raises an `OutriderError` for mistakes."""
     _check_drafts(context)
     _check_schedule(context)
@@ -250,7 +250,7 @@ def check(context: EvaluationContext) -> None:
     target_dir = context.target.directory()
     for speculator in context.speculators.values():
         directory = speculator.directory
-        if speculator.family.has_weights and directory not in (None, target_dir):
+        if speculator.drafter_kind.has_weights and directory not in (None, target_dir):
             check_speculator(directory, target_dir)
 
 
@@ -258,14 +258,14 @@ def _check_drafts(context: EvaluationContext) -> None:
     """Checks `eval.k` and `eval.current_k` against the trained depth and the kinds."""
     settings = context.settings
     depth = context.depth
-    most = depth if context.speculators["base"].family.has_weights else MOST_LOOKED_UP
+    most = depth if context.speculators["base"].drafter_kind.has_weights else MOST_LOOKED_UP
     if settings.current_k is not None and settings.current_k > most:
         raise OutriderError(
             f"eval.current_k = {settings.current_k}, but base has at most {most} drafts per"
             " step (speculator.depth, or 24 for a lookup); raise speculator.depth or remove"
             " eval.current_k"
         )
-    kinds = [speculator.family for speculator in context.speculators.values()]
+    kinds = [speculator.drafter_kind for speculator in context.speculators.values()]
     blocks = [kind.in_words for kind in kinds if kind.one_block]
     if blocks and settings.k not in ("auto", depth):
         raise OutriderError(
@@ -273,7 +273,7 @@ def _check_drafts(context: EvaluationContext) -> None:
             f" trained, replayed and served only at speculator.depth = {depth}; remove eval.k or"
             " train at that depth"
         )
-    base = context.speculators["base"].family
+    base = context.speculators["base"].drafter_kind
     base_k = depth if settings.k == "auto" else settings.k
     own_k = context.base_has_own_k and settings.k == "auto"
     if base.fixed_k and not own_k and settings.current_k not in (None, base_k):
@@ -288,7 +288,7 @@ def _check_schedule(context: EvaluationContext) -> None:
     """Checks that both speculators can follow a schedule by batch size, if one is set."""
     if context.k_per_batch_size is not True:
         return
-    kinds = [speculator.family for speculator in context.speculators.values()]
+    kinds = [speculator.drafter_kind for speculator in context.speculators.values()]
     fixed = [kind.in_words for kind in kinds if kind.fixed_k]
     if fixed:
         raise OutriderError(
@@ -302,7 +302,7 @@ def _check_schedule(context: EvaluationContext) -> None:
         )
 
 
-def not_measured(context: EvaluationContext) -> dict[str, str]:
+def unmeasured_figures(context: EvaluationContext) -> dict[str, str]:
     """Figures that the gate cannot check -> reason; empty with exact replay."""
     if context.no_replay is None:
         return {}
@@ -322,7 +322,7 @@ def heldout_requests(context: EvaluationContext, heldout: Dataset) -> HeldoutReq
     # Open-loop acceptance counts only steps with drafts, so custom must draft in all or none.
     custom = context.speculators["custom"]
     comparable = custom.trainable or not custom.speculates
-    traffic = select(heldout, settings, serving) if comparable else []
+    traffic = select_requests(heldout, settings, serving) if comparable else []
     everything = None
     if settings.capacity_minutes:
         (everything,) = select_scenarios(heldout, settings, serving, {EVERYTHING: ScenarioConfig()})
@@ -364,7 +364,7 @@ def _times(*parts: Dataset) -> dict[str, float | None]:
 
 
 def replay_stage(
-    context: EvaluationContext, replays: Mapping[str, Replays], choice: Choice, table: Dataset
+    context: EvaluationContext, replays: Mapping[str, Replays], choice: KChoice, table: Dataset
 ) -> dict[str, Any]:
     """Findings of exact replay.
 
@@ -381,14 +381,14 @@ def replay_stage(
         "own_text": on_policy(context.feature_store, table),
         "replay": replay,
         "general": replay_figures(general, choice) if general else None,
-        "slices": sliced(heldout["base"], heldout["custom"], replay.k, slices),
+        "slices": slice_results(heldout["base"], heldout["custom"], replay.k, slices),
     }
 
 
 class MeasuredSpeed(NamedTuple):
     """What the servers of one engine mode gave."""
 
-    served: Served
+    served: ServedSpeed
     blocks: list[Record]
     """The closed loop's blocks"""
     rates: RateBlocks
@@ -401,7 +401,7 @@ def measure_speed(
     servers: Servers,
     load: LoadGenerator,
     mode: str,
-    choice: Choice,
+    choice: KChoice,
     requests: HeldoutRequests,
     replays: Mapping[str, Replays],
 ) -> "MeasuredSpeed":
@@ -410,7 +410,7 @@ def measure_speed(
     base = context.speculators["base"]
     # `eval.current_k` cannot be set on a running server whose K is fixed, and has no meaning
     # without drafts.
-    fixed = base.family.fixed_k or not base.speculates
+    fixed = base.drafter_kind.fixed_k or not base.speculates
     plan: dict[str, Drafts | None] = {
         "none": None,
         **draft_plan(choice, settings.current_k, context.by_batch_size, fixed),
@@ -423,8 +423,8 @@ def measure_speed(
     )
     if choice.lookup is not None:
         servers.alias(LOOKUP, choice.lookup)
-    blocks = context.kept(f"speed_{mode}").run(
-        lambda: measure(
+    blocks = context.cached_result(f"speed_{mode}").run(
+        lambda: measure_closed_loop(
             servers,
             mode=mode,
             plan=plan,
@@ -435,15 +435,15 @@ def measure_speed(
             production=ProductionCache(
                 customers_log(context.data.sequences), requests.timed, requests.fields
             ),
-            finished=context.kept(f"speed_{mode}_repeats"),
+            finished=context.cached_result(f"speed_{mode}_repeats"),
         )
     )
-    rates = context.kept(f"rates_{mode}").run(
+    rates = context.cached_result(f"rates_{mode}").run(
         lambda: measure_rates(
             context=context, servers=servers, mode=mode, plan=plan, load=load, requests=requests
         )
     )
-    served = Served(
+    served = ServedSpeed(
         k=choice.k,
         speed=speeds.summarise(blocks),
         repeats=repeats_of(blocks),
@@ -453,7 +453,7 @@ def measure_speed(
     )
     capacity = None
     if requests.everything is not None:
-        rated = context.kept(f"capacity_{mode}").run(
+        rated = context.cached_result(f"capacity_{mode}").run(
             lambda: measure_capacity(
                 context=context,
                 servers=servers,
@@ -527,7 +527,7 @@ def samples_stage(
         return None
     directories: dict[str, Path] = {}
     for name, speculator in context.speculators.items():
-        if speculator.directory is None or not speculator.family.has_weights:
+        if speculator.directory is None or not speculator.drafter_kind.has_weights:
             return None
         directories[name] = speculator.directory
     work = functools.partial(
@@ -541,4 +541,6 @@ def samples_stage(
         store=context.feature_store,
         dtype=context.settings.replay_dtype,
     )
-    return [Example.model_validate(example) for example in context.kept("examples").run(work)]
+    return [
+        Example.model_validate(example) for example in context.cached_result("examples").run(work)
+    ]

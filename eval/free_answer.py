@@ -20,7 +20,7 @@ from datasets import Dataset
 from outrider.common.errors import OutriderError
 from outrider.data.config import SplitConfig
 from outrider.data.split.near_duplicates import SimilarPrompts
-from outrider.data.split.split import divide
+from outrider.data.split.split import divide_rows
 from outrider.eval.replay.lookups import LoggedText, best_settings, has_step, lookup_sums
 from outrider.eval.replay.sums import ReplaySums, length_at
 from outrider.serving.config import EngineConfig
@@ -28,7 +28,7 @@ from outrider.serving.runner import runner_of
 from outrider.speculators.config import LookupConfig
 from outrider.speculators.kinds import lookup_names, weightless_kind
 from outrider.speculators.kinds.protocol import Lookup, Runner, WeightlessKind
-from outrider.speculators.lookup_history import Response
+from outrider.speculators.lookup_history import EarlierResponse
 
 HISTORY_TOKENS = 1_000_000
 REPLAYED_TOKENS = 100_000
@@ -106,7 +106,7 @@ def free_answer(
 
 def divided_texts(table: Dataset, split: SplitConfig) -> Parts:
     """Splits the table as for training, but keeps repeated prompts of the held-out part."""
-    divided = divide(table, split, drop_seen=False)
+    divided = divide_rows(table, split, drop_seen=False)
     columns = table.select_columns(COLUMNS)
     history = _newest(columns, divided.parts["train"], HISTORY_TOKENS)
     validation = _newest(columns, divided.parts["validation"], REPLAYED_TOKENS)
@@ -119,7 +119,7 @@ def divided_texts(table: Dataset, split: SplitConfig) -> Parts:
         seen = SimilarPrompts([prompts[row] for row in earlier], similarity, everything)
         return [row for row in rows if not seen.holds(prompts[row])]
 
-    # In the same order as `divide`: a validation prompt counts only if it is new itself.
+    # In the same order as `divide_rows`: a validation prompt counts only if it is new itself.
     validated = unlike(validation, history)
     new = unlike(heldout, [*history, *validated])
 
@@ -165,7 +165,7 @@ def _measured(kind: WeightlessKind, runner: Runner, parts: Parts, folder: Path) 
     """The settings of one lookup, and its tokens per step by kind of prompt."""
     folder.mkdir(parents=True)
     responses = (
-        Response(text.token_ids_T[text.completion_start :], tenant=text.tenant)
+        EarlierResponse(text.token_ids_T[text.completion_start :], tenant=text.tenant)
         for text in parts.history
     )
     # HISTORY_TOKENS need a few MB of the default memory.
@@ -184,7 +184,7 @@ def _measured(kind: WeightlessKind, runner: Runner, parts: Parts, folder: Path) 
     }
     for name, texts in groups.items():
         if texts:
-            described[name] = _described(sums.selected([text.sequence_id for text in texts]))
+            described[name] = _described(sums.select([text.sequence_id for text in texts]))
     return described
 
 
@@ -205,7 +205,7 @@ def _described(sums: ReplaySums) -> dict[str, Any]:
     }
 
 
-def advice(answer: Mapping[str, Any]) -> str:
+def lookup_advice(answer: Mapping[str, Any]) -> str:
     """What to do about lookup, in one sentence."""
     best = {name: lookup["all"]["best"] for name, lookup in answer["lookups"].items()}
     name = max(best, key=lambda lookup: best[lookup]["tokens_per_step"])

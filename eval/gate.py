@@ -1,6 +1,6 @@
 """The verdict: `ship` only if custom is significantly better and lossless.
 
-    judge(findings, settings.gate).verdict
+    judge_findings(findings, settings.gate).verdict
 
 Every check is listed with its measurement as passed, failed or undecided. Any failed check gives
 `do not ship`; otherwise any undecided check gives `undecided`. The reason names the first such
@@ -17,12 +17,12 @@ from outrider.eval.results.report import Check, Findings, Outcome, Verdict
 from outrider.eval.results.sections import (
     Equivalence,
     Excess,
-    Greedy,
+    GreedyComparison,
     OnPolicy,
     ReplayAgainstEngine,
     SameText,
 )
-from outrider.eval.speed_checks import above, speed_checks
+from outrider.eval.speed_checks import outcome_above, speed_checks
 from outrider.eval.stats.intervals import units_needed
 from outrider.speculators.kinds import lookup_names
 
@@ -37,7 +37,7 @@ LEAST_GREEDY_P = 0.01
 batching does; a lossless engine falls below it in at most 1 % of evaluations."""
 
 
-def judge(findings: Findings, gate: GateConfig) -> Verdict:
+def judge_findings(findings: Findings, gate: GateConfig) -> Verdict:
     """Checks every condition and returns the verdict."""
     checks = speed_checks(findings, gate)
     if findings.speculator.kind not in lookup_names():  # untrained, so it only has to be faster
@@ -62,10 +62,10 @@ def judge(findings: Findings, gate: GateConfig) -> Verdict:
             checks.append(_replay(mode, checked.replay_vs_engine, gate))
     if findings.verification.task:
         checks.append(_task(findings.verification.task.custom_minus_none, gate))
-    return conclusion(checks, findings.not_measured)
+    return conclude_checks(checks, findings.not_measured)
 
 
-def conclusion(checks: list[Check], unchecked: dict[str, str]) -> Verdict:
+def conclude_checks(checks: list[Check], unchecked: dict[str, str]) -> Verdict:
     """Derives the verdict; `unchecked` maps each unchecked figure to the reason."""
     # One failed check decides even if others are undecided: more data cannot undo it.
     failed = [check for check in checks if check.outcome == "failed"]
@@ -109,7 +109,7 @@ def check_over_sessions(name: str, ratio: ClusteredEstimate, least: float, how: 
     if ratio.low is None or ratio.high is None:
         seen = f"{ratio.value:.3f}, {ratio.undecided()}"
         return Check(name=name, outcome="undecided", seen=seen, demand=demand)
-    outcome = above(ratio.low, ratio.high, least)
+    outcome = outcome_above(ratio.low, ratio.high, least)
     # Below the threshold, more data would fail the check, so no number is named.
     if outcome == "undecided" and ratio.value > least:
         needed = units_needed(
@@ -120,7 +120,7 @@ def check_over_sessions(name: str, ratio: ClusteredEstimate, least: float, how: 
     return Check(name=name, outcome=outcome, seen=seen, demand=demand)
 
 
-def _greedy(mode: str, custom: Greedy, alone: Greedy, added: Excess) -> Check:
+def _greedy(mode: str, custom: GreedyComparison, alone: GreedyComparison, added: Excess) -> Check:
     """Checks that speculation causes no more differences than different batching does.
 
     Near ties count too. If different batching alone causes only near ties, it cannot explain other

@@ -50,7 +50,7 @@ def kind_turns(
         positive = [number for number in drafts[kind] if number]
         if not speculator.speculates:
             useful = [0]
-        elif speculator.family.fixed_k:
+        elif speculator.drafter_kind.fixed_k:
             # An engine whose k is fixed would have to be started once per number.
             useful = [max(positive)]
         else:
@@ -101,7 +101,7 @@ def _timed_as(
     by_length = sorted(lookups, key=lambda kind: -max(lengths[kind]))
     longest: dict[str, str] = {}
     for kind in by_length:
-        timed_as[kind] = longest.setdefault(runner_of(lookups[kind].family, engine), kind)
+        timed_as[kind] = longest.setdefault(runner_of(lookups[kind].drafter_kind, engine), kind)
     if engine.changes_drafters:
         base = speculators["base"]
         shapes = [kind for kind in speculators if kind not in REFERENCES]
@@ -112,4 +112,4 @@ def _timed_as(
 
 
 def _is_lookup(speculator: Speculator) -> bool:
-    return speculator.speculates and not speculator.family.has_weights
+    return speculator.speculates and not speculator.drafter_kind.has_weights

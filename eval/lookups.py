@@ -33,7 +33,7 @@ from outrider.speculators.kinds import (
     weightless_kind,
 )
 from outrider.speculators.kinds.protocol import Lookup, Settings, WeightlessKind
-from outrider.speculators.lookup_history import Response, read_history
+from outrider.speculators.lookup_history import EarlierResponse, read_history
 
 
 class ChosenSettings(BaseModel):
@@ -65,7 +65,7 @@ def with_best_lookups(contexts: Mapping[str, EvaluationContext]) -> dict[str, Ev
         speculator.kind: speculator
         for context in contexts.values()
         for speculator in context.speculators.values()
-        if not speculator.family.has_weights
+        if not speculator.drafter_kind.has_weights
     }
     best = {kind: _at_best(first, speculator) for kind, speculator in lookups.items()}
     return {
@@ -109,7 +109,7 @@ def served_lookups(
     Lookups of one runner take steps of about equal length, because neither runs a model, so replay
     alone shows which is faster. Custom without weights is a lookup itself, and needs none.
     """
-    if not context.speculators["custom"].family.has_weights:
+    if not context.speculators["custom"].drafter_kind.has_weights:
         return {}
     best: dict[str, str] = {}
     for name, speculator in context.lookups.items():
@@ -135,9 +135,9 @@ def _at_best(context: EvaluationContext, speculator: Speculator) -> Speculator:
     prepared = dataclasses.replace(speculator, directory=directory)
     if speculator.settings or not kind.searched_settings:
         return prepared
-    replayed = prepared.replayed_as(context.runner(prepared))
+    replayed = prepared.replay_argument(context.runner(prepared))
     assert isinstance(replayed, Lookup)
-    chosen = context.cached(
+    chosen = context.cached_measurement(
         f"settings_{speculator.kind}",
         ChosenSettings,
         lambda: ChosenSettings(settings=dict(_chosen(context, replayed))),
@@ -165,7 +165,7 @@ def _prepared(context: EvaluationContext, kind: WeightlessKind) -> Path | None:
 
     if history is None:
         return None
-    kept = context.kept(f"history_{kind.name}")
+    kept = context.cached_result(f"history_{kind.name}")
     if history.is_file():
         kept.run(written)
     else:
@@ -201,7 +201,7 @@ def separates_tenants(speculators: Iterable[Speculator]) -> bool:
     return any(kind is not None and kind.separates_tenants(folder) for kind, folder in kinds)
 
 
-def _training_responses(context: EvaluationContext) -> Iterator[Response]:
+def _training_responses(context: EvaluationContext) -> Iterator[EarlierResponse]:
     """Yields the training part's responses, oldest first; reads nothing before.
 
     With the log's own sessions, because they are erased by the names that the log has.
@@ -209,12 +209,12 @@ def _training_responses(context: EvaluationContext) -> Iterator[Response]:
     yield from responses_of(load_sequences(context.data.sequences, context.data.parts["train"]))
 
 
-def responses_of(rows: Dataset) -> Iterator[Response]:
+def responses_of(rows: Dataset) -> Iterator[EarlierResponse]:
     """Yields the responses of a table of sequences, oldest first."""
     order = log_order(rows["time"])
     for index in sorted(range(len(rows)), key=order.__getitem__):
         row = rows[index]
-        yield Response(
+        yield EarlierResponse(
             token_ids=np.array(row["token_ids"][row["completion_start"] :], np.int32),
             session=row["session"],
             tenant=row.get("tenant", ""),

@@ -14,12 +14,12 @@ Technometrics 24, 1982).
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from outrider.data.ingest.traffic_facts import counted
+from outrider.data.ingest.traffic_facts import pluralize
 from outrider.eval.config import GateConfig
 from outrider.eval.results.parts import Estimate, interval
 from outrider.eval.results.report import Check, Findings, Outcome
 from outrider.eval.results.sections import SpeedRow
-from outrider.eval.stats.intervals import given_passed, units_needed
+from outrider.eval.stats.intervals import correct_for_selection, units_needed
 from outrider.eval.stats.speed_ratio import lengths_agree
 
 MOST_REPEATS = 1000
@@ -35,7 +35,7 @@ other concurrencies, non-inferior to no speculation at every concurrency."""
 
 
 @dataclass(frozen=True)
-class Demand:
+class SpeedDemand:
     """A requirement that a ratio's interval lie above a threshold."""
 
     kind: str
@@ -56,7 +56,7 @@ class Demand:
         ratio = self.ratio
         if self.starts is not None and self.starts < LEAST_STARTS:
             return "undecided"
-        outcome = above(ratio.low, ratio.high, self.threshold)
+        outcome = outcome_above(ratio.low, ratio.high, self.threshold)
         if not ratio.agrees:
             both_fail = ratio.measured is not None and ratio.measured.high <= self.threshold
             return "failed" if outcome == "failed" and both_fail else "undecided"
@@ -67,7 +67,7 @@ class Demand:
         """Selection-corrected ratio as text; empty unless a SUPERIOR demand passed."""
         if self.kind != SUPERIOR or self.outcome != "passed":
             return ""
-        value = given_passed(self.ratio.value, self.ratio.low, self.threshold)
+        value = correct_for_selection(self.ratio.value, self.ratio.low, self.threshold)
         return f", {value:.3f} corrected for selection"
 
     def what_decides(self, repeats: int) -> str:
@@ -75,7 +75,7 @@ class Demand:
         ratio = self.ratio
         if self.starts is not None and self.starts < LEAST_STARTS:
             return (
-                f"two engines were started {counted(self.starts, 'time')}, but at least"
+                f"two engines were started {pluralize(self.starts, 'time')}, but at least"
                 f" {LEAST_STARTS} are needed: raise eval.starts and eval.repeats to {LEAST_STARTS}"
             )
         if not ratio.agrees:
@@ -108,7 +108,7 @@ class Demand:
         return f"custom / {self.versus} at {self.concurrency}: {interval(self.ratio, 3)}"
 
 
-def demands(speed: Mapping[str, SpeedRow], main: int, gate: GateConfig) -> list[Demand]:
+def speed_demands(speed: Mapping[str, SpeedRow], main: int, gate: GateConfig) -> list[SpeedDemand]:
     """Lists the demands on one engine mode, the main concurrency first."""
     all_demands = []
     # The main concurrency first, because messages name the first check that failed.
@@ -123,7 +123,7 @@ def demands(speed: Mapping[str, SpeedRow], main: int, gate: GateConfig) -> list[
             kind = SUPERIOR
             least = gate.min_speed_ratio
         all_demands += [
-            Demand(
+            SpeedDemand(
                 kind=kind,
                 versus=versus,
                 concurrency=concurrency,
@@ -137,7 +137,7 @@ def demands(speed: Mapping[str, SpeedRow], main: int, gate: GateConfig) -> list[
         if row.lookup and concurrency == main:
             ratio = row.lookup.custom_over
             all_demands.append(
-                Demand(
+                SpeedDemand(
                     kind=SUPERIOR,
                     versus="lookup",
                     concurrency=concurrency,
@@ -147,7 +147,7 @@ def demands(speed: Mapping[str, SpeedRow], main: int, gate: GateConfig) -> list[
                 )
             )
         all_demands.append(
-            Demand(
+            SpeedDemand(
                 kind=NONE,
                 versus="none",
                 concurrency=concurrency,
@@ -163,7 +163,7 @@ def speed_checks(findings: Findings, gate: GateConfig) -> list[Check]:
     """Checks the speeds of every engine mode."""
     checks = []
     for mode, served in findings.served.items():
-        asked = demands(served.speed, findings.choice.main_concurrency, gate)
+        asked = speed_demands(served.speed, findings.choice.main_concurrency, gate)
         for demand in asked:
             if demand.kind == SUPERIOR:
                 where = f"{mode}, concurrency {demand.concurrency}"
@@ -182,7 +182,7 @@ def speed_checks(findings: Findings, gate: GateConfig) -> list[Check]:
     return checks
 
 
-def _check(name: str, asked: Sequence[Demand], repeats: int) -> Check:
+def _check(name: str, asked: Sequence[SpeedDemand], repeats: int) -> Check:
     """Checks demands that share a threshold."""
     outcomes = {one.outcome for one in asked}
     demand = f"the interval must lie above {asked[0].threshold:g}"
@@ -207,7 +207,7 @@ def _check(name: str, asked: Sequence[Demand], repeats: int) -> Check:
     )
 
 
-def above(low: float, high: float, threshold: float) -> Outcome:
+def outcome_above(low: float, high: float, threshold: float) -> Outcome:
     """Outcome of the demand that the interval lie strictly above the threshold."""
     if low > threshold:
         return "passed"

@@ -12,40 +12,42 @@ from typing import Any
 from outrider.eval.config import CostConfig
 from outrider.eval.context import EvaluationContext
 from outrider.eval.engine_facts import engine_facts
-from outrider.eval.gate import judge
+from outrider.eval.gate import judge_findings
 from outrider.eval.results.parts import DRAFTERS, VARIANTS, Estimate, Variants
 from outrider.eval.results.report import Findings, Report
-from outrider.eval.results.sections import Capacity, Cost, Served, SpeedRow
+from outrider.eval.results.sections import Capacity, Cost, ServedSpeed, SpeedRow
 
 HOURS_A_MONTH = 730
 
 
 def conclude(context: EvaluationContext, findings: Findings) -> dict[str, Any]:
     """Prices and judges the findings, and writes the report."""
-    from outrider.eval.report.report import lost_ends, sections_of, write_report
+    from outrider.eval.report.report import lost_ends_in_words, sections_of, write_report
 
     settings = context.settings
     folders = context.folders
     gpus = context.serving.engine.gpus
     trained = folders.trained or folders.run
-    lost = (*lost_ends(folders.run, trained), *findings.lost_ends)
+    lost = (*lost_ends_in_words(folders.run, trained), *findings.lost_ends)
     capacity = findings.capacity
     if settings.cost:
-        capacity = {mode: priced(row, settings.cost, gpus) for mode, row in capacity.items()}
+        capacity = {
+            mode: price_capacity(row, settings.cost, gpus) for mode, row in capacity.items()
+        }
     sections = sections_of(folders.run)
     sections["provenance"]["engine"] = engine_facts(folders.run, context.serving.production_release)
     report = Report(
         **dict(findings) | {"lost_ends": lost, "capacity": capacity},
-        cost=money(findings.served, settings.cost, gpus) if settings.cost else None,
-        verdict=judge(findings, settings.gate),
+        cost=serving_costs(findings.served, settings.cost, gpus) if settings.cost else None,
+        verdict=judge_findings(findings, settings.gate),
         kinds=context.kinds,
         **sections,
     )
     page = write_report(report, folders.report, trained)
-    return {**summary(report), "report": str(page), "bundle": None}
+    return {**report_summary(report), "report": str(page), "bundle": None}
 
 
-def priced(capacity: Capacity, cost: CostConfig, gpus: int) -> Capacity:
+def price_capacity(capacity: Capacity, cost: CostConfig, gpus: int) -> Capacity:
     """Adds the prices of tokens at each variant's highest rate within the limits."""
     price = _price(cost, gpus)
     prices = {}
@@ -61,7 +63,9 @@ def _price(cost: CostConfig, gpus: int) -> float:
     return 1e6 * gpus * cost.gpu_hour_price / 3600
 
 
-def money(served: Mapping[str, Served], cost: CostConfig, gpus: int) -> dict[str, dict[str, Cost]]:
+def serving_costs(
+    served: Mapping[str, ServedSpeed], cost: CostConfig, gpus: int
+) -> dict[str, dict[str, Cost]]:
     """Costs of an endpoint with `gpus` GPUs, by engine mode and concurrency."""
 
     def cost_of(row: SpeedRow) -> Cost:
@@ -80,7 +84,7 @@ def money(served: Mapping[str, Served], cost: CostConfig, gpus: int) -> dict[str
     }
 
 
-def summary(results: Report) -> dict[str, Any]:
+def report_summary(results: Report) -> dict[str, Any]:
     """The summary that scripts read; the caller adds `report` and `bundle`."""
     against = next(iter(results.verification.modes.values())).replay_vs_engine
     steps = {name: against.of(name) for name in DRAFTERS} if against else None
@@ -112,7 +116,7 @@ def _lengths(results: Report) -> dict[str, Any]:
     }
 
 
-def _speeds(served: Served) -> dict[str, dict[str, Any]]:
+def _speeds(served: ServedSpeed) -> dict[str, dict[str, Any]]:
     """Concurrency -> tokens/s of all variants, and custom's ratios."""
     return {concurrency: _row(row) for concurrency, row in served.speed.items()}
 

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 from outrider.common.child_process import in_child
 from outrider.common.errors import OutriderError
-from outrider.data.tokenize.chat_template import render
+from outrider.data.tokenize.chat_template import render_prompt
 from outrider.data.tokenize.tokens import load_tokenizer
 from outrider.eval.config import SEED, EvalConfig, PublicWorkload
 from outrider.eval.context import EvaluationContext, Row
 from outrider.eval.replay.replay import replay
-from outrider.eval.replay.sums import compare
+from outrider.eval.replay.sums import compare_replays
 from outrider.eval.results.sections import Workload
 from outrider.eval.stats.clusters import INDEPENDENT
 from outrider.serving.client import Sampling
@@ -89,7 +89,7 @@ def measured_workloads(context: EvaluationContext, sampling: Sampling) -> dict[s
     if context.no_replay:
         return {}
     return {
-        name: context.cached(
+        name: context.cached_measurement(
             f"workload_{name}", Workload, functools.partial(_measure, context, name, sampling)
         )
         for name in context.settings.general
@@ -114,11 +114,11 @@ def _measure(context: EvaluationContext, name: PublicWorkload, sampling: Samplin
     depth = context.depth
     method = context.draft_sample_method
     dtype = context.settings.replay_dtype
-    with context.captured(rows) as store:
+    with context.capture_states(rows) as store:
         sums = {
             name: in_child(
                 replay,
-                speculator=speculator.replayed_as(context.runner(speculator)),
+                speculator=speculator.replay_argument(context.runner(speculator)),
                 target_dir=target_dir,
                 feature_store=store,
                 rows=rows_replayed,
@@ -131,7 +131,7 @@ def _measure(context: EvaluationContext, name: PublicWorkload, sampling: Samplin
         }
     return Workload(
         by_k={name: replayed.acceptance_length() for name, replayed in sums.items()},
-        ratio=compare(sums["base"], sums["custom"], depth)["ratio"],
+        ratio=compare_replays(sums["base"], sums["custom"], depth)["ratio"],
     )
 
 
@@ -143,7 +143,7 @@ def _asked(
     longest = context.settings.max_tokens
     room = context.serving.engine.max_model_len - longest - 1
     for number, prompt in enumerate(prompts):
-        text = render(tokenizer, [{"role": "user", "content": prompt}], {})
+        text = render_prompt(tokenizer, [{"role": "user", "content": prompt}], {})
         ids = tokenizer.encode(text, add_special_tokens=False)
         if len(ids) <= room:
             yield AskedRow(

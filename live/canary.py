@@ -16,8 +16,8 @@ new release again, and the last step continues with the second baseline in place
 A step passes after at least `min_requests` canary requests and `min_seconds`. A canary never gets
 more than its fair share, because more load would slow it down. It can be promoted only in the last
 step, at that share. It can be rolled back in any step: by the judge, because it finishes no
-requests, or after `max_seconds`. `Decided` can end the test at any time: at an operator's request,
-or with a rollback if a canary replica reverts its swap or stops answering.
+requests, or after `max_seconds`. `DecisionReached` can end the test at any time: at an operator's
+request, or with a rollback if a canary replica reverts its swap or stops answering.
 """
 
 import contextlib
@@ -25,12 +25,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from outrider.live.endpoint_file import Endpoint
-from outrider.live.fleet import LOOK_S, Decided, Fleet, rolled_back
-from outrider.live.judge import Arms, decide
+from outrider.live.fleet import LOOK_S, DecisionReached, Fleet, rollback_decision
+from outrider.live.judge import Arms, decide_canary
 from outrider.live.releases import Release
 from outrider.live.router import Router, RouterUnavailable
-from outrider.live.state import Verdict
-from outrider.live.traffic import Traffic
+from outrider.live.state import DeploymentVerdict
+from outrider.live.traffic import LiveTraffic
 
 SILENCE_S = 5.0
 """Seconds without an answer after which a canary is rolled back."""
@@ -59,7 +59,7 @@ class Progress:
     stable: int
     """Requests that the stable replicas had finished then."""
 
-    def look(self, now: float, stable: int, canary: int) -> None:
+    def count_requests(self, now: float, stable: int, canary: int) -> None:
         """Counts the finished requests of both roles."""
         if canary > self.canary:
             self.at = now
@@ -84,7 +84,7 @@ class CanaryTest:
         router: Router,
         new: Release,
         old: Release,
-        on_verdict: Callable[[Verdict], None] = lambda verdict: None,
+        on_verdict: Callable[[DeploymentVerdict], None] = lambda verdict: None,
     ) -> None:
         self._fleet = fleet
         self._router = router
@@ -97,7 +97,7 @@ class CanaryTest:
         self._clock = fleet.clock
         self._on_verdict = on_verdict
         steady_since = self._journal.read().steady_since
-        self._traffic = Traffic(self._endpoint, fleet, old.name, steady_since)
+        self._traffic = LiveTraffic(self._endpoint, fleet, old.name, steady_since)
         self._baseline: Arms = ([], [])
         self._is_second = False  # whether that is the second baseline
         self._test: Arms = ([], [])
@@ -138,7 +138,7 @@ class CanaryTest:
             status = self._fleet.replicas[replica.name].status()
             self._fleet.swap(replica.name, status, release, watched)
 
-    def run(self) -> Verdict:
+    def run(self) -> DeploymentVerdict:
         """Runs all steps; the canary's replicas must serve the new release."""
         # After the swap: requests that began before it were drafted by the old release.
         self._traffic.start_over(self._new.name, self._clock.time())
@@ -154,7 +154,7 @@ class CanaryTest:
             verdict = self._step(fair, is_last=True)
         return verdict
 
-    def _confirm(self, slower: Verdict) -> Verdict:
+    def _confirm(self, slower: DeploymentVerdict) -> DeploymentVerdict:
         """Measures a second baseline; the verdict `wait` means that the test continues."""
         # In the journal, for the status. A controller that finds it there rolls back.
         self._journal.append("verdict", **vars(replace(slower, action="wait")))
@@ -173,9 +173,9 @@ class CanaryTest:
         self._traffic.start_over(self._new.name, self._clock.time())
         return replace(verdict, action="wait")
 
-    def _decide(self) -> Verdict:
+    def _decide(self) -> DeploymentVerdict:
         """The judge's verdict on the test so far."""
-        verdict = decide(
+        verdict = decide_canary(
             test=self._test,
             baseline=self._baseline,
             policy=self._policy,
@@ -191,7 +191,7 @@ class CanaryTest:
         stable_before, canary_before = self._before_second
         self._test = ([*stable_before, *stable], [*canary_before, *canary])
 
-    def _step(self, share: float, is_last: bool) -> Verdict:
+    def _step(self, share: float, is_last: bool) -> DeploymentVerdict:
         """Runs a step; the verdict `wait` means that the next step may begin."""
         self._share = share
         self._journal.append("share", percent=share)
@@ -213,7 +213,7 @@ class CanaryTest:
             self._report(f"canary: {canary} requests, stable {stable}; {verdict.reason}")
             now = self._clock.monotonic()
             pause = _pause(now - looked_at)
-            progress.look(now, stable=stable, canary=canary)
+            progress.count_requests(now, stable=stable, canary=canary)
             is_long_enough = (
                 canary - before >= self._policy.min_requests
                 and now - began >= self._policy.min_seconds
@@ -224,9 +224,9 @@ class CanaryTest:
                 return verdict
             stall = progress.stall(now, stable=stable)
             if stall is not None:
-                return Verdict("roll_back", stall)
+                return DeploymentVerdict("roll_back", stall)
             if now - began > self._policy.max_seconds:
-                return Verdict(
+                return DeploymentVerdict(
                     "roll_back",
                     f"undecided after {self._policy.max_seconds:.0f} s and"
                     f" {canary} requests at {share:g} %: {verdict.reason}",
@@ -236,12 +236,12 @@ class CanaryTest:
     def _collect(self, serving: Release) -> Arms:
         """Returns all requests so far as (stable, canary), since the traffic last started over.
 
-        Raises `Decided` on an operator's request, or if a canary replica does not answer, is
-        broken, or does not serve `serving`.
+        Raises `DecisionReached` on an operator's request, or if a canary replica does not answer,
+        is broken, or does not serve `serving`.
         """
         deployment = self._journal.read().open
         if deployment is not None and deployment.request is not None:
-            raise Decided(deployment.request)
+            raise DecisionReached(deployment.request)
         for replica in self._endpoint.canary:
             self._check_canary(replica.name, serving.name)
         with contextlib.suppress(RouterUnavailable):  # after a restart, Envoy's share is 0
@@ -250,20 +250,20 @@ class CanaryTest:
         return self._traffic.collect()
 
     def _check_canary(self, name: str, serving: str) -> None:
-        """Raises `Decided` if a canary replica is silent, or not as the test needs it."""
+        """Raises `DecisionReached` if a canary replica is silent, or not as the test needs it."""
         status = self._fleet.status(name)
         if status is None:
             since = self._silent_since.setdefault(name, self._clock.monotonic())
             if self._clock.monotonic() - since >= SILENCE_S:
-                raise rolled_back(f"{name} does not answer")
+                raise rollback_decision(f"{name} does not answer")
             return
         self._silent_since.pop(name, None)
         if status.broken:
-            raise self._fleet.broken(name, status)
+            raise self._fleet.broken_decision(name, status)
         if status.reverted == serving:
-            raise self._fleet.reverted(name, status)
+            raise self._fleet.reverted_decision(name, status)
         if self._fleet.served_by(status) != serving:
-            raise rolled_back(f"{name} was started again, or swapped by another controller")
+            raise rollback_decision(f"{name} was started again, or swapped by another controller")
 
     def _report(self, line: str) -> None:
         """Reports a line, at most once every ten seconds."""

@@ -1,6 +1,6 @@
 """The controller of a live endpoint: deploys, rolls back, and survives being killed.
 
-    with controlled(load_endpoint("endpoints/resume.yaml")) as controller:
+    with open_controller(load_endpoint("endpoints/resume.yaml")) as controller:
         controller.recover()                            # first, always
         deployment = controller.deploy(Path("runs/march/bundle"))
         deployment.outcome, deployment.verdict.reason
@@ -22,22 +22,22 @@ from pathlib import Path
 from typing import Literal
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import Locked, holder, lock
+from outrider.common.files import Locked, lock, lock_holder
 from outrider.live.canary import CanaryTest, fair_share
 from outrider.live.endpoint_file import Endpoint
-from outrider.live.fleet import Clock, Decided, Fleet
+from outrider.live.fleet import Clock, DecisionReached, Fleet
 from outrider.live.journal import Journal
 from outrider.live.metrics import LiveMetrics
 from outrider.live.releases import Release, Releases, first_release
 from outrider.live.router import Router, RouterUnavailable
-from outrider.live.state import Deployment, Mode, State, Verdict, read_state
+from outrider.live.state import Deployment, DeploymentVerdict, Mode, State, read_state
 from outrider.serving.admin.replica import (
     ReplicaStatus,
     ReplicaUnreachable,
     SwapFailed,
     SwapRefused,
 )
-from outrider.serving.bundle.bundle_places import local_bundle, pinned
+from outrider.serving.bundle.bundle_places import local_bundle, pin_location
 from outrider.serving.bundle.erase import holds_keys, holds_sessions
 from outrider.speculators.lookup_history import session_key
 
@@ -60,7 +60,7 @@ class Erasure:
 
 
 class Controller:
-    """Deploys to one endpoint; the caller holds its lock (`controlled`)."""
+    """Deploys to one endpoint; the caller holds its lock (`open_controller`)."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Controller:
         journal: Journal[State],
         say: Say = lambda text: None,
         clock: Clock = time,
-        on_verdict: Callable[[Verdict], None] = lambda verdict: None,
+        on_verdict: Callable[[DeploymentVerdict], None] = lambda verdict: None,
     ) -> None:
         """`on_verdict` is called with each verdict of a canary test, including `wait`."""
         self.endpoint = endpoint
@@ -88,7 +88,7 @@ class Controller:
             deployment = state.open
             self.say(f"deployment {deployment.id} was not finished")
             if deployment.verdict.action == "wait":
-                verdict = Verdict("roll_back", "the controller ended before a verdict")
+                verdict = DeploymentVerdict("roll_back", "the controller ended before a verdict")
                 deployment = self._decide(verdict)
             self._finish(deployment)
         return self.journal.read()
@@ -97,7 +97,7 @@ class Controller:
         """Erases sessions from all releases and from the replicas that serve them.
 
         The releases that had them are deleted, so a rollback restores one without them. Later
-        deployments leave the sessions out, too (`added`). Rerun it if it is interrupted.
+        deployments leave the sessions out, too (`add_release`). Rerun it if it is interrupted.
         """
         holding = [
             release
@@ -132,7 +132,9 @@ class Controller:
         behind: list[str] = []
         served = {self.fleet.served_by(self.fleet.status(name)) for name in self.fleet.replicas}
         if serving and served != {serving}:
-            behind = self.fleet.bring(self.fleet.replicas, self.releases.verified(serving))
+            behind = self.fleet.bring_to_release(
+                self.fleet.replicas, self.releases.verified(serving)
+            )
         self._settle_share(behind)
         return behind
 
@@ -142,20 +144,20 @@ class Controller:
         With `in_place`, or without canary replicas, the replicas are swapped one after another and
         only their watches decide. Raises an `OutriderError` if the deployment cannot begin.
         """
-        serving = self.adopted()
+        serving = self.adopt_release()
         self.releases.verified(serving)  # a rollback needs it
-        new = self.added(bundle, source)
+        new = self.add_release(bundle, source)
         if new.name == serving:
             raise OutriderError(f"{bundle}: release {new.name} is in use already")
         # Before the first swap, so that a bundle that does not fit changes nothing.
         for name in self.fleet.replicas:
             self._check_fits(new, name, bundle)
         if in_place or not self.endpoint.canary:
-            verdict = Verdict("promote", "in place, no canary")
+            verdict = DeploymentVerdict("promote", "in place, no canary")
             return self._run(new.name, serving, "in_place", verdict)
         return self._run(new.name, serving, "canary", None)
 
-    def added(self, bundle: Path, source: str | None = None) -> Release:
+    def add_release(self, bundle: Path, source: str | None = None) -> Release:
         """Adds a bundle as a release, without the sessions that were erased from the endpoint.
 
         A round of `outrider adapt` may have extended a history that still had them.
@@ -187,7 +189,7 @@ class Controller:
                 f" ({state.serving or 'none was deployed'}); nothing was changed"
             )
         self.releases.verified(state.previous)
-        verdict = Verdict("promote", "by request", "operator")
+        verdict = DeploymentVerdict("promote", "by request", "operator")
         return self._run(state.previous, state.serving, "rollback", verdict)
 
     def promote(self) -> Deployment:
@@ -197,9 +199,9 @@ class Controller:
                 f"endpoint {self.endpoint.name}: no deployment is in progress, so there is nothing"
                 " to promote"
             )
-        return self._finish(self._decide(Verdict("promote", "by request", "operator")))
+        return self._finish(self._decide(DeploymentVerdict("promote", "by request", "operator")))
 
-    def adopted(self) -> str:
+    def adopt_release(self) -> str:
         """Returns the release in use; if none, adopts the replicas' speculator."""
         state = self.journal.read()
         if state.serving is None:
@@ -229,10 +231,10 @@ class Controller:
         """A replica's status; raises an `OutriderError` if the replica is broken."""
         status = self.fleet.replicas[name].status()
         if status.broken:
-            raise self.fleet.broken(name, status)
+            raise self.fleet.broken_decision(name, status)
         return status
 
-    def _run(self, new: str, old: str, mode: Mode, verdict: Verdict | None) -> Deployment:
+    def _run(self, new: str, old: str, mode: Mode, verdict: DeploymentVerdict | None) -> Deployment:
         """Runs a whole deployment; if `verdict` is None, the canary decides."""
         self.journal.append("begin", new=new, old=old, mode=mode)
         self.say(f"deployment of release {new}, in place of {old} ({mode})")
@@ -245,7 +247,7 @@ class Controller:
                 self.router.set_canary_share(0)
             raise
 
-    def _canary(self, new: Release, old: Release) -> Verdict:
+    def _canary(self, new: Release, old: Release) -> DeploymentVerdict:
         """Tests the new release on the canary replicas."""
         self._share(fair_share(self.endpoint))
         test = CanaryTest(
@@ -256,10 +258,10 @@ class Controller:
             self._share(0)
             test.swap(new, watched=True)
             return test.run()
-        except Decided as error:
+        except DecisionReached as error:
             return error.verdict
         except (SwapRefused, SwapFailed, ReplicaUnreachable) as error:
-            return Verdict("roll_back", str(error))
+            return DeploymentVerdict("roll_back", str(error))
 
     def _finish(self, deployment: Deployment) -> Deployment:
         """Carries out the verdict: all replicas get its release, the canary first."""
@@ -270,14 +272,14 @@ class Controller:
             try:
                 release = self.releases.verified(deployment.new)
                 behind = self.fleet.promote(names, release, set(deployment.swapped))
-            except Decided as error:
+            except DecisionReached as error:
                 deployment = self._decide(error.verdict)
             except OutriderError as error:  # refused, or the release is gone
-                deployment = self._decide(Verdict("roll_back", str(error)))
+                deployment = self._decide(DeploymentVerdict("roll_back", str(error)))
         if behind is None:
             # Unwatched: this release served before, and there is no other one to go back to.
             self._share(0)
-            behind = self.fleet.bring(names, self.releases.verified(deployment.goal))
+            behind = self.fleet.bring_to_release(names, self.releases.verified(deployment.goal))
         self._settle_share(behind)
         outcome = "promoted" if deployment.verdict.action == "promote" else "rolled_back"
         state = self.journal.append("end", outcome=outcome, serving=deployment.goal, behind=behind)
@@ -286,7 +288,7 @@ class Controller:
         assert state.last is not None
         return state.last
 
-    def _decide(self, verdict: Verdict) -> Deployment:
+    def _decide(self, verdict: DeploymentVerdict) -> Deployment:
         """Records a verdict; returns the open deployment with it."""
         state = self.journal.append("verdict", **vars(verdict))
         self.say(f"verdict: {verdict.action}, by the {verdict.by}: {verdict.reason}")
@@ -313,7 +315,7 @@ class Controller:
 
 
 @contextlib.contextmanager
-def controlled(endpoint: Endpoint, say: Say = lambda text: None) -> Iterator[Controller]:
+def open_controller(endpoint: Endpoint, say: Say = lambda text: None) -> Iterator[Controller]:
     """Yields an endpoint's controller, with its lock held and its journal open.
 
     Raises `Locked` if another process is deploying to the endpoint.
@@ -342,8 +344,8 @@ def deploy_bundle(
     deployment could not begin (bad bundle, no answer from a replica), or could not be finished
     (full disk), in which case `--recover` is needed.
     """
-    source = pinned(bundle)
-    with controlled(endpoint, say) as controller, local_bundle(source) as directory:
+    source = pin_location(bundle)
+    with open_controller(endpoint, say) as controller, local_bundle(source) as directory:
         controller.recover()
         return controller.deploy(directory, in_place, source)
 
@@ -355,7 +357,7 @@ def erase_from_endpoint(
 
     An interrupted deployment is finished first. Raises `Locked` while another process deploys.
     """
-    with controlled(endpoint, say) as controller:
+    with open_controller(endpoint, say) as controller:
         controller.recover()
         return controller.erase(sessions)
 
@@ -369,7 +371,7 @@ def end_deployment(
     deploying, adds a request to the journal and waits until that process is done.
     """
     try:
-        with controlled(endpoint, say) as controller:
+        with open_controller(endpoint, say) as controller:
             if action == "promote":
                 return controller.promote()
             interrupted = controller.journal.read().open
@@ -394,7 +396,7 @@ def _end_by_request(
         say(f"asked the deploying process to {action.replace('_', ' ')} {opened.new}")
         while True:
             # Before reading: a process that is gone may have ended the deployment as its last act.
-            is_deploying = holder(endpoint.lock) is not None
+            is_deploying = lock_holder(endpoint.lock) is not None
             last = journal.read().last
             if last is not None and last.id == opened.id:
                 return last

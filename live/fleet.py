@@ -4,7 +4,7 @@
     status = fleet.status("b")
     fleet.served_by(status)                         # a release's name; None: something else
     fleet.swap("b", status, release, watched=True)  # adds to the journal first
-    behind = fleet.bring(["a", "b"], release)
+    behind = fleet.bring_to_release(["a", "b"], release)
 
 A replica serves what its digest names, also after a restart; a bundle that was changed under a
 known path is unknown. Only a directory that is no bundle, such as the target's own drafter, is
@@ -21,7 +21,7 @@ from outrider.common.errors import OutriderError
 from outrider.live.endpoint_file import Endpoint
 from outrider.live.journal import Journal
 from outrider.live.releases import Release, release_name, watch_of
-from outrider.live.state import State, Verdict
+from outrider.live.state import DeploymentVerdict, State
 from outrider.serving.admin.replica import (
     Replica,
     ReplicaStatus,
@@ -55,17 +55,17 @@ class Clock(Protocol):
         ...
 
 
-class Decided(OutriderError):
+class DecisionReached(OutriderError):
     """Interrupts a deployment with a verdict from a watch, operator or controller."""
 
-    def __init__(self, verdict: Verdict) -> None:
+    def __init__(self, verdict: DeploymentVerdict) -> None:
         super().__init__(verdict.reason)
         self.verdict = verdict
 
 
-def rolled_back(reason: str, by: str = "controller") -> Decided:
+def rollback_decision(reason: str, by: str = "controller") -> DecisionReached:
     """A verdict that ends a deployment by restoring its old release."""
-    return Decided(Verdict("roll_back", reason, by))
+    return DecisionReached(DeploymentVerdict("roll_back", reason, by))
 
 
 class Fleet:
@@ -123,7 +123,7 @@ class Fleet:
                 " with the bundle's serve.sh"
             )
 
-    def bring(self, names: Iterable[str], release: Release) -> list[str]:
+    def bring_to_release(self, names: Iterable[str], release: Release) -> list[str]:
         """Makes the replicas serve `release`, one after another; returns those left behind.
 
         A replica that already serves it is not swapped. A replica that does not answer, refuses the
@@ -134,25 +134,25 @@ class Fleet:
             try:
                 if not self._bring_one(name, release, tried=True, watched=False):
                     behind.append(name)
-            except (Decided, SwapRefused, SwapFailed) as error:
+            except (DecisionReached, SwapRefused, SwapFailed) as error:
                 self.say(f"{error}; left behind")
                 behind.append(name)
         return behind
 
     def promote(self, names: Sequence[str], release: Release, tried: Collection[str]) -> list[str]:
-        """Like `bring`, but waits for the verdict of each replica's watch.
+        """Like `bring_to_release`, but waits for the verdict of each replica's watch.
 
-        One replica that does not answer is left behind, unless it is the first. Raises `Decided` if
-        the first or a second one does not answer, an operator requests a rollback, a replica is
-        broken, or a watch has reverted the release (possibly before this call, for replicas in
-        `tried`) or is still undecided after `policy.max_seconds`. Also raises `SwapRefused` and
-        `SwapFailed`.
+        One replica that does not answer is left behind, unless it is the first. Raises
+        `DecisionReached` if the first or a second one does not answer, an operator requests a
+        rollback, a replica is broken, or a watch has reverted the release (possibly before this
+        call, for replicas in `tried`) or is still undecided after `policy.max_seconds`. Also raises
+        `SwapRefused` and `SwapFailed`.
         """
         behind: list[str] = []
         for name in names:
             if not self._bring_one(name, release, name in tried, True):
                 if behind or name == names[0]:  # the release may kill the servers that load it
-                    raise rolled_back(f"{name} does not answer since its swap")
+                    raise rollback_decision(f"{name} does not answer since its swap")
                 behind.append(name)
         return behind
 
@@ -177,7 +177,7 @@ class Fleet:
                 _check_watch(name, now, watch_ends)
                 deadline = now + PATIENCE_S
             elif status.reverted == release.name and tried:
-                raise self.reverted(name, status)
+                raise self.reverted_decision(name, status)
             elif isinstance(failed, SwapFailed):  # and the status shows that it is not in use
                 raise failed
             else:
@@ -201,34 +201,36 @@ class Fleet:
         return None
 
     def _unbroken_status(self, name: str) -> ReplicaStatus | None:
-        """Status of a replica; raises `Decided` if it is broken until a restart."""
+        """Status of a replica; raises `DecisionReached` if it is broken until a restart."""
         status = self.status(name)
         if status is not None and status.broken:
-            raise self.broken(name, status)
+            raise self.broken_decision(name, status)
         return status
 
     def _check_request(self) -> None:
-        """Raises `Decided` if an operator has requested a rollback."""
+        """Raises `DecisionReached` if an operator has requested a rollback."""
         deployment = self.journal.read().open
         request = deployment.request if deployment is not None else None
         if request is not None and request.action == "roll_back":
-            raise Decided(request)
+            raise DecisionReached(request)
 
-    def broken(self, name: str, status: ReplicaStatus) -> Decided:
+    def broken_decision(self, name: str, status: ReplicaStatus) -> DecisionReached:
         """The verdict on a replica whose speculator stays broken until a restart."""
-        return rolled_back(f"{name} drafts wrongly until it is started again: {status.broken}")
+        return rollback_decision(
+            f"{name} drafts wrongly until it is started again: {status.broken}"
+        )
 
-    def reverted(self, name: str, status: ReplicaStatus) -> Decided:
+    def reverted_decision(self, name: str, status: ReplicaStatus) -> DecisionReached:
         """Records that a replica reverted its swap, and returns the verdict."""
         because = status.reverted_because
         self.journal.append("reverted", replica=name, release=status.reverted, reason=because)
-        return rolled_back(f"{name} took release {status.reverted} back: {because}", "watch")
+        return rollback_decision(f"{name} took release {status.reverted} back: {because}", "watch")
 
 
 def _check_watch(name: str, now: float, watch_ends: float) -> None:
-    """Raises `Decided` if a replica's watch has had its time."""
+    """Raises `DecisionReached` if a replica's watch has had its time."""
     if now > watch_ends:
-        raise rolled_back(f"{name}: its watch is undecided after policy.max_seconds")
+        raise rollback_decision(f"{name}: its watch is undecided after policy.max_seconds")
 
 
 def replicas_of(endpoint: Endpoint) -> dict[str, Replica]:

@@ -25,7 +25,7 @@ from typing import Generic, Protocol, Self, TypeVar
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import says_disk_is_full, sync
-from outrider.common.json_forms import Form, checked
+from outrider.common.json_forms import Form, validate_form
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Entry:
     """Other facts about the event, without customer text; the reading states name their types."""
 
 
-class Folded(Protocol):
+class FoldedState(Protocol):
     """An immutable state that is computed from the entries."""
 
     def add(self, entry: Entry) -> Self:
@@ -49,7 +49,7 @@ class Folded(Protocol):
         ...
 
 
-AnyState = TypeVar("AnyState", bound=Folded)
+AnyState = TypeVar("AnyState", bound=FoldedState)
 
 
 class Journal(AbstractContextManager["Journal[AnyState]"], Generic[AnyState]):
@@ -137,7 +137,7 @@ class Journal(AbstractContextManager["Journal[AnyState]"], Generic[AnyState]):
 
 def facts_as(form: type[Form], entry: Entry) -> Form:
     """Returns an entry's facts as a `form`; raises a `ValueError` if they have another form."""
-    return checked(form, entry.facts)
+    return validate_form(form, entry.facts)
 
 
 def state_after(state: AnyState, entry: Entry, path: Path) -> AnyState:

@@ -1,9 +1,9 @@
 """The canary's verdict: promote, roll back, or wait, valid at every look.
 
-    verdict = decide(test, baseline, endpoint.policy, fair_since)
+    verdict = decide_canary(test, baseline, endpoint.policy, fair_since)
     verdict.action, verdict.reason
     if verdict.action == "second_baseline":                # with the old release, after the test
-        verdict = decide(test, second, endpoint.policy, fair_since, is_second=True)
+        verdict = decide_canary(test, second, endpoint.policy, fair_since, is_second=True)
 
 Speed is compared once the canary has its fair share, so that all replicas have the same load. It is
 measured in tokens/s per user: the tokens after the first, divided by the time from the first to the
@@ -35,7 +35,7 @@ import numpy as np
 
 from outrider.common.anytime import BEST_AT, Bounds, ratio_of_groups
 from outrider.live.endpoint_file import CanaryPolicy
-from outrider.live.state import Action, Figures, Verdict
+from outrider.live.state import Action, DeploymentVerdict, Figures
 from outrider.live.traffic import Observation
 from outrider.serving.admin.replica import LiveRequest
 
@@ -79,13 +79,13 @@ class _Sessions:
     """Tokens after the first, and seconds of decoding, for each session."""
 
 
-def decide(
+def decide_canary(
     test: Arms,
     baseline: Arms,
     policy: CanaryPolicy,
     fair_since: float | None,
     is_second: bool = False,
-) -> Verdict:
+) -> DeploymentVerdict:
     """Decides from all requests since the canary got its first share.
 
     `baseline`: requests of the same replicas at the fair share, all with the old release.
@@ -112,9 +112,9 @@ def decide(
             f"errors: {failures} of the canary's {len(canary)} requests failed;"
             f" max_error_rate = {policy.max_error_rate:g}"
         )
-        return Verdict("roll_back", reason, "judge", figures)
+        return DeploymentVerdict("roll_back", reason, "judge", figures)
     if fair_since is None:
-        return Verdict("wait", "not yet at the fair share", "judge", figures)
+        return DeploymentVerdict("wait", "not yet at the fair share", "judge", figures)
     stable_before, canary_before = baseline
     now = (_compared(stable, fair_since), _compared(canary, fair_since))
     before = (_compared(stable_before, 0.0), _compared(canary_before, 0.0))
@@ -123,7 +123,7 @@ def decide(
     for when, arms in (("", sessions_now), (" before the swap", sessions_before)):
         if min(len(sessions.names) for sessions in arms) < LEAST_SESSIONS:
             reason = f"speed: fewer than {LEAST_SESSIONS} sessions of canary or stable{when}"
-            return Verdict("wait", reason, "judge", figures)
+            return DeploymentVerdict("wait", reason, "judge", figures)
     speed = _speed(sessions_now, sessions_before, ALPHA)
     stable_sessions, canary_sessions = (sessions.speed for sessions in sessions_before)
     replica = ratio_of_groups([canary_sessions], [stable_sessions], ALPHA).value
@@ -133,18 +133,20 @@ def decide(
     if doubted.high < 1:
         action: Action = "roll_back" if is_second else "second_baseline"
         cause = "slower" if is_second else "slower, or its replicas became slower"
-        return Verdict(action, f"speed: {_say(speed)}; {cause}", "judge", figures)
+        return DeploymentVerdict(action, f"speed: {_say(speed)}; {cause}", "judge", figures)
     least = 1 - policy.margin
     # The lower bound is 0 while it is unknown (common/anytime.py), which is never enough.
     if not speed.low > least:
-        return Verdict("wait", f"speed: {_say(speed)}; not yet above {least:g}", "judge", figures)
+        return DeploymentVerdict(
+            "wait", f"speed: {_say(speed)}; not yet above {least:g}", "judge", figures
+        )
     for limit in limits:
         if not limit.holds:
             reason = f"{limit.name}: {limit.ratio:.3f} of stable's; {limit.demand}"
-            return Verdict("wait", reason, "judge", figures)
+            return DeploymentVerdict("wait", reason, "judge", figures)
     if failures > allowed:
-        return Verdict("wait", f"errors: {failures} requests failed", "judge", figures)
-    return Verdict("promote", f"speed: {_say(speed)}; above {least:g}", "judge", figures)
+        return DeploymentVerdict("wait", f"errors: {failures} requests failed", "judge", figures)
+    return DeploymentVerdict("promote", f"speed: {_say(speed)}; above {least:g}", "judge", figures)
 
 
 def _ratio_figures(speed: Bounds, replica: float, limits: "Sequence[Limit]") -> Figures:

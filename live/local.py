@@ -1,7 +1,7 @@
 """Runs an endpoint and its users on this machine, for a trial.
 
     with local_endpoint(load_endpoint("nano_r1"), "runs/march/bundle", say=print) as endpoint:
-        with load(endpoint, read_prompts("nano_r1/resume_screening"), users=4) as outcomes:
+        with generate_load(endpoint, read_prompts("nano_r1/resume_screening"), users=4) as outcomes:
             ...      # customers' requests go to endpoint.router.listen
     len(outcomes), [outcome for outcome in outcomes if outcome]
 
@@ -27,7 +27,7 @@ from pathlib import Path
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.common.process_tree import Child
-from outrider.live.controller import Say, controlled
+from outrider.live.controller import Say, open_controller
 from outrider.live.endpoint_file import SHIPPED_ENDPOINTS, Endpoint, EndpointReplica
 from outrider.live.fleet import replicas_of
 from outrider.live.releases import Release, Releases, first_release
@@ -84,7 +84,7 @@ def local_endpoint(
             clients[replica.name].status()  # raises if it cannot swap its speculator
         stack.enter_context(running_router(endpoint))
         say(f"router: requests to {endpoint.router.listen}")
-        with controlled(endpoint, say) as controller:
+        with open_controller(endpoint, say) as controller:
             controller.recover()
         yield endpoint
 
@@ -197,7 +197,7 @@ def read_prompts(log: str) -> list[dict[str, object]]:
 
 
 @contextlib.contextmanager
-def load(
+def generate_load(
     endpoint: Endpoint, bodies: Sequence[Mapping[str, object]], users: int = 4
 ) -> Iterator[list[str]]:
     """Sends requests from one thread per user until the context ends.

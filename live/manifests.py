@@ -14,9 +14,9 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.live.endpoint_file import Endpoint
 from outrider.live.releases import BundleManifest, ManifestTarget
-from outrider.live.templates import render
+from outrider.live.templates import render_template
 from outrider.serving.bundle.bundle_digest import MANIFEST, bundle_digest, serve_digest
-from outrider.serving.bundle.bundle_places import local_bundle, pinned
+from outrider.serving.bundle.bundle_places import local_bundle, pin_location
 from outrider.serving.config import hub_id
 from outrider.serving.hooked import HOOKED
 from outrider.serving.runner import runner_with
@@ -37,7 +37,7 @@ def write_manifest(kind: ManifestKind, bundle: str | Path, endpoint: Endpoint) -
     `bundle`: a folder or an address that `outrider export RUN --to` wrote to; its files are
     checked against bundle.json. Raises an `OutriderError` that names the key of a missing setting.
     """
-    source = pinned(bundle)
+    source = pin_location(bundle)
     with local_bundle(source) as directory:
         digest = bundle_digest(directory)
         manifest: BundleManifest = read_json(directory / MANIFEST)
@@ -87,11 +87,11 @@ def write_manifest(kind: ManifestKind, bundle: str | Path, endpoint: Endpoint) -
                 raise OutriderError(
                     f"policy.shares: {share:g}: an Argo Rollout takes whole percents; round it"
                 )
-        return render(
+        return render_template(
             "argo.yaml.j2", words=flags.words, environment_of_flags=flags.environment, **values
         )
     stable, stable_flags = _stable(cluster.stable, flags, manifest)
-    return render(
+    return render_template(
         "kserve.yaml.j2",
         stable=_mounted("speculator", stable, SPECULATOR) if stable else None,
         stable_flags=_additional(stable_flags),
@@ -140,7 +140,7 @@ def _stable(
         )
     drafter = Speculator(manifest["method"], Path(MODEL))
     drafting = Drafting(drafter, k, manifest["draft_sample_method"])
-    runner = runner_with(drafter.family, flags.arguments, flags.environment)
+    runner = runner_with(drafter.drafter_kind, flags.arguments, flags.environment)
     return None, flags.replacing(drafting.settings(runner))
 
 

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, write_to_textfile
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from outrider.live.endpoint_file import Endpoint
-from outrider.live.state import State, Verdict
+from outrider.live.state import DeploymentVerdict, State
 
 VERDICTS = {"roll_back": -1, "wait": 0, "second_baseline": 0, "promote": 1}
 """Values of `outrider_canary_verdict`."""
@@ -53,7 +53,7 @@ def counter(name: str, text: str, values: Values, labels: tuple[str, ...] = ()) 
     return Measure(CounterMetricFamily, name=name, text=text, values=values, labels=labels)
 
 
-def measures(state: State, verdict: Verdict) -> list[Measure]:
+def deployment_measures(state: State, verdict: DeploymentVerdict) -> list[Measure]:
     """All metrics of deployments; `verdict` is the canary's latest."""
     phase = PHASES[state.open.verdict.action] if state.open is not None else "idle"
     share = (state.share or 0) / 100
@@ -79,7 +79,7 @@ def measures(state: State, verdict: Verdict) -> list[Measure]:
     ]
 
 
-def _ratios(verdict: Verdict) -> dict[tuple[str, ...], float | None]:
+def _ratios(verdict: DeploymentVerdict) -> dict[tuple[str, ...], float | None]:
     """The judge's canary / stable ratios, by measure and bound."""
     ratios: dict[tuple[str, ...], float | None] = {}
     figures = verdict.figures
@@ -99,13 +99,13 @@ class LiveMetrics:
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self._state = State()
-        self._verdict = Verdict("wait", "")
+        self._verdict = DeploymentVerdict("wait", "")
 
-    def publish(self, state: State | None = None, verdict: Verdict | None = None) -> None:
+    def publish(self, state: State | None = None, verdict: DeploymentVerdict | None = None) -> None:
         """Writes the file for a new journal state or canary verdict."""
         self._state = state or self._state
         self._verdict = verdict or self._verdict
-        write_metrics(self._endpoint, METRICS, measures(self._state, self._verdict))
+        write_metrics(self._endpoint, METRICS, deployment_measures(self._state, self._verdict))
 
 
 def write_metrics(endpoint: Endpoint, name: str, metrics: Sequence[Measure]) -> None:

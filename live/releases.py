@@ -52,7 +52,7 @@ class AcceptanceEvidence(TypedDict, total=False):
     ratio_ci95: tuple[float, float] | None
 
 
-class Evidence(TypedDict, total=False):
+class BundleEvidence(TypedDict, total=False):
     """The evidence in bundle.json, as far as a deployment reads it."""
 
     k: dict[str, int | None]
@@ -77,7 +77,7 @@ class BundleManifest(TypedDict):
     target: ManifestTarget
     vllm: str
     serve: dict[str, object]
-    evidence: Evidence | None
+    evidence: BundleEvidence | None
 
 
 class _Facts(TypedDict):
@@ -279,7 +279,7 @@ def first_release(
         # If `directory` is the whole target, only its own speculator is kept.
         speculator = served_directory(directory, directory, Path(folder)) if whole else directory
         out = Path(folder) / "bundle"
-        drafting = Drafting(Speculator.named(speculator), k, sample_method)
+        drafting = Drafting(Speculator.from_name(speculator), k, sample_method)
         export_bundle(
             drafting=drafting,
             target=target,

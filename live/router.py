@@ -21,7 +21,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from outrider.common.errors import OutriderError
 from outrider.common.files import publish
 from outrider.live.endpoint_file import Endpoint, EndpointReplica, load_endpoint
-from outrider.live.templates import render
+from outrider.live.templates import render_template
 from outrider.serving.admin.address import Address
 
 POOLS = {"canary": "canary_host", "stable": "stable_host"}
@@ -156,7 +156,7 @@ def envoy_config(endpoint: Endpoint) -> str:
         replicas = [replica for replica in endpoint.replicas if replica.role == role]
         if replicas:
             pools.append(_pool(role, name, replicas))
-    return render(
+    return render_template(
         "envoy.yaml.j2",
         admin=_address(endpoint.envoy_admin),
         listen=_address(endpoint.router.listen),

@@ -56,7 +56,7 @@ class Figures(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class Verdict:
+class DeploymentVerdict:
     """The decision about a new release, its reason, and who made it."""
 
     action: Action
@@ -81,9 +81,9 @@ class Deployment:
     began_at: float
     swapped: tuple[str, ...] = ()
     """Replicas whose swap to the new release has begun."""
-    request: Verdict | None = None
+    request: DeploymentVerdict | None = None
     """An operator's request, made in another process."""
-    verdict: Verdict = Verdict("wait", "")
+    verdict: DeploymentVerdict = DeploymentVerdict("wait", "")
     ended_at: float | None = None
     outcome: Outcome | None = None
     behind: tuple[str, ...] = ()
@@ -286,7 +286,9 @@ def _requested(deployment: Deployment, entry: Entry) -> Deployment:
     # The requesting process read the journal before it wrote, so the deployment may be another one.
     if facts["deployment"] != deployment.id:
         return deployment
-    return replace(deployment, request=Verdict(facts["action"], "by request", facts["by"]))
+    return replace(
+        deployment, request=DeploymentVerdict(facts["action"], "by request", facts["by"])
+    )
 
 
 class _Verdict(TypedDict):
@@ -297,7 +299,7 @@ class _Verdict(TypedDict):
 
 
 def _decided(deployment: Deployment, entry: Entry) -> Deployment:
-    return replace(deployment, verdict=Verdict(**cast(_Verdict, entry.facts)))
+    return replace(deployment, verdict=DeploymentVerdict(**cast(_Verdict, entry.facts)))
 
 
 _UNSETTLING = {"share", "swap", "swapped", "reverted"}

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Literal, TypedDict, cast
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import holder
+from outrider.common.files import lock_holder
 from outrider.live.endpoint_file import Endpoint
 from outrider.live.fleet import replicas_of, served_by
 from outrider.live.releases import Releases
@@ -49,7 +49,7 @@ ReplicaReport = SilentReplica | AnsweringReplica
 
 
 class VerdictReport(TypedDict):
-    """The fields of `Verdict`."""
+    """The fields of `DeploymentVerdict`."""
 
     action: str
     reason: str
@@ -98,7 +98,9 @@ def endpoint_status(endpoint: Endpoint) -> EndpointStatus:
     releases = Releases(endpoint.releases)
     replicas = {name: _replica(replica, state) for name, replica in replicas_of(endpoint).items()}
     share = _canary_share(endpoint)
-    controller = holder(endpoint.lock)  # its process id; the kernel frees the lock of a killed one
+    controller = lock_holder(
+        endpoint.lock
+    )  # its process id; the kernel frees the lock of a killed one
     everywhere = all(
         replica["answers"] and replica["release"] == state.serving for replica in replicas.values()
     )

@@ -1,6 +1,6 @@
 """Canary-test requests, without text, from the router log and the replicas.
 
-    traffic = Traffic(endpoint, fleet, old, began)
+    traffic = LiveTraffic(endpoint, fleet, old, began)
     baseline = traffic.collect()            # all so far: stable, canary
     traffic.start_over(new, clock.time())
     stable, canary = traffic.collect()      # those of the test
@@ -72,7 +72,7 @@ class LogRow(TypedDict):
     session: NotRequired[str | None]
 
 
-class Traffic:
+class LiveTraffic:
     """Finished requests: at first the baseline's, then those since it last started over."""
 
     def __init__(self, endpoint: Endpoint, fleet: Fleet, old: str, began: float) -> None:

@@ -185,8 +185,9 @@ def deploy(
     `rollback`, `promote` and `recover` acts on the endpoint, as the command's options do.
 
     Two options of the command have functions in `outrider.live`. `manifests.write_manifest` returns
-    the YAML that `--manifest` prints. `local.local_endpoint` and `local.load` are the contexts in
-    which `--local` and `--load` run this function; they end the servers that they start.
+    the YAML that `--manifest` prints. `local.local_endpoint` and `local.generate_load` are the
+    contexts in which `--local` and `--load` run this function; they end the servers that they
+    start.
     """
     from outrider.live import controller
     from outrider.live.actions import bundle_of, chosen_action
@@ -204,7 +205,7 @@ def deploy(
     action = chosen_action(None if location is None else str(location), flags)
     live = load_endpoint(str(endpoint))
     if action == "--recover":
-        with controller.controlled(live, logger.info) as recovering:
+        with controller.open_controller(live, logger.info) as recovering:
             recovering.recover()
     if action in ("--status", "--recover"):
         return dict(endpoint_status(live))
@@ -237,13 +238,13 @@ def adapt_endpoint(
     loaded = open(recipe, *overrides, **sections).loaded
     live = load_endpoint(str(endpoint))
     # Imports torch, so it comes after the checks, which do not need torch.
-    from outrider.adapt.loop import adapting, summary
+    from outrider.adapt.loop import adapter_summary, open_adapter
     from outrider.training.trackers import check_trackers
 
     check_trackers(loaded.recipe.training)
-    with adapting(loaded, live) as adapter:
+    with open_adapter(loaded, live) as adapter:
         adapter.run(rounds, once)
-        return summary(adapter)
+        return adapter_summary(adapter)
 
 
 def open(
@@ -268,15 +269,15 @@ def open(
     check_paths(loaded.recipe)
 
     # These import scipy, which takes seconds; a mistyped path is reported before.
-    from outrider.pipeline.preflight import check, measured_only
+    from outrider.pipeline.preflight import check_recipe, recipe_without_training
     from outrider.pipeline.recipe.for_target import resolve_for_target
     from outrider.pipeline.run_dir import RunDirectory
 
-    resolved = measured_only(loaded.recipe) if measures_server else None
+    resolved = recipe_without_training(loaded.recipe) if measures_server else None
     if resolved is None:
         resolved, notes = resolve_for_target(loaded.recipe)
         _log_notes(notes)
-        check(resolved, dry_run, serves=not measures_server)
+        check_recipe(resolved, dry_run, serves=not measures_server)
     loaded = dataclasses.replace(loaded, recipe=resolved)
     root = Path(recipe).expanduser()
     if root == loaded.files[0].parent:
@@ -374,7 +375,7 @@ class Run:
         card: "Card | None" = None,
     ) -> tuple[dict[str, dict[str, str]], dict[str, Any]]:
         """Returns what each stage would do, and the cost; writes the resolved recipe."""
-        from outrider.pipeline.plan.plan import plan
+        from outrider.pipeline.plan.plan import plan_stages
         from outrider.pipeline.plan.training_cost import price
         from outrider.pipeline.stages.registry import stage_names
 
@@ -382,7 +383,7 @@ class Run:
         with self.directory.locked():
             self.directory.write_resolved(self.recipe)
             cost = price(self.directory, self.recipe, gpu_bytes, card=card)
-            rows = plan(
+            rows = plan_stages(
                 run=self.directory,
                 recipe=self.recipe,
                 names=names,
@@ -393,12 +394,12 @@ class Run:
 
     def window(self, until: str | None, max_gpu_hours: float | None) -> float:
         """Returns the end of a window (pipeline/window.py) in Unix time, and logs it."""
-        from outrider.pipeline.window import gpus_of, in_words, window_end
+        from outrider.pipeline.window import gpus_of, window_end, window_in_words
 
         now = time.time()
         end = window_end(until, max_gpu_hours, gpus_of(self.recipe), now)
         if end < math.inf:
-            _log_notes([in_words(end, now)])
+            _log_notes([window_in_words(end, now)])
         return end
 
     def train(
@@ -449,11 +450,11 @@ class Run:
 
     def measure_server(self, url: str) -> dict[str, Any]:
         """Measures a running vLLM server on the held-out traffic; gives no verdict."""
-        from outrider.pipeline.preflight import measured_only
+        from outrider.pipeline.preflight import recipe_without_training
 
         with self.attempt():
             self.run_stages(
-                ["ingest", "split"], {"measured": measured_only(self.recipe) is not None}
+                ["ingest", "split"], {"measured": recipe_without_training(self.recipe) is not None}
             )
             # Slow to import, so imported only after the stages have run.
             from outrider.pipeline.running_server import measure_server
@@ -462,13 +463,13 @@ class Run:
 
     def export(self, to: str, force: bool = False) -> "Results":
         """Updates the bundle and copies it to a directory or an address."""
-        from outrider.data.files.sources import answering
+        from outrider.data.files.sources import storage_errors
         from outrider.serving.bundle.bundle_places import check_destination, put_bundle
 
         check_destination(to)
         with self.attempt():
             results = self.run_stages(["export"], {"force": force})
         # After the attempt: the run directory is not locked during an upload.
-        with answering(f"export to {to}"):
+        with storage_errors(f"export to {to}"):
             put_bundle(self.directory.bundle, to)
         return results

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from outrider.common.errors import OutriderError
-from outrider.common.fingerprint import Kept
+from outrider.common.fingerprint import CachedResult
 from outrider.eval.config import SEED
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stages.sources import served_base_of
-from outrider.speculators.parity import ParityConfig, complaint, in_words
+from outrider.speculators.parity import ParityConfig, parity_failure, parity_in_words
 
 FILE = "draft_parity.json"
 
@@ -48,11 +48,11 @@ def check_warm_start(run: RunDirectory, recipe: Recipe, sequence_ids: Sequence[s
     limits = {"min_agreement", "max_difference"}
     # Limits judge the sums; they do not change what is measured, so a new limit measures nothing.
     asked = {key: value for key, value in parity._asdict().items() if key not in limits}
-    sums = Kept(run.training / FILE, asked).run(measured)
+    sums = CachedResult(run.training / FILE, asked).run(measured)
     say = Console(stderr=True, highlight=False, soft_wrap=True).print
-    why = complaint(sums, parity)
+    why = parity_failure(sums, parity)
     if why is None:
-        say(f"draft parity of trainer and engine: {in_words(sums)}")
+        say(f"draft parity of trainer and engine: {parity_in_words(sums)}")
     elif recipe.training.parity == "warn":
         say(f"[yellow]warning[/] draft parity of trainer and engine: {why}")
     else:

@@ -24,13 +24,13 @@ from outrider.common.errors import OutriderError
 from outrider.common.inert import printable
 from outrider.common.process_tree import ProcessTree, changed_environment
 from outrider.data.ingest.ingest import TOKENIZER_FILES
-from outrider.data.ingest.inspection import inspect, marked
-from outrider.data.ingest.traffic_facts import counted, date, facts
+from outrider.data.ingest.inspection import format_mask, inspect_log
+from outrider.data.ingest.traffic_facts import date, pluralize, traffic_facts
 from outrider.data.ingest.traffic_profile import QUANTILES
 from outrider.data.sequences import load_sequences
 from outrider.data.split.split import PARTS
 from outrider.eval.report.formatting import duration
-from outrider.pipeline.paths import check_traffic
+from outrider.pipeline.paths import check_log_paths
 from outrider.pipeline.plan.hours import rates_of
 from outrider.pipeline.plan.training_cost import card_here, expected_power, features_cost
 from outrider.pipeline.preflight import local_target
@@ -51,7 +51,7 @@ def inspect_recipe(
     recipe: Recipe, rows_per_file: int | None, samples: int
 ) -> tuple[dict[str, Any], list[Text]]:
     """Returns findings without customer text, and sample sequences, which contain it."""
-    check_traffic(recipe)
+    check_log_paths(recipe)
     # transformers would warn that torch is missing, which tokenizers do not need.
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
     # The tree ends the workers and removes the folder, even if this process is killed.
@@ -63,7 +63,7 @@ def inspect_recipe(
         target = local_target(recipe)
         traffic_dir = Path(scratch) / "traffic"
         target = target or recipe.target.fetch(TOKENIZER_FILES, Path(scratch) / "target")
-        counts = inspect(
+        counts = inspect_log(
             target_dir=target,
             traffic=recipe.traffic,
             split=recipe.split,
@@ -112,7 +112,7 @@ def _lookup(log: Mapping[str, Any], recipe: Recipe, scratch: Path) -> dict[str, 
     if log["problems"] or log["wrong_target"] or not log["exchanges"]:
         return {"skipped": "replayed after the problems of the log are fixed"}
     # Slow to import, and not needed to find what has to be fixed.
-    from outrider.eval.free_answer import advice, free_answer
+    from outrider.eval.free_answer import free_answer, lookup_advice
 
     logger.info("replaying what lookup would deliver: up to a minute")
     table = load_sequences(scratch / "traffic" / "sequences")
@@ -125,7 +125,7 @@ def _lookup(log: Mapping[str, Any], recipe: Recipe, scratch: Path) -> dict[str, 
         )
     except OutriderError as error:
         return {"skipped": str(error)}
-    return {**answer, "advice": advice(answer) if answer["lookups"] else None}
+    return {**answer, "advice": lookup_advice(answer) if answer["lookups"] else None}
 
 
 def gain(responses: int) -> str:
@@ -155,7 +155,7 @@ def _samples(sequences_dir: Path, target: Path, count: int) -> list[Text]:
             f" finish_reason {row['finish_reason']}, temperature {row['temperature']:g},"
             f" tenant {printable(row['tenant']) or 'not logged'}\n"
         )
-        sequence = marked(tokenizer, row["token_ids"], row["completion_start"])
+        sequence = format_mask(tokenizer, row["token_ids"], row["completion_start"])
         shown.append(Text.assemble((title, "bold"), sequence))
     return shown
 
@@ -164,7 +164,7 @@ def print_inspection(log: Mapping[str, Any], console: Console) -> None:
     """Prints the findings; names from the log are never parsed as markup."""
     print_wrong_target(log, console)
     size = f"{log['rows']:,} rows, {log['exchanges']:,} exchanges"
-    title = f"{log['recipe']}: {counted(log['files'], 'file')}, {size}"
+    title = f"{log['recipe']}: {pluralize(log['files'], 'file')}, {size}"
     console.print(Text(title, "bold"), soft_wrap=True)
     if log["rows_per_file"]:
         limit = (
@@ -198,7 +198,12 @@ def print_facts(log: Mapping[str, Any], console: Console) -> None:
     capture = f"{predicted['text']}; for {scope}"
     estimates = {"training": predicted.get("gain"), "verdict": predicted.get("power")}
     learned = [(name, text) for name, text in estimates.items() if text]
-    for name, text in (("target", log["target"]), *facts(log), ("capture", capture), *learned):
+    for name, text in (
+        ("target", log["target"]),
+        *traffic_facts(log),
+        ("capture", capture),
+        *learned,
+    ):
         grid.add_row(name, Text(printable(text)))
     console.print(grid)
     for text in log["advice"]:

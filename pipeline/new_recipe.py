@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.common.errors import OutriderError, UsageError
-from outrider.common.redaction import redacted
+from outrider.common.redaction import redact
 
 if TYPE_CHECKING:
     from outrider.pipeline.recipe.recipe import Recipe
@@ -102,7 +102,7 @@ def write_recipe(
     for word in traffic:
         if not word.startswith("traffic.") or word.startswith("traffic.path"):
             raise UsageError(
-                f"{redacted(word)}: init takes keys of the logs, such as traffic.model=NAME; set"
+                f"{redact(word)}: init takes keys of the logs, such as traffic.model=NAME; set"
                 " others in the recipe that it writes"
             )
     recipe = load_overrides([*words, *traffic]).recipe
@@ -249,8 +249,8 @@ def _values(
     recipe: "Recipe", config: Mapping[str, Any], facts: Mapping[str, Any], template: "Recipe"
 ) -> dict[str, Any]:
     """Values for the recipe template, from the log and the target."""
-    from outrider.data.ingest.traffic_facts import counted
-    from outrider.eval.config import LONGEST_TIMED, rounded_up
+    from outrider.data.ingest.traffic_facts import pluralize
+    from outrider.eval.config import LONGEST_TIMED, round_up_tokens
     from outrider.pipeline.plan.target_size import target_size
     from outrider.pipeline.plan.training_cost import ASSUMED_GPU
 
@@ -266,9 +266,9 @@ def _values(
         positions = min(positions, engine.max_model_len)
     lengths = facts["lengths"]["completion"]
     longest = positions // 2  # leaves room for the prompt
-    exchanges = counted(facts["exchanges"], "exchange")
-    sessions = counted(facts["sessions"]["distinct"], "session")
-    tenants = counted(len(facts["tenants"]), "tenant")
+    exchanges = pluralize(facts["exchanges"], "exchange")
+    sessions = pluralize(facts["sessions"]["distinct"], "session")
+    tenants = pluralize(len(facts["tenants"]), "tenant")
     chosen = ""
     if len(models) > 1:
         chosen = f"\n  model: {_yaml(models[0])}  # the log also has {json.dumps(models[1:])}"
@@ -282,8 +282,8 @@ def _values(
         "tensor_parallel": ranks or engine.tensor_parallel,
         "limit": limit,
         **_load_values(facts["load"], template),
-        "timed": min(rounded_up(lengths["p90"]), LONGEST_TIMED, longest),
-        "verified": min(rounded_up(lengths["p99"]), 8192, longest),
+        "timed": min(round_up_tokens(lengths["p90"]), LONGEST_TIMED, longest),
+        "verified": min(round_up_tokens(lengths["p99"]), 8192, longest),
     }
 
 

@@ -10,19 +10,19 @@ from pathlib import Path
 from outrider.common.errors import OutriderError
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.recipe.shipped import EMBEDDED_TRAFFIC
-from outrider.pipeline.stages.sources import listed
+from outrider.pipeline.stages.sources import path_list
 
 
 def check_paths(recipe: Recipe) -> None:
     """Checks that the target is a checkpoint or hub id, and that local logs exist."""
     recipe.target.local_directory()
-    check_traffic(recipe)
+    check_log_paths(recipe)
 
 
-def check_traffic(recipe: Recipe) -> None:
+def check_log_paths(recipe: Recipe) -> None:
     """Checks that every local path of the log exists."""
     for key in ("path", "general"):
-        for path in listed(getattr(recipe.traffic, key)):
+        for path in path_list(getattr(recipe.traffic, key)):
             if "://" in path or Path(path).exists() or any(Path("/").glob(path.lstrip("/"))):
                 continue
             names = sorted(log.name for log in EMBEDDED_TRAFFIC.glob("*.jsonl.gz"))

@@ -9,11 +9,11 @@ from outrider.common.own_code import code_file, load_function
 from outrider.data.config import NOT_INSTALLED
 from outrider.eval.config import ANSWERS
 from outrider.eval.lossless.task_accuracy import task_of
-from outrider.pipeline.paths import check_traffic
+from outrider.pipeline.paths import check_log_paths
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.serving.speculator import Drafting, Speculator
 from outrider.serving.vllm_arguments import pipeline_refusal, speculator_refusal
-from outrider.serving.vllm_version import untried_version, vllm_version
+from outrider.serving.vllm_version import version_refusal, vllm_version
 from outrider.speculators.base import base_of, is_directory, warm_directory
 from outrider.speculators.checkpoints.architectures import is_supported, verifier_of
 from outrider.speculators.checkpoints.layout import (
@@ -26,20 +26,25 @@ from outrider.speculators.checkpoints.layout import (
 from outrider.speculators.checkpoints.model_config import read_config
 from outrider.speculators.checkpoints.refusals import language_config
 from outrider.speculators.config import SpeculatorConfig
-from outrider.speculators.kinds import check_speculator, kind_of, trainable_kind, trainable_names
+from outrider.speculators.kinds import (
+    check_speculator,
+    drafter_kind_of,
+    trainable_kind,
+    trainable_names,
+)
 from outrider.training.distributed.launch import processes_here
 
 logger = logging.getLogger(__name__)
 
 
-def check(recipe: Recipe, dry_run: bool = False, serves: bool = True) -> None:
+def check_recipe(recipe: Recipe, dry_run: bool = False, serves: bool = True) -> None:
     """Checks vLLM's version, logs, privacy, the evaluation's task and a local target.
 
     A dry run needs only the target's config.json and, if there is one, its weight index. It runs
     no code of the recipe. `serves` is false if only a running endpoint is measured.
     """
     _check_vllm()
-    check_traffic(recipe)
+    check_log_paths(recipe)
     privacy = recipe.privacy
     # find_spec imports nothing; presidio would import spaCy, which takes seconds.
     if privacy.mode != "off" and importlib.util.find_spec("presidio_analyzer") is None:
@@ -66,11 +71,11 @@ def check(recipe: Recipe, dry_run: bool = False, serves: bool = True) -> None:
         )
     _note_lowered_processes(recipe)
     if target is not None:
-        check_target(target, recipe.speculator, dry_run)
+        check_target_and_base(target, recipe.speculator, dry_run)
     if is_directory(base := recipe.speculator.base):
         directory = Path(str(base)).expanduser()
-        served = Speculator(kind_of(directory).name, directory)
-        check_served(served, recipe, f"speculator.base = {base}", recipe.eval.current_k)
+        served = Speculator(drafter_kind_of(directory).name, directory)
+        check_servable(served, recipe, f"speculator.base = {base}", recipe.eval.current_k)
         _note_other_verifier(directory, recipe.target.model)
 
 
@@ -91,7 +96,7 @@ def _note_other_verifier(head: Path, target: str) -> None:
         )
 
 
-def check_served(
+def check_servable(
     speculator: Speculator, recipe: Recipe, where: str, own_k: int | None = None
 ) -> None:
     """Checks that the recipe's engine can serve a speculator; `own_k`: its drafts per step."""
@@ -168,7 +173,7 @@ def _note_lowered_processes(recipe: Recipe) -> None:
     )
 
 
-def measured_only(recipe: Recipe) -> Recipe | None:
+def recipe_without_training(recipe: Recipe) -> Recipe | None:
     """The recipe for measuring an endpoint whose target cannot be trained; None if it can.
 
     `serving.engine.max_model_len` becomes the number of positions, at most 32,768.
@@ -217,7 +222,7 @@ def _check_vllm() -> None:
         installed = vllm_version()
     except OutriderError:  # not installed: the stages that need it will fail
         return
-    if refusal := untried_version(installed):
+    if refusal := version_refusal(installed):
         raise OutriderError(refusal)
 
 
@@ -239,7 +244,7 @@ def _check_own_code(recipe: Recipe, dry_run: bool) -> None:
         task_of(recipe.eval)
 
 
-def check_target(
+def check_target_and_base(
     target: Path, speculator: SpeculatorConfig | None = None, dry_run: bool = False
 ) -> None:
     """Checks target and base against the kinds; dry runs need no weights."""
@@ -249,7 +254,7 @@ def check_target(
         trainable_kind(name).check_target(target, warm, dry_run)
     if any((target / name).is_file() for name in (INDEX, SINGLE)):
         layout = read_layout(target)
-        layout.files(layout.ends)  # raises if they are quantized or missing
+        layout.files(layout.embedding_and_head)  # raises if they are quantized or missing
     speculator_dir = (
         base_of(speculator.base, target).directory if is_directory(speculator.base) else None
     )

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from outrider.common.fingerprint import file_digest
-from outrider.common.redaction import redacted_words
+from outrider.common.redaction import redact_command
 
 DISTRIBUTIONS = (
     "outrider",
@@ -49,7 +49,7 @@ def provenance(command_line: list[str], recipe_files: tuple[Path, ...]) -> dict[
     now = datetime.datetime.now().astimezone()
     command: dict[str, Any] = {
         "started": now.isoformat(timespec="seconds"),
-        "command_line": redacted_words(command_line),
+        "command_line": redact_command(command_line),
         "directory": str(Path.cwd()),
         "recipe_files": {str(path): file_digest(path) for path in recipe_files},
     }

@@ -1,6 +1,6 @@
 """Retention: deletes customer text after the export, according to `privacy.retention`.
 
-    retain(run, recipe.privacy.retention)   # deletes files and writes retention.json
+    apply_retention(run, recipe.privacy.retention)   # deletes files and writes retention.json
     deletion_of(run, run.features)          # "2026-08-01, privacy.retention = delete_features"
 
 Later runs read retention.json to tell deleted outputs from missing ones.
@@ -27,7 +27,7 @@ class _Note(BaseModel):
     deleted: dict[str, str]
 
 
-def retain(run: RunDirectory, retention: str) -> list[str]:
+def apply_retention(run: RunDirectory, retention: str) -> list[str]:
     """Applies `retention`; returns the deleted paths, relative to the run directory."""
     doomed = [path for path in _held(run, retention) if _text(path)]
     if not doomed:

@@ -47,7 +47,7 @@ from outrider.common.process_tree import (
 from outrider.eval.report.formatting import duration
 from outrider.pipeline.plan.time_left import in_one_line, seconds_left
 from outrider.pipeline.recipe.recipe import Recipe
-from outrider.pipeline.retention import deletion_of, retain
+from outrider.pipeline.retention import apply_retention, deletion_of
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stage import NEW, Options, Stage
 from outrider.pipeline.stages.registry import stage_of, stages_of
@@ -145,7 +145,7 @@ def run_stages(
             say("[green]✓[/]", stage.name, f"nothing changed, {output}")
         results[stage.name] = run.result_of(stage.name)
     if "export" in results:
-        names_deleted = ", ".join(retain(run, recipe.privacy.retention))
+        names_deleted = ", ".join(apply_retention(run, recipe.privacy.retention))
         if names_deleted:
             what = f"privacy.retention = {recipe.privacy.retention}: deleted {names_deleted}"
             say("[green]✓[/]", "retention", what)
@@ -276,7 +276,7 @@ def main(stage: Stage, run: RunDirectory, options: Options) -> int:
         recipe = run.read_resolved()
         # Known only once the recipe is read; until then, text-handling stages withhold messages.
         quoting = quoting or recipe.report.samples
-        perform(stage, run, recipe, options)
+        perform_stage(stage, run, recipe, options)
     except OutriderError as error:
         return _publish_mistake(failed, error)
     except KeyboardInterrupt:
@@ -292,7 +292,7 @@ def main(stage: Stage, run: RunDirectory, options: Options) -> int:
     return 0
 
 
-def perform(stage: Stage, run: RunDirectory, recipe: Recipe, options: Options) -> None:
+def perform_stage(stage: Stage, run: RunDirectory, recipe: Recipe, options: Options) -> None:
     """Does a stage's work in this process and publishes its record last."""
     record = stage.record(run, recipe, options)
     started = stage.started_file(run)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from outrider.common.errors import OutriderError
-from outrider.common.fingerprint import Kept, changed_file, file_digests
+from outrider.common.fingerprint import CachedResult, changed_file, file_digests
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.retention import deletion_of
 from outrider.pipeline.run_dir import RunDirectory
@@ -128,9 +128,9 @@ class Stage:
         record = run.read_record(self.name) or {}
         return [run.root / name for name in record.get("files", {})]
 
-    def record(self, run: RunDirectory, recipe: Recipe, options: Options) -> Kept:
+    def record(self, run: RunDirectory, recipe: Recipe, options: Options) -> CachedResult:
         """Its record for these inputs."""
-        return Kept(run.stage_record(self.name), self.inputs(run, recipe, options))
+        return CachedResult(run.stage_record(self.name), self.inputs(run, recipe, options))
 
     def started_file(self, run: RunDirectory) -> Path:
         """The inputs of the work in progress; the file is removed when the work is done."""

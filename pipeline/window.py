@@ -56,7 +56,7 @@ def gpus_of(recipe: Recipe) -> int:
     return max(engines, processes_here(recipe.training, cluster))
 
 
-def in_words(end: float, now: float) -> str:
+def window_in_words(end: float, now: float) -> str:
     """The end as a line of the command's output."""
     time = datetime.datetime.fromtimestamp(end)
     return f"window: until {time:%Y-%m-%d %H:%M}, {(end - now) / 3600:.1f} h"

@@ -1,8 +1,8 @@
 """Environment variables and arguments that recipes, serve commands and bundles may set.
 
-    why_not_variable("LD_PRELOAD", "/tmp/x.so")       # a reason
-    why_not_argument("block_size", 64)                # None: allowed
-    why_not_of_bundle("block_size", "64")             # a reason: vLLM reads a number there
+    variable_refusal("LD_PRELOAD", "/tmp/x.so")       # a reason
+    argument_refusal("block_size", 64)                # None: allowed
+    bundle_argument_refusal("block_size", "64")             # a reason: vLLM reads a number there
     KEYS_OF_ARGUMENTS["dtype"]                        # the recipe key that sets it
 
 There are two lists. A user's own recipe or serve command may set `ARGUMENTS`: what changes what the
@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from outrider.common.redaction import looks_secret, redacted
+from outrider.common.redaction import looks_secret, redact
 
 ARGUMENTS = frozenset({
     "all2all_backend", "allow_deprecated_quantization", "async_scheduling", "attention_backend",
@@ -103,7 +103,7 @@ def _shown(name: str) -> str:
     return name if name and name.isprintable() else repr(name)
 
 
-def why_not_variable(name: str, value: object) -> str | None:
+def variable_refusal(name: str, value: object) -> str | None:
     """Why this variable is refused (never quoting its value); None if allowed."""
     if looks_secret(name):
         return f"{_shown(name)}: it looks like a secret; export it where the server is started"
@@ -112,12 +112,12 @@ def why_not_variable(name: str, value: object) -> str | None:
             f"{_shown(name)}: not one of the variables that change what the engine computes;"
             " export it in the shell that starts the command, whose environment the engines inherit"
         )
-    if not isinstance(value, str) or not value.isprintable() or redacted(value) != value:
+    if not isinstance(value, str) or not value.isprintable() or redact(value) != value:
         return f"{name}: its value is not one line of plain text without secrets"
     return None
 
 
-def why_not_argument(name: str, value: object) -> str | None:
+def argument_refusal(name: str, value: object) -> str | None:
     """Why a recipe or command may not set this argument (no value is quoted); None if it may."""
     if looks_secret(name):
         return f"{_shown(name)}: it looks like a secret; secrets belong in the server's environment"
@@ -150,7 +150,7 @@ def _why_not_value(name: str, value: Any) -> str | None:
         return next((reason for item in value if (reason := _why_not_value(name, item))), None)
     if value is None or isinstance(value, bool | int | float):
         return None
-    if not isinstance(value, str) or not value.isprintable() or redacted(value) != value:
+    if not isinstance(value, str) or not value.isprintable() or redact(value) != value:
         return f"{name}: its value is not plain text without secrets"
     if name.endswith("backend") and "." in value:
         return f"{name}: its value names code"
@@ -341,7 +341,7 @@ _VALUE_OF_BUNDLES = re.compile(r"[A-Za-z0-9_.,:|+\[\]-]{0,200}")
 """Values of a bundle's variables: no path, no space, nothing that a shell or Kubernetes expands."""
 
 
-def why_not_of_bundle(name: str, value: object) -> str | None:
+def bundle_argument_refusal(name: str, value: object) -> str | None:
     """Why a bundle may not set this argument (its value is not quoted); None if it may."""
     if name not in OF_BUNDLES:
         return f"{_shown(name)}: not one of the arguments that a bundle may set"
@@ -350,9 +350,9 @@ def why_not_of_bundle(name: str, value: object) -> str | None:
     return None
 
 
-def why_not_variable_of_bundle(name: str, value: object) -> str | None:
+def bundle_variable_refusal(name: str, value: object) -> str | None:
     """Why a bundle may not set this variable (its value is not quoted); None if it may."""
-    reason = why_not_variable(name, value)
+    reason = variable_refusal(name, value)
     if reason is None and not _VALUE_OF_BUNDLES.fullmatch(str(value)):
         return f"{name}: not a value that a bundle may set"
     return reason

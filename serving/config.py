@@ -14,8 +14,8 @@ from outrider.common.files import read_json
 from outrider.serving.allowed import (
     KEYS_OF_ARGUMENTS,
     UNSERVABLE,
-    why_not_argument,
-    why_not_variable,
+    argument_refusal,
+    variable_refusal,
 )
 from outrider.speculators.checkpoints.architectures import is_supported
 from outrider.speculators.checkpoints.layout import INDEX, read_layout
@@ -161,7 +161,7 @@ class EngineConfig(BaseModel):
                 raise ValueError(f"{name} has its own key: set {key}")
             if name in UNSERVABLE:
                 raise ValueError(f"{name}: {UNSERVABLE[name]}; leave it out")
-            if reason := why_not_argument(name, value[name]):
+            if reason := argument_refusal(name, value[name]):
                 raise ValueError(f"{reason}; leave it out")
         return value
 
@@ -169,7 +169,7 @@ class EngineConfig(BaseModel):
     @classmethod
     def _is_public(cls, value: dict[str, str]) -> dict[str, str]:
         for name, text in value.items():
-            if reason := why_not_variable(name, text):
+            if reason := variable_refusal(name, text):
                 raise ValueError(reason)
         return value
 

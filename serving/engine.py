@@ -25,7 +25,11 @@ from outrider.common.process_tree import ProcessTree, changed_environment
 from outrider.common.threads import in_daemon_thread
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.speculator import Drafting
-from outrider.serving.vllm_arguments import engine_arguments, engine_environment, start_environment
+from outrider.serving.vllm_arguments import (
+    engine_arguments,
+    engine_environment,
+    start_limit_environment,
+)
 from outrider.serving.vllm_hooks.plugin import register
 from outrider.serving.vllm_version import runs_on_cpu
 from outrider.speculators.features import FINAL_NORM, SequenceStates, layer_index, layer_name
@@ -150,7 +154,7 @@ class Engine:
         the caller reads the previous one. Larger batches are faster but hold more states in memory.
         """
         self._settle()
-        groups = batches(rows, batch_tokens)
+        groups = batches_by_tokens(rows, batch_tokens)
 
         def begin() -> Future[Callable[[], Iterator[tuple[SomeRow, SequenceStates]]]] | None:
             batch = next(groups, None)
@@ -290,7 +294,7 @@ def open_engine(
         ProcessTree() as tree,
         tempfile.TemporaryDirectory(dir=scratch, prefix=SCRATCH) as folder,
     ):
-        variables = start_environment(target.directory()) | engine_environment(engine)
+        variables = start_limit_environment(target.directory()) | engine_environment(engine)
         with changed_environment(variables | tree.environment):
             from vllm import LLM
 
@@ -356,7 +360,7 @@ def _prefill_only(
     )
 
 
-def batches(rows: Iterable[SomeRow], batch_tokens: int) -> Iterator[list[SomeRow]]:
+def batches_by_tokens(rows: Iterable[SomeRow], batch_tokens: int) -> Iterator[list[SomeRow]]:
     """Yields batches of at most `batch_tokens` tokens, or of one longer row."""
     batch: list[SomeRow] = []
     tokens = 0

@@ -1,13 +1,13 @@
 """Scores a logged completion while the engine prefills it.
 
-The worker holds one `LoggedText` for each request with a `Claim`. After each engine step it scores
-the tokens that follow the states of that step. The head runs in the worker, so only sums leave it,
-not logits or tokens. Every rank must call `score_step`, because a sharded head uses
+The worker holds one `ScoredCompletion` for each request with a `Claim`. After each engine step it
+scores the tokens that follow the states of that step. The head runs in the worker, so only sums
+leave it, not logits or tokens. Every rank must call `score_step`, because a sharded head uses
 collectives.
 
     claim = Claim(completion_start=57, temperature=0.6, top_p=0.95, positions=1024)
-    text = LoggedText(prompt_token_ids, claim)
-    score_step([Step(text, row=0, start=0, tokens=96)], hidden_NH, model.compute_logits,
+    text = ScoredCompletion(prompt_token_ids, claim)
+    score_step([RequestSlice(text, row=0, start=0, tokens=96)], hidden_NH, model.compute_logits,
                vocabulary, keep=True)
     text.sums_PC      # float64 [2, C]: the first HEAD tokens of the completion, and the rest
 
@@ -22,7 +22,7 @@ import torch
 
 from outrider.serving.token_scores import COLUMNS, token_scores
 from outrider.serving.vllm_hooks.grammar_masks import TokenMasks
-from outrider.speculators.acceptance import forbid
+from outrider.speculators.acceptance import mask_forbidden_tokens
 
 HEAD = 8
 """Number of leading completion tokens to sum separately; a wrong template shows only there."""
@@ -48,7 +48,7 @@ class Claim(NamedTuple):
     """The grammar of the completion, if it has one."""
 
 
-class LoggedText:
+class ScoredCompletion:
     """The completion of one request, with the scores so far.
 
     A completion with a grammar but without usable `masks` is not scored.
@@ -84,13 +84,13 @@ class LoggedText:
         return TokenMasks(self.masks.masks_MW, index_N)
 
 
-class Step(NamedTuple):
+class RequestSlice(NamedTuple):
     """One request's part of an engine step.
 
     Its `tokens` rows begin at `row` in the step and at position `start` in the request.
     """
 
-    text: LoggedText
+    text: ScoredCompletion
     row: int
     start: int
     tokens: int
@@ -109,7 +109,7 @@ def checked_positions(completion_start: int, length: int, limit: int) -> np.ndar
 
 
 def score_step(
-    steps: Sequence[Step],
+    steps: Sequence[RequestSlice],
     hidden_NH: torch.Tensor,
     head: Callable[[torch.Tensor], torch.Tensor | None],
     vocabulary: int,
@@ -147,7 +147,7 @@ def score_step(
         logits_NV = head(hidden_NH[row_N[part]])
         if keep and logits_NV is not None:
             if len(masks_MW):
-                logits_NV = forbid(logits_NV, masks_MW, mask_N[part])
+                logits_NV = mask_forbidden_tokens(logits_NV, masks_MW, mask_N[part])
             scores_NC = token_scores(
                 logits_NV, token_N[part], *sampling_N3[part].unbind(-1), fit_N=fit_N[part]
             )

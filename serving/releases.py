@@ -1,7 +1,7 @@
 """Which vLLM releases serve which bundle, and what is lost in another than the tested one.
 
     release = release_in("docker run vllm/vllm-openai:v0.26.0 --model org/model")     # "0.26.0"
-    print(served_with(release))
+    print(release_support(release))
 
 A bundle's speculator is plain files, and `vllm serve` needs none of Outrider's code. What decides
 is whether a release's `speculative_config` accepts the bundle's method and keys. The table was read
@@ -98,7 +98,7 @@ def release_in(text: str, image: str = "") -> str | None:
     return _public(logged[-1]) if logged else None
 
 
-def why_no_release(text: str, image: str = "") -> str | None:
+def release_refusal(text: str, image: str = "") -> str | None:
     """Why the tags of a text's images name no release of vLLM; None without tags."""
     fix = "set serving.production_release to what `vllm --version` prints in production"
     images = [image] if re.search("[:@]", image) else _images_in(text)
@@ -124,7 +124,7 @@ def _public(number: str) -> str | None:
         return None
 
 
-def served_with(release: str) -> str | None:
+def release_support(release: str) -> str | None:
     """What a release serves and lacks, in words; None for `WRITTEN_FOR`."""
     version = Version(release)
     if version.public == WRITTEN_FOR:

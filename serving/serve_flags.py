@@ -20,14 +20,14 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from outrider.common.errors import OutriderError
-from outrider.serving.allowed import why_not_of_bundle, why_not_variable_of_bundle
+from outrider.serving.allowed import bundle_argument_refusal, bundle_variable_refusal
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.hooked import HOOKED
 from outrider.serving.runner import runner_with
 from outrider.serving.speculator import Drafting
 from outrider.serving.vllm_arguments import engine_arguments, engine_environment, flags_of
 from outrider.serving.vllm_command import COMMAND
-from outrider.speculators.checkpoints.target_fingerprint import check_target, read_bundle
+from outrider.speculators.checkpoints.target_fingerprint import check_bundle_target, read_bundle
 
 
 def _plain_name(model: str) -> str:
@@ -94,7 +94,7 @@ class ServeFlags:
         return replace(self, arguments=self.arguments | {"speculative_config": speculative})
 
 
-def serving_of(target: TargetConfig, engine: EngineConfig) -> dict[str, Any]:
+def serve_entry(target: TargetConfig, engine: EngineConfig) -> dict[str, Any]:
     """Returns bundle.json's `serve` entry: the evaluated engine without speculation."""
     arguments = engine_arguments(target, engine)
     del arguments["model"], arguments["disable_log_stats"]
@@ -126,14 +126,14 @@ def read_serve_flags(bundle: Path, speculator: str) -> ServeFlags:
         raise OutriderError(f"{path}: {key}: {wrong['msg']}; export again") from None
     arguments = serve.arguments
     environment = serve.environment
-    drafting = Drafting.of_manifest(manifest, Path(speculator))
+    drafting = Drafting.from_manifest(manifest, Path(speculator))
     for name, value in arguments.items():
-        if reason := why_not_of_bundle(name, value):
+        if reason := bundle_argument_refusal(name, value):
             raise OutriderError(f"{path}: serve.arguments: {reason}; {_REFUSED}")
     for name, value in environment.items():
-        if reason := why_not_variable_of_bundle(name, value):
+        if reason := bundle_variable_refusal(name, value):
             raise OutriderError(f"{path}: serve.environment: {reason}; {_REFUSED}")
-    runner = runner_with(drafting.speculator.family, arguments, environment)
+    runner = runner_with(drafting.speculator.drafter_kind, arguments, environment)
     return ServeFlags(arguments, environment).replacing(drafting.settings(runner))
 
 
@@ -142,7 +142,7 @@ def bundle_command(bundle: Path) -> tuple[list[str], dict[str, str]]:
     flags = read_serve_flags(bundle, str(bundle.resolve()))
     manifest = read_bundle(bundle / "bundle.json")
     target = TargetConfig.model_validate(manifest["target"])
-    check_target(manifest, bundle, target.directory())
+    check_bundle_target(manifest, bundle, target.directory())
     # Absolute, so that no folder's name is read as a flag.
     command = [*COMMAND, "serve", str(target.directory().absolute()), *flags.words]
     command += ["--served-model-name", Path(target.model).name]

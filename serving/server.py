@@ -1,7 +1,7 @@
 """A `vllm serve` process on this machine: start, health check, counters, stop.
 
     log = Path("server.log")
-    drafting = Drafting(Speculator.named(directory), k=3)
+    drafting = Drafting(Speculator.from_name(directory), k=3)
     with Server(TargetConfig(), EngineConfig(), drafting, log_path=log) as server:
         complete(server.url, ...)
         print(server.counters().acceptance_length)
@@ -34,7 +34,7 @@ from outrider.serving.speculator import Drafting
 from outrider.serving.vllm_arguments import (
     engine_environment,
     serve_arguments,
-    start_environment,
+    start_limit_environment,
     start_limit_s,
 )
 from outrider.serving.vllm_command import COMMAND
@@ -69,7 +69,9 @@ class Server:
         self.swap_seconds: float | None = None
         """Duration of the last `swap`."""
         self._prefix_caching = engine.prefix_caching
-        self.recomputes_last_block = drafting is not None and drafting.speculator.family.has_weights
+        self.recomputes_last_block = (
+            drafting is not None and drafting.speculator.drafter_kind.has_weights
+        )
         """Whether a prefix is used from the cache without its last block: a drafter with weights
         reads the target's states, which are not cached (`use_eagle_block_drop` in
         vllm/config/speculative.py:1950)."""
@@ -84,7 +86,7 @@ class Server:
         self.command = [*COMMAND, "serve", *words]
         # Development mode opens /collective_rpc for swaps; only this machine can reach the server.
         self._environment = (
-            start_environment(self._checkpoint)
+            start_limit_environment(self._checkpoint)
             | engine_environment(engine)
             | {"VLLM_SERVER_DEV_MODE": "1"}
         )

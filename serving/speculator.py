@@ -1,6 +1,6 @@
 """An engine's speculator: a drafter kind and the directory of its weights.
 
-    Speculator.named("runs/NAME/speculator")     # a directory, or a weightless kind's name
+    Speculator.from_name("runs/NAME/speculator")     # a directory, or a weightless kind's name
     Drafting(Speculator("ngram"), k=4).settings("v1")       # vLLM's speculative_config
     Speculator(lookup.name, folder, lookup.searched_settings[0])    # with its history
 
@@ -18,14 +18,14 @@ from pydantic import BaseModel
 from outrider.common.errors import OutriderError
 from outrider.common.files import link_or_copy, publish, write_json
 from outrider.common.fingerprint import file_digest, sampled_digest, value_digest
-from outrider.common.json_forms import Count, checked
+from outrider.common.json_forms import Count, validate_form
 from outrider.speculators.checkpoints.layout import read_layout
 from outrider.speculators.checkpoints.model_config import read_config, read_head_config
 from outrider.speculators.checkpoints.target_fingerprint import read_bundle
 from outrider.speculators.features import FeatureSpec
 from outrider.speculators.kinds import (
+    drafter_kind_of,
     kind_named,
-    kind_of,
     trainable_kind_of,
     weightless_names,
 )
@@ -57,11 +57,11 @@ class Speculator:
     @property
     def has_replay(self) -> bool:
         """Whether exact replay can compute its drafts from states or text alone."""
-        return isinstance(self.family, TrainableKind | WeightlessKind)
+        return isinstance(self.drafter_kind, TrainableKind | WeightlessKind)
 
-    def replayed_as(self, runner: Runner) -> Path | Lookup:
+    def replay_argument(self, runner: Runner) -> Path | Lookup:
         """Argument for exact replay, as the engine's model runner drafts."""
-        kind = self.family
+        kind = self.drafter_kind
         if isinstance(kind, WeightlessKind):
             history = kind.history(self.directory)
             return Lookup(self.kind, settings=self.settings, history=history, runner=runner)
@@ -69,7 +69,7 @@ class Speculator:
         return self.directory
 
     @classmethod
-    def named(cls, name: str | Path) -> "Speculator":
+    def from_name(cls, name: str | Path) -> "Speculator":
         """Returns the speculator that `--speculator` names: a weightless kind, or a directory.
 
         The settings and the history of a lookup's bundle are read from the bundle.
@@ -77,10 +77,10 @@ class Speculator:
         if str(name) in weightless_names():
             return cls(str(name))
         directory = Path(name)
-        kind = kind_of(directory)
+        kind = drafter_kind_of(directory)
         if kind.has_weights:
             return cls(kind.name, directory)
-        return Drafting.of_manifest(read_bundle(directory / MANIFEST), directory).speculator
+        return Drafting.from_manifest(read_bundle(directory / MANIFEST), directory).speculator
 
     def weights(self) -> dict[str, str]:
         """Returns the SHA-256 of each weight file, by name; empty without weights."""
@@ -90,23 +90,23 @@ class Speculator:
     @property
     def history_digest(self) -> str | None:
         """SHA-256 of a lookup's history; None without one."""
-        kind = self.family
+        kind = self.drafter_kind
         path = kind.history(self.directory) if isinstance(kind, WeightlessKind) else None
         return None if path is None else file_digest(path)
 
     @property
-    def family(self) -> DrafterKind:
+    def drafter_kind(self) -> DrafterKind:
         """The kind, which decides which measurements are possible."""
         return kind_named(self.kind)
 
     @property
     def trainable(self) -> bool:
         """Whether it drafts in every step and supports draft parity and live swaps."""
-        return isinstance(self.family, TrainableKind)
+        return isinstance(self.drafter_kind, TrainableKind)
 
     def swaps_with(self, replacement: "Speculator") -> bool:
         """True if one engine can serve both in turn, by swapping the drafter's weights."""
-        kind = self.family
+        kind = self.drafter_kind
         if replacement.kind != self.kind or not isinstance(kind, TrainableKind):
             return False
         if self.directory is None or replacement.directory is None:
@@ -115,7 +115,7 @@ class Speculator:
 
     def features(self, target_dir: Path) -> FeatureSpec:
         """The target states that the drafts are computed from; none without weights."""
-        kind = self.family
+        kind = self.drafter_kind
         if not isinstance(kind, TrainableKind) or self.directory is None:
             return FeatureSpec(())
         config = read_head_config(self.directory / "config.json")
@@ -127,7 +127,7 @@ class Speculator:
     @property
     def speculates(self) -> bool:
         """Whether the engine speculates at all."""
-        return self.family.speculates
+        return self.drafter_kind.speculates
 
     def steps(self, counters: Mapping[str, Any], responses: int) -> int:
         """Number of engine steps for `responses` responses, from `SpeculationCounters`' fields.
@@ -157,7 +157,7 @@ class Drafting:
 
     def settings(self, runner: Runner) -> dict[str, Any] | None:
         """Returns vLLM's `speculative_config`, for its model runner; None without speculation."""
-        kind = self.speculator.family
+        kind = self.speculator.drafter_kind
         settings = kind.vllm_settings(
             self.speculator.directory, self.k, self.sample_method, self.k_per_batch_size
         )
@@ -177,14 +177,14 @@ class Drafting:
         }
 
     @classmethod
-    def of_manifest(cls, manifest: Mapping[str, Any], directory: Path) -> "Drafting":
+    def from_manifest(cls, manifest: Mapping[str, Any], directory: Path) -> "Drafting":
         """Reads the entries of bundle.json; the engine finds the bundle at `directory`.
 
         Raises an `OutriderError` for settings that are not the kind's: they become arguments of the
         engine, and a bundle may come from anyone.
         """
         try:
-            entries = checked(_Entries, manifest)
+            entries = validate_form(_Entries, manifest)
         except ValueError as error:
             raise OutriderError(f"{directory / MANIFEST}: {error}; export again") from None
         kind = kind_named(entries.method)
@@ -232,7 +232,7 @@ def served_directory(directory: Path, target_dir: Path, cache: Path) -> Path:
     """
     if directory.resolve() == target_dir.resolve():
         return _copy_of_native(target_dir, cache)
-    kind = kind_of(directory)
+    kind = drafter_kind_of(directory)
     if not isinstance(kind, TrainableKind):
         return directory
     path = directory / "config.json"

@@ -54,7 +54,7 @@ def pipeline_refusal(engine: EngineConfig) -> str | None:
 
 def speculator_refusal(drafting: Drafting, engine: EngineConfig) -> str | None:
     """Why the engine cannot draft as `drafting` describes; None if it can."""
-    kind = drafting.speculator.family
+    kind = drafting.speculator.drafter_kind
     directory = drafting.speculator.directory
     if refusal := runner_refusal(kind, engine):
         return refusal
@@ -64,7 +64,7 @@ def speculator_refusal(drafting: Drafting, engine: EngineConfig) -> str | None:
     config = read_head_config(path)
     if runs_on_cpu() and (refusal := kind.cpu_refusal(config)):
         return f"{path}: {refusal}"
-    most = kind.most_drafts(config)
+    most = kind.max_drafts(config)
     if most is not None and drafting.k > most:
         return (
             f"{path}: block_size = {config['block_size']}: {kind.in_words} of this block drafts at"
@@ -142,11 +142,11 @@ def engine_arguments(
         arguments["kv_cache_memory_bytes"] = round(kv_cache_gb * 2**30)
     if drafting is None:
         return arguments
-    if drafting.speculator.family.has_weights and (refusal := pipeline_refusal(engine)):
+    if drafting.speculator.drafter_kind.has_weights and (refusal := pipeline_refusal(engine)):
         raise OutriderError(refusal)
     if refusal := speculator_refusal(drafting, engine):
         raise OutriderError(refusal)
-    if settings := drafting.settings(runner_of(drafting.speculator.family, engine)):
+    if settings := drafting.settings(runner_of(drafting.speculator.drafter_kind, engine)):
         arguments["speculative_config"] = settings
     return arguments
 
@@ -189,7 +189,7 @@ def start_limit_s(directory: Path) -> float:
     return 900.0 + size / 0.2e9
 
 
-def start_environment(directory: Path) -> dict[str, str]:
+def start_limit_environment(directory: Path) -> dict[str, str]:
     """Returns variables that set vLLM's limit (default 600 s) to `start_limit_s`."""
     # vllm/envs.py, line 811
     return {"VLLM_ENGINE_READY_TIMEOUT_S": str(round(start_limit_s(directory)))}

@@ -31,7 +31,7 @@ def runs_on_cpu() -> bool:
         return False
 
 
-def untried_version(installed: str) -> str | None:
+def version_refusal(installed: str) -> str | None:
     """Why `installed` is refused, with the fix; None for builds of `WRITTEN_FOR`."""
     release = Version(installed).public
     if release == WRITTEN_FOR:

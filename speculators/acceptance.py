@@ -40,7 +40,7 @@ FORBIDDEN = -1e4
 temperature, and 0 times a finite logit is 0; vLLM's -inf would give NaN."""
 
 
-def forbid(logits_NV: Tensor, masks_MW: Tensor, index_N: Tensor) -> Tensor:
+def mask_forbidden_tokens(logits_NV: Tensor, masks_MW: Tensor, index_N: Tensor) -> Tensor:
     """Returns a copy of the logits, FORBIDDEN where mask `index_N` of `masks_MW` has a 0.
 
     Rows with a negative index are unchanged. Bit i of word w is token 32 w + i.

@@ -3,7 +3,7 @@
     base = base_of(speculator.base, target_dir)  # base: directory, kind or None (the target's own)
     warm_start(trainable_kind("mtp"), base)          # base.directory; None for another kind
 
-    config = planned(recipe.speculator, target_config)     # config.json to train with
+    config = planned_config(recipe.speculator, target_config)     # config.json to train with
     drafter_size(kind, config, target_config)
 
 If the base is of another kind, it is used only for comparison, and training starts from scratch.
@@ -24,7 +24,7 @@ from outrider.speculators.kinds import (
     DEFAULT_LOOKUP,
     KINDS,
     SCRATCH_KIND,
-    kind_of,
+    drafter_kind_of,
     native_kinds,
     trainable_kind,
     trainable_names,
@@ -54,7 +54,7 @@ def base_of(base: str | Path | None, target_dir: Path) -> Base:
         return Base(KINDS[name], None)
     if name is not None and name not in KINDS:
         directory = Path(name).expanduser()
-        kind = kind_of(directory)
+        kind = drafter_kind_of(directory)
         kind.check_loadable(directory)
         return Base(kind, directory if kind.has_weights else None)
     for native in native_kinds(read_json(config)):
@@ -70,7 +70,7 @@ def base_of(base: str | Path | None, target_dir: Path) -> Base:
 def base_kind(base: str | None, target_config: Mapping[str, Any]) -> DrafterKind | None:
     """The kind of the speculator in use, before its weights are here; None if there is none."""
     if is_directory(base):
-        return kind_of(Path(str(base)).expanduser())
+        return drafter_kind_of(Path(str(base)).expanduser())
     if base is not None and base in weightless_names():
         return KINDS[base]
     natives = native_kinds(target_config)
@@ -125,7 +125,9 @@ def is_directory(base: str | None) -> bool:
     return base is not None and base not in KINDS
 
 
-def planned(speculator: SpeculatorConfig, target_config: Mapping[str, Any]) -> Mapping[str, Any]:
+def planned_config(
+    speculator: SpeculatorConfig, target_config: Mapping[str, Any]
+) -> Mapping[str, Any]:
     """config.json of the warm-start directory or of a new head."""
     kind = trainable_kind(speculator.only_kind)
     base = warm_directory(speculator)
@@ -138,11 +140,11 @@ def stored_features(speculator: SpeculatorConfig, target_config: Mapping[str, An
     specs = []
     if not speculator.kinds and is_directory(speculator.base):
         directory = Path(str(speculator.base)).expanduser()
-        kind = kind_of(directory)
+        kind = drafter_kind_of(directory)
         if isinstance(kind, TrainableKind):
             specs.append(kind.features(read_head_config(directory / "config.json"), target_config))
     for name in speculator.kinds:
-        config = planned(speculator.of_kinds([name]), target_config)
+        config = planned_config(speculator.of_kinds([name]), target_config)
         specs.append(trainable_kind(name).features(config, target_config))
     return FeatureSpec.union(specs).stored(target_config["hidden_size"])
 
@@ -152,10 +154,10 @@ def warm_directory(speculator: SpeculatorConfig) -> Path | None:
     if not is_directory(speculator.base):
         return None
     directory = Path(str(speculator.base)).expanduser()
-    return directory if kind_of(directory).name == speculator.only_kind else None
+    return directory if drafter_kind_of(directory).name == speculator.only_kind else None
 
 
-def warms_up(speculator: SpeculatorConfig, target_config: Mapping[str, Any]) -> bool:
+def starts_warm(speculator: SpeculatorConfig, target_config: Mapping[str, Any]) -> bool:
     """True if training starts from a directory or the target's own speculator."""
     if speculator.base in (None, speculator.only_kind):
         return trainable_kind(speculator.only_kind).native(target_config)

@@ -3,7 +3,7 @@
     history = History.of(responses, max_gb=1.0, shared=False)
     history.write(directory / HISTORY_FILE)
     history = read_history(directory / HISTORY_FILE)
-    history.without([session_key("conversation 17")])      # erased
+    history.without_sessions([session_key("conversation 17")])      # erased
 
 The file is customer text: token ids, sorted for search (suffix_array.py), so that an engine loads
 it in a second. Nothing in it depends on vLLM or its model runner. Sessions and tenants are stored
@@ -56,7 +56,7 @@ _ARRAYS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Response:
+class EarlierResponse:
     """An earlier response, and whose it was."""
 
     token_ids: NDArray[np.int32]
@@ -84,7 +84,7 @@ class History:
     """First row of each tenant, and the number of rows [G + 1]."""
 
     @classmethod
-    def of(cls, responses: Iterable[Response], max_gb: float, shared: bool) -> "History":
+    def of(cls, responses: Iterable[EarlierResponse], max_gb: float, shared: bool) -> "History":
         """Keeps the newest responses that fit into `max_gb`; `responses` begin with the oldest.
 
         Requests of all tenants search a `shared` history; otherwise each searches its own tenant's
@@ -102,7 +102,7 @@ class History:
         )
         return cls._of_entries(entries, max_gb, shared, already_offered=0)
 
-    def extended(self, responses: Iterable[Response], max_gb: float) -> "History":
+    def extend(self, responses: Iterable[EarlierResponse], max_gb: float) -> "History":
         """The newest of these responses and of `responses`, which are newer."""
         new = History.of(responses, max_gb, self.shared)
         forgotten = int(self.offered) - self.responses + int(new.offered) - new.responses
@@ -115,7 +115,7 @@ class History:
     ) -> "History":
         # A shared history names EVERYONE even if it is empty.
         by_tenant: dict[bytes, list[_Entry]] = defaultdict(list, {EVERYONE: []} if shared else {})
-        fitting, offered = newest(entries, max_gb)
+        fitting, offered = newest_responses(entries, max_gb)
         for entry in fitting:
             by_tenant[entry.tenant].append(entry)
         grouped = [entry for group in by_tenant.values() for entry in group]
@@ -201,7 +201,7 @@ class History:
             with temporary.open("wb") as file:
                 np.savez(file, version=np.array(VERSION, np.int64), **arrays)
 
-    def without(self, sessions: Collection[bytes]) -> "History":
+    def without_sessions(self, sessions: Collection[bytes]) -> "History":
         """The history without the responses of these sessions (`session_key`)."""
         erased_R = np.array([bytes(key) in sessions for key in self.sessions_R], bool)
         sizes_R = np.diff(self.ends_R, prepend=0)
@@ -243,7 +243,7 @@ def _text(entries: Iterable[_Entry]) -> NDArray[np.int32]:
     return np.concatenate([np.empty(0, np.int32), *ended])
 
 
-def newest(entries: Iterable[_Entry], max_gb: float) -> tuple[deque[_Entry], int]:
+def newest_responses(entries: Iterable[_Entry], max_gb: float) -> tuple[deque[_Entry], int]:
     """The newest responses that fit into `max_gb`, and the number of all; the oldest come first."""
     fitting: deque[_Entry] = deque()
     offered = 0

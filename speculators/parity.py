@@ -1,7 +1,7 @@
 """Draft parity: two computations of a speculator draft the same tokens.
 
-    sums_K4[depth] += compared(log_q_ND, draft_N, logprob_N, parity)
-    complaint(sums_K4.tolist(), parity)     # None if they agree
+    sums_K4[depth] += parity_sums(log_q_ND, draft_N, logprob_N, parity)
+    parity_failure(sums_K4.tolist(), parity)     # None if they agree
 
 A reference's log-probabilities are compared with another computation's drafts and their
 log-probabilities after the same tokens. The other computation is the engine
@@ -10,7 +10,7 @@ log-probabilities after the same tokens. The other computation is the engine
 ties in a handful of drafts changed it by 0.087 at one depth.
 
 At every depth, the limits are those of `ParityConfig` plus two standard errors for n drafts
-(`allowed`). On nano R1 in bf16 against float32, at most 0.3 % of the drafts at a depth differ
+(`parity_limits`). On nano R1 in bf16 against float32, at most 0.3 % of the drafts at a depth differ
 beyond near ties, and log-probabilities differ by at most 0.02 nats on average. If a state is fed
 back before its norm, these figures are 2 to 4 % and 0.07 to 0.11 nats at
 depth 5.
@@ -63,7 +63,7 @@ class ParityConfig(NamedTuple):
     log-probabilities of the engine's drafts."""
 
 
-def compared(
+def parity_sums(
     log_q_ND: "torch.Tensor",
     draft_N: "torch.Tensor",
     logprob_N: "torch.Tensor",
@@ -84,7 +84,7 @@ def compared(
     return torch.stack([values_N.double().sum() for values_N in counted]).cpu()
 
 
-def allowed(n: float, parity: ParityConfig) -> tuple[float, float]:
+def parity_limits(n: float, parity: ParityConfig) -> tuple[float, float]:
     """Limits for n drafts: share of differing drafts, mean difference in nats."""
     share = 1 - parity.min_agreement
     # Standard error of a share of n drafts (binomial), widened by the design effect (Kish, Survey
@@ -96,7 +96,7 @@ def allowed(n: float, parity: ParityConfig) -> tuple[float, float]:
     )
 
 
-def complaint(sums: Sums, parity: ParityConfig) -> str | None:
+def parity_failure(sums: Sums, parity: ParityConfig) -> str | None:
     """The reason why parity fails; None if it holds."""
     worst = None
     for depth, (n, equal, near_ties, nats) in enumerate(sums, start=1):
@@ -104,7 +104,7 @@ def complaint(sums: Sums, parity: ParityConfig) -> str | None:
             continue
         differing = 1 - (equal + near_ties) / n
         difference = nats / n
-        most_other, most_difference = allowed(n, parity)
+        most_other, most_difference = parity_limits(n, parity)
         # Negated, so that NaN fails.
         if not (differing <= most_other and difference <= most_difference):
             worst = (
@@ -122,7 +122,7 @@ def complaint(sums: Sums, parity: ParityConfig) -> str | None:
     )
 
 
-def in_words(sums: Sums) -> str:
+def parity_in_words(sums: Sums) -> str:
     """Describes the agreement of the two computations over all depths."""
     n, equal, near_ties, nats = map(sum, zip(*sums, strict=True))
     return (

@@ -1,8 +1,8 @@
 """Size of a drafter: its parameters, and the activations of its unroll.
 
     size = drafter_size(kind, config, target_config, "config.json")
-    size.total, size.trained("non_routed"), size.parts      # R1: 11.6 B, 336 M, {...}
-    size.kept(8192, 8190, depth=3).linear                   # bytes until backward
+    size.total, size.num_trained_parameters("non_routed"), size.parts      # R1: 11.6 B, 336 M,
+    {...} size.activation_bytes(8192, 8190, depth=3).linear                   # bytes until backward
 
 Both are measured on the meta device, where tensors have shapes but no memory: the module's
 parameters by name, and the storages that autograd saves during the unroll.
@@ -35,7 +35,7 @@ PARTS = (
 The first match is used; without a match, the part is the first component of the name."""
 
 
-class Kept(NamedTuple):
+class ActivationBytes(NamedTuple):
     """Bytes that autograd keeps from an unroll until backward, excluding weights."""
 
     linear: int
@@ -86,16 +86,16 @@ class DrafterSize:
         """Number of values in the largest tensor."""
         return max(map(math.prod, self.shapes.values()))
 
-    def trained(self, what: TrainedParameters = "all", lora_rank: int = 0) -> int:
+    def num_trained_parameters(self, what: TrainedParameters = "all", lora_rank: int = 0) -> int:
         """Number of parameters that the optimizer holds.
 
         With `lora`, this includes `lora_rank` x (in + out) for each expert matrix.
         """
         adapters = [shape for name, shape in self.shapes.items() if EXPERTS in name]
         added = lora_rank * sum(count * (out + into) for count, out, into in adapters)
-        return self.total - self.frozen(what) + added * (what == "lora")
+        return self.total - self.num_frozen_parameters(what) + added * (what == "lora")
 
-    def frozen(self, what: TrainedParameters = "all") -> int:
+    def num_frozen_parameters(self, what: TrainedParameters = "all") -> int:
         """Number of the drafter's parameters that the optimizer does not hold."""
         return 0 if what == "all" else self.parts.get("routed_experts", 0)
 
@@ -110,11 +110,15 @@ class DrafterSize:
         # backward, for the gradient of its input only.
         head = self.vocab * self.hidden
         own_head = self.parts.get("lm_head", 0)
-        used = self.total - own_head - self.frozen("non_routed") * (1 - self.drafter.used_experts)
+        used = (
+            self.total
+            - own_head
+            - self.num_frozen_parameters("non_routed") * (1 - self.drafter.used_experts)
+        )
         return anchors * (6.0 * depth * used + 2.0 * head + depth * (6 * own_head or 4 * head))
 
     @functools.cache  # noqa: B019 (a size lives as long as its plan)
-    def kept(self, tokens: int, anchors: int, depth: int) -> Kept:
+    def activation_bytes(self, tokens: int, anchors: int, depth: int) -> ActivationBytes:
         """Bytes that autograd keeps from the unroll of one sequence, in bf16.
 
         The anchors are the last `anchors` tokens before the final two. Each storage is counted
@@ -159,7 +163,7 @@ class DrafterSize:
         linear_bytes, score_bytes = (
             [storage.nbytes() for storage in tensors.values()] for tensors in (linear, scores)
         )
-        return Kept(sum(linear_bytes), sum(score_bytes), max(score_bytes, default=0))
+        return ActivationBytes(sum(linear_bytes), sum(score_bytes), max(score_bytes, default=0))
 
 
 def drafter_size(

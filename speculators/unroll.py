@@ -52,7 +52,7 @@ class Chain(Protocol):
     def project(self, x_NX: Tensor, position_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries and keys [A, N, D], values [A, N, V]."""
 
-    def finish(self, x_NX: Tensor, attended_ANV: Tensor) -> tuple[Tensor, Tensor]:
+    def finish_layer(self, x_NX: Tensor, attended_ANV: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the next depth's state and the head's input [N, H]."""
 
 
@@ -116,7 +116,9 @@ def unroll_anchors(
     inputs_BTX = slots.inputs_BTX
     sequence_BT = slots.sequence_BT
     device = inputs_BTX.device
-    slots_P, anchors_N, anchor_place_N, attend_prefix = row_of(sequence_BT, slots.anchor_BT, device)
+    slots_P, anchors_N, anchor_place_N, attend_prefix = unroll_row(
+        sequence_BT, slots.anchor_BT, device
+    )
     if not len(anchors_N):
         return anchors_N, [inputs_BTX.new_zeros(0, chain.width, dtype=ends.dtype)] * depth
     token = slots.token_ids_BT.flatten()
@@ -145,9 +147,9 @@ def unroll_anchors(
 
     def finish(x_NH: Tensor, q_AND: Tensor, cache: Cache) -> tuple[Tensor, Tensor]:
         out_ANV, log_sum_exp_AN = attend_prefix(q_AND, *cache.prefix, chain.softmax_scale)
-        return chain.finish(
+        return chain.finish_layer(
             x_NH,
-            merge(
+            merge_attention(
                 prefix_ANV=out_ANV,
                 log_sum_exp_AN=log_sum_exp_AN,
                 q_AND=q_AND,
@@ -187,7 +189,7 @@ class Row(NamedTuple):
     """Attention of each anchor over its prefix; needs at least one anchor."""
 
 
-def row_of(sequence_BT: Tensor, anchor_BT: Tensor, device: torch.device) -> Row:
+def unroll_row(sequence_BT: Tensor, anchor_BT: Tensor, device: torch.device) -> Row:
     """Token slots, anchors, and the anchors' prefix attention, all on `device`."""
     slots_P = (sequence_BT.flatten() >= 0).nonzero().squeeze(1)
     anchors_N = anchor_BT.flatten().nonzero().squeeze(1)
@@ -199,7 +201,7 @@ def row_of(sequence_BT: Tensor, anchor_BT: Tensor, device: torch.device) -> Row:
     return Row(slots_P.to(device), anchors_N.to(device), place_N, attend)
 
 
-def merge(
+def merge_attention(
     *,
     prefix_ANV: Tensor,
     log_sum_exp_AN: Tensor,

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from outrider.adapt.state import AdaptState
 from outrider.common.errors import OutriderError
-from outrider.common.fingerprint import Kept
+from outrider.common.fingerprint import CachedResult
 from outrider.data.features.answers import stored_answers
 from outrider.data.features.capture import _end_ids
 from outrider.data.features.feature_store import FeatureStore
@@ -33,7 +33,7 @@ from outrider.data.streamed import StreamedFeatures
 from outrider.data.tokenize.tokens import sampling_defaults
 from outrider.eval.report.report import training_metrics
 from outrider.live.journal import read_journal, state_after
-from outrider.pipeline.retention import deletion_of, retain
+from outrider.pipeline.retention import apply_retention, deletion_of
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stages.adapt import _read_plan
 from outrider.pipeline.stages.evaluate import read_kinds
@@ -45,8 +45,8 @@ from outrider.serving.speculator import Speculator
 from outrider.speculators.checkpoints.layout import read_target_config, weight_map
 from outrider.speculators.checkpoints.safetensors_headers import tensor_headers
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream, SequenceStates
-from outrider.training.checkpoints import states
-from outrider.training.distributed.fail_fast import describe, read_errors
+from outrider.training.checkpoints import saved_states
+from outrider.training.distributed.fail_fast import describe_rank_errors, read_errors
 from outrider.training.metrics import Metrics
 from tests.fuzzing import any_json, examples
 from tests.serving.bundle.test_oci_layout import put_image
@@ -162,7 +162,7 @@ CASES = [
     Case(
         "retention.json",
         RUN,
-        lambda folder: retain(run_of(folder), "delete_features"),
+        lambda folder: apply_retention(run_of(folder), "delete_features"),
         lambda folder: (folder / "features" / "x").mkdir(parents=True, exist_ok=True),
     ),
     Case("parts.json", PARTS, read_parts),
@@ -180,13 +180,13 @@ CASES = [
     Case(
         "step-0000003/state.json",
         STATE,
-        states,
+        saved_states,
         lambda folder: (folder / "step-0000003").mkdir(exist_ok=True),
     ),
     Case(
         "error.rank0.json",
         ERROR,
-        lambda folder: describe(read_errors(folder), processes=2),
+        lambda folder: describe_rank_errors(read_errors(folder), processes=2),
     ),
     Case("round.json", {"number": 1, "newer": ["a"], "older": []}, lambda f: _read_plan(run_of(f))),
     Case(
@@ -208,7 +208,11 @@ CASES = [
         lambda folder: (folder / "config.json").write_text('{"architectures": ["X"]}'),
     ),
     Case("adapter_config.json", {"base_model_name_or_path": "a/b"}, _without_config),
-    Case("kept.json", {"inputs": {"a": 1}, "result": 2}, lambda f: Kept(f / "kept.json", 1).get()),
+    Case(
+        "kept.json",
+        {"inputs": {"a": 1}, "result": 2},
+        lambda f: CachedResult(f / "kept.json", 1).get(),
+    ),
 ]
 
 
@@ -258,7 +262,7 @@ def test_any_manifest_has_a_card_or_is_refused(
     content = data.draw(any_json(manifest))
     check(Case("bundle.json", content, lambda bundle: model_card(bundle, "a/b")), folder, content)
     (folder / "config.json").unlink()
-    check(Case("bundle.json", content, Speculator.named), folder, content)
+    check(Case("bundle.json", content, Speculator.from_name), folder, content)
 
 
 @examples(100)

@@ -156,7 +156,7 @@ def write_tiny_target(
 def save_drafter(drafter: Drafter, base_dir: Path, directory: Path) -> None:
     """Writes the directory of a speculator that was loaded from `base_dir`, as training does."""
     kind = trainable_kind_of(base_dir)
-    changed = kind.trained(drafter, drafter.state_dict())
+    changed = kind.trained_tensors(drafter, drafter.state_dict())
     kind.write(changed, Origin(base_dir, base_dir), directory)
 
 

@@ -23,9 +23,9 @@ from typing import Any
 import outrider
 from outrider.common.errors import OutriderError
 from outrider.common.process_tree import wait_until
-from outrider.live.controller import controlled, deploy_bundle
+from outrider.live.controller import deploy_bundle, open_controller
 from outrider.live.endpoint_file import Endpoint, load_endpoint
-from outrider.live.local import load, local_endpoint, read_prompts
+from outrider.live.local import generate_load, local_endpoint, read_prompts
 from outrider.live.releases import Releases
 from outrider.live.state import State
 from outrider.live.status import endpoint_status, status_lines
@@ -81,7 +81,7 @@ def demonstrate(endpoint: Endpoint, say: Callable[[str], None]) -> dict[str, Any
     refused = False
     with (
         local_endpoint(endpoint, good_bundle, say),
-        load(endpoint, prompts, USERS) as sent,
+        generate_load(endpoint, prompts, USERS) as sent,
         slow_clients(endpoint, SLOW_CLIENTS) as seconds_borne,
     ):
         good = deploy_bundle(good_bundle, endpoint, say=say)
@@ -131,7 +131,7 @@ def demonstrate(endpoint: Endpoint, say: Callable[[str], None]) -> dict[str, Any
 
 def recover(endpoint: Endpoint, say: Callable[[str], None]) -> State:
     """What `outrider deploy --recover` does; returns the state that it reaches."""
-    with controlled(endpoint, say) as controller:
+    with open_controller(endpoint, say) as controller:
         return controller.recover()
 
 
@@ -159,7 +159,7 @@ def demo_bundles() -> tuple[Path, Path, Path]:
     good, changed, bad = (folder / name for name in ("good", "changed", "bad"))
     for speculator, evidence, out in ((run.speculator, PROMISED, good), (noise, {}, bad)):
         method = recipe.speculator.draft_sample_method
-        drafting = Drafting(Speculator.named(speculator), K, method)
+        drafting = Drafting(Speculator.from_name(speculator), K, method)
         export_bundle(
             drafting=drafting,
             target=recipe.target,

@@ -19,11 +19,11 @@ from pathlib import Path
 
 import psutil
 
-from outrider.live.controller import Controller, controlled
+from outrider.live.controller import Controller, open_controller
 from outrider.live.endpoint_file import Endpoint, EndpointReplica
 from outrider.live.local import start_replica, wait_for_replica
 from outrider.live.releases import Release
-from outrider.live.state import Verdict
+from outrider.live.state import DeploymentVerdict
 from outrider.serving.admin.address import Address
 
 BODY_BYTES = 1_000_000
@@ -43,11 +43,11 @@ def killed_with_its_verdict(bundle: Path, endpoint: Endpoint) -> bool:
 
 
 def _deploy(bundle: Path, endpoint: Endpoint) -> None:
-    def die(verdict: Verdict) -> None:
+    def die(verdict: DeploymentVerdict) -> None:
         if verdict.action != "wait":
             os.kill(os.getpid(), signal.SIGKILL)
 
-    with controlled(endpoint) as owner:
+    with open_controller(endpoint) as owner:
         controller = Controller(endpoint, owner.journal, on_verdict=die)
         controller.recover()
         controller.deploy(bundle)

@@ -32,7 +32,7 @@ from outrider.data.formats.calls import openai, sampling
 from outrider.eval.results.report import Report
 from outrider.live import metrics as live_metrics
 from outrider.live.endpoint_file import SHIPPED_ENDPOINTS, Endpoint
-from outrider.live.state import State, Verdict
+from outrider.live.state import DeploymentVerdict, State
 from outrider.pipeline.recipe.recipe import EFFORTS, Recipe
 from outrider.pipeline.recipe.shipped import shipped_recipes
 
@@ -277,8 +277,10 @@ def log_formats() -> str:
 def metrics() -> str:
     """The page of the live endpoint's metrics."""
     files = {
-        live_metrics.METRICS: live_metrics.measures(State(), Verdict("wait", "")),
-        adapt_metrics.METRICS: adapt_metrics.measures(AdaptState()),
+        live_metrics.METRICS: live_metrics.deployment_measures(
+            State(), DeploymentVerdict("wait", "")
+        ),
+        adapt_metrics.METRICS: adapt_metrics.adaptation_measures(AdaptState()),
     }
     rows = [_metric(measure, file) for file, measures in files.items() for measure in measures]
     return METRICS_HEAD + "".join(rows)

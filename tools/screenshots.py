@@ -19,7 +19,7 @@ from PIL import Image
 from playwright.sync_api import Browser
 from rich.console import Console
 
-from outrider.eval.report.report import contents, print_summary, training_metrics
+from outrider.eval.report.report import contents, print_first_screen, training_metrics
 from outrider.eval.results.report import Report
 from tests.eval.chromium import MISSING, chromium_path, opened
 from tests.eval.sample_run import write_sample_run
@@ -103,7 +103,7 @@ def summary_text(run: Path) -> str:
     """What the terminal shows when the report is written."""
     report = Report.read(run / "report.json")
     text = io.StringIO()
-    print_summary(contents(report, training_metrics(run)), Console(file=text, width=110))
+    print_first_screen(contents(report, training_metrics(run)), Console(file=text, width=110))
     lines = (line.rstrip() for line in text.getvalue().splitlines())
     return "\n".join(lines)
 

@@ -29,7 +29,7 @@ from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stages.sources import parts_in_use
 from outrider.speculators.kinds import weightless_kind
 from outrider.speculators.kinds.protocol import Lookup
-from outrider.speculators.lookup_history import Response
+from outrider.speculators.lookup_history import EarlierResponse
 
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "steps.svg"
 COLUMNS = ["sequence_id", "session", "user", "token_ids", "completion_start"]
@@ -68,7 +68,9 @@ def drafted(run: RunDirectory) -> tuple[LoggedText, list[tuple[int, int]], int]:
     kind = weightless_kind("suffix")
     assert kind is not None
     kind.require_installed()
-    responses = (Response(t.token_ids_T[t.completion_start :]) for t in texts_of(run, "train"))
+    responses = (
+        EarlierResponse(t.token_ids_T[t.completion_start :]) for t in texts_of(run, "train")
+    )
     with tempfile.TemporaryDirectory() as scratch:
         directory = kind.prepare(responses, Path(scratch), max_gb=1.0, shared=True)
         lookup = Lookup(kind.name, history=kind.history(directory))

@@ -23,13 +23,13 @@ from torch import Tensor
 from outrider.serving.vllm_hooks.grammar_masks import TokenMasks
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, SequenceStates
 from outrider.speculators.kinds.drafter import Batch
-from outrider.training.packing import Row, Sample
+from outrider.training.packing import Row, TrainingSample
 
 AHEAD = 2
 """Number of rows assembled or queued while the model processes a row."""
 
 
-MasksOf = Callable[[Sample, SequenceStates], TokenMasks | None]
+MasksOf = Callable[[TrainingSample, SequenceStates], TokenMasks | None]
 """Returns the masks of a sample's completion; None without a usable grammar."""
 
 
@@ -40,9 +40,9 @@ class States(Protocol):
         """Returns the tokens and states of one sequence."""
 
 
-def assemble(
+def assemble_batch(
     store: States,
-    samples: Sequence[Sample],
+    samples: Sequence[TrainingSample],
     row: Row,
     row_tokens: int,
     spec: FeatureSpec,
@@ -87,7 +87,9 @@ def assemble(
 
 
 def _row_masks(
-    sequences: Sequence[tuple[Sample, SequenceStates]], row_tokens: int, masks_of: MasksOf | None
+    sequences: Sequence[tuple[TrainingSample, SequenceStates]],
+    row_tokens: int,
+    masks_of: MasksOf | None,
 ) -> tuple[Tensor, Tensor] | tuple[None, None]:
     """Returns the masks of a row and each token's, as in `Batch`."""
     rows: list[Tensor] = []
@@ -113,7 +115,7 @@ class Prefetch(AbstractContextManager["Prefetch"]):
     def __init__(
         self,
         store: States,
-        samples: Sequence[Sample],
+        samples: Sequence[TrainingSample],
         rows: Iterable[Row],
         row_tokens: int,
         spec: FeatureSpec,
@@ -149,7 +151,7 @@ class Prefetch(AbstractContextManager["Prefetch"]):
             self._ahead.append(self._thread.submit(self._read, row))
 
     def _read(self, row: Row) -> Batch:
-        batch = assemble(
+        batch = assemble_batch(
             store=self._store,
             samples=self._samples,
             row=row,

@@ -102,7 +102,7 @@ def save_checkpoint(
         with publish(path) as temporary:
             draft.rename(temporary)
             write_json(temporary / STATE, {**state, "step": step})
-        for old in published(directory)[:-KEPT]:
+        for old in published_checkpoints(directory)[:-KEPT]:
             if state["best_step"] > 0 or old != checkpoint_at(directory, 0):
                 shutil.rmtree(old)
 
@@ -124,7 +124,7 @@ def newest_state(accelerator: Accelerator, directory: Path, digest: str) -> Trai
 
     def newest() -> TrainerState | None:
         _remove_drafts(directory)
-        saved = states(directory)
+        saved = saved_states(directory)
         if not saved:
             return None
         if saved[-1]["digest"] != digest:
@@ -151,20 +151,20 @@ def checkpoint_at(directory: Path, step: int) -> Path:
 
 def remove_after(directory: Path, step: int) -> None:
     """Removes checkpoints of later steps, newest first."""
-    for path in reversed(published(directory)):
+    for path in reversed(published_checkpoints(directory)):
         if path.name > checkpoint_at(directory, step).name:
             shutil.rmtree(path)
 
 
-def published(directory: Path) -> list[Path]:
+def published_checkpoints(directory: Path) -> list[Path]:
     """Returns checkpoints, oldest first; omits unfinished ones (leading dot)."""
     return sorted(directory.glob("step-*"))
 
 
-def states(directory: Path) -> list[TrainerState]:
+def saved_states(directory: Path) -> list[TrainerState]:
     """Returns the trainer's state in each checkpoint, oldest first."""
     fix = "delete its folder to resume from the previous checkpoint"
-    return [read_form(TrainerState, path / STATE, fix) for path in published(directory)]
+    return [read_form(TrainerState, path / STATE, fix) for path in published_checkpoints(directory)]
 
 
 def _remove_drafts(directory: Path) -> None:

@@ -170,7 +170,7 @@ class TrainingConfig(BaseModel):
             raise ValueError("is empty; set the command that starts the workers, or null")
         return value
 
-    def started(self, warm: bool, fitted: bool = False) -> "TrainingConfig":
+    def for_start(self, warm: bool, fitted: bool = False) -> "TrainingConfig":
         """Returns the settings for a start from base, fitted or random weights."""
         if warm:
             return self

@@ -9,7 +9,7 @@ from outrider.serving.vllm_hooks.grammar_masks import GrammarMasks, TokenMasks
 from outrider.speculators.features import SequenceStates
 from outrider.training.batches import MasksOf
 from outrider.training.distributed.spec import TrainingSpec
-from outrider.training.packing import Sample
+from outrider.training.packing import TrainingSample
 
 
 def masks_of(spec: TrainingSpec, target_config: Mapping[str, object]) -> MasksOf | None:
@@ -24,7 +24,7 @@ def masks_of(spec: TrainingSpec, target_config: Mapping[str, object]) -> MasksOf
     assert isinstance(vocabulary, int)
     grammars = GrammarMasks(spec.target_dir, vocabulary, spec.structured_outputs)
 
-    def of(sample: Sample, states: SequenceStates) -> TokenMasks | None:
+    def of(sample: TrainingSample, states: SequenceStates) -> TokenMasks | None:
         number = spec.sampling[sample.sequence_id].grammar
         if number < 0:
             return None

@@ -52,10 +52,15 @@ from outrider.speculators.acceptance import GREEDY_BELOW
 from outrider.speculators.heads import DraftHead
 from outrider.training.config import LOSSES
 from outrider.training.memory import CHUNK_LOGITS, CHUNK_ROWS
-from outrider.training.teacher import DraftTeacher, Served, draft_teacher, served_distribution
+from outrider.training.teacher import (
+    DraftTeacher,
+    ServedSampling,
+    draft_teacher,
+    served_distribution,
+)
 
 
-class Judged(NamedTuple):
+class DraftLosses(NamedTuple):
     """Results besides the loss, by depth and target; 0 for invalid targets."""
 
     kl_KN: Tensor
@@ -73,10 +78,10 @@ def distillation_loss(
     token_N: Tensor,
     valid_KN: Tensor,
     lm_head_VH: Tensor,
-    served: Served,
+    served: ServedSampling,
     kind: str,
     head: DraftHead | None = None,
-) -> tuple[Tensor, Judged]:
+) -> tuple[Tensor, DraftLosses]:
     """Returns the loss [K, N] in float32, and the other results.
 
     The loss is differentiable in u, and 0 for invalid targets. `token_N` are the logged target
@@ -95,7 +100,7 @@ def distillation_loss(
         rows=rows,
     )
     loss_KN, *judged = _ChunkedDistillation.apply(u_KNH, weight_DH, problem)
-    return loss_KN, Judged(*judged)
+    return loss_KN, DraftLosses(*judged)
 
 
 class _Buffers:
@@ -129,7 +134,7 @@ class _Problem(NamedTuple):
     valid_KN: Tensor
     lm_head_VH: Tensor
     head: DraftHead | None
-    served: Served
+    served: ServedSampling
     kind: str
     rows: int
 

@@ -78,9 +78,9 @@ class MemoryPlan:
         return self.sequence or (self.row_tokens, self.row_tokens - 2)
 
     @property
-    def trained(self) -> int:
+    def num_trained_parameters(self) -> int:
         """Number of parameters with gradients."""
-        return self.size.trained(self.trained_parameters, self.lora_rank)
+        return self.size.num_trained_parameters(self.trained_parameters, self.lora_rank)
 
     def peak(self) -> tuple[str, int]:
         """Returns the phase with the largest memory, and its bytes."""
@@ -105,7 +105,7 @@ class MemoryPlan:
     def checkpoint_bytes(self) -> int:
         """Returns the checkpoint's size: float32 master weights and moments."""
         # 4 bytes each for the master weight and Adam's two moments.
-        return 12 * self.trained
+        return 12 * self.num_trained_parameters
 
     def host_bytes(self, processes: int) -> int:
         """Returns the host memory of a node with `processes` processes.
@@ -117,7 +117,7 @@ class MemoryPlan:
         if self.device == "cpu":
             return self.peak()[1] * processes
         of_process = self._ends + ROWS_IN_FLIGHT * self._row_bytes + LIBRARIES + 12 * self._share
-        return int(processes * of_process + self._b * self.trained)
+        return int(processes * of_process + self._b * self.num_trained_parameters)
 
     @property
     def recompute(self) -> bool:
@@ -132,7 +132,7 @@ class MemoryPlan:
     @property
     def _share(self) -> float:
         """Number of trained weights in one process's share."""
-        return self.trained / self.processes
+        return self.num_trained_parameters / self.processes
 
     @property
     def _chunk(self) -> int:
@@ -153,11 +153,12 @@ class MemoryPlan:
     def _always(self) -> dict[str, float]:
         """Bytes that exist in every phase."""
         gpu = self.device == "cuda"
-        weights = self.trained if self.zero_stage < 3 else self._share
+        weights = self.num_trained_parameters if self.zero_stage < 3 else self._share
         # Stage 1 in bf16 (DeepSpeed's BF16_Optimizer) keeps the full gradient sum allocated.
-        summed = self.trained if self.zero_stage == 1 and self._b == 2 else 0
+        summed = self.num_trained_parameters if self.zero_stage == 1 and self._b == 2 else 0
         return {
-            "weights": self._b * (weights + self.size.frozen(self.trained_parameters)),
+            "weights": self._b
+            * (weights + self.size.num_frozen_parameters(self.trained_parameters)),
             "master_weights": 4 * self._share,
             # Bf16 ends stay in the file on a CPU, which reads few of the embedding's rows.
             "embedding_and_head": self._ends // (1 if gpu or self._b == 4 else 2),
@@ -212,15 +213,15 @@ class MemoryPlan:
         # Adam's two moments in float32, 4 bytes each.
         always = {"adam_moments": 8 * self._share, "drafted_states": states}
         newest: float = b * size.largest if self.trained_parameters == "all" else 0
-        gradients: float = b * self.trained
+        gradients: float = b * self.num_trained_parameters
         if self.zero_stage > 1 or b == 4:
-            gradients += 4 * (self._share if self.zero_stage > 1 else self.trained)
+            gradients += 4 * (self._share if self.zero_stage > 1 else self.num_trained_parameters)
         if self.zero_stage > 1:
             # A bucket, or a larger tensor, has a float32 copy while it is reduced.
-            bucket = BUCKET if self.device == "cuda" else min(BUCKET, self.trained)
+            bucket = BUCKET if self.device == "cuda" else min(BUCKET, self.num_trained_parameters)
             newest = b * bucket + max(newest, 4 * max(bucket, min(size.largest, self._share)))
         # Attention's backward on a CPU: gradients of probabilities and of scores.
-        scratch = 2 * size.kept(*self.row, 1).largest_scores * (self.device == "cpu")
+        scratch = 2 * size.activation_bytes(*self.row, 1).largest_scores * (self.device == "cpu")
         first = always | {"activations": self._held(self.depth) + max(scratch, self._chunk)}
         # The last depth's activations are freed when its gradients exist.
         later = always | {
@@ -230,8 +231,12 @@ class MemoryPlan:
         peak = max(first, later, key=lambda parts: sum(parts.values()))
         if self.zero_stage == 3:
             # Experts are gathered at each depth, and autograd's views keep each gathered copy.
-            experts = size.frozen("non_routed") if self.trained_parameters == "all" else 0
-            peak["gathered_weights"] = b * (self.depth * experts + self.trained - experts)
+            experts = (
+                size.num_frozen_parameters("non_routed") if self.trained_parameters == "all" else 0
+            )
+            peak["gathered_weights"] = b * (
+                self.depth * experts + self.num_trained_parameters - experts
+            )
         return peak
 
     def _held(self, depth: int) -> float:
@@ -244,12 +249,12 @@ class MemoryPlan:
         # in turn, so only about three quarters of its activations exist at once.
         tokens, anchors = self.row
         waiting = inputs * (depth * anchors + tokens)
-        again = self.size.kept(*self.row, 1)
+        again = self.size.activation_bytes(*self.row, 1)
         return waiting + self._b / 2 * (0.75 * again.linear + again.scores * (self.device == "cpu"))
 
     def _kept(self, tokens: int, anchors: int, depth: int) -> float:
         """Bytes that autograd keeps without recomputation."""
-        activations = self.size.kept(tokens, anchors, depth)
+        activations = self.size.activation_bytes(tokens, anchors, depth)
         scores = activations.scores if self.device == "cpu" else 0
         return self._b / 2 * (activations.linear + scores)
 

@@ -1,8 +1,8 @@
 """Training objective of a step: the weighted loss of its rows' drafts.
 
     objective = Objective(config, depth, lm_head_VH, samples=..., sampling=..., probabilistic=...)
-    share_K = objective.share(samples_of_the_step)            # the same in every process
-    loss, judged = objective.of_row(drafted, batch, share_K)  # a row's part of the step's loss
+    share_K = objective.loss_weights(samples_of_the_step)            # the same in every process
+    loss, judged = objective.row_loss(drafted, batch, share_K)  # a row's part of the step's loss
 
 The teacher is the target's head `lm_head_VH` over the whole vocabulary. The draft's head comes
 with the drafts and may be a different head over fewer tokens.
@@ -18,11 +18,11 @@ from torch import Tensor
 
 from outrider.speculators.kinds.drafter import Batch
 from outrider.training.config import DEPTH_DECAY, TrainingConfig
-from outrider.training.distributed.accelerator import Drafted
-from outrider.training.distributed.spec import Sampling
-from outrider.training.losses import Judged, distillation_loss
-from outrider.training.packing import Sample
-from outrider.training.teacher import Served
+from outrider.training.distributed.accelerator import UnrolledDrafts
+from outrider.training.distributed.spec import SequenceSampling
+from outrider.training.losses import DraftLosses, distillation_loss
+from outrider.training.packing import TrainingSample
+from outrider.training.teacher import ServedSampling
 
 
 class Objective:
@@ -34,8 +34,8 @@ class Objective:
         depth: int,
         lm_head_VH: Tensor,
         *,
-        samples: Sequence[Sample],
-        sampling: Mapping[str, Sampling],
+        samples: Sequence[TrainingSample],
+        sampling: Mapping[str, SequenceSampling],
         probabilistic: bool,
         decay: float = DEPTH_DECAY,
     ):
@@ -48,22 +48,22 @@ class Objective:
         self.probabilistic = probabilistic
         self.decay = decay
 
-    def targets(self, in_step: Sequence[Sample]) -> Tensor:
+    def count_targets(self, in_step: Sequence[TrainingSample]) -> Tensor:
         """Returns the number of targets at each depth, [K], at least 1."""
         count_K = torch.tensor(
             [sum(sample.targets(s) for sample in in_step) for s in range(self.depth)]
         )
         return count_K.clamp_min(1)
 
-    def share(self, in_step: Sequence[Sample]) -> Tensor:
+    def loss_weights(self, in_step: Sequence[TrainingSample]) -> Tensor:
         """Returns a draft's loss weight at each depth, [K]."""
         # Draft s counts only if drafts 0 .. s-1 were accepted, so later drafts matter less.
         weight_K = self.decay ** torch.arange(self.depth, dtype=torch.float64)
-        return (weight_K / weight_K.sum()).float() / self.targets(in_step)
+        return (weight_K / weight_K.sum()).float() / self.count_targets(in_step)
 
-    def of_row(
-        self, drafted: Drafted, batch: Batch, share_K: Tensor, masked: Collection[int] = ()
-    ) -> tuple[Tensor, Judged]:
+    def row_loss(
+        self, drafted: UnrolledDrafts, batch: Batch, share_K: Tensor, masked: Collection[int] = ()
+    ) -> tuple[Tensor, DraftLosses]:
         """Returns the row's part of the loss, and the other results.
 
         A row whose `share_K` is all zeros does not count; it only serves to give every process
@@ -95,13 +95,13 @@ class Objective:
             loss_KN = loss_KN + auxiliary_KN
         return (loss_KN * valid_KN * share_K[:, None]).sum(), judged
 
-    def _served(self, batch: Batch, target_N: Tensor, anchors_R: Tensor) -> Served:
+    def _served(self, batch: Batch, target_N: Tensor, anchors_R: Tensor) -> ServedSampling:
         """Returns the sampling of the row's targets, at slots `target_N`."""
         device = target_N.device
         requests = [self.sampling[self.samples[index].sequence_id][:4] for index in batch.row]
         sampled_N4 = torch.tensor(requests).repeat_interleave(anchors_R, dim=0).to(device)
         temperature_N, top_p_N, top_k_N, hard_N = sampled_N4.unbind(-1)
-        served = Served(
+        served = ServedSampling(
             temperature_N=temperature_N,
             top_p_N=top_p_N,
             probabilistic=self.probabilistic,

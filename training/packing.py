@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.common.errors import OutriderError
-from outrider.common.lost_ends import LostEnds, lost_ends
+from outrider.common.lost_ends import LostEnds, count_lost_ends
 from outrider.data.features.feature_store import SequenceLength
 
 WINDOW = 1024
@@ -23,7 +23,7 @@ WINDOW = 1024
 
 
 @dataclass(frozen=True)
-class Sample:
+class TrainingSample:
     """One training sequence. Token indices count from 0 within the sequence."""
 
     sequence_id: str
@@ -46,7 +46,7 @@ Row = tuple[int, ...]
 
 def make_samples(
     sequences: Iterable[SequenceLength], row_tokens: int
-) -> tuple[list[Sample], dict[str, str]]:
+) -> tuple[list[TrainingSample], dict[str, str]]:
     """Returns the samples, and why each of the other sequences is omitted.
 
     The engine drafts only after the prefill has returned the first token of the completion, at
@@ -56,7 +56,7 @@ def make_samples(
     samples = []
     left_out = {}
     for sequence in sequences:
-        sample = Sample(
+        sample = TrainingSample(
             sequence_id=sequence.id,
             length=min(sequence.length, row_tokens),
             first_anchor=max(sequence.completion_start - 1, 0),
@@ -77,7 +77,7 @@ def cut_at_rows(sequences: Sequence[SequenceLength], row_tokens: int) -> LostEnd
     lengths = [sequence.length for sequence in sequences]
     # A sequence with fewer than two completion tokens in its row has no draft targets.
     starts = [sequence.completion_start + 1 for sequence in sequences]
-    return lost_ends(lengths, starts, row_tokens, f"training.row_tokens = {row_tokens:,}")[0]
+    return count_lost_ends(lengths, starts, row_tokens, f"training.row_tokens = {row_tokens:,}")[0]
 
 
 def samples_of_part(
@@ -87,7 +87,7 @@ def samples_of_part(
     row_tokens: int,
     part: str,
     features_dir: Path,
-) -> tuple[list[Sample], dict[str, str]]:
+) -> tuple[list[TrainingSample], dict[str, str]]:
     """Runs `make_samples` on a part; raises if states or samples are missing."""
     missing = [sequence_id for sequence_id in sequence_ids if sequence_id not in sequences]
     if missing:
@@ -106,7 +106,7 @@ def samples_of_part(
 
 
 def plan_epoch(
-    samples: Sequence[Sample], row_tokens: int, rows_per_step: int, seed: int, epoch: int
+    samples: Sequence[TrainingSample], row_tokens: int, rows_per_step: int, seed: int, epoch: int
 ) -> list[list[Row]]:
     """Returns the steps of one epoch, each with at most `rows_per_step` rows."""
     generator = random.Random(f"{seed}/{epoch}")
@@ -121,7 +121,7 @@ def plan_epoch(
     return [rows[start : start + rows_per_step] for start in range(0, len(rows), rows_per_step)]
 
 
-def turns(rows_per_step: int, world: int) -> int:
+def rows_per_process(rows_per_step: int, world: int) -> int:
     """Returns the number of rows that each process computes per step."""
     return -(-rows_per_step // world)
 
@@ -133,7 +133,7 @@ def rows_of_process(
 
     A step with too few rows repeats its first row; the repetition is not counted.
     """
-    numbers = range(rank, world * turns(rows_per_step, world), world)
+    numbers = range(rank, world * rows_per_process(rows_per_step, world), world)
     return [
         step[number if number < len(step) else 0]
         for step in steps[first_step:]

@@ -20,17 +20,17 @@ import torch
 from outrider.common.fingerprint import value_digest
 from outrider.common.lost_ends import LostEnds
 from outrider.data.features.feature_store import FeatureStore
-from outrider.speculators.base import base_of, planned, warm_start
+from outrider.speculators.base import base_of, planned_config, warm_start
 from outrider.speculators.checkpoints.model_config import read_config
 from outrider.speculators.draft_vocabulary import token_counts
 from outrider.speculators.features import FeatureSpec
 from outrider.speculators.kinds import trainable_kind
 from outrider.speculators.kinds.drafter import Batch
 from outrider.speculators.kinds.protocol import Origin, TrainableKind
-from outrider.training.batches import assemble
+from outrider.training.batches import assemble_batch
 from outrider.training.config import TrainingConfig
 from outrider.training.distributed.spec import TrainingSpec
-from outrider.training.packing import Row, Sample, cut_at_rows, plan_epoch, samples_of_part
+from outrider.training.packing import Row, TrainingSample, cut_at_rows, plan_epoch, samples_of_part
 
 if TYPE_CHECKING:
     from outrider.data.streamed import StreamedFeatures
@@ -59,8 +59,8 @@ class TrainingPlan:
     trained (start.py)."""
     settings: TrainingConfig
     """The section `training`, with epochs and learning rate for this start."""
-    samples: Sequence[Sample]
-    validation_samples: Sequence[Sample]
+    samples: Sequence[TrainingSample]
+    validation_samples: Sequence[TrainingSample]
     left_out: Mapping[str, str]
     """Training sequences without a sample, and why."""
     lost_ends: LostEnds
@@ -76,14 +76,14 @@ class TrainingPlan:
         """
         kind = trainable_kind(spec.speculator.only_kind)
         target_config = read_config(spec.target_dir / "config.json")
-        config = planned(spec.speculator, target_config)
+        config = planned_config(spec.speculator, target_config)
         features = kind.features(config, target_config)
         features.require(source.spec, spec.features_dir)
         # Only a base of the same kind gives a warm start.
         base_dir = warm_start(kind, base_of(spec.speculator.base, spec.target_dir))
         # A fit reads all rows before the first step, which a stream delivers only once.
-        fitted = not spec.training.streams and kind.fitted(config)
-        settings = spec.training.started(warm=base_dir is not None, fitted=fitted)
+        fitted = not spec.training.streams and kind.can_fit_start(config)
+        settings = spec.training.for_start(warm=base_dir is not None, fitted=fitted)
         in_rows = functools.partial(
             samples_of_part,
             source.sequences,
@@ -131,7 +131,7 @@ class TrainingPlan:
         """Whether the engine samples drafts from the drafter's distribution."""
         return self.spec.speculator.draft_sample_method == "probabilistic"
 
-    def token_counts(self, samples: Sequence[Sample]) -> torch.Tensor:
+    def token_counts(self, samples: Sequence[TrainingSample]) -> torch.Tensor:
         """Counts each token of the vocabulary in the samples' responses, [V]."""
         vocab = self.target_config["vocab_size"]
         assert isinstance(vocab, int)
@@ -173,7 +173,7 @@ class TrainingPlan:
             epoch=0,
         )
         for (row,) in steps:
-            yield assemble(
+            yield assemble_batch(
                 store=self.source,
                 samples=self.samples,
                 row=row,
@@ -182,7 +182,7 @@ class TrainingPlan:
             ).to(device)
 
 
-def _steps(samples: Sequence[Sample], settings: TrainingConfig) -> list[list[Row]]:
+def _steps(samples: Sequence[TrainingSample], settings: TrainingConfig) -> list[list[Row]]:
     steps = []
     for epoch in range(settings.epochs):
         steps += plan_epoch(

@@ -1,7 +1,7 @@
 """Starting over at a lower learning rate, where the first one destroys what the base knows.
 
     if starts_over(state):
-        state = rewound(state)
+        state = rewind_state(state)
     rate = rate_share(state) * settings.learning_rate_at(step, steps)
 
 A rate that suits a base of other traffic is too high for one that knows the traffic: SmolLM2 with
@@ -35,7 +35,7 @@ def rate_share(state: TrainerState) -> float:
     return SLOWER ** -state["started_over"]
 
 
-def rewound(state: TrainerState) -> TrainerState:
+def rewind_state(state: TrainerState) -> TrainerState:
     """The state before the first step, at the next lower rate."""
     return {
         **state,

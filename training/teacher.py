@@ -29,7 +29,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from outrider.speculators.acceptance import GREEDY_BELOW, forbid
+from outrider.speculators.acceptance import GREEDY_BELOW, mask_forbidden_tokens
 from outrider.speculators.heads import DraftHead
 
 NUCLEUS_WITHIN = 256
@@ -37,7 +37,7 @@ NUCLEUS_WITHIN = 256
 With 129,280 tokens, a partial sort costs a twentieth of a full one."""
 
 
-class Served(NamedTuple):
+class ServedSampling(NamedTuple):
     """Sampling parameters of the requests of N target tokens, and how the engine drafts."""
 
     temperature_N: Tensor
@@ -50,7 +50,7 @@ class Served(NamedTuple):
     hard_N: Tensor | None = None
     """Whether p is one-hot at the logged token; None: nowhere."""
     masks_MW: Tensor | None = None
-    """Masks of grammars (`acceptance.forbid`); None without any."""
+    """Masks of grammars (`acceptance.mask_forbidden_tokens`); None without any."""
     mask_N: Tensor | None = None
     """The mask of each target; negative: none."""
 
@@ -58,7 +58,7 @@ class Served(NamedTuple):
         """Returns logits [C, V] without the tokens that grammars forbid."""
         if self.masks_MW is None or self.mask_N is None:
             return z_CV
-        return forbid(z_CV, self.masks_MW, self.mask_N[chunk])
+        return mask_forbidden_tokens(z_CV, self.masks_MW, self.mask_N[chunk])
 
     def draft_temperature(self, chunk: "slice[int, int, None]") -> Tensor | None:
         """Returns the temperature [C] for sampling from q; None for argmax drafts."""

@@ -33,7 +33,7 @@ from outrider.data.features.feature_store import FeatureStore
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.draft_vocabulary import coverage
 from outrider.speculators.kinds.drafter import Batch
-from outrider.speculators.parity import ParityConfig, complaint
+from outrider.speculators.parity import ParityConfig, parity_failure
 from outrider.speculators.size import drafter_size
 from outrider.training.batches import Prefetch, States
 from outrider.training.checkpoints import (
@@ -42,7 +42,7 @@ from outrider.training.checkpoints import (
     on_all_ranks,
     remove_after,
     save_checkpoint,
-    states,
+    saved_states,
 )
 from outrider.training.config import DEPTH_DECAY, SCRATCH_DECAY
 from outrider.training.distributed.accelerator import ChainUnroll, make_accelerator, prepare_model
@@ -59,11 +59,11 @@ from outrider.training.metrics import (
     vocabulary_line,
 )
 from outrider.training.objective import Objective
-from outrider.training.packing import Row, Sample, rows_of_process, turns
+from outrider.training.packing import Row, TrainingSample, rows_of_process, rows_per_process
 from outrider.training.plan import TrainingPlan
 from outrider.training.results import DraftVocabulary, Profile, TrainingResult
 from outrider.training.start import Start, choose_start
-from outrider.training.start_over import rate_share, rewound, starts_over
+from outrider.training.start_over import rate_share, rewind_state, starts_over
 from outrider.training.step0_parity import StepZero
 from outrider.training.validation import Validation
 
@@ -210,7 +210,7 @@ class Trainer:
         check = StepZero(self._base_in_float32(), parity)
         profile = self._evaluate(0, check)
         sums_K4 = self.accelerator.reduce(check.sums_K4.to(self.device), reduction="sum")
-        why = complaint(sums_K4.tolist(), parity)
+        why = parity_failure(sums_K4.tolist(), parity)
         if why is not None:
             message = (
                 "step-0 parity: before any update, the speculator prepared for training drafts"
@@ -291,7 +291,7 @@ class Trainer:
 
     def _start_over(self, state: TrainerState) -> TrainerState:
         """Restores the weights before the first step, for training at a lower rate."""
-        again = rewound(state)
+        again = rewind_state(state)
         lengths = (state[of]["acceptance_length"][-1] for of in ("base", "latest"))
         fell = "fell from {:.3f} to {:.3f}".format(*lengths)
         rate = rate_share(again) * self.settings.learning_rate
@@ -312,7 +312,7 @@ class Trainer:
         if not self.settings.streams:
             return None
         source = cast("StreamedFeatures", self.plan.source)
-        return source.reading(
+        return source.start_reading(
             [self.plan.samples[index].sequence_id for row in rows for index in row]
         )
 
@@ -349,7 +349,7 @@ class Trainer:
     def _report(
         self,
         step: int,
-        in_step: Sequence[Sample],
+        in_step: Sequence[TrainingSample],
         *,
         sums: Tensor,
         rate: float,
@@ -361,7 +361,7 @@ class Trainer:
         world = self.accelerator.num_processes
         values = step_values(
             sums=sums,
-            count_K=self.objective.targets(in_step),
+            count_K=self.objective.count_targets(in_step),
             learning_rate=rate,
             gradient_norm=gradient_norm,
             tokens=sum(sample.length for sample in in_step),
@@ -386,7 +386,7 @@ class Trainer:
     def _update(
         self,
         rows: Sequence[Row],
-        in_step: Sequence[Sample],
+        in_step: Sequence[TrainingSample],
         masked: frozenset[int],
         supply: Iterator[Batch],
     ) -> Tensor:
@@ -395,17 +395,17 @@ class Trainer:
         They are the loss, then KL and expected acceptance by depth.
         """
         world = self.accelerator.num_processes
-        share_K = self.objective.share(in_step).to(self.device)
+        share_K = self.objective.loss_weights(in_step).to(self.device)
         sums = torch.zeros(1 + 2 * self.plan.depth, device=self.device)
         for turn in range(self._rows_each):
             batch = next(supply).to(self.device)
             counted = turn * world + self.accelerator.process_index < len(rows)
             with self.accelerator.accumulate(self.model):
-                drafted = self.unroll.drafted(batch, self.model)
+                drafted = self.unroll.unroll_batch(batch, self.model)
                 # ZeRO-3 gathers weights collectively, so a process without a row computes one that
                 # does not count.
                 counts_K = share_K if counted else torch.zeros_like(share_K)
-                loss, judged = self.objective.of_row(drafted, batch, counts_K, masked)
+                loss, judged = self.objective.row_loss(drafted, batch, counts_K, masked)
                 # DeepSpeed averages over micro-batches and processes, but the loss is a sum.
                 self.accelerator.backward(loss * self._rows_each * world)
                 self.optimizer.step()
@@ -419,10 +419,10 @@ class Trainer:
     @property
     def _rows_each(self) -> int:
         """Number of rows that each process computes in a step."""
-        return turns(self.settings.rows_per_step, self.accelerator.num_processes)
+        return rows_per_process(self.settings.rows_per_step, self.accelerator.num_processes)
 
     def _require_finite(
-        self, step: int, loss: float, gradient_norm: float, in_step: Sequence[Sample]
+        self, step: int, loss: float, gradient_norm: float, in_step: Sequence[TrainingSample]
     ) -> None:
         """Raises an `OutriderError` if a step's loss or gradient is not finite."""
         # DeepSpeed reports the norm of a gradient with NaN or infinity as -1.
@@ -460,7 +460,9 @@ class Trainer:
         checkpoints_dir = self.plan.spec.checkpoints_dir
         save_checkpoint(self.accelerator, checkpoints_dir, done, state)
         if self.accelerator.is_main_process:
-            referred = {self._best_dir(saved["best_step"]) for saved in states(checkpoints_dir)}
+            referred = {
+                self._best_dir(saved["best_step"]) for saved in saved_states(checkpoints_dir)
+            }
             for path in set(self._best_dir(0).parent.glob("step-*")) - referred:
                 shutil.rmtree(path)
 
@@ -472,7 +474,7 @@ class Trainer:
             weights = self.accelerator.get_state_dict(self.model)
         if self.accelerator.is_main_process:
             state = {name.removeprefix("speculator."): tensor for name, tensor in weights.items()}
-            trained = self.plan.kind.trained(self.unroll.speculator, state)
+            trained = self.plan.kind.trained_tensors(self.unroll.speculator, state)
             self.plan.kind.write(trained, self.start.origin, self._best_dir(done))
         self.accelerator.wait_for_everyone()
 

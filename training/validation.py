@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from outrider.speculators.acceptance import accept_matrix, pad_anchors, replay_chain
 from outrider.speculators.kinds.drafter import Batch
 from outrider.training.batches import Prefetch
-from outrider.training.distributed.accelerator import ChainUnroll, Drafted
+from outrider.training.distributed.accelerator import ChainUnroll, UnrolledDrafts
 from outrider.training.packing import pack
 from outrider.training.plan import TrainingPlan
 from outrider.training.results import Profile
@@ -34,7 +34,7 @@ class Validation:
         self,
         unroll: ChainUnroll,
         wrapped: nn.Module | None = None,
-        observe: Callable[[Batch, Drafted], None] | None = None,
+        observe: Callable[[Batch, UnrolledDrafts], None] | None = None,
     ) -> Profile:
         """Returns acceptance by position and acceptance length for k = 1..K.
 
@@ -57,7 +57,7 @@ class Validation:
         ) as batches:
             for turn, batch in enumerate(batches):
                 batch = batch.to(self.accelerator.device)
-                drafted = unroll.drafted(batch, wrapped)
+                drafted = unroll.unroll_batch(batch, wrapped)
                 if turn * world + rank < len(self.rows):
                     sums += self._row_sums(drafted, batch, unroll.ends.lm_head_VH)
                     if observe is not None:
@@ -73,7 +73,7 @@ class Validation:
             "acceptance": (accepted_K / offered_K.clamp_min(1e-9)).tolist(),
         }
 
-    def _row_sums(self, drafted: Drafted, batch: Batch, lm_head_VH: Tensor) -> Tensor:
+    def _row_sums(self, drafted: UnrolledDrafts, batch: Batch, lm_head_VH: Tensor) -> Tensor:
         samples = [self.samples[index] for index in batch.row]
         anchors_R = torch.tensor([sample.targets(0) for sample in samples])
         start_R = torch.tensor([0, *[sample.length for sample in samples]]).cumsum(0)[:-1]

@@ -1,7 +1,7 @@
 """Environment variables of the command that its processes on other nodes need too.
 
-    passed_on(OF_ENGINES)      # in the command
-    adopt(variables)           # in a process that is an engine's own
+    forwarded_variables(OF_ENGINES)      # in the command
+    set_missing_variables(variables)           # in a process that is an engine's own
 
 Ray starts processes with the environment of their node's raylet. These variables go through Ray's
 object store, since Ray logs runtime environments. Variables that are set on a node take precedence.
@@ -20,7 +20,7 @@ OF_ONE_NODE = frozenset(("VLLM_HOST_IP", "VLLM_PORT"))
 """Variables that are true of the command's node only."""
 
 
-def passed_on(prefixes: tuple[str, ...]) -> dict[str, str]:
+def forwarded_variables(prefixes: tuple[str, ...]) -> dict[str, str]:
     """The variables of this process that begin with one of the prefixes."""
     return {
         name: value
@@ -29,7 +29,7 @@ def passed_on(prefixes: tuple[str, ...]) -> dict[str, str]:
     }
 
 
-def adopt(variables: Mapping[str, str]) -> None:
+def set_missing_variables(variables: Mapping[str, str]) -> None:
     """Sets the variables that are not set in this process."""
     for name, value in variables.items():
         os.environ.setdefault(name, value)

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from outrider.common.child_process import answer_of, returned
+from outrider.common.child_process import pickle_answer, unpickle_answer
 from outrider.common.errors import OutriderError
 
 Item = TypeVar("Item")
@@ -46,7 +46,7 @@ def run_tasks(
     common = ray.put(shared)
     running = [task.remote(function, common, item) for item in items]
     try:
-        return [returned(ray.get(reference), f"a task of {what}") for reference in running]
+        return [unpickle_answer(ray.get(reference), f"a task of {what}") for reference in running]
     except ray.exceptions.RayError as error:
         raise OutriderError(
             f"{what}: a task ended {RUNS} times without a result ({type(error).__name__}),"
@@ -76,4 +76,4 @@ def slots(cpus: float = 1.0, gpus: float = 0.0) -> int:
 
 
 def _answer(function: Callable[[Any, Any], Any], shared: Any, item: Any) -> bytes:
-    return answer_of(lambda: function(shared, item))
+    return pickle_answer(lambda: function(shared, item))

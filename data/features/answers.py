@@ -35,7 +35,7 @@ from outrider.common.fingerprint import value_digest
 from outrider.common.json_forms import Count, read_form
 from outrider.data.config import MOST_FURTHER, further_answers
 from outrider.data.tokenize.tokens import REGENERATE
-from outrider.serving.engine import AskedRow, batches
+from outrider.serving.engine import AskedRow, batches_by_tokens
 
 REGENERATED = "regenerated.json"
 FURTHER = "further_answers.json"
@@ -184,7 +184,7 @@ def stored_answers(
     answers = stored.answers if stored.source == source else {}
     console = Console(stderr=True, highlight=False)
     missing = [row for row in rows if row.row_id not in answers]
-    for batch in batches(missing, batch_tokens):
+    for batch in batches_by_tokens(missing, batch_tokens):
         answered = answer(batch)
         answers |= {row.row_id: ids for row, ids in zip(batch, answered, strict=True)}
         write_json(path, {"source": source, "answers": answers}, private=True)

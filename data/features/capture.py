@@ -44,15 +44,15 @@ from outrider.data.features.answers import (
     stored_answers,
 )
 from outrider.data.features.capture_plan import (
+    CaptureBatch,
     CapturePlan,
-    Piece,
+    capture_batch_tokens,
+    capture_batches,
+    capture_rows,
+    drop_overlong_rows,
     expected_tokens,
-    fit,
-    piece_tokens,
-    pieces,
-    rows_of,
     state_bytes,
-    unfinished,
+    unfinished_batches,
 )
 from outrider.data.features.engine_checks import EngineChecks, Row, check_engine
 from outrider.data.features.feature_store import FeatureStore, Source
@@ -79,7 +79,7 @@ LINE_EVERY_S = 30.0
 ONLY_FINAL = FeatureSpec(())
 """Only the stream after the final norm, which the teacher's head reads."""
 
-Prefill = Callable[[Iterator[Piece]], Iterator[tuple[LoggedRow, SequenceStates]]]
+Prefill = Callable[[Iterator[CaptureBatch]], Iterator[tuple[LoggedRow, SequenceStates]]]
 """Captures the rows of pieces, in order."""
 
 
@@ -167,11 +167,11 @@ def _plan_of(
     target_config = read_config(target_dir / "config.json")
     spec = features.stored(target_config["hidden_size"])
     _check_streams(spec, target_config)
-    table, lost_ends = fit(table, engine.max_model_len)
+    table, lost_ends = drop_overlong_rows(table, engine.max_model_len)
     target_files = [target_dir / "config.json", *sorted(target_dir.glob("*.safetensors"))]
     source: Source = {
         "target": sampled_digest(target_files),
-        "sequences": _rows_digest(rows_of(table, lost_ends.limit)),
+        "sequences": _rows_digest(capture_rows(table, lost_ends.limit)),
         "dtype": engine.dtype,
         "scores": {
             "version": SCORES_VERSION,
@@ -259,7 +259,7 @@ def _capture_on_replicas(
         in_memory=False,
         piece_tokens=max(
             [
-                piece_tokens(plan.table, plan.limit, plan.settings.batch_tokens),
+                capture_batch_tokens(plan.table, plan.limit, plan.settings.batch_tokens),
                 *(len(row.token_ids) + row.max_tokens for row in plan.further),
             ]
         ),
@@ -268,7 +268,7 @@ def _capture_on_replicas(
         replicas = Replicas(actors, state_bytes(plan.spec), cluster.start_timeout_s)
         in_flight = session.in_flight_bytes(cluster)
 
-        def prefill(batches: Iterator[Piece]) -> Iterator[tuple[LoggedRow, SequenceStates]]:
+        def prefill(batches: Iterator[CaptureBatch]) -> Iterator[tuple[LoggedRow, SequenceStates]]:
             for piece, states in replicas.stream(batches, in_flight):
                 yield from zip(piece.rows, states, strict=True)
 
@@ -325,7 +325,7 @@ def _prefill_of(engine: Engine, plan: CapturePlan) -> Prefill:
     """Captures with one engine; it also scores completions if the plan has scores."""
     positions = plan.settings.on_policy_positions if plan.score_columns else None
 
-    def prefill(batches: Iterator[Piece]) -> Iterator[tuple[LoggedRow, SequenceStates]]:
+    def prefill(batches: Iterator[CaptureBatch]) -> Iterator[tuple[LoggedRow, SequenceStates]]:
         rows = (row for piece in batches for row in piece.rows)
         return engine.prefill(rows, plan.spec.names, plan.settings.batch_tokens, positions)
 
@@ -380,8 +380,8 @@ def _write_store(plan: CapturePlan, prefill: Prefill) -> CaptureSummary:
         lines = _ProgressLines(console, total)
         began = time.monotonic()
         done = frozenset(writer.done)
-        batches = pieces(plan.rows(), plan.settings.batch_tokens)
-        for row, states in prefill(unfinished(batches, done)):
+        batches = capture_batches(plan.rows(), plan.settings.batch_tokens)
+        for row, states in prefill(unfinished_batches(batches, done)):
             prefilled += len(row.token_ids)
             # A piece is captured as a whole, although some of its rows may be stored already.
             if row.row_id not in done:

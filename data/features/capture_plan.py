@@ -1,8 +1,8 @@
 """The plan of a capture, and its pieces, which depend only on the recipe.
 
     plan = CapturePlan(table, limit, spec, source, CaptureConfig(), out_dir)
-    batches = list(pieces(plan.rows(), plan.settings.batch_tokens))
-    for piece in unfinished(batches, writer.done):
+    batches = list(capture_batches(plan.rows(), plan.settings.batch_tokens))
+    for piece in unfinished_batches(batches, writer.done):
         ...
 
 A piece is a set of rows that are sent to the engine together (`capture.batch_tokens`). bf16
@@ -14,9 +14,9 @@ gave anew (answers.py) are samples, which the same capture stores once.
 After an interruption, pieces that are partly in the store are captured again as a whole, but rows
 that are already stored are not written again.
 
-Sequences that are too long for the engine are truncated (`fit`): the prompt and the first tokens of
-the completion remain, and their states do not depend on later tokens. If the prompt alone reaches
-the limit, nothing is left to train on and the sequence is dropped.
+Sequences that are too long for the engine are truncated (`drop_overlong_rows`): the prompt and the
+first tokens of the completion remain, and their states do not depend on later tokens. If the prompt
+alone reaches the limit, nothing is left to train on and the sequence is dropped.
 """
 
 import collections
@@ -29,12 +29,12 @@ from datasets import Dataset
 from numpy.typing import NDArray
 
 from outrider.common.errors import OutriderError
-from outrider.common.lost_ends import LostEnds, lost_ends
+from outrider.common.lost_ends import LostEnds, count_lost_ends
 from outrider.data.config import CaptureConfig, bytes_per_token
 from outrider.data.features.answers import Answers, logged_id
 from outrider.data.features.engine_checks import Row
 from outrider.data.features.feature_store import MANIFEST, STORED_AS, FeatureStore, Source
-from outrider.serving.engine import AskedRow, LoggedRow, batches
+from outrider.serving.engine import AskedRow, LoggedRow, batches_by_tokens
 from outrider.speculators.features import FeatureSpec
 
 
@@ -62,11 +62,11 @@ class CapturePlan:
 
     def rows(self) -> Iterator[LoggedRow]:
         """Yields the rows as they are captured."""
-        return rows_of(self.table, self.limit, self.answers)
+        return capture_rows(self.table, self.limit, self.answers)
 
     def sample(self) -> list[Row]:
         """Selects the rows for the engine checks."""
-        return sample_of(self.table, self.limit, self.settings.self_check_sequences)
+        return sample_rows(self.table, self.limit, self.settings.self_check_sequences)
 
     def is_finished(self) -> bool:
         """Whether a complete store of the same source exists, with at least these streams."""
@@ -83,7 +83,7 @@ class CapturePlan:
 
 
 @dataclass(frozen=True)
-class Piece:
+class CaptureBatch:
     """Rows that are captured together."""
 
     index: int
@@ -101,13 +101,15 @@ class Piece:
         return [row.row_id for row in self.rows]
 
 
-def pieces(rows: Iterable[LoggedRow], batch_tokens: int) -> Iterator[Piece]:
+def capture_batches(rows: Iterable[LoggedRow], batch_tokens: int) -> Iterator[CaptureBatch]:
     """Yields pieces: consecutive rows totaling at most `batch_tokens`, or one longer row."""
-    for index, batch in enumerate(batches(rows, batch_tokens)):
-        yield Piece(index, tuple(batch))
+    for index, batch in enumerate(batches_by_tokens(rows, batch_tokens)):
+        yield CaptureBatch(index, tuple(batch))
 
 
-def unfinished(plan: Iterable[Piece], done: frozenset[str]) -> Iterator[Piece]:
+def unfinished_batches(
+    plan: Iterable[CaptureBatch], done: frozenset[str]
+) -> Iterator[CaptureBatch]:
     """Yields the pieces with a row that is not in `done`."""
     return (piece for piece in plan if not done.issuperset(piece.row_ids))
 
@@ -117,7 +119,7 @@ def state_bytes(spec: FeatureSpec) -> int:
     return bytes_per_token(spec.width, "bf16", len(spec.streams))
 
 
-def rows_of(table: Dataset, limit: int, answers: Answers | None = None) -> Iterator[LoggedRow]:
+def capture_rows(table: Dataset, limit: int, answers: Answers | None = None) -> Iterator[LoggedRow]:
     """Yields the rows cut to `limit` tokens, then the further answers in their order.
 
     Responses whose sequence is in `answers` are replaced.
@@ -152,20 +154,20 @@ def _with_answer(row: LoggedRow, answer: NDArray[np.int32]) -> LoggedRow:
     return row._replace(token_ids=[*prompt, *answer.tolist()])
 
 
-def sample_of(table: Dataset, limit: int, count: int) -> list[Row]:
+def sample_rows(table: Dataset, limit: int, count: int) -> list[Row]:
     """Selects at most `count` rows for engine checks, spread over the table."""
     # Spread over the log, since a beginning may be one user or one hour.
     spread = np.linspace(0, len(table) - 1, min(count, len(table)), dtype=int)
-    return [row[:3] for row in rows_of(table.select(spread), limit)]
+    return [row[:3] for row in capture_rows(table.select(spread), limit)]
 
 
-def piece_tokens(table: Dataset, limit: int, batch_tokens: int) -> int:
+def capture_batch_tokens(table: Dataset, limit: int, batch_tokens: int) -> int:
     """Returns the number of tokens of the largest possible piece: a batch, or one longer row."""
     longest_row = max(min(len(token_ids), limit) for token_ids in table["token_ids"])
     return max(batch_tokens, longest_row)
 
 
-def fit(table: Dataset, max_model_len: int) -> tuple[Dataset, LostEnds]:
+def drop_overlong_rows(table: Dataset, max_model_len: int) -> tuple[Dataset, LostEnds]:
     """Drops rows that cannot be truncated to fit; also returns the counts.
 
     Other long rows stay whole in the table: capture reads their first `LostEnds.limit` tokens.
@@ -176,7 +178,7 @@ def fit(table: Dataset, max_model_len: int) -> tuple[Dataset, LostEnds]:
     lengths = [len(token_ids) for token_ids in table["token_ids"]]
     key = f"serving.engine.max_model_len = {max_model_len:,}"
     # Minus 1, because the engine also samples one token.
-    counts, fitting = lost_ends(lengths, table["completion_start"][:], max_model_len - 1, key)
+    counts, fitting = count_lost_ends(lengths, table["completion_start"][:], max_model_len - 1, key)
     if not fitting:
         raise OutriderError(
             f"serving.engine.max_model_len = {max_model_len}: none of {len(lengths)} sequences is"

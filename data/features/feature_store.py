@@ -2,10 +2,10 @@
 
 A store is a directory of `shard-00000.safetensors`, ... and `manifest.json`. A shard has
 `token_ids` [tokens] int32 and the states [tokens, width] of each stream, sequence after sequence,
-in bfloat16 or in FP8 with scales [tokens] (`encode`). The stream after the final norm is stored as
-`hidden` and `scale`, any other stream NAME as `NAME` and `NAME.scale`. The manifest lists the
-streams (`speculators.features.FeatureSpec`) and the location of each sequence. feature_writer.py
-writes stores.
+in bfloat16 or in FP8 with scales [tokens] (`encode_states`). The stream after the final norm is
+stored as `hidden` and `scale`, any other stream NAME as `NAME` and `NAME.scale`. The manifest lists
+the streams (`speculators.features.FeatureSpec`) and the location of each sequence.
+feature_writer.py writes stores.
 
 A sequence may also have scores: sums of the target's scores of its completion
 (serving/logged_text.py), stored in the shard as `scores` [sequences, parts, columns]. Scores
@@ -289,8 +289,8 @@ class FeatureStore:
         names = stored_names(name)
         values_TH = self._span(sequence_id, names.values)
         if self.manifest.header.dtype != STORED_AS["fp8"]:
-            return decode(Encoded(values_TH))
-        return decode(Encoded(values_TH, self._span(sequence_id, names.scale)))
+            return decode_states(Encoded(values_TH))
+        return decode_states(Encoded(values_TH, self._span(sequence_id, names.scale)))
 
     def _span(self, sequence_id: str, name: str) -> torch.Tensor:
         """Reads a sequence's rows of one tensor of its shard."""
@@ -306,7 +306,7 @@ class FeatureStore:
         return self._open[sequence.shard].get_slice(name)
 
 
-def rounded(scores: Sequence[Sequence[float]]) -> list[list[float]]:
+def round_scores(scores: Sequence[Sequence[float]]) -> list[list[float]]:
     """Rounds a sequence's scores to 1e-4 nats."""
     return [[round(value, 4) for value in part] for part in scores]
 
@@ -319,7 +319,7 @@ class Encoded(NamedTuple):
     """None for bfloat16."""
 
 
-def encode(hidden_TH: torch.Tensor, dtype: StateDtype) -> Encoded:
+def encode_states(hidden_TH: torch.Tensor, dtype: StateDtype) -> Encoded:
     """Encodes states for a shard; non-finite states stay non-finite through their scale.
 
     A state after the final norm has entries of similar size, except for a few outliers. FP8 (e4m3)
@@ -337,8 +337,8 @@ def encode(hidden_TH: torch.Tensor, dtype: StateDtype) -> Encoded:
     return Encoded((wide_TH / divisor_T[:, None]).to(torch.float8_e4m3fn), divisor_T)
 
 
-def decode(encoded: Encoded) -> torch.Tensor:
-    """Decodes states to bfloat16 [T, H]; the inverse of `encode`."""
+def decode_states(encoded: Encoded) -> torch.Tensor:
+    """Decodes states to bfloat16 [T, H]; the inverse of `encode_states`."""
     if encoded.scale_T is None:
         return encoded.values_TH
     return (encoded.values_TH.float() * encoded.scale_T[:, None]).to(torch.bfloat16)

@@ -36,8 +36,8 @@ from outrider.data.features.feature_store import (
     StoredSequence,
     StoredShard,
     StoreHeader,
-    encode,
-    rounded,
+    encode_states,
+    round_scores,
     stored_names,
 )
 from outrider.speculators.features import FeatureSpec, SequenceStates
@@ -124,7 +124,7 @@ class FeatureWriter:
                 raise ValueError(
                     f"{sequence_id}: states {tuple(state_TH.shape)} for {tokens} tokens"
                 )
-            encoded = encode(state_TH, self.dtype)
+            encoded = encode_states(state_TH, self.dtype)
             names = stored_names(stream.name)
             tensors[names.values] = encoded.values_TH
             if encoded.scale_T is not None:
@@ -134,7 +134,7 @@ class FeatureWriter:
         if states.scores is not None:
             # float64: the sums of a response of 32,768 tokens keep the 1e-4 nats to which they are
             # rounded.
-            tensors["scores"] = torch.tensor([rounded(states.scores)], dtype=torch.float64)
+            tensors["scores"] = torch.tensor([round_scores(states.scores)], dtype=torch.float64)
         self.done.add(sequence_id)
         self.tokens += tokens
         self._pending.append(_Pending(sequence_id, states.completion_start, tensors))

@@ -21,11 +21,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from outrider.common.cluster.environment import OF_ENGINES, adopt, passed_on
+from outrider.common.cluster.environment import (
+    OF_ENGINES,
+    forwarded_variables,
+    set_missing_variables,
+)
 from outrider.common.errors import OutriderError
 from outrider.common.process_tree import ProcessTree
 from outrider.data.config import CaptureConfig
-from outrider.data.features.capture_plan import Piece, state_bytes
+from outrider.data.features.capture_plan import CaptureBatch, state_bytes
 from outrider.data.features.engine_checks import Row, check_engine
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import AskedRow, Engine, open_engine
@@ -53,7 +57,9 @@ class ReplicaSetup:
     """Whether states must be written only to files in memory, never to a disk."""
     piece_tokens: int
     """Number of tokens in the largest piece."""
-    environment: dict[str, str] = field(default_factory=functools.partial(passed_on, OF_ENGINES))
+    environment: dict[str, str] = field(
+        default_factory=functools.partial(forwarded_variables, OF_ENGINES)
+    )
     """Variables of the command, for the engine."""
 
 
@@ -61,7 +67,7 @@ class CaptureReplica:
     """A capture replica; `start_replicas` makes it an actor (replicas.py)."""
 
     def __init__(self, setup: ReplicaSetup) -> None:
-        adopt(setup.environment)
+        set_missing_variables(setup.environment)
         self._setup = setup
         self._opened = contextlib.ExitStack()
         self._lock = threading.Lock()
@@ -118,7 +124,7 @@ class CaptureReplica:
         os.environ.update(self._opened.enter_context(ProcessTree(folder=folder)).environment)
         return self._opened.enter_context(open_engine(setup.target, engine, scratch=folder))
 
-    def capture(self, piece: Piece) -> list[SequenceStates]:
+    def capture(self, piece: CaptureBatch) -> list[SequenceStates]:
         """Prefills a piece; returns the states of its rows in order."""
         self.start()
         with self._lock:

@@ -33,7 +33,7 @@ from outrider.common.cluster.actors import (
 )
 from outrider.common.cluster.config import ClusterConfig
 from outrider.common.errors import OutriderError
-from outrider.data.features.capture_plan import Piece
+from outrider.data.features.capture_plan import CaptureBatch
 from outrider.data.features.replica import (
     PIECES_AT_A_TIME,
     CaptureReplica,
@@ -69,7 +69,7 @@ def start_replicas(
 class _Task:
     """A piece in flight."""
 
-    piece: Piece
+    piece: CaptureBatch
     tries: int = 0
     replica: str | None = None
     """The replica that captures the piece; None before assignment and after a failed attempt."""
@@ -120,8 +120,8 @@ class Replicas:
                 self._lose(name, error)
 
     def stream(
-        self, plan: Iterable[Piece], limit_bytes: int
-    ) -> Iterator[tuple[Piece, list[SequenceStates]]]:
+        self, plan: Iterable[CaptureBatch], limit_bytes: int
+    ) -> Iterator[tuple[CaptureBatch, list[SequenceStates]]]:
         """Yields each piece of `plan` with the states of its rows, in the plan's order.
 
         Pieces that are being captured, queued or consumed hold at most `limit_bytes` in total, so a

@@ -14,7 +14,8 @@ containerd: `max_container_log_line_size`; CRI-O: 8 KiB), and R1's lines are lon
 - Papertrail's columns before a message.
 - logcli's labels between a time and a line, and Fluent Bit's `TAG: [TIME, {"log": ...}]`.
 
-    for number, line in unwrapped(lines, 1 << 30): ...  # TIME and the line, or the line if JSON
+    for number, line in join_container_lines(lines, 1 << 30): ...  # TIME and the line, or the line
+    if JSON
 """
 
 import json
@@ -99,7 +100,7 @@ class _Piece(NamedTuple):
     is_last: bool
 
 
-def unwrapped(lines: Numbered, longest: int) -> Numbered:
+def join_container_lines(lines: Numbered, longest: int) -> Numbered:
     """Yields logical lines, each with the number of its first piece.
 
     Lines that no log driver has wrapped pass unchanged; None replaces a line above `longest` bytes.

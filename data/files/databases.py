@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 from outrider.common.errors import OutriderError
 from outrider.common.process_tree import temporary_folder
-from outrider.data.files.packing import HEAD, LARGEST_MEMBER, Member
+from outrider.data.files.packing import HEAD, LARGEST_MEMBER, ArchiveMember
 
 Row = dict[str, Any]
 
@@ -44,20 +44,20 @@ _TABLES = (
 """A virtual table is read by a module that its database chooses."""
 
 
-def tables_of(content: BinaryIO, kind: str, name: str) -> list[Member]:
+def tables_of(content: BinaryIO, kind: str, name: str) -> list[ArchiveMember]:
     """Returns a database's tables with rows; `kind` is `sqlite` or `pg_dump`.
 
     Raises:
         OutriderError: If the database is damaged, or a table is too large to be written out.
     """
     spool = tempfile.TemporaryFile()  # noqa: SIM115 (the members are read from it)
-    members: list[Member] = []
+    members: list[ArchiveMember] = []
     tables = _tables_of_sqlite(content, name) if kind == "sqlite" else _copied_tables(content, name)
     for table, rows in tables:
         start = spool.tell()
         _write(spool, rows, f"{name}:{table}")
         if spool.tell() > start:
-            members.append(Member(table, spool, start, spool.tell() - start))
+            members.append(ArchiveMember(table, spool, start, spool.tell() - start))
     spool.flush()
     return members
 

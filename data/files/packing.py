@@ -1,6 +1,6 @@
 """Compression, archives and encodings, recognized by a file's first bytes.
 
-    with unpacked(stored, "log.jsonl") as content:      # any of `CODECS`; UTF-16, -32
+    with open_decompressed(stored, "log.jsonl") as content:      # any of `CODECS`; UTF-16, -32
         head = content.peek(HEAD)
     members = unpack_archive(content, "tar", "log.tar.gz")
 
@@ -178,7 +178,7 @@ class _Blocks(io.RawIOBase):
             return self._read(size)
 
 
-def unpacked(stored: IO[bytes], name: str, whole: bool = False) -> io.BufferedReader:
+def open_decompressed(stored: IO[bytes], name: str, whole: bool = False) -> io.BufferedReader:
     """Returns the decompressed content, as UTF-8 if it is text in UTF-16 or UTF-32.
 
     With `whole`, a gzip file without its end is an error. Raises an `OutriderError` while it is
@@ -289,7 +289,7 @@ def _transcoder(content: BinaryIO, encoding: str) -> Callable[[int], bytes]:
 
 
 @dataclass(frozen=True)
-class Member:
+class ArchiveMember:
     """A file of an archive, as a range of a temporary file."""
 
     name: str
@@ -325,7 +325,7 @@ def document_of(members: Iterable[str]) -> str | None:
 
 
 class _Range(io.RawIOBase):
-    def __init__(self, member: Member):
+    def __init__(self, member: ArchiveMember):
         self._member = member
         self._at = 0
 
@@ -366,10 +366,10 @@ def archive_of(head: bytes) -> str | None:
     return "zip" if head.startswith((b"PK\x03\x04", b"PK\x05\x06")) else None
 
 
-def unpack_archive(content: BinaryIO, kind: str, name: str) -> list[Member]:
+def unpack_archive(content: BinaryIO, kind: str, name: str) -> list[ArchiveMember]:
     """Unpacks an archive's regular files into a temporary file."""
     spool = tempfile.TemporaryFile()  # noqa: SIM115 (the members are read from it)
-    members: list[Member] = []
+    members: list[ArchiveMember] = []
     try:
         entries = _tar(content) if kind == "tar" else _zip(content, name)
         for member_name, size, unpack in entries:
@@ -377,7 +377,7 @@ def unpack_archive(content: BinaryIO, kind: str, name: str) -> list[Member]:
             start = spool.tell()
             with unpack() as source:
                 shutil.copyfileobj(source, spool, HEAD)
-            members.append(Member(member_name, spool, start, spool.tell() - start))
+            members.append(ArchiveMember(member_name, spool, start, spool.tell() - start))
     except (tarfile.TarError, zipfile.BadZipFile, NotImplementedError, *DAMAGE) as error:
         raise OutriderError(
             f"{name}: damaged or truncated {kind} ({error}); copy it again"
@@ -386,7 +386,7 @@ def unpack_archive(content: BinaryIO, kind: str, name: str) -> list[Member]:
     return members
 
 
-def spooled(content: BinaryIO, name: str) -> IO[bytes]:
+def spool_file(content: BinaryIO, name: str) -> IO[bytes]:
     """Copies a decompressed file to a temporary one, which can be read at any place.
 
     Raises an `OutriderError` above `LARGEST_MEMBER` bytes: 4 MB of gzip can hold 4 GB.
@@ -416,7 +416,7 @@ def _tar(content: BinaryIO) -> Iterator[_Entry]:
 
 def _zip(content: BinaryIO, name: str) -> Iterator[_Entry]:
     # Its table of contents is at the end.
-    source: IO[bytes] = content if content.seekable() else spooled(content, name)
+    source: IO[bytes] = content if content.seekable() else spool_file(content, name)
     stored = source.seek(0, os.SEEK_END)
     size = 0
     with zipfile.ZipFile(source) as archive:

@@ -4,7 +4,8 @@ Files are read line by line, so that a broken line affects no other row. A file 
 array or a pretty-printed object is instead split at brackets and quotes, without decoding: the
 workers decode the values, and a broken one does not stop the reader.
 
-    for number, row in rows(file): ...      # JSON bytes, a table row's dict, or None if too long
+    for number, row in read_rows(file): ...      # JSON bytes, a table row's dict, or None if too
+    long
 
     def parse(record): row = parse_row(record.payload); ...      # in a format
 """
@@ -66,7 +67,7 @@ Row = bytes | dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Sample:
+class FileSample:
     """The beginning of a file, passed to each format's `recognizes`."""
 
     head: bytes
@@ -84,20 +85,20 @@ class Sample:
         return bool(self.archive) or (b"\0" in self.stored.strip(BLANK) and not self.rows)
 
 
-def sample_of(file: LogFile) -> Sample:
+def read_sample(file: LogFile) -> FileSample:
     """Reads a file's sample, without counting its rows as read."""
     with file.open() as content:
         stored_head = content.peek(HEAD)[:HEAD]
         archive = archive_of(stored_head)
         if archive:
-            return Sample(b"", (), stored_head, archive)
+            return FileSample(b"", (), stored_head, archive)
         parsed: list[dict[str, Any]] = []
         lines: list[bytes] = []
         if framing(stored_head) == "values":  # the whole file would be read to split it
             lines, parsed = _parsed(enumerate(_values(stored_head)))
         if not parsed:
             lines, parsed = _parsed(rows_in(content, file.name))
-    return Sample(b"\n".join(lines), tuple(parsed), stored_head, archive)
+    return FileSample(b"\n".join(lines), tuple(parsed), stored_head, archive)
 
 
 def _parsed(
@@ -131,7 +132,7 @@ def _parsed(
 def row_records(files: Sequence[LogFile], scratch: Path) -> Iterator[Record | Reject]:
     """Yields one record per row; `parse_row` rejects a row that is None."""
     for file in read_ahead(files):
-        for number, row in rows(file):
+        for number, row in read_rows(file):
             yield Record(Place(file.name, number), row)
 
 
@@ -149,7 +150,7 @@ def parse_row(row: Row | None) -> dict[str, Any]:
     if value == []:
         raise Reject("not_a_generation", "a batch without rows")
     if not isinstance(value, dict):
-        raise Reject("not_an_object", f"the row is {kind_of(value)}")
+        raise Reject("not_an_object", f"the row is {json_type_name(value)}")
     if isinstance(row, dict):
         _check_depth(value)
     return value
@@ -161,27 +162,27 @@ def _decoded_row(row: bytes) -> Any:
     JSON of texts has single backslashes (`\\n`, or `\\"` in JSON text), unless it was doubled.
     """
     if b"\\\\" not in row or _SINGLE_BACKSLASH.search(row) or _PYTHON_TEXT.search(row):
-        return decode(row)
+        return parse_value(row)
     undoubled = row.replace(b"\\\\", b"\\")
     if row.count(b"\\\\n") > 1:
-        return decode(undoubled)
+        return parse_value(undoubled)
     try:
-        return decode(row)
+        return parse_value(row)
     except Reject:
-        return decode(undoubled)
+        return parse_value(undoubled)
 
 
 _PLAIN_LINE = re.compile(rb"[^{}]*")
 """A line of a text log. A piece of a damaged object has a bracket, mostly."""
 
 
-def kind_of(value: Any) -> str:
+def json_type_name(value: Any) -> str:
     """Describes the type of a JSON value."""
     names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean"}
     return "null" if value is None else names.get(type(value), "a number")
 
 
-def decode(text: bytes) -> Any:
+def parse_value(text: bytes) -> Any:
     """Parses a JSON value, or an object as Python writes it.
 
     Raises:
@@ -210,7 +211,7 @@ def _in_another_form(text: bytes, error: json.JSONDecodeError) -> Any:
     if STAMPED.match(text):
         raise Reject("not_a_generation", "another line of a container's output")
     if _JSON_OBJECT.match(text) and ESCAPED_BYTE.search(text):
-        return decode(ESCAPED_BYTE.sub(_json_escape, text))
+        return parse_value(ESCAPED_BYTE.sub(_json_escape, text))
     of_access_log = row_of_access_line(text)
     if of_access_log is not None:
         return of_access_log
@@ -268,18 +269,18 @@ def with_other_lines(items: Iterable[Record | Reject | Place | None]) -> Iterato
                 yield item
 
 
-def rows(file: LogFile) -> Iterator[tuple[int, Row | None]]:
+def read_rows(file: LogFile) -> Iterator[tuple[int, Row | None]]:
     """Yields numbered rows; None replaces a row longer than `LONGEST_LINE`.
 
     Numbers begin at 1. In a file of lines, they are line numbers, up to a line with several rows.
     """
     with file.open() as content:
-        yield from file.counted(rows_in(content, file.name))
+        yield from file.count_rows_read(rows_in(content, file.name))
 
 
 def count_rows(file: LogFile) -> int:
     """Reads a file to its end; returns the number of its rows."""
-    return sum(1 for _ in rows(file))
+    return sum(1 for _ in read_rows(file))
 
 
 def rows_in(content: io.BufferedReader, name: str) -> Iterator[tuple[int, Row | None]]:

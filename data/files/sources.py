@@ -27,9 +27,9 @@ from fsspec.implementations.local import LocalFileSystem
 from outrider.common.errors import OutriderError
 from outrider.common.fingerprint import store_identity
 from outrider.common.redaction import without_credentials
-from outrider.data.files.container_lines import unwrapped
+from outrider.data.files.container_lines import join_container_lines
 from outrider.data.files.databases import tables_of
-from outrider.data.files.packing import DATABASES, Member, unpack_archive, unpacked
+from outrider.data.files.packing import DATABASES, ArchiveMember, open_decompressed, unpack_archive
 from outrider.data.files.table_versions import without_former
 
 LONGEST_LINE = 64 * 2**20
@@ -57,7 +57,7 @@ CLIENTS = frozenset(
 
 
 @contextlib.contextmanager
-def answering(what: str) -> Iterator[None]:
+def storage_errors(what: str) -> Iterator[None]:
     """Raises an `OutriderError` if a store does not answer or denies access.
 
     The error message begins with `what`.
@@ -90,7 +90,7 @@ class LogFile:
     """Maximum number of rows to read, for a quick look."""
     info: dict[str, Any] | None = None
     """What a remote store's listing reported, so that it is not requested again."""
-    member: Member | None = None
+    member: ArchiveMember | None = None
     unknown: tuple[str, ...] = ()
     """What a file is that no format recognizes, and what to do."""
     is_binary: bool = False
@@ -129,14 +129,14 @@ class LogFile:
             return
         opening = self._opening
         self._opening = None
-        with answering(f"traffic.path: {self.name}"):
+        with storage_errors(f"traffic.path: {self.name}"):
             with self._present():
                 file = opening.result() if opening else self._opened()
             with file:
                 yield file
 
     @contextlib.contextmanager
-    def kept_open(self) -> Iterator[None]:
+    def keep_open(self) -> Iterator[None]:
         """Keeps the file open, so that it can be read several times."""
         with self.stored() as self._held:
             try:
@@ -146,16 +146,17 @@ class LogFile:
 
     @contextlib.contextmanager
     def open(self, whole: bool = False) -> Iterator[Any]:
-        """Opens the file's decompressed content, a buffered stream (`packing.unpacked`)."""
+        """Opens the file's decompressed content, a buffered stream
+        (`packing.open_decompressed`)."""
         with self.stored() as stored:
-            yield unpacked(stored, self.name, whole)
+            yield open_decompressed(stored, self.name, whole)
 
     def lines(self) -> Iterator[tuple[int, bytes | None]]:
         """Yields non-blank lines, numbered; None replaces lines longer than `LONGEST_LINE`."""
         with self.open() as content:
-            yield from self.counted(lines_of(content, self.name))
+            yield from self.count_rows_read(lines_of(content, self.name))
 
-    def counted(self, rows: Iterable[Any]) -> Iterator[Any]:
+    def count_rows_read(self, rows: Iterable[Any]) -> Iterator[Any]:
         """Yields rows up to the limit and counts them as read."""
         for row in rows:
             if self.is_read_enough():
@@ -178,7 +179,7 @@ class LogFile:
     def _info(self) -> dict[str, Any]:
         if self.info is not None:
             return self.info
-        with answering(f"traffic.path: {self.name}"), self._present():
+        with storage_errors(f"traffic.path: {self.name}"), self._present():
             return self.filesystem.info(self.path)
 
     @contextlib.contextmanager
@@ -230,7 +231,7 @@ def lines_of(content: BinaryIO, name: str) -> Iterator[tuple[int, bytes | None]]
     """Yields the non-blank lines of a stream, numbered, without a log driver's wrapping."""
     numbered = enumerate(_lines(content), start=1)
     filled = without_blanks(numbered, lambda line: line is None or bool(line.strip(BLANK)), name)
-    return unwrapped(filled, LONGEST_LINE)
+    return join_container_lines(filled, LONGEST_LINE)
 
 
 def without_blanks(
@@ -296,7 +297,7 @@ def _files_of(entry: str, not_read: list[str]) -> list[LogFile]:
     what = f"traffic.path = {entry!r}"
     of_entry: list[str] = []
     try:
-        with answering(what):
+        with storage_errors(what):
             filesystem, root = url_to_fs(entry, **_client_options(entry))
             infos = _listed(filesystem, root, of_entry)
             current = without_former(filesystem, list(infos), of_entry)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 from outrider.common.errors import OutriderError
-from outrider.data.files.packing import CUT_MARK, DENSEST, HEAD, check_ratio, spooled
+from outrider.data.files.packing import CUT_MARK, DENSEST, HEAD, check_ratio, spool_file
 from outrider.data.files.sources import CHUNK, LONGEST_LINE, without_blanks
 
 TABLE_ROWS = 64
@@ -132,7 +132,7 @@ def _seekable(content: io.BufferedReader, name: str) -> IO[bytes]:
     """Returns the content, unpacked to a temporary file if it is compressed."""
     if content.seekable():
         return content
-    return spooled(content, name)
+    return spool_file(content, name)
 
 
 def _arrow(stored: IO[bytes]) -> Iterator[Any]:

@@ -21,7 +21,7 @@ from outrider.common.errors import OutriderError
 from outrider.common.plugins import plugins
 from outrider.data.exchange import Exchange, Place, Record, Reject
 from outrider.data.files.packing import document_of
-from outrider.data.files.rows import Sample, count_rows, parse_row, row_records, sample_of
+from outrider.data.files.rows import FileSample, count_rows, parse_row, read_sample, row_records
 from outrider.data.files.sources import LogFile, members_of, read_ahead
 from outrider.data.formats.known_files import is_capture
 from outrider.data.formats.readers import (
@@ -40,13 +40,13 @@ from outrider.data.formats.readers import (
     token_ids,
     vllm_log,
 )
-from outrider.data.formats.rows.change_events import check_kept
+from outrider.data.formats.rows.change_events import check_not_deleted
 from outrider.data.formats.rows.embedded import json_of
 from outrider.data.formats.rows.named_fields import with_named
 from outrider.data.formats.rows.nested_rows import outcomes_of
 from outrider.data.formats.rows.unread_names import names_in
-from outrider.data.formats.unknown import describe
-from outrider.data.formats.wrappers import calls_of, unwrapped
+from outrider.data.formats.unknown import describe_unknown_file
+from outrider.data.formats.wrappers import calls_of, unwrap_row
 
 _BUILT_IN: dict[str, Any] = {
     "sglang": sglang,
@@ -108,7 +108,7 @@ def files_by_format(
         file.names = names_in(sample.rows[0]) if sample.rows else ()
         format_name = _recognized(sample) if name == "auto" or sample.archive else name
         if format_name == UNKNOWN:
-            file.unknown = tuple(describe(sample, FORMATS))
+            file.unknown = tuple(describe_unknown_file(sample, FORMATS))
             file.is_binary = sample.is_binary
         files_of.setdefault(format_name, []).append(file)
     if len(files_of) > 1 and not_read is not None:
@@ -117,29 +117,29 @@ def files_by_format(
     return files_of
 
 
-def _samples(files: Sequence[LogFile]) -> Iterator[tuple[LogFile, Sample]]:
+def _samples(files: Sequence[LogFile]) -> Iterator[tuple[LogFile, FileSample]]:
     """Yields the files with their samples; archives are replaced by their members."""
     for file in read_ahead(files):
-        sample = sample_of(file)
+        sample = read_sample(file)
         members = members_of(file, sample.archive) if sample.archive else []
         document = document_of(member.member.name for member in members if member.member)
         if document:
             yield file, replace(sample, archive=document)
             continue
         for member in members:
-            yield member, sample_of(member)
+            yield member, read_sample(member)
         if not members:
             yield file, sample
 
 
 def format_of(file: LogFile) -> str:
     """Returns the first format that recognizes a file's beginning, or `UNKNOWN`."""
-    return _recognized(sample_of(file))
+    return _recognized(read_sample(file))
 
 
 def without_others(files: Sequence[LogFile]) -> list[LogFile]:
     """Returns archives and the files that a format recognizes; all files if there are none."""
-    samples = [sample_of(file) for file in files]
+    samples = [read_sample(file) for file in files]
     logs = [
         file
         for file, sample in zip(files, samples, strict=True)
@@ -148,11 +148,11 @@ def without_others(files: Sequence[LogFile]) -> list[LogFile]:
     return logs or list(files)
 
 
-def _recognized(sample: Sample) -> str:
+def _recognized(sample: FileSample) -> str:
     if is_capture(sample):
         return UNKNOWN
-    whole = replace(sample, rows=tuple(map(unwrapped, sample.rows)))
-    calls = tuple(unwrapped(call) for row in sample.rows for call in calls_of(row))
+    whole = replace(sample, rows=tuple(map(unwrap_row, sample.rows)))
+    calls = tuple(unwrap_row(call) for row in sample.rows for call in calls_of(row))
     single = replace(sample, rows=calls)
     for name, module in FORMATS.items():
         if module.recognizes(whole if hasattr(module, "records") else single):
@@ -169,7 +169,7 @@ def read_records(name: str, files: Sequence[LogFile], scratch: Path) -> Iterator
         return
     for file in read_ahead(files):
         # A file that is not text has no rows and counts as one.
-        count = sum(1 for _ in file.counted([file])) if file.is_binary else count_rows(file)
+        count = sum(1 for _ in file.count_rows_read([file])) if file.is_binary else count_rows(file)
         if count:
             yield Reject("unknown_format", ": ".join(file.unknown), Place(file.name, 1), rows=count)
 
@@ -199,7 +199,7 @@ def _outcomes(name: str, record: Record) -> list[Exchange | Reject]:
             return list(outcomes)
         return with_named(outcomes, *_rows_of(record.payload), are_joined=True)
     row = parse_row(record.payload)
-    check_kept(row)
+    check_not_deleted(row)
     calls = calls_of(row)
 
     def parse_call(call: dict[str, Any]) -> list[Exchange | Reject]:

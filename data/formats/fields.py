@@ -4,8 +4,8 @@ take(request, "messages", list, "request")      # None if it is missing or null
 
 Trace stores and tables write JSON into text fields, where an empty string means unset:
 
-unpacked({"input": '[{"role": "user"}]'}, "input", "row")           # [{"role": "user"}]
-mapping({"metadata": '{"tenant": "acme"}'}, "metadata", "row")      # {"tenant": "acme"}
+take_json({"input": '[{"role": "user"}]'}, "input", "row")           # [{"role": "user"}]
+take_mapping({"metadata": '{"tenant": "acme"}'}, "metadata", "row")      # {"tenant": "acme"}
 """
 
 import functools
@@ -17,7 +17,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 from outrider.data.exchange import Reject
-from outrider.data.files.rows import decode, kind_of
+from outrider.data.files.rows import json_type_name, parse_value
 
 LARGEST = 1e300
 """Larger numbers are rejected, so that sums stay finite."""
@@ -46,7 +46,7 @@ def take(holder: dict[str, Any], key: str, kind: type | tuple[type, ...], where:
         return None
     # In Python, booleans are integers.
     if not isinstance(value, kind) or isinstance(value, bool):
-        raise Reject("wrong_type", f"{where}.{key} is {kind_of(value)}")
+        raise Reject("wrong_type", f"{where}.{key} is {json_type_name(value)}")
     if isinstance(value, str) and not value.isascii():
         try:
             value.encode()
@@ -66,7 +66,7 @@ def take_number(holder: dict[str, Any], key: str, where: str) -> float | None:
         return None
     if not isinstance(value, str | Decimal):
         take(holder, key, (int, float), where)
-    parsed = number(holder, key)
+    parsed = parse_number(holder, key)
     if parsed is None:
         raise Reject("wrong_type", f"{where}.{key} is not a finite number")
     return parsed
@@ -78,15 +78,15 @@ def take_count(holder: dict[str, Any], key: str) -> int | None:
     BigQuery writes integers as text, and JavaScript as `16.0`. A count only confirms a reading, so
     an unreadable one does not cost the row.
     """
-    count = number(holder, key)
+    count = parse_number(holder, key)
     return int(count) if count is not None and count.is_integer() and count >= 0 else None
 
 
 def take_ids(holder: dict[str, Any], key: str, where: str) -> list[int] | None:
     """Returns a list of token ids, or None."""
-    values = unpacked(holder, key, where)
+    values = take_json(holder, key, where)
     if values is not None and not isinstance(values, list):
-        raise Reject("wrong_type", f"{where}.{key} is {kind_of(values)}")
+        raise Reject("wrong_type", f"{where}.{key} is {json_type_name(values)}")
     if values is not None and not all(
         type(value) is int and 0 <= value < 2**31 for value in values
     ):
@@ -106,7 +106,7 @@ def take_time(holder: dict[str, Any], key: str) -> float | None:
         value = next(iter(value.values()))
     if isinstance(value, datetime):
         return _seconds(value)
-    seconds = number({key: value}, key)
+    seconds = parse_number({key: value}, key)
     if seconds is None:
         return _seconds(_parsed_time(value)) if isinstance(value, str) else None
     unit = 1.0
@@ -156,12 +156,12 @@ def take_names(
     }
 
 
-def first(*values: Any) -> Any:
+def first_value(*values: Any) -> Any:
     """Returns the first value that is not None, or None."""
     return next((value for value in values if value is not None), None)
 
 
-def unpacked(holder: dict[str, Any], key: str, where: str) -> Any:
+def take_json(holder: dict[str, Any], key: str, where: str) -> Any:
     """Returns `holder[key]`, decoded if it begins with a bracket; None if unset."""
     value = holder.get(key)
     if not isinstance(value, str):
@@ -177,28 +177,28 @@ def unpacked(holder: dict[str, Any], key: str, where: str) -> Any:
             f"{where}.{key} is incomplete JSON, probably cut by a limit on the length of values",
         )
     try:
-        return decode(text.encode())
+        return parse_value(text.encode())
     except Reject as reject:
         raise Reject(reject.reason, f"{where}.{key}: {reject.detail}") from None
 
 
-def unpacked_or_text(holder: dict[str, Any], key: str, where: str) -> Any:
-    """Like `unpacked`, but keeps invalid JSON, which may be ordinary text."""
+def take_json_or_text(holder: dict[str, Any], key: str, where: str) -> Any:
+    """Like `take_json`, but keeps invalid JSON, which may be ordinary text."""
     try:
-        return unpacked(holder, key, where)
+        return take_json(holder, key, where)
     except Reject:
         return take(holder, key, str, where)
 
 
-def mapping(holder: dict[str, Any], key: str, where: str) -> dict[str, Any]:
+def take_mapping(holder: dict[str, Any], key: str, where: str) -> dict[str, Any]:
     """Returns `holder[key]` (object or JSON) as a dict; empty if unset."""
-    value = unpacked(holder, key, where)
+    value = take_json(holder, key, where)
     if value is not None and not isinstance(value, dict):
-        raise Reject("wrong_type", f"{where}.{key} is {kind_of(value)}")
+        raise Reject("wrong_type", f"{where}.{key} is {json_type_name(value)}")
     return value or {}
 
 
-def number(holder: dict[str, Any], key: str) -> float | None:
+def parse_number(holder: dict[str, Any], key: str) -> float | None:
     """Returns a finite number, parsed if it is text; None for anything else."""
     value = holder.get(key)
     if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal):

@@ -1,6 +1,6 @@
 """Files that are known by their bytes and not read, and the way to files that are.
 
-described = of_bytes(sample)
+described = describe_bytes(sample)
 described.what      # an Avro file
 described.way       # export it as ...
 """
@@ -9,7 +9,7 @@ import re
 from typing import NamedTuple
 
 from outrider.data.files.packing import DOCUMENTS, PYTORCH
-from outrider.data.files.rows import Sample
+from outrider.data.files.rows import FileSample
 from outrider.data.formats.known_rows import GATEWAY
 
 EXPORT = "export it as JSON lines or Parquet"
@@ -211,7 +211,7 @@ class Description(NamedTuple):
     way: str
 
 
-def of_bytes(sample: Sample) -> Description:
+def describe_bytes(sample: FileSample) -> Description:
     """Describes a file without rows by its first bytes."""
     head = sample.stored
     file = _of_magic(head)
@@ -251,7 +251,7 @@ def _of_magic(head: bytes) -> Description | None:
     return next(said, None)
 
 
-def of_capture(head: bytes) -> Description:
+def describe_packet_capture(head: bytes) -> Description:
     file = _of_magic(head)
     if file is not None:
         return file
@@ -275,7 +275,7 @@ def of_capture(head: bytes) -> Description:
     return Description("a dump of a database", way)
 
 
-def is_capture(sample: Sample) -> bool:
+def is_capture(sample: FileSample) -> bool:
     """Whether objects are in HTTP messages, a database, its dump or unnamed columns.
 
     LiteLLM's debug log has whole responses in their own lines, and other rows around them.

@@ -22,7 +22,7 @@ from outrider.data.formats.calls.native_apis import (
 )
 from outrider.data.formats.calls.openai_stream import is_chunk_lines
 from outrider.data.formats.calls.vercel import response_of_result
-from outrider.data.formats.fields import first
+from outrider.data.formats.fields import first_value
 from outrider.data.formats.rows.embedded import json_of, object_of, plain_text
 
 DEEPEST = 6
@@ -74,7 +74,7 @@ def sides(row: dict[str, Any]) -> Sides:
     request = requests[0] if requests else flat
     if isinstance(row.get("choices"), list):
         responses.append(row)
-    response = responses[0] if responses else first(*results)
+    response = responses[0] if responses else first_value(*results)
     if request is None and _is_chat(response):
         asked = asked_in_texts(row)
         request = None if asked is None else {"messages": asked}
@@ -147,7 +147,7 @@ def _piece(piece: dict[str, Any]) -> str | None:
     if isinstance(packets, list):
         fields_of_event = [packet for packet in packets if isinstance(packet, dict)]
         return "".join(f"{one.get('name')}: {one.get('value')}\n" for one in fields_of_event) + "\n"
-    text = first(*(piece.get(key) for key in PIECES))
+    text = first_value(*(piece.get(key) for key in PIECES))
     return text if isinstance(text, str) else None
 
 

@@ -1,6 +1,6 @@
 """Describes a file that no format recognizes, and the shortest way to one that is read.
 
-    described = describe(sample, FORMATS)
+    described = describe_unknown_file(sample, FORMATS)
     described.what      # rows with the keys system, conversations
     described.way       # ShareGPT's conversations/from/value: rename them to ...
 
@@ -14,13 +14,13 @@ from typing import Any
 
 from outrider.data.exchange import Reject
 from outrider.data.files.record_lines import lines_in
-from outrider.data.files.rows import Sample, decode
+from outrider.data.files.rows import FileSample, parse_value
 from outrider.data.formats.known_files import (
     TEXTS,
     Description,
+    describe_bytes,
+    describe_packet_capture,
     is_capture,
-    of_bytes,
-    of_capture,
 )
 from outrider.data.formats.known_rows import (
     CHAT_EXPORT,
@@ -30,7 +30,7 @@ from outrider.data.formats.known_rows import (
     WRITE_MESSAGES,
 )
 from outrider.data.formats.rows.embedded import object_of
-from outrider.data.formats.rows.paths import normal_name
+from outrider.data.formats.rows.paths import normalize_key
 from outrider.data.formats.rows.unread_names import names_in
 from outrider.data.formats.sides import sides
 from outrider.data.formats.wrappers import is_chat_export
@@ -103,20 +103,20 @@ OF_MESSAGES = (
 )
 
 
-def describe(sample: Sample, formats: Mapping[str, Any]) -> Description:
+def describe_unknown_file(sample: FileSample, formats: Mapping[str, Any]) -> Description:
     """Describes a file by its first row or bytes."""
     head = sample.stored
     if not head.strip():
         return Description("empty", "give a log with rows")
     if is_capture(sample):
-        return of_capture(head)
+        return describe_packet_capture(head)
     text = next((Description(*said) for pattern, *said in TEXTS if pattern.search(head)), None)
     if text is not None:
         return text
     if sample.rows:
         row = sample.rows[0]
         return Description(f"rows with the keys {_keys(row)}", _way(row, formats))
-    return of_bytes(sample)
+    return describe_bytes(sample)
 
 
 def _keys(row: dict[str, Any]) -> str:
@@ -144,12 +144,12 @@ def _way(row: dict[str, Any], formats: Mapping[str, Any]) -> str:
     conversation = row.get("conversations")
     if isinstance(conversation, list) and conversation and isinstance(conversation[0], dict):
         return RENAME if "from" in conversation[0] else "rename conversations to messages"
-    if any(normal_name(key).endswith(FLATTENED) for key in row):
+    if any(normalize_key(key).endswith(FLATTENED) for key in row):
         return DOCUMENTS_ALONE
     members = [row, *_members(row)]
     # The two sides of a call may be apart.
     together = {key: value for member in reversed(members) for key, value in member.items()}
-    names = [set(map(normal_name, member)) for member in [*members, together]]
+    names = [set(map(normalize_key, member)) for member in [*members, together]]
     ways = (way for keys, way in SHAPES if any(named >= keys for named in names))
     return next(ways, None) or _of_halves(row) or _nearest(row)
 
@@ -181,7 +181,7 @@ def _longest_text(value: Any) -> int:
 def _has_named_text(row: dict[str, Any]) -> bool:
     """Whether a row, or an object in it, has a text under a name for texts."""
     return any(
-        _TEXT.fullmatch(normal_name(key)) and isinstance(value, str) and value.strip()
+        _TEXT.fullmatch(normalize_key(key)) and isinstance(value, str) and value.strip()
         for member in [row, *_members(row)]
         for key, value in member.items()
     )
@@ -210,7 +210,7 @@ def _inside(row: dict[str, Any], formats: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _sample(value: Any) -> Sample:
+def _sample(value: Any) -> FileSample:
     """Returns a value of a row as if it were a file."""
     if isinstance(value, str):
         text = value.encode("utf-8", "replace")
@@ -218,19 +218,19 @@ def _sample(value: Any) -> Sample:
     else:
         text = b""
         rows = value[:20] if isinstance(value, list) else [value]
-    return Sample(text, tuple(row for row in rows if isinstance(row, dict)))
+    return FileSample(text, tuple(row for row in rows if isinstance(row, dict)))
 
 
 def _object(text: bytes) -> Any:
     try:
-        return decode(text)
+        return parse_value(text)
     except Reject:
         return None
 
 
 def _nearest(row: dict[str, Any]) -> str:
     """Names the format that shares most keys with a row."""
-    names = [normal_name(key) for member in [row, *_members(row)] for key in member]
+    names = [normalize_key(key) for member in [row, *_members(row)] for key in member]
     has_texts = _has_named_text(row) or _longest_text(row) >= SHORTEST_TEXT
     if any(map(_COUNTS.search, names)) and not has_texts:
         return f"rows about requests, without texts: {GATEWAY}"

@@ -19,24 +19,30 @@ from outrider.data.files.rows import Row, parse_row
 from outrider.data.formats.calls.attachments import with_attachments
 from outrider.data.formats.calls.cut_texts import is_cut, is_stored
 from outrider.data.formats.calls.message_sides import message_sides
-from outrider.data.formats.fields import first
-from outrider.data.formats.rows.change_events import check_kept, current
+from outrider.data.formats.fields import first_value
+from outrider.data.formats.rows.change_events import check_not_deleted, row_after_change
 from outrider.data.formats.rows.dynamodb import item_of
 from outrider.data.formats.rows.embedded import json_of, object_of, plain_text, text_of_bytes
 from outrider.data.formats.rows.engine_lines import JOURNALD
-from outrider.data.formats.rows.named_fields import CARRIED, carried, carried_in, named, named_paths
+from outrider.data.formats.rows.named_fields import (
+    CARRIED,
+    field_paths,
+    field_values,
+    inherited_fields,
+    stored_inherited_fields,
+)
 from outrider.data.formats.rows.other_rows import ERROR_KEYS, FAILURES, failed_status, is_error
-from outrider.data.formats.rows.paths import find, normal_name
-from outrider.data.formats.rows.result_tables import rows_of
+from outrider.data.formats.rows.paths import find_field, normalize_key
+from outrider.data.formats.rows.result_tables import query_result_rows
 from outrider.data.formats.rows.row_fields import fields
 from outrider.data.formats.rows.span_attributes import (
     has_genai_attributes,
     is_otlp,
-    marked,
+    mark_outer_spans,
     of_typed_pairs,
     spans_of,
 )
-from outrider.data.formats.rows.tensorzero import of_tensorzero
+from outrider.data.formats.rows.tensorzero import translate_tensorzero
 from outrider.data.formats.sides import is_stream, objects_in, sides, values_in
 
 TRACE = frozenset({"session_id", "user_id", "public", "bookmarked", "tags"})
@@ -162,18 +168,18 @@ INHERITED = {
 def open_row(payload: Row | None) -> dict[str, Any]:
     """Parses a row and returns the object that its format reads."""
     row = parse_row(payload)
-    check_kept(row)
-    return unwrapped(row)
+    check_not_deleted(row)
+    return unwrap_row(row)
 
 
-def unwrapped(row: dict[str, Any]) -> dict[str, Any]:
+def unwrap_row(row: dict[str, Any]) -> dict[str, Any]:
     """Returns the innermost row of a known producer, with the fields of the rows around it."""
     if _is_produced(row) or is_chat_export(row) or is_stored(row):
         return row
     row = _of_engine(_with_plain_columns(row))
-    item = item_of(row) or current(row)
+    item = item_of(row) or row_after_change(row)
     if item is not None:
-        return _within(_inherited(row), unwrapped(item))
+        return _within(_inherited(row), unwrap_row(item))
     event = _event(row)
     if event is not None:
         return event
@@ -242,7 +248,7 @@ def _with_plain_columns(row: dict[str, Any]) -> dict[str, Any]:
     values = row.get("metadata.value")
     if isinstance(names, list) and isinstance(values, list) and len(names) == len(values):
         return {**row, "metadata": dict(zip(map(str, names), values, strict=True))}  # Portkey
-    inference = of_tensorzero(row)
+    inference = translate_tensorzero(row)
     if inference is not None:
         return inference
     row = _with_nested_messages(row)
@@ -279,8 +285,8 @@ def _with_nested_messages(row: dict[str, Any]) -> dict[str, Any]:
 
 def _of_engine(row: dict[str, Any]) -> dict[str, Any]:
     """Returns a gateway's row without messages that are not the engine's."""
-    if any(map(OF_ENGINE.fullmatch, map(normal_name, row))):
-        return {key: row[key] for key in row if not OF_CLIENT.fullmatch(normal_name(key))}
+    if any(map(OF_ENGINE.fullmatch, map(normalize_key, row))):
+        return {key: row[key] for key in row if not OF_CLIENT.fullmatch(normalize_key(key))}
     asked = row.get(APISIX)
     if isinstance(asked, dict):
         # Its `request` and `response` are HTTP messages, the former with the body that the client
@@ -294,14 +300,14 @@ def _of_engine(row: dict[str, Any]) -> dict[str, Any]:
 
 def _event(row: dict[str, Any]) -> dict[str, Any] | None:
     """Returns an event's content with the id of its request; None for any other row."""
-    names = set(map(normal_name, row))
+    names = set(map(normalize_key, row))
     keys = next((keys for attributes, keys in EVENTS.items() if names >= attributes), ())
-    data = plain_text(first(*(row.get(key) for key in keys)))
+    data = plain_text(first_value(*(row.get(key) for key in keys)))
     content = {"response": data} if is_stream(data) else object_of(data)
     if content is None:
         return None
-    event_id = first(*(row.get(key) for key in EVENT_IDS))
-    return _within({**_inherited(row), "request_id": event_id}, unwrapped(content))
+    event_id = first_value(*(row.get(key) for key in EVENT_IDS))
+    return _within({**_inherited(row), "request_id": event_id}, unwrap_row(content))
 
 
 def _failure(holders: list[dict[str, Any]]) -> dict[str, Any]:
@@ -321,18 +327,18 @@ def _failure(holders: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _inherited(row: dict[str, Any]) -> dict[str, Any]:
     around = fields(row)
-    configured = named_paths()
+    configured = field_paths()
     inherited = {
         name: around[field]
         for name, field in INHERITED.items()
         if field not in configured and around[field] is not None
     }
-    return {**inherited, **carried(row)}
+    return {**inherited, **inherited_fields(row)}
 
 
 def _within(outer: dict[str, Any], inner: dict[str, Any]) -> dict[str, Any]:
     """Returns a row with the fields of those around it; the recipe's names count outermost."""
-    values = {**carried_in(inner), **carried_in(outer)}
+    values = {**stored_inherited_fields(inner), **stored_inherited_fields(outer)}
     return {**outer, **inner, **({CARRIED: values} if values else {})}
 
 
@@ -353,7 +359,7 @@ def is_chat_export(row: dict[str, Any]) -> bool:
 
 def calls_of(row: dict[str, Any]) -> list[dict[str, Any]]:
     """Returns the calls in a row of several, with its fields; else the row, unwrapped."""
-    row = unwrapped(row)
+    row = unwrap_row(row)
     listed = _listed_calls(row)
     if listed is None:
         return [row]
@@ -362,12 +368,15 @@ def calls_of(row: dict[str, Any]) -> list[dict[str, Any]]:
     if isinstance(trace, dict):
         around = _within(around, {**_inherited(trace), **around})
     calls = []
-    for call in marked(listed):
+    for call in mark_outer_spans(listed):
         outer = dict(around)
         if fields(call)["time"] is not None:
             outer.pop("timestamp", None)
         # Each call of a list is a row of its own, whose values count before those around the list.
-        values = {**carried_in(around), **carried_in(carried(call))}
+        values = {
+            **stored_inherited_fields(around),
+            **stored_inherited_fields(inherited_fields(call)),
+        }
         call_row = {**outer, **call, **({CARRIED: values} if values else {})}
         calls += calls_of(call_row)  # pages list traces, which list spans
     return calls
@@ -376,21 +385,21 @@ def calls_of(row: dict[str, Any]) -> list[dict[str, Any]]:
 def _listed_calls(row: dict[str, Any]) -> list[dict[str, Any]] | None:
     """Returns the first list in a row whose members are calls, or the calls in its lines."""
     for path in LISTS:
-        where = find(row, path)
+        where = find_field(row, path)
         if where and _are_calls(where.holder.get(where.key)):
             return list(where.holder[where.key])
     if row.keys() >= SAMPLE and _are_calls(row["events"]):
         events = with_attachments(row["events"], row.get("attachments"))
-        return [_with_raw_bodies(call) for call in events if _is_call(unwrapped(call))]
+        return [_with_raw_bodies(call) for call in events if _is_call(unwrap_row(call))]
     if is_otlp(row):
         return None if _has_objects_as_bodies(row) else _calls_in_lines(row) or None
-    rows = rows_of(row)
+    rows = query_result_rows(row)
     if rows and _are_calls(rows):
         return rows
     if is_chat_export(row) or _is_call(row):
         return None
     lines = _calls_in_lines(row)
-    if any(_is_call(unwrapped(line)) for line in lines):
+    if any(_is_call(unwrap_row(line)) for line in lines):
         return lines
     lists = (_list_of(value) for value in values_in(row))
     return next((value for value in lists if _are_calls(value)), lines or None)
@@ -408,7 +417,7 @@ def _has_objects_as_bodies(batch: dict[str, Any]) -> bool:
         bodies = [span.get("body") for span in spans_of(batch)]
     except Reject:  # by the format that reads the batch
         return True
-    kinds = [normal_name(next(iter(body), "")) for body in bodies if isinstance(body, dict)]
+    kinds = [normalize_key(next(iter(body), "")) for body in bodies if isinstance(body, dict)]
     return any(kind != STRING for kind in kinds)
 
 
@@ -426,7 +435,7 @@ def _calls_in_lines(row: dict[str, Any]) -> list[dict[str, Any]]:
         if call is None and is_cut(line.text) and len(line.holders) > 1:
             calls.append({"message": line.text})  # rejected as such
             continue
-        if call is None or not (_is_call(unwrapped(call)) or _is_half(call)):
+        if call is None or not (_is_call(unwrap_row(call)) or _is_half(call)):
             continue
         if fields(call)["time"] is None:
             times = (fields(holder)["time"] for holder in reversed(line.holders))
@@ -444,7 +453,7 @@ def _is_half(row: dict[str, Any]) -> bool:
 def _are_calls(value: Any) -> bool:
     if not isinstance(value, list) or not all(isinstance(member, dict) for member in value):
         return False
-    tried = [unwrapped(member) for member in value[:TRIED]]
+    tried = [unwrap_row(member) for member in value[:TRIED]]
     return any(_is_call(member) or _listed_calls(member) is not None for member in tried)
 
 
@@ -455,7 +464,7 @@ def _is_call(row: dict[str, Any]) -> bool:
 def check_call(row: dict[str, Any]) -> None:
     """Raises a `Reject` if a row is a span of another kind than a call; the first path decides."""
     for path in SPAN_KINDS:
-        where = find(row, path)
+        where = find_field(row, path)
         kind = where.holder.get(where.key) if where else None
         if isinstance(kind, str):
             if kind.strip('"').upper() in OTHER_KINDS:
@@ -499,4 +508,6 @@ def fields_of(holders: list[dict[str, Any]]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for holder in holders:
         values |= {name: value for name, value in fields(holder).items() if value is not None}
-    return values | {name: value for name, value in named(*holders).items() if value is not None}
+    return values | {
+        name: value for name, value in field_values(*holders).items() if value is not None
+    }

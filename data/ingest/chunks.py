@@ -48,7 +48,7 @@ from outrider.data.exchange import (
     Sums,
 )
 from outrider.data.formats import WITH_OTHER_ROWS, parse_record
-from outrider.data.formats.rows.named_fields import naming
+from outrider.data.formats.rows.named_fields import use_field_paths
 from outrider.data.ingest.copies import COPY_KEYS, copy_keys
 from outrider.data.ingest.incomplete import MISSING, MOST_MISSING
 from outrider.data.privacy.guard import PrivacyGuard, PrivacyTally
@@ -235,7 +235,7 @@ class Work:
     def make(self, chunk: Chunk) -> int:
         """Writes a chunk's part unless it exists; returns its number of records."""
         if not part_path(self.parts_dir, chunk.number).exists():
-            with naming(self.fields):
+            with use_field_paths(self.fields):
                 self._make(chunk)
         return len(chunk.items)
 

@@ -21,7 +21,7 @@ WORDS = {"session": "conversation ids", "user": "users", "time": "times"}
 """Fields that split and intervals need, in words."""
 
 
-def missing(summary: Mapping[str, Any]) -> list[str]:
+def missing_fields(summary: Mapping[str, Any]) -> list[str]:
     """Returns the fields that no exchange of an ingested log has."""
     lacks = {
         "session": not summary["sessions"]["exchanges"].get(CONVERSATION),
@@ -38,7 +38,7 @@ def unread_fields(paths: Mapping[str, tuple[str, ...]], summary: Mapping[str, An
     return [
         f"traffic.fields.{name} = {' or '.join(map(printable, paths[name]))}: no row has"
         f" {'a time' if name == 'time' else 'a text or whole number'} there{_first_row(summary)}"
-        for name in missing(summary)
+        for name in missing_fields(summary)
         if name in paths
     ]
 
@@ -47,7 +47,7 @@ def naming_advice(summary: Mapping[str, Any]) -> list[str]:
     """Advises on naming conversations, users and times, if the log seems to have none."""
     if not summary.get("names"):  # summaries of earlier releases have none
         return []
-    names = [name for name in missing(summary) if name in WORDS]
+    names = [name for name in missing_fields(summary) if name in WORDS]
     if not names:
         return []
     words = [WORDS[name] for name in names]

@@ -38,7 +38,7 @@ from outrider.data.exchange import (
 )
 from outrider.data.files.sources import LogFile, log_files, summary_of
 from outrider.data.formats import FORMATS, JOINING, UNKNOWN, files_by_format, read_records
-from outrider.data.formats.rows.named_fields import naming
+from outrider.data.formats.rows.named_fields import use_field_paths
 from outrider.data.ingest.arrow_files import columns_of
 from outrider.data.ingest.chunks import (
     NOT_LOGGED,
@@ -52,7 +52,7 @@ from outrider.data.ingest.chunks import (
 from outrider.data.ingest.copies import SetAside, copies_in
 from outrider.data.ingest.field_names import unread_fields
 from outrider.data.ingest.incomplete import incomplete_in
-from outrider.data.ingest.table import assemble
+from outrider.data.ingest.table import publish_table
 from outrider.data.ingest.traffic_profile import profile
 from outrider.data.privacy.guard import KEY_FILE, LEFT_OUT, PRIVACY_FILE, PrivacyTally, privacy_key
 
@@ -103,7 +103,7 @@ def ingest(
     found_files = log_files(traffic.path, not_read)
     limited = [dataclasses.replace(file, limit=rows_per_file) for file in found_files]
     paths = traffic.fields.paths()
-    with naming(paths):
+    with use_field_paths(paths):
         files_of = files_by_format(limited, traffic.format, not_read)
     files = [file for of_format in files_of.values() for file in of_format]
     target_dir = Path(target_dir)
@@ -139,7 +139,7 @@ def ingest(
     if not_read:
         line = printable(summary_of(not_read))
         console.print(f"traffic.path: {line}", markup=False, soft_wrap=True)
-    with naming(paths), console.status("ingest") as status:
+    with use_field_paths(paths), console.status("ingest") as status:
         chunks = chunks_of(_records(files_of, out_dir))
         made = make_parts(chunks, work, _workers(files) if workers is None else workers)
         records: list[int] = []
@@ -155,12 +155,12 @@ def ingest(
         privacy_tally.write(privacy, out_dir / PRIVACY_FILE)
         console.print(privacy_tally.line(privacy), soft_wrap=True)
     try:
-        check(tally, traffic, files, out_dir / REJECTS if problems is None else None)
+        check_ingest(tally, traffic, files, out_dir / REJECTS if problems is None else None)
     except OutriderError as error:
         if problems is None or not tally.rows:
             raise
         problems.append(str(error))
-    assemble(tables, aside, out_dir / "sequences")
+    publish_table(tables, aside, out_dir / "sequences")
     summary = {
         "files": [file.name for file in files],
         "not_read": not_read,
@@ -305,7 +305,7 @@ NEXT_STEP = (
 """What to do with a log of an unknown format."""
 
 
-def check(
+def check_ingest(
     tally: Tally, traffic: TrafficConfig, files: list[LogFile], rejects_path: Path | None = None
 ) -> None:
     """Raises an `OutriderError` if a log cannot be trained on."""

@@ -3,7 +3,7 @@
 It uses the ingest's readers and checks, so a run would give the same result. The result contains no
 customer text. Each piece of advice names a finding, its cost and a remedy.
 
-    inspect(target_dir, TrafficConfig(path="logs/"), SplitConfig(), scratch)["rejects"]
+    inspect_log(target_dir, TrafficConfig(path="logs/"), SplitConfig(), scratch)["rejects"]
 """
 
 import json
@@ -24,13 +24,13 @@ from outrider.data.ingest.chunks import NOT_LOGGED
 from outrider.data.ingest.field_names import naming_advice
 from outrider.data.ingest.ingest import ingest
 from outrider.data.sequences import load_sequences
-from outrider.data.split.split import BEGAN_EARLIER, PARTS, SEEN, describe, divide
+from outrider.data.split.split import BEGAN_EARLIER, PARTS, SEEN, divide_rows, split_summary
 
 SHOWN = 120
 """Number of tokens shown at each end of a prompt and of a completion."""
 
 
-def inspect(
+def inspect_log(
     target_dir: Path,
     traffic: TrafficConfig,
     split: SplitConfig,
@@ -58,7 +58,7 @@ def inspect(
         table = load_sequences(scratch / "sequences")
         try:
             compared = len(table) <= 20_000  # more would take minutes and 400 MB
-            described = describe(table, divide(table, split, drop_seen=compared))
+            described = split_summary(table, divide_rows(table, split, drop_seen=compared))
             tokens = sum(described[part]["tokens"] for part in PARTS)
             predicted = {**described, "tokens": tokens, "prompts_compared": compared}
         except OutriderError as error:
@@ -250,7 +250,7 @@ def _listed(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in counts.items())
 
 
-def marked(tokenizer: Tokenizer, token_ids: Sequence[int], completion_start: int) -> Text:
+def format_mask(tokenizer: Tokenizer, token_ids: Sequence[int], completion_start: int) -> Text:
     """Formats a sequence for checking its mask, with the customer's text.
 
     No other view prints this text. Prompt and completion have headings, so that they can be told

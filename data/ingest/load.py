@@ -2,7 +2,7 @@
 
     load = load_of(times=times_N, seconds=seconds_N, tokens=tokens_N, tpot_ms=30)
     load["p90"]                    # at most so many in 90 % of the busy time
-    covered(load, [1, 4, 8])       # {1: 0.62, 4: 0.3, 8: 0.06}; the rest is above 8
+    busy_time_shares(load, [1, 4, 8])       # {1: 0.62, 4: 0.3, 8: 0.06}; the rest is above 8
 
 Time without a request in flight is left out. All replicas whose requests are in the log count as
 one endpoint.
@@ -68,7 +68,7 @@ def _busy_shares(begins: NDArray[np.float64], ends: NDArray[np.float64]) -> dict
     return {int(size): float(seconds[size] / total) for size in np.flatnonzero(seconds)}
 
 
-def covered(load: Mapping[str, Any], sizes: Sequence[int]) -> dict[int, float]:
+def busy_time_shares(load: Mapping[str, Any], sizes: Sequence[int]) -> dict[int, float]:
     """Share of the busy time by size: at most so many in flight, and more than the size below."""
     shares = {}
     below = 0

@@ -2,7 +2,7 @@
 
     unread = find_unread("logs/", position)                 # position: {} reads from the beginning
     if unread_rows(unread) >= 500:
-        position |= cut(unread, 500, Path("windows/000003/log"))
+        position |= cut_window(unread, 500, Path("windows/000003/log"))
 
 A slice is a folder of files that the ingest reads like any log. Line-based files are cut between
 lines; an incomplete last line is left for later. The position of such a file is a number of bytes,
@@ -42,7 +42,7 @@ Position = dict[str, int]
 
 
 @dataclass(frozen=True)
-class Unread:
+class UnreadRows:
     """The unread rows of one file."""
 
     file: LogFile
@@ -53,9 +53,9 @@ class Unread:
     whole: bool = False
 
 
-def find_unread(path: str | list[str], position: Mapping[str, int]) -> list[Unread]:
+def find_unread(path: str | list[str], position: Mapping[str, int]) -> list[UnreadRows]:
     """Returns the files of `traffic.path` with rows after `position`."""
-    by_key: dict[str, Unread] = {}
+    by_key: dict[str, UnreadRows] = {}
     for file in without_others(log_files(path)):
         unread_file = _unread_of(file, position)
         # A rotated copy has the same first line; the longer one has all rows of both.
@@ -66,12 +66,14 @@ def find_unread(path: str | list[str], position: Mapping[str, int]) -> list[Unre
     return list(by_key.values())
 
 
-def unread_rows(unread: Sequence[Unread]) -> int:
+def unread_rows(unread: Sequence[UnreadRows]) -> int:
     """Returns the number of unread rows in all files."""
     return sum(unread_file.rows for unread_file in unread)
 
 
-def cut(unread: Sequence[Unread], row_limit: int, out_dir: Path, skipped: int = 0) -> Position:
+def cut_window(
+    unread: Sequence[UnreadRows], row_limit: int, out_dir: Path, skipped: int = 0
+) -> Position:
     """Publishes the next `row_limit` rows in `out_dir`; returns the position after them.
 
     Each file contributes in proportion to its unread rows. The first `skipped` rows, divided among
@@ -111,7 +113,7 @@ def cut(unread: Sequence[Unread], row_limit: int, out_dir: Path, skipped: int = 
     return after
 
 
-def end_of(unread: Sequence[Unread]) -> Position:
+def end_of(unread: Sequence[UnreadRows]) -> Position:
     """Returns the position after all unread rows, for tailing only later ones."""
     position: Position = {}
     for unread_file in unread:
@@ -127,7 +129,7 @@ def end_of(unread: Sequence[Unread]) -> Position:
     return position
 
 
-def _unread_of(file: LogFile, position: Mapping[str, int]) -> Unread | None:
+def _unread_of(file: LogFile, position: Mapping[str, int]) -> UnreadRows | None:
     with file.open() as content:
         head = content.peek(HEAD)
         is_packed = not content.seekable()
@@ -137,7 +139,7 @@ def _unread_of(file: LogFile, position: Mapping[str, int]) -> Unread | None:
             return None
         key = f"whole {value_digest(file.identity())}"
         count = 0 if key in position else _rows_of(file)
-        return Unread(file, key, 0, count, whole=True) if count else None
+        return UnreadRows(file, key, 0, count, whole=True) if count else None
     if is_packed and not _settled(file):
         return None
     first, end, _ = head.partition(b"\n")
@@ -152,7 +154,7 @@ def _unread_of(file: LogFile, position: Mapping[str, int]) -> Unread | None:
         while chunk := content.read(CHUNK):
             # Only complete lines: the writer may be in the middle of the last one.
             count += chunk.count(b"\n")
-    return Unread(file, key, start, count) if count else None
+    return UnreadRows(file, key, start, count) if count else None
 
 
 def _rows_of(file: LogFile) -> int:

@@ -3,8 +3,8 @@
 Files are read rather than mapped where all rows are needed: the pages of a mapped file count as
 memory of the process until the mapping ends, and a table has as many bytes as the log.
 
-    assemble(tables, aside, run / "traffic/sequences")
-    for batch in batches_of(run / "traffic/sequences"): batch["token_ids"]
+    publish_table(tables, aside, run / "traffic/sequences")
+    for batch in record_batches(run / "traffic/sequences"): batch["token_ids"]
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ from outrider.data.ingest.chunks import SCHEMA
 from outrider.data.ingest.copies import SetAside
 
 
-def assemble(parts: Sequence[Path], aside: SetAside, sequences_dir: Path) -> None:
+def publish_table(parts: Sequence[Path], aside: SetAside, sequences_dir: Path) -> None:
     """Publishes the table of all parts without those set aside, rows in log order.
 
     `datasets.load_from_disk` reads it. The fingerprint depends only on the content, so that a
@@ -49,7 +49,7 @@ def assemble(parts: Sequence[Path], aside: SetAside, sequences_dir: Path) -> Non
             path.chmod(0o600)
 
 
-def batches_of(sequences_dir: Path) -> Iterator[pa.RecordBatch]:
+def record_batches(sequences_dir: Path) -> Iterator[pa.RecordBatch]:
     """Yields the rows of a table in batches, one in memory at a time."""
     with pa.OSFile(str(_file_of(sequences_dir))) as file:
         yield from pa.ipc.open_stream(file)

@@ -1,7 +1,7 @@
 """Traffic summary in words, for the terminal and the report.
 
 summary = read_json(run / "traffic" / "summary.json")
-for name, text in facts(summary): print(name, text)
+for name, text in traffic_facts(summary): print(name, text)
 """
 
 import datetime
@@ -14,7 +14,7 @@ from outrider.data.ingest.load import load_in_words
 LONGEST_NAME = 60
 
 
-def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+def traffic_facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Returns the name and text of each non-empty fact."""
     sampling = summary["sampling"]
     total = sum(summary["fidelity"].values())
@@ -47,7 +47,7 @@ def _token_counts(counts: Mapping[str, int]) -> str:
 
 
 def _sessions(sessions: Mapping[str, Any]) -> str:
-    longest = counted(sessions["most_exchanges"], "exchange")
+    longest = pluralize(sessions["most_exchanges"], "exchange")
     kinds = _counts(sessions.get("exchanges", {})) or "unknown"
     return (
         f"{sessions['distinct']:,} logged, the longest with {longest};"
@@ -68,7 +68,7 @@ def date(time: float) -> str:
     return datetime.datetime.fromtimestamp(time, datetime.UTC).strftime("%Y-%m-%d %H:%M")
 
 
-def counted(count: int, what: str) -> str:
+def pluralize(count: int, what: str) -> str:
     """Formats a count with its noun: `1 file`, `2 files`."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
@@ -93,7 +93,7 @@ def _constraints(summary: Mapping[str, Any]) -> str:
         return ""
     total = sum(constraints.values())
     return (
-        f"{counted(total, 'exchange')} sampled otherwise ({_counts(constraints)}):"
+        f"{pluralize(total, 'exchange')} sampled otherwise ({_counts(constraints)}):"
         f" {summary['grammars']:,} with a logged grammar, which masks p; the others are replayed"
         " and trained on by their tokens and not checked for being on-policy"
     )

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 
 from outrider.data.ingest.chunks import NOT_LOGGED, SCHEMA
 from outrider.data.ingest.load import load_of
-from outrider.data.ingest.table import batches_of
+from outrider.data.ingest.table import record_batches
 from outrider.data.tokenize.emitted_text import END_THINK, THINK
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
@@ -112,7 +112,7 @@ def _read(sequences_dir: Path, end_of_reasoning: int | None) -> _Columns:
     parts: list[dict[str, np.ndarray]] = []
     # A table may have no batch, and then has columns without values.
     empty = pa.RecordBatch.from_pylist([], SCHEMA)
-    for batch in chain([empty], batches_of(sequences_dir)):
+    for batch in chain([empty], record_batches(sequences_dir)):
         for name, counter in rows_by_value.items():
             pairs = batch[name].value_counts().to_pylist()
             counter.update({pair["values"]: pair["counts"] for pair in pairs})

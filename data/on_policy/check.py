@@ -6,7 +6,7 @@ this assumption: losses fall as usual, but the predicted acceptance is wrong. Fr
 capture has summed, this check judges every part and slice (evidence.py), quarantines sequences
 that score below capture.min_on_policy, and reports the result in two lines.
 
-    check_traffic(run / "traffic/sequences", run / "split", run / "features", min_on_policy=0.95)
+    check_on_policy(run / "traffic/sequences", run / "split", run / "features", min_on_policy=0.95)
 
 Writes on_policy.json and quarantine.json into the feature store.
 """
@@ -26,9 +26,9 @@ from outrider.common.fingerprint import file_digest
 from outrider.common.json_forms import read_form
 from outrider.data.features.feature_store import MANIFEST, FeatureStore
 from outrider.data.on_policy.evidence import (
-    Evidence,
+    EvidenceSummary,
+    OnPolicyEvidence,
     Rows,
-    Summary,
     checked_rows,
     judge_checked,
 )
@@ -42,14 +42,14 @@ MOST_ASIDE = 0.5
 
 
 class VerdictFacts(TypedDict):
-    """A `Verdict`, as written."""
+    """A `OnPolicyVerdict`, as written."""
 
     own: bool | None
     cause: str
     text: str
 
 
-class Group(Summary):
+class Group(EvidenceSummary):
     """One row of the report: everything, a part or a slice."""
 
     not_checked: int
@@ -61,7 +61,7 @@ class Group(Summary):
     verdict: VerdictFacts
 
 
-class Report(TypedDict):
+class OnPolicyReport(TypedDict):
     """on_policy.json."""
 
     min_on_policy: float | None
@@ -71,7 +71,7 @@ class Report(TypedDict):
     """By dimension and name."""
 
 
-def check_traffic(
+def check_on_policy(
     sequences_dir: Tables,
     split_dir: Path,
     features_dir: Path,
@@ -91,25 +91,27 @@ def check_traffic(
     table = load_sequences(
         sequences_dir, [sequence_id for sequence_id in ids_of(parts) if sequence_id in captured]
     )
-    report = examine(store, table, parts, load_slices(split_dir), min_on_policy=min_on_policy)
+    report = judge_sequences(
+        store, table, parts, load_slices(split_dir), min_on_policy=min_on_policy
+    )
     console = Console(stderr=True)
-    for line in two_lines(report):
+    for line in report_lines(report):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-    require(report)
+    require_on_policy(report)
     everything = report["all"]
     return {"quarantined": everything["quarantined"], "verdict": everything["verdict"]}
 
 
-def examine(
+def judge_sequences(
     store: FeatureStore,
     table: Dataset,
     parts: Mapping[str, list[str]],
     slices: Slices,
     *,
     min_on_policy: float | None,
-) -> Report:
+) -> OnPolicyReport:
     """Judges all sequences; writes the report and quarantine; returns the report."""
-    evidence = Evidence.of(store, table)
+    evidence = OnPolicyEvidence.of(store, table)
     own_S = evidence.own_share()
     checked_S = checked_rows(evidence, table)
     with_grammar_S = np.array([bool(grammar) for grammar in table["grammar"]], bool)
@@ -140,7 +142,7 @@ def examine(
             name: described(rows_N) for name, rows_N in rows_of_names.items() if len(rows_N)
         }
     everything = described(np.arange(len(evidence)))
-    report: Report = {
+    report: OnPolicyReport = {
         "min_on_policy": min_on_policy,
         "all": {**everything, "verdict": _localised(everything["verdict"], of_slices)},
         "parts": {
@@ -158,7 +160,7 @@ def examine(
     return report
 
 
-def require(report: Report) -> None:
+def require_on_policy(report: OnPolicyReport) -> None:
     """Raises an `OutriderError` if most sequences are off-policy."""
     everything = report["all"]
     if not _is_mostly_off(everything):
@@ -176,7 +178,7 @@ def _is_mostly_off(everything: Group) -> bool:
     return everything["quarantined"] > MOST_ASIDE * everything["sequences"]
 
 
-def two_lines(report: Report) -> list[str]:
+def report_lines(report: OnPolicyReport) -> list[str]:
     """Formats the result as two lines for the terminal."""
     everything = report["all"]
     verdict = everything["verdict"]
@@ -221,7 +223,7 @@ def _unusable(everything: Group) -> str:
     )
 
 
-def groups_of(report: Report) -> list[tuple[str, Group]]:
+def groups_of(report: OnPolicyReport) -> list[tuple[str, Group]]:
     """Returns a table's rows: overall, per part, and per slice (if several)."""
     rows = [("all", report["all"]), *report["parts"].items()]
     for dimension, names in report["slices"].items():

@@ -13,7 +13,8 @@ group of sequences:
   token, for example in a retokenized word, weigh as much as a foreign sentence.
 - Which temperature fits best, by likelihood over a grid?
 
-`judge` names the likely cause of off-policy text. Each cause leaves a trace; some share a trace:
+`judge_evidence` names the likely cause of off-policy text. Each cause leaves a trace; some share a
+trace:
 
 | cause | trace on nano R1 (temperature 0.6, top_p 0.95; on-policy in the last row) |
 |---|---|
@@ -31,7 +32,7 @@ output of the program that wrote nano R1's training texts, cannot be distinguish
 
     evidence = Evidence.of(FeatureStore.open(features), table)
     evidence.own_share(), evidence.z(), evidence.fit_temperature(), evidence.summary()
-    judge(evidence).text
+    judge_evidence(evidence).text
 
 Shapes: S sequences, P parts of a completion (first tokens, the rest), C columns of sums.
 """
@@ -80,8 +81,8 @@ FEWEST_TOKENS = 200
 """Minimum number of completion tokens for a verdict."""
 
 MISSED_FOREIGN, MISSED_SCRAMBLED = 0.005, 0.5
-"""Minimum excess share of mismatches where the target is sure (`Evidence.missed`) for text to be
-considered foreign or scrambled."""
+"""Minimum excess share of mismatches where the target is sure (`OnPolicyEvidence.missed_share`) for
+text to be considered foreign or scrambled."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class TemperatureFit:
     tokens: int
 
 
-class Summary(TypedDict):
+class EvidenceSummary(TypedDict):
     """A group's counts and means, as written."""
 
     sequences: int
@@ -111,7 +112,7 @@ class Summary(TypedDict):
     lowest_own_share: float
 
 
-class Evidence:
+class OnPolicyEvidence:
     """Summed scores of S sequences, with their logged sampling settings."""
 
     def __init__(
@@ -127,7 +128,7 @@ class Evidence:
         self.temperature_S, self.top_p_S, self.retokenized_S = temperature_S, top_p_S, retokenized_S
 
     @classmethod
-    def of(cls, store: FeatureStore, table: Dataset) -> "Evidence":
+    def of(cls, store: FeatureStore, table: Dataset) -> "OnPolicyEvidence":
         """Reads the sums of every row of the table from the store."""
         sums_SPC = np.array([store.scores(sequence_id) for sequence_id in table["sequence_id"]])
         temperature_S = np.array(table["temperature"], np.float64)  # the table holds float32
@@ -144,9 +145,9 @@ class Evidence:
     def __len__(self) -> int:
         return len(self.sums_SPC)
 
-    def take(self, rows: Rows | Mask) -> "Evidence":
+    def take(self, rows: Rows | Mask) -> "OnPolicyEvidence":
         """Selects sequences by indices or by a mask."""
-        return Evidence(
+        return OnPolicyEvidence(
             columns=self.columns,
             sums_SPC=self.sums_SPC[rows],
             temperature_S=self.temperature_S[rows],
@@ -154,14 +155,14 @@ class Evidence:
             retokenized_S=self.retokenized_S[rows],
         )
 
-    def of_each(self, column: str, part: int | None = None) -> Array:
+    def by_sequence(self, column: str, part: int | None = None) -> Array:
         """[S] sums of a column over each sequence, or over one part of its completion."""
         sums_SP = self.sums_SPC[:, :, self.columns.index(column)]
         return sums_SP.sum(1) if part is None else sums_SP[:, part]
 
     def total(self, column: str, part: int | None = None) -> float:
         """Sum of a column over all sequences."""
-        return float(self.of_each(column, part).sum())
+        return float(self.by_sequence(column, part).sum())
 
     def share(self, column: str, of: str = "tokens", part: int | None = None) -> float:
         """Ratio of two columns' sums; 0 if the divisor is 0."""
@@ -174,8 +175,10 @@ class Evidence:
 
     def typical_difference(self, part: int) -> float:
         """Median of the sequences' differences in a part, in nats per token."""
-        tokens_S = self.of_each("tokens", part)
-        difference_S = self.of_each("sampled_logprob", part) - self.of_each("expected", part)
+        tokens_S = self.by_sequence("tokens", part)
+        difference_S = self.by_sequence("sampled_logprob", part) - self.by_sequence(
+            "expected", part
+        )
         if not tokens_S.any():
             return 0.0
         return float(np.median(difference_S[tokens_S > 0] / tokens_S[tokens_S > 0]))
@@ -187,15 +190,15 @@ class Evidence:
             return 0.0
         return float(np.sqrt(self.total("variance") + ROUNDING_NATS**2 * tokens) / tokens)
 
-    def missed(self, part: int | None = None) -> float:
+    def missed_share(self, part: int | None = None) -> float:
         """Excess share of mismatches at positions where the target is sure."""
         expected = self.share("sure_missed_expected", "sure", part)
         return max(self.share("sure_missed", "sure", part) - expected, 0.0)
 
     def z(self) -> Array:
         """[S] each sequence's difference in standard errors; standard normal for on-policy text."""
-        variance_S = self.of_each("variance") + ROUNDING_NATS**2 * self.of_each("tokens")
-        return (self.of_each("sampled_logprob") - self.of_each("expected")) / np.sqrt(
+        variance_S = self.by_sequence("variance") + ROUNDING_NATS**2 * self.by_sequence("tokens")
+        return (self.by_sequence("sampled_logprob") - self.by_sequence("expected")) / np.sqrt(
             np.maximum(variance_S, 1e-12)
         )
 
@@ -205,8 +208,8 @@ class Evidence:
         Likely tokens are those within top_p, or within 0.95 of the mass if top_p is larger
         (token_scores.LIKELY_MASS).
         """
-        excess_S = self.of_each("unlikely") - self.of_each("unlikely_expected")
-        return 1 - np.clip(excess_S / np.maximum(self.of_each("tokens"), 1), 0, 1)
+        excess_S = self.by_sequence("unlikely") - self.by_sequence("unlikely_expected")
+        return 1 - np.clip(excess_S / np.maximum(self.by_sequence("tokens"), 1), 0, 1)
 
     def fit_temperature(self) -> TemperatureFit | None:
         """Fits the temperature; returns None if no token distinguishes temperatures."""
@@ -221,7 +224,7 @@ class Evidence:
         stray = self.total(f"stray_{grid[best]:g}")
         return TemperatureFit(float(grid[best]), float(gain), stray / tokens, int(tokens))
 
-    def summary(self) -> Summary:
+    def summary(self) -> EvidenceSummary:
         """Counts, means and the range expected of on-policy text, as plain values."""
         error = self.standard_error()
         expected = self.share("expected")
@@ -237,7 +240,7 @@ class Evidence:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class OnPolicyVerdict:
     """Whether a group of sequences is on-policy, and the likely cause if not."""
 
     own: bool | None
@@ -246,7 +249,7 @@ class Verdict:
     text: str
 
 
-def checked_rows(evidence: Evidence, table: Dataset) -> Mask:
+def checked_rows(evidence: OnPolicyEvidence, table: Dataset) -> Mask:
     """[S] whether each sequence can be checked.
 
     Penalties and the like change the distribution that the tokens were sampled from, so scores
@@ -255,34 +258,34 @@ def checked_rows(evidence: Evidence, table: Dataset) -> Mask:
     """
     free_S = np.array([not constraint for constraint in table["constraint"]], bool)
     masked_S = np.array([bool(grammar) for grammar in table["grammar"]], bool)
-    return free_S | (masked_S & (evidence.of_each("tokens") > 0))
+    return free_S | (masked_S & (evidence.by_sequence("tokens") > 0))
 
 
-def judge_checked(checked: Evidence, not_checked: int) -> Verdict:
-    """`judge` of a group's checked sequences, of which there may be none."""
+def judge_checked(checked: OnPolicyEvidence, not_checked: int) -> OnPolicyVerdict:
+    """`judge_evidence` of a group's checked sequences, of which there may be none."""
     if not_checked and not len(checked):
         text = f"{not_checked:,} sequences were sampled otherwise and cannot be checked"
-        return Verdict(None, "not_checked", text)
-    return judge(checked)
+        return OnPolicyVerdict(None, "not_checked", text)
+    return judge_evidence(checked)
 
 
-def judge(evidence: Evidence) -> Verdict:
+def judge_evidence(evidence: OnPolicyEvidence) -> OnPolicyVerdict:
     """Returns the verdict on a group; the most obvious causes are tested first."""
     if evidence.total("tokens") < FEWEST_TOKENS:
         text = f"a verdict needs at least {FEWEST_TOKENS} completion tokens"
-        return Verdict(None, "too_little", text)
-    if is_own(evidence):
-        return Verdict(True, "own", "as likely as the target's samples")
+        return OnPolicyVerdict(None, "too_little", text)
+    if is_on_policy(evidence):
+        return OnPolicyVerdict(True, "own", "as likely as the target's samples")
     off_S = evidence.z() < OFF_Z
-    if 0 < off_S.mean() <= 0.5 and is_own(evidence.take(~off_S)):
+    if 0 < off_S.mean() <= 0.5 and is_on_policy(evidence.take(~off_S)):
         cause, text = _cause(evidence.take(off_S))
         text = f"{off_S.sum():,} of {len(evidence):,} sequences are off-policy: {text}"
     else:
         cause, text = _cause(evidence)
-    return Verdict(False, cause, text)
+    return OnPolicyVerdict(False, cause, text)
 
 
-def is_own(evidence: Evidence) -> bool:
+def is_on_policy(evidence: OnPolicyEvidence) -> bool:
     """Whether all evidence is consistent with on-policy text."""
     difference = abs(evidence.difference())
     z_S = evidence.z()
@@ -291,12 +294,12 @@ def is_own(evidence: Evidence) -> bool:
     # A standard deviation of n samples has a standard error of about 1 / sqrt(2 n).
     widest = WIDEST_Z + 3 / np.sqrt(2 * max(len(evidence), 1))
     is_centred = difference <= largest_difference and spread <= widest
-    return bool(is_centred and evidence.missed() <= MISSED_FOREIGN / 5)
+    return bool(is_centred and evidence.missed_share() <= MISSED_FOREIGN / 5)
 
 
-def _cause(evidence: Evidence) -> tuple[str, str]:
+def _cause(evidence: OnPolicyEvidence) -> tuple[str, str]:
     """Returns the name and description of the cause of off-policy text."""
-    missed = evidence.missed(REST)
+    missed = evidence.missed_share(REST)
     fit = evidence.fit_temperature()
     rare = evidence.share("rare")
     if missed >= MISSED_SCRAMBLED:

@@ -13,9 +13,9 @@ patterns that match too much (an e-mail's local part with `=` and quotes) or too
 16-digit cards) are replaced through the recognizers' constructors. IBANs are
 matched here, by the country's length, in any case.
 
-    finder = Finder(PrivacyConfig(mode="report"))
+    finder = PersonalDataFinder(PrivacyConfig(mode="report"))
     finder.find("call +49 30 901820, or write to ada@lovelace.org")
-    # [Found("PHONE_NUMBER", 5, 19, 0.75), ...]
+    # [PersonalDataSpan("PHONE_NUMBER", 5, 19, 0.75), ...]
 """
 
 import ipaddress
@@ -127,7 +127,7 @@ PATTERNS = {
 
 
 @dataclass(frozen=True)
-class Found:
+class PersonalDataSpan:
     """A value detected in a text."""
 
     kind: str
@@ -219,7 +219,7 @@ Recognizer = Callable[[str], Iterator[tuple[int, int, float]]]
 """Yields the start, the end and the score of each value in a piece of a text."""
 
 
-class Finder:
+class PersonalDataFinder:
     """Finds personal data of the configured kinds."""
 
     def __init__(self, config: PrivacyConfig):
@@ -228,7 +228,7 @@ class Finder:
         self.recognizers = recognizers(self.kinds)
         self.regions = known_regions(config.phone_regions) if "PHONE_NUMBER" in self.kinds else ()
 
-    def find(self, text: str, before: str = "") -> list[Found]:
+    def find(self, text: str, before: str = "") -> list[PersonalDataSpan]:
         """Returns the values in `text`, in order and without overlaps.
 
         `before` is the text that precedes `text`, such as a key.
@@ -239,15 +239,15 @@ class Finder:
         candidates = list(self._by_pattern(plain.text, PlainText(before).text))
         if "SECRET" in self.kinds and POSSIBLE_KEY.search(plain.text):
             spans = map(key_span, KEYS.finditer(plain.text))
-            candidates += [Found("SECRET", start, end, 1.0) for start, end in spans]
+            candidates += [PersonalDataSpan("SECRET", start, end, 1.0) for start, end in spans]
         sure = [one for one in candidates if one.score >= self.min_score]
         whole = [one for one in sure if _is_whole(plain.text, one)]
         return [
-            Found(one.kind, *plain.span(one.start, one.end), one.score)
+            PersonalDataSpan(one.kind, *plain.span(one.start, one.end), one.score)
             for one in self._without_overlaps(whole, len(plain.text))
         ]
 
-    def _by_pattern(self, text: str, before: str) -> Iterator[Found]:
+    def _by_pattern(self, text: str, before: str) -> Iterator[PersonalDataSpan]:
         """Yields telephone numbers and what the recognizers find, with scores."""
 
         def is_named(start: int) -> bool:
@@ -255,21 +255,27 @@ class Finder:
 
         for start, end in phone_numbers(text, self.regions, is_named) if self.regions else ():
             is_sure = text[start] == "+" or is_named(start)
-            yield Found("PHONE_NUMBER", start, end, WEAK + (BONUS if is_sure else SHAPE_BONUS))
+            yield PersonalDataSpan(
+                "PHONE_NUMBER", start, end, WEAK + (BONUS if is_sure else SHAPE_BONUS)
+            )
         for begin in range(0, max(len(text) - OVERLAP, 1), PIECE - OVERLAP):
             piece = text[begin : begin + PIECE]
             for kind, recognizer in self.recognizers.items():
                 if not re.search(SHAPES[kind], piece):
                     continue
                 for start, end, score in recognizer(piece):
-                    one = _scored(text, before, Found(kind, begin + start, begin + end, score))
+                    one = _scored(
+                        text, before, PersonalDataSpan(kind, begin + start, begin + end, score)
+                    )
                     if one is not None:
                         yield one
 
-    def _without_overlaps(self, candidates: list[Found], length: int) -> list[Found]:
+    def _without_overlaps(
+        self, candidates: list[PersonalDataSpan], length: int
+    ) -> list[PersonalDataSpan]:
         """Resolves overlaps by score, then length, then the recipe's order of kinds."""
 
-        def rank(one: Found) -> tuple[float, int, int, int]:
+        def rank(one: PersonalDataSpan) -> tuple[float, int, int, int]:
             return -one.score, one.start - one.end, self.kinds.index(one.kind), one.start
 
         disjoint = []
@@ -298,7 +304,7 @@ def _is_named(kind: str, context: list[str]) -> bool:
     return False
 
 
-def _scored(text: str, before: str, one: Found) -> Found | None:
+def _scored(text: str, before: str, one: PersonalDataSpan) -> PersonalDataSpan | None:
     """Returns a finding with the score of its shape and its context, or None for a version."""
     value = text[one.start : one.end]
     if one.kind == "URL":
@@ -314,7 +320,7 @@ def _scored(text: str, before: str, one: Found) -> Found | None:
     if one.kind in NATIONAL and not any(map(str.isalpha, value)):
         score = WEAK  # one number in ten has a valid check digit by chance
     score += BONUS if _is_named(one.kind, context) else 0.0
-    return Found(one.kind, one.start, end, min(score, 1.0))
+    return PersonalDataSpan(one.kind, one.start, end, min(score, 1.0))
 
 
 def _is_version(text: str, start: int, end: int, context: list[str]) -> bool:
@@ -345,7 +351,7 @@ def _words_before(text: str, start: int, before: str) -> list[str]:
     return words[::-1]
 
 
-def _is_whole(text: str, one: Found) -> bool:
+def _is_whole(text: str, one: PersonalDataSpan) -> bool:
     """Whether a value is not part of a longer number or word."""
     # Some of Presidio's patterns have no boundaries.
     digits_only = not any(map(str.isalpha, text[one.start : one.end]))

@@ -96,13 +96,13 @@ class PrivacyGuard:
     def __init__(
         self, config: PrivacyConfig, key: bytes, decode: Callable[[list[int]], str]
     ) -> None:
-        from outrider.data.privacy.detection import Finder
+        from outrider.data.privacy.detection import PersonalDataFinder
         from outrider.data.privacy.surrogates import Surrogates
 
         self.config = config
         self.decode = decode
         self.tally = PrivacyTally()
-        self._finder = Finder(config)
+        self._finder = PersonalDataFinder(config)
         self._surrogates = Surrogates(key, config.phone_regions)
 
     def apply(self, exchange: Exchange) -> Exchange:

@@ -93,7 +93,7 @@ class PlainText:
             return start, end
         return self._starts[start], self._ends[end - 1]
 
-    def respelled(self, start: int, end: int, surrogate: str) -> str:
+    def respell_span(self, start: int, end: int, surrogate: str) -> str:
         """Returns a surrogate for `text[start:end]` with the original's separators.
 
         A surrogate of another length is returned unchanged.

@@ -75,7 +75,7 @@ class Replacements:
         end = 0
         for match in self.pattern.finditer(plain.text):
             start, next_end = plain.span(match.start(), match.end())
-            surrogate = plain.respelled(match.start(), match.end(), self._surrogate(match))
+            surrogate = plain.respell_span(match.start(), match.end(), self._surrogate(match))
             parts += [text[end:start], surrogate]
             end = next_end
         return "".join(parts) + text[end:]

@@ -2,7 +2,7 @@
 
     chosen = choose_sequences(newer, older, most=2000, older_share=0.3, seed=4, owners=owners)
     parts = training_parts(table, validation_fraction=0.1, gap_minutes=30)
-    gate = unseen(trained, newest, gap_minutes=30, similarity=0.9)
+    gate = select_unseen(trained, newest, gap_minutes=30, similarity=0.9)
 
 A round trains on the newest traffic, mixed with a sample of older traffic to prevent forgetting. No
 round trains on the held-back sessions: they are used to choose the checkpoint, and those from older
@@ -59,7 +59,7 @@ def _shared_out(names: Sequence[str], count: int, owners: Mapping[str, str]) -> 
     return set((first + rest)[:count])
 
 
-def held_back(table: Dataset, share: float) -> list[str]:
+def held_back_ids(table: Dataset, share: float) -> list[str]:
     """Returns the ids of sequences whose sessions no round trains on.
 
     A hash of the logged session name decides, so the choice is the same in every call and window.
@@ -81,7 +81,7 @@ def training_parts(
     """
     ids = table["sequence_id"][:]
     times = log_order(table["time"])
-    held = set(held_back(table, validation_fraction))
+    held = set(held_back_ids(table, validation_fraction))
     sessions = session_names(table, times, gap_minutes)
     order = sorted(range(len(ids)), key=times.__getitem__)
     begun = list(dict.fromkeys(sessions[row] for row in order))
@@ -101,7 +101,7 @@ def training_parts(
 
 
 @dataclass(frozen=True)
-class Unseen:
+class UnseenSequences:
     """Sequences that a round's gate may use."""
 
     sessions: dict[str, str]
@@ -110,7 +110,9 @@ class Unseen:
     """Number of left-out sequences, by reason."""
 
 
-def unseen(trained: Dataset, newest: Dataset, gap_minutes: float, similarity: float) -> Unseen:
+def select_unseen(
+    trained: Dataset, newest: Dataset, gap_minutes: float, similarity: float
+) -> UnseenSequences:
     """Selects sequences of `newest` that share no session or prompt with `trained`."""
     table = concatenate_datasets([trained, newest])
     sessions = session_names(table, log_order(table["time"]), gap_minutes)
@@ -129,4 +131,4 @@ def unseen(trained: Dataset, newest: Dataset, gap_minutes: float, similarity: fl
             left_out[SEEN["train"]] += 1
         else:
             unseen_sessions[name] = session
-    return Unseen(unseen_sessions, dict(left_out))
+    return UnseenSequences(unseen_sessions, dict(left_out))

@@ -70,7 +70,7 @@ class GeneralCounts(TypedDict):
     measured_on: int
 
 
-class Summary(TypedDict):
+class SplitSummary(TypedDict):
     """Counts of the parts, and of left-out rows by reason."""
 
     train: PartCounts
@@ -91,7 +91,7 @@ class SplitFile(TypedDict):
     """Reasons by id."""
     sessions: dict[str, str]
     """Sessions by id, where they begin after a pause in the logged session."""
-    summary: Summary
+    summary: SplitSummary
 
 
 def split(
@@ -110,7 +110,7 @@ def split(
     traffic has its share, too.
     """
     table = load_sequences(sequences_dir)
-    divided = divide(table, split)
+    divided = divide_rows(table, split)
     ids = table["sequence_id"][:]
     logged = table["session"][:]
     rows_in_parts = sorted(row for part in PARTS for row in divided.parts[part])
@@ -125,7 +125,7 @@ def split(
             for row in rows_in_parts
             if divided.sessions[row] != logged[row]
         },
-        "summary": describe(table, divided),
+        "summary": split_summary(table, divided),
     }
     slices = name_slices(table)
     if general_dir is not None:
@@ -183,7 +183,7 @@ def ids_of(parts: Mapping[str, list[str]]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Divided:
+class DividedRows:
     """A table's rows, divided into parts."""
 
     parts: dict[str, list[int]]
@@ -194,7 +194,7 @@ class Divided:
     """The session of every row."""
 
 
-def divide(table: Dataset, split: SplitConfig, drop_seen: bool = True) -> Divided:
+def divide_rows(table: Dataset, split: SplitConfig, drop_seen: bool = True) -> DividedRows:
     """Divides the rows into parts.
 
     `drop_seen` leaves out prompts near-identical to those of an earlier part, which costs 2 ms and
@@ -233,7 +233,7 @@ def divide(table: Dataset, split: SplitConfig, drop_seen: bool = True) -> Divide
                 "change split.validation_fraction or split.heldout_fraction, or raise "
                 "split.near_duplicate_similarity"
             )
-    return Divided(parts, left_out, sessions)
+    return DividedRows(parts, left_out, sessions)
 
 
 def _by_time(
@@ -279,7 +279,7 @@ def _sample(
     left_out.update((row, f"max_{part}_sequences") for row in rows if row not in sampled_rows)
 
 
-def describe(table: Dataset, divided: Divided) -> Summary:
+def split_summary(table: Dataset, divided: DividedRows) -> SplitSummary:
     """Returns the counts and times of each part, and the reasons for left-out rows."""
     parts = divided.parts
     left_out = divided.left_out
@@ -310,7 +310,7 @@ def describe(table: Dataset, divided: Divided) -> Summary:
 
 def add_general(
     parts: SplitFile,
-    summary: Summary,
+    summary: SplitSummary,
     *,
     customers: Dataset,
     general: Dataset,

@@ -6,7 +6,7 @@ into an object, and renames `developer` to `system` for templates that do not su
 `as_the_engine_reads` reproduces this. SGLang does the same, except that it joins text parts with
 a space (formats/text_parts.py).
 
-    render(tokenizer, messages, {"tools": [...]})         # up to the start of the response
+    render_prompt(tokenizer, messages, {"tools": [...]})         # up to the start of the response
 """
 
 import json
@@ -18,7 +18,7 @@ import jinja2
 from outrider.data.exchange import Reject
 
 
-def render(tokenizer: Any, messages: list[dict[str, Any]], arguments: dict[str, Any]) -> str:
+def render_prompt(tokenizer: Any, messages: list[dict[str, Any]], arguments: dict[str, Any]) -> str:
     """Renders the prompt; raises a `Reject` if the template refuses the conversation."""
     generation = {"add_generation_prompt": not arguments.get("continue_final_message")}
     # Templates raise these on conversations that they do not support. ArithmeticError: Jinja's

@@ -16,7 +16,7 @@ from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.data.exchange import BEAM_SEARCH, Exchange, Reject
-from outrider.data.tokenize.chat_template import render
+from outrider.data.tokenize.chat_template import render_prompt
 from outrider.data.tokenize.emitted_text import END_THINK, THINK, endings, opening_of, readings
 from outrider.speculators.checkpoints.architectures import is_supported, transformers_model
 from outrider.speculators.checkpoints.model_config import read_config, read_generation
@@ -135,7 +135,7 @@ class SequenceBuilder:
                 " tokenizer_config.json)"
             )
         self._encoder = self.tokenizer.backend_tokenizer
-        asked = render(self.tokenizer, [{"role": "user", "content": "?"}], {})
+        asked = render_prompt(self.tokenizer, [{"role": "user", "content": "?"}], {})
         self.answer_mark = asked.rpartition("?")[2].removesuffix(OPENED) or "\0"
         """What the template writes between a question and its answer."""
         self._encoder.no_truncation()
@@ -239,7 +239,7 @@ class SequenceBuilder:
             if exchange.prompt_text is None:
                 raise Reject("no_messages")
             return self._encode(exchange.prompt_text, exchange.prompt_is_raw), exchange.prompt_text
-        text = render(self.tokenizer, exchange.messages, exchange.template_arguments)
+        text = render_prompt(self.tokenizer, exchange.messages, exchange.template_arguments)
         ids = self._encode(text)
         counted = exchange.prompt_tokens
         if counted is None or len(ids) == counted:

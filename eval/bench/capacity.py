@@ -20,8 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from outrider.eval.bench.closed_loop import Plan
-from outrider.eval.bench.metrics import Record, pooled
-from outrider.eval.bench.open_loop import saturated, timed_block
+from outrider.eval.bench.metrics import Record, pool_blocks
+from outrider.eval.bench.open_loop import is_saturated, timed_block
 from outrider.eval.bench.prompts import HeldoutRequests
 from outrider.eval.bench.servers import Servers
 from outrider.eval.config import EvalConfig
@@ -45,7 +45,7 @@ Rated = Mapping[str, Sequence[Record]]
 
 
 @dataclass(frozen=True)
-class Limits:
+class LatencyLimits:
     """Limits on the 95th percentiles over requests, in milliseconds."""
 
     ttft_ms: float
@@ -61,7 +61,7 @@ class Limits:
         )
 
 
-def limits_of(settings: EvalConfig, closed: Sequence[Record]) -> Limits:
+def limits_of(settings: EvalConfig, closed: Sequence[Record]) -> LatencyLimits:
     """The recipe's limits; those of no speculation at the main concurrency for unset ones.
 
     `closed` are the closed loop's blocks.
@@ -80,10 +80,12 @@ def limits_of(settings: EvalConfig, closed: Sequence[Record]) -> Limits:
     source = "eval.slo" if len(given) == 2 else measured
     if len(given) == 1:
         source = f"eval.slo.{next(iter(given))}, else {measured}"
-    return Limits(**(p95 | given), source=source)
+    return LatencyLimits(**(p95 | given), source=source)
 
 
-def bracket(blocks: Sequence[Record], limits: Limits) -> tuple[float | None, float | None]:
+def bracket_capacity(
+    blocks: Sequence[Record], limits: LatencyLimits
+) -> tuple[float | None, float | None]:
     """Highest rate within the limits below the lowest rate beyond them, and that rate."""
     beyond = min((block["rate"] for block in blocks if not limits.hold(block)), default=None)
     within = max(
@@ -97,9 +99,9 @@ def bracket(blocks: Sequence[Record], limits: Limits) -> tuple[float | None, flo
     return within, beyond
 
 
-def next_rate(blocks: Sequence[Record], limits: Limits, first: float) -> float | None:
+def next_rate(blocks: Sequence[Record], limits: LatencyLimits, first: float) -> float | None:
     """The rate to measure next, beginning with `first`; None if the ends are close."""
-    within, beyond = bracket(blocks, limits)
+    within, beyond = bracket_capacity(blocks, limits)
     if within is None:
         return first if beyond is None else beyond / 2
     if beyond is None:
@@ -165,10 +167,10 @@ def _closed_rate(settings: EvalConfig, closed: Sequence[Record]) -> float:
     ]
     tokens = sum(block["output_tokens"] for block in blocks)
     sent = sum(len(block["request_tokens"]) for block in blocks)
-    return pooled(blocks).tokens_per_s * sent / tokens
+    return pool_blocks(blocks).tokens_per_s * sent / tokens
 
 
-def summarise_capacity(blocks: Rated, limits: Limits) -> Capacity:
+def summarise_capacity(blocks: Rated, limits: LatencyLimits) -> Capacity:
     """Summarizes each variant's search."""
     return Capacity(
         **{variant: _of_variant(blocks[variant], limits) for variant in VARIANTS},
@@ -178,13 +180,13 @@ def summarise_capacity(blocks: Rated, limits: Limits) -> Capacity:
     )
 
 
-def _of_variant(blocks: Sequence[Record], limits: Limits) -> VariantCapacity:
-    within, beyond = bracket(blocks, limits)
+def _of_variant(blocks: Sequence[Record], limits: LatencyLimits) -> VariantCapacity:
+    within, beyond = bracket_capacity(blocks, limits)
     at_capacity = [block for block in blocks if block["rate"] == within]
     return VariantCapacity(
         within=within,
         beyond=beyond,
-        saturated=min((block["rate"] for block in blocks if saturated(block)), default=None),
-        tokens_per_s=pooled(at_capacity).tokens_per_s if at_capacity else None,
+        saturated=min((block["rate"] for block in blocks if is_saturated(block)), default=None),
+        tokens_per_s=pool_blocks(at_capacity).tokens_per_s if at_capacity else None,
         blocks=len(blocks),
     )

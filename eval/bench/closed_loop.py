@@ -1,7 +1,8 @@
 """Timed closed-loop blocks of none, base and custom on the same prompts.
 
     plan = {"none": None, "base": 2, "custom": 3}
-    blocks = measure(servers, mode="eager", plan=plan, load=load, sampling=sampling, speeds=speeds,
+    blocks = measure_closed_loop(servers, mode="eager", plan=plan, load=load, sampling=sampling,
+    speeds=speeds,
                      say=print)
 
 The speed of a shared machine drifts by more than the differences to be measured, so speeds are
@@ -29,15 +30,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
-from outrider.common.fingerprint import Kept
+from outrider.common.fingerprint import CachedResult
 from outrider.eval.bench.metrics import Record, SpeedRatios
 from outrider.eval.bench.prefix_cache import ProductionCache
 from outrider.eval.bench.prompts import Prompt
 from outrider.eval.bench.servers import Servers, Turn
 from outrider.eval.config import EvalConfig
 from outrider.eval.results.parts import CURRENT, LOOKUP
-from outrider.eval.speed_checks import LEAST_STARTS, SUPERIOR, demands
-from outrider.eval.stats.sequential import looks_of
+from outrider.eval.speed_checks import LEAST_STARTS, SUPERIOR, speed_demands
+from outrider.eval.stats.sequential import interim_looks
 from outrider.serving.client import Sampling, SpeculationCounters
 from outrider.serving.load_generator import BlockResult, LoadGenerator
 from outrider.serving.vllm_hooks.drafts_file import Drafts
@@ -54,7 +55,7 @@ NO_COUNTS = SpeculationCounters(
 )
 
 
-def measure(
+def measure_closed_loop(
     servers: Servers,
     *,
     mode: str,
@@ -64,7 +65,7 @@ def measure(
     speeds: SpeedRatios,
     say: Callable[[str], None],
     production: ProductionCache | None = None,
-    finished: Kept | None = None,
+    finished: CachedResult | None = None,
 ) -> list[Record]:
     """Times blocks of `speeds.prompts`, one per repeat, concurrency and variant.
 
@@ -140,7 +141,7 @@ def open_across_engines(blocks: Sequence[Record], speeds: SpeedRatios) -> bool:
         return starts < speeds.settings.starts
     across = [
         demand
-        for demand in demands(speeds.summarise(blocks), speeds.main, speeds.settings.gate)
+        for demand in speed_demands(speeds.summarise(blocks), speeds.main, speeds.settings.gate)
         if demand.starts is not None
     ]
     return any(demand.outcome == "undecided" for demand in across)
@@ -197,10 +198,10 @@ def _rotated(blocks: list[list[Turn]], by: int) -> list[list[Turn]]:
 
 def _end(blocks: Sequence[Record], repeats: int, speeds: SpeedRatios) -> str | None:
     """Reason to end the measurement after `repeats` repeats; None to continue."""
-    looks = looks_of(speeds.settings)
+    looks = interim_looks(speeds.settings)
     if speeds.settings.measure == "full" or repeats not in looks.repeats:
         return None
-    asked = demands(speeds.summarise(blocks), speeds.main, speeds.settings.gate)
+    asked = speed_demands(speeds.summarise(blocks), speeds.main, speeds.settings.gate)
     measured = {block["variant"] for block in blocks if block["repeat"] == repeats - 1}
     if LOOKUP not in measured:  # measured only once, so more repeats cannot decide its comparison
         asked = [demand for demand in asked if "lookup" not in demand.versus]

@@ -26,8 +26,8 @@ from outrider.common.errors import OutriderError
 from outrider.eval.bench.outputs import Outputs
 from outrider.eval.bench.prompts import Prompt
 from outrider.eval.results.parts import DRAFTERS, Drafter, Drafters
-from outrider.eval.results.sections import Counted, CountedDrafter
-from outrider.eval.stats.clusters import clustered
+from outrider.eval.results.sections import DrafterAcceptance, EngineAcceptance
+from outrider.eval.stats.clusters import clustered_estimate
 from outrider.serving.speculator import Speculator
 
 
@@ -83,7 +83,7 @@ def verification_passes(outputs: Outputs, prompts: Sequence[Prompt]) -> list[Cou
 
 def counted_acceptance(
     passes: Sequence[CountedPass], speculators: Mapping[Drafter, Speculator], k: Drafters[int]
-) -> Counted:
+) -> EngineAcceptance:
     """Pooled acceptance of base and custom, each at its own k."""
     prompts = [prompt for one in passes for prompt in one.prompts]
     sums_R4 = np.concatenate(
@@ -93,12 +93,12 @@ def counted_acceptance(
         ]
     )
     base_tokens, base_steps, custom_tokens, custom_steps = sums_R4.sum(axis=0)
-    return Counted(
+    return EngineAcceptance(
         base=_pooled(passes=passes, drafter="base", tokens=base_tokens, steps=base_steps, k=k.base),
         custom=_pooled(
             passes=passes, drafter="custom", tokens=custom_tokens, steps=custom_steps, k=k.custom
         ),
-        ratio=clustered(
+        ratio=clustered_estimate(
             sums_R4,
             [prompt.session for prompt in prompts],
             # As a ratio of sums: a mean of per-response ratios would weight short responses like
@@ -127,7 +127,7 @@ def _by_response(one: CountedPass, drafter: Drafter, speculator: Speculator) -> 
 
 def _pooled(
     passes: Sequence[CountedPass], drafter: Drafter, tokens: float, steps: float, k: int
-) -> CountedDrafter:
+) -> DrafterAcceptance:
     counters = [one.counters[drafter] for one in passes]
     if not steps:
         raise OutriderError(
@@ -139,7 +139,7 @@ def _pooled(
     for of_pass in counters:
         counts = of_pass["accepted_per_position"][:k]
         reached[: len(counts)] += counts
-    return CountedDrafter(
+    return DrafterAcceptance(
         acceptance_length=float(tokens / steps),
         steps=round(steps),
         cumulative=(reached / steps).tolist(),

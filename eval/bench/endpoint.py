@@ -23,7 +23,7 @@ from rich.text import Text
 
 from outrider.common.errors import OutriderError
 from outrider.eval.bench.closed_loop import record_of
-from outrider.eval.bench.metrics import pooled
+from outrider.eval.bench.metrics import pool_blocks
 from outrider.eval.bench.request_fields import RequestFields
 from outrider.eval.config import EvalConfig
 from outrider.serving.client import Sampling, SpeculationCounters
@@ -122,7 +122,7 @@ def _row(blocks: Sequence[BlockResult], concurrency: int) -> dict[str, Any]:
     counters = SpeculationCounters(**record["counters"])
     drafts = counters.drafts
     return {
-        **pooled([record]).model_dump(mode="json"),
+        **pool_blocks([record]).model_dump(mode="json"),
         "drafts": drafts,
         "acceptance_length": counters.acceptance_length if drafts else None,
         "cumulative": [n / drafts for n in counters.accepted_per_position] if drafts else [],

@@ -1,7 +1,8 @@
 """Speed from timed blocks: pooled figures, and paired ratios with intervals.
 
 speeds = SpeedRatios(settings, timed, main=1, replayed=replayed)
-blocks = measure(servers, mode="eager", plan=plan, load=load, sampling=sampling, speeds=speeds,
+blocks = measure_closed_loop(servers, mode="eager", plan=plan, load=load, sampling=sampling,
+speeds=speeds,
                  say=print)
 speeds.summarise(blocks)["4"].custom_over_base
 """
@@ -26,9 +27,9 @@ from outrider.eval.results.parts import (
     Interval,
 )
 from outrider.eval.results.sections import Block, CacheUse, Quantiles, Reference, SpeedRow
-from outrider.eval.stats.clusters import Trend, clustered, trend_of
+from outrider.eval.stats.clusters import Trend, clustered_estimate, trend_of
 from outrider.eval.stats.intervals import LEVEL
-from outrider.eval.stats.sequential import looks_of
+from outrider.eval.stats.sequential import interim_looks
 from outrider.eval.stats.speed_ratio import (
     AGREEMENT,
     Noise,
@@ -87,7 +88,7 @@ class ReplayedSteps:
         """Acceptance length of `over` over that of `under`, for whole responses."""
         if not {over, under} <= self.steps.keys():
             return None
-        return clustered(
+        return clustered_estimate(
             sums_NM=np.stack([self.steps[over], self.steps[under]], axis=1),
             sessions=self.sessions,
             statistic=_inverse_ratio,
@@ -199,8 +200,8 @@ class SpeedRatios:
             measured = _blocks_of(blocks, size, variant)
             if measured:
                 ratio = self._ratio(compared[name], size)
-                references[name] = Reference(block=pooled(measured), custom_over=ratio)
-        figures = {variant: pooled(_blocks_of(blocks, size, variant)) for variant in VARIANTS}
+                references[name] = Reference(block=pool_blocks(measured), custom_over=ratio)
+        figures = {variant: pool_blocks(_blocks_of(blocks, size, variant)) for variant in VARIANTS}
         ratios = {name: self._ratio(compared[name], size) for name in RATIOS}
         starts = {
             name: starts_of(compared[name].pairs.get(size, []))
@@ -218,11 +219,11 @@ class SpeedRatios:
     def _compared(self, blocks: Sequence[Record], name: str) -> "_Compared":
         """Two variants' blocks at all concurrencies, and what replay says of them."""
         over, under = COMPARED[name]
-        every = {size: paired(blocks, size, over, under) for size in self.settings.concurrency}
+        every = {size: pair_blocks(blocks, size, over, under) for size in self.settings.concurrency}
         pairs = {size: of_size for size, of_size in every.items() if of_size}
         level = LEVEL
         if self.settings.measure != "full":
-            level = looks_of(self.settings).level(repeats_of(blocks))
+            level = interim_looks(self.settings).level(repeats_of(blocks))
         # The replayed responses are the same at every look, so only the machine's noise needs the
         # look's level.
         lengths = self.replayed.lengths(over, under, LEVEL) if self.replayed else None
@@ -259,7 +260,7 @@ class SpeedRatios:
     def _prompts(self, pairs: Sequence[tuple[Record, Record]]) -> list[list[str]]:
         """Sequence ids of each row's prompts."""
         blocks = [[self.prompts[index].sequence_id for index in one["prompts"]] for one, _ in pairs]
-        if not by_request(pairs):
+        if not compares_requests(pairs):
             return blocks
         return [[name] for block in blocks for name in block]
 
@@ -277,7 +278,7 @@ class SpeedRatios:
         prompts = [self.prompts[index] for pair in pairs for index in pair[0]["prompts"]]
         sessions = [prompt.session for prompt in prompts]
         users = [prompt.user for prompt in prompts]
-        by_session = clustered(
+        by_session = clustered_estimate(
             sums_NM=sums_N4, sessions=sessions, statistic=speed_of, level=level, users=users
         )
         # The wider interval is that with the lower end: both are symmetric on the log scale around
@@ -289,7 +290,7 @@ class SpeedRatios:
         )
 
 
-def by_request(pairs: Sequence[tuple[Record, Record]]) -> bool:
+def compares_requests(pairs: Sequence[tuple[Record, Record]]) -> bool:
     """Whether pairs of requests are compared: if variants alternated or have one block each.
 
     Only requests that alternated share the machine's noise within a pair.
@@ -300,14 +301,14 @@ def by_request(pairs: Sequence[tuple[Record, Record]]) -> bool:
 def units_of(pairs: Sequence[tuple[Record, Record]]) -> Units:
     """Divides two variants' blocks, paired by repeat, into rows and units.
 
-    Rows are pairs of requests or of blocks (`by_request`). If the variants run in two engines that
-    were restarted, units are starts.
+    Rows are pairs of requests or of blocks (`compares_requests`). If the variants run in two
+    engines that were restarted, units are starts.
     """
     over = [_charged(block) for block, _ in pairs]
     under = [_charged(block) for _, block in pairs]
     starts = [block["start"] for block, _ in pairs]
     observations = sum(map(len, over))
-    if by_request(pairs):
+    if compares_requests(pairs):
         starts = [start for start, rows in zip(starts, over, strict=True) for _ in rows]
     else:
         over = [block.sum(axis=0, keepdims=True) for block in over]
@@ -334,7 +335,7 @@ def starts_of(pairs: Sequence[tuple[Record, Record]]) -> int | None:
     return len({over["start"] for over, _ in pairs})
 
 
-def pooled(blocks: Sequence[Record]) -> Block:
+def pool_blocks(blocks: Sequence[Record]) -> Block:
     """Tokens/s and latencies over all blocks; tokens/s is a ratio of sums."""
 
     def quantiles(name: str) -> Quantiles:
@@ -394,7 +395,7 @@ def _blocks_of(blocks: Sequence[Record], concurrency: int, variant: str) -> list
     ]
 
 
-def paired(
+def pair_blocks(
     blocks: Sequence[Record], concurrency: int, over: str, under: str
 ) -> list[tuple[Record, Record]]:
     """Pairs the two variants' blocks of each repeat (same prompts)."""

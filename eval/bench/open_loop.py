@@ -22,8 +22,8 @@ from typing import Literal
 import numpy as np
 
 from outrider.eval.bench.closed_loop import Plan, record_of
-from outrider.eval.bench.metrics import Record, pooled
-from outrider.eval.bench.prompts import HeldoutRequests, Traffic
+from outrider.eval.bench.metrics import Record, pool_blocks
+from outrider.eval.bench.prompts import HeldoutRequests, ScenarioRequests
 from outrider.eval.bench.servers import Servers
 from outrider.eval.config import SEED
 from outrider.eval.context import EvaluationContext
@@ -128,14 +128,14 @@ def rate_figures(block: Record) -> RateBlock:
     """Figures for one variant's block at one request rate."""
     counters = block["counters"]
     return RateBlock(
-        **dict(pooled([block])),
-        saturated=saturated(block),
+        **dict(pool_blocks([block])),
+        saturated=is_saturated(block),
         request_tokens_per_s=sum(block["request_tokens"]) / sum(block["request_seconds"]),
         acceptance_length=1 + counters["accepted_tokens"] / max(counters["drafts"], 1),
     )
 
 
-def saturated(block: Record) -> bool:
+def is_saturated(block: Record) -> bool:
     """Whether the server was saturated at the block's rate.
 
     Saturated: it achieved less than KEPT_UP of the offered rate, and the median time to first token
@@ -158,7 +158,7 @@ def timed_block(
     *,
     url: str,
     load: LoadGenerator,
-    scenario: Traffic,
+    scenario: ScenarioRequests,
     rate: float,
     count: int,
     sampling: Sampling,

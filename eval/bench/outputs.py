@@ -1,6 +1,6 @@
 """The verification pass: sends the same held-out prompts to every variant.
 
-    outputs = collect(context, servers, "eager", k, requests)
+    outputs = collect_outputs(context, servers, "eager", k, requests)
     outputs.sampled.custom.token_ids
 
 Each variant answers once greedily and once with the customer's sampling settings; tokens and the
@@ -32,7 +32,7 @@ CONTROL_PROMPTS = 4
 """Number of control prompts if all greedy responses are equal, leaving nothing to explain."""
 
 
-class Recorded(Part):
+class RecordedOutputs(Part):
     """One variant's responses in one regime."""
 
     token_ids: list[list[int]]
@@ -64,14 +64,14 @@ class Outputs(Part):
     """The responses of every variant in both regimes; customer text."""
 
     samplings: dict[Regime, Sampling]
-    greedy: Variants[Recorded]
-    sampled: Variants[Recorded]
-    control: Recorded
+    greedy: Variants[RecordedOutputs]
+    sampled: Variants[RecordedOutputs]
+    control: RecordedOutputs
     """Greedy responses without speculation to the first prompts, batched differently."""
-    repeated: Recorded
+    repeated: RecordedOutputs
     """Greedy responses with custom to the first prompts, batched differently."""
 
-    def of(self, regime: Regime) -> Variants[Recorded]:
+    def of(self, regime: Regime) -> Variants[RecordedOutputs]:
         """The responses in one of REGIMES."""
         return self.greedy if regime == "greedy" else self.sampled
 
@@ -103,7 +103,7 @@ def planned_passes(groups: Sequence[Sequence[tuple[str, int | None]]]) -> list[P
     return passes
 
 
-def collect(
+def collect_outputs(
     context: EvaluationContext,
     servers: Servers,
     mode: str,
@@ -126,7 +126,7 @@ def collect(
         fields=requests.fields,
     )
     passes = planned_passes(servers.groups([*drafts.items()]))
-    recorded: dict[Pass, Recorded] = {}
+    recorded: dict[Pass, RecordedOutputs] = {}
     for number, one in enumerate(passes, 1):
         indices = range(len(requests.verification))
         if one.again:
@@ -135,19 +135,19 @@ def collect(
         left = len(passes) - number + 1
         work = functools.partial(sender.send, one, indices, where=where, left=left)
         key = f"responses_{mode}_{one.name.replace(' ', '_')}_k{drafts[one.variant] or 0}"
-        recorded[one] = context.cached(key, Recorded, work)
+        recorded[one] = context.cached_measurement(key, RecordedOutputs, work)
     greedy = {variant: recorded[Pass(variant, "greedy")] for variant in VARIANTS}
     sampled = {variant: recorded[Pass(variant, "sampled")] for variant in VARIANTS}
     return Outputs(
         samplings=samplings,
-        greedy=Variants[Recorded](**greedy),
-        sampled=Variants[Recorded](**sampled),
+        greedy=Variants[RecordedOutputs](**greedy),
+        sampled=Variants[RecordedOutputs](**sampled),
         control=recorded[Pass("none", "greedy", again=True)],
         repeated=recorded[Pass("custom", "greedy", again=True)],
     )
 
 
-def _repeated_prompts(one: Pass, recorded: Mapping[Pass, Recorded], prompts: int) -> int:
+def _repeated_prompts(one: Pass, recorded: Mapping[Pass, RecordedOutputs], prompts: int) -> int:
     """Number of the first prompts that a pass repeats.
 
     The control repeats all of them, unless all variants' greedy responses are known and equal.
@@ -179,7 +179,7 @@ class _Sender:
     seconds: list[float] = field(default_factory=list)
     """Duration of each pass that was sent."""
 
-    def send(self, one: Pass, indices: Sequence[int], where: str, left: int) -> Recorded:
+    def send(self, one: Pass, indices: Sequence[int], where: str, left: int) -> RecordedOutputs:
         """Responses to the prompts `indices`, which are sent in this order.
 
         `left` is the number of passes that are not finished, this one included.
@@ -206,7 +206,7 @@ class _Sender:
         )
         self.seconds.append(time.monotonic() - began)
         by_prompt = dict(zip(indices, responses, strict=True))
-        return Recorded(
+        return RecordedOutputs(
             token_ids=[by_prompt[index].token_ids for index in sorted(indices)],
             counted=[by_prompt[index].counters for index in sorted(indices)],
         )

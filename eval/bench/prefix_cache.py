@@ -66,12 +66,14 @@ class ProductionCache:
         cache = server.kv_cache
         if not cache.keeps_prefixes:
             return 0
-        held = self.held(cache)
+        held = self.held_tokens(cache)
         prefixes = [prompt.token_ids[: held[prompt.sequence_id]] for prompt in prompts]
         by_salt: dict[str, list[list[int]]] = {}
         for prompt, prefix in zip(prompts, prefixes, strict=True):
             by_salt.setdefault(self._salts[prompt.sequence_id], []).append(prefix)
-        missing = [(salt, prefix) for salt, group in by_salt.items() for prefix in longest(group)]
+        missing = [
+            (salt, prefix) for salt, group in by_salt.items() for prefix in longest_prefixes(group)
+        ]
         for engine in range(cache.engines if missing else 0):  # any may get the timed request
             complete(
                 url=server.url,
@@ -85,7 +87,7 @@ class ProductionCache:
         computed_again = cache.block_size if server.recomputes_last_block else 0
         return sum(max(len(prefix) - computed_again, 0) for prefix in prefixes)
 
-    def held(self, cache: KvCache) -> dict[str, int]:
+    def held_tokens(self, cache: KvCache) -> dict[str, int]:
         """Tokens of each timed prompt that such a cache holds when it arrives, by sequence id."""
         if cache not in self._held:
             salted = any(self._salts.values())
@@ -142,7 +144,7 @@ def block_keys(
     return keys
 
 
-def longest(prefixes: Sequence[list[int]]) -> list[list[int]]:
+def longest_prefixes(prefixes: Sequence[list[int]]) -> list[list[int]]:
     """The prefixes with which no other one begins, without empty ones."""
     uncovered: list[list[int]] = []
     for prefix in sorted(prefixes, key=len, reverse=True):

@@ -2,7 +2,7 @@
 
     sampling = customers_sampling(heldout)
     verification_prompts, timed_prompts = evaluation_prompts(heldout, evaluation, serving)
-    for traffic in select(heldout, settings, serving):       # of the open loop
+    for traffic in select_requests(heldout, settings, serving):       # of the open loop
         traffic.name, traffic.texts, traffic.times, traffic.max_tokens
 
 Common benchmarks cut or pad prompts and generate past the end of the response (`ignore_eos`). Such
@@ -47,7 +47,7 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Traffic:
+class ScenarioRequests:
     """Requests of one scenario, in the log's order."""
 
     name: str
@@ -69,9 +69,9 @@ class HeldoutRequests:
     """Prompts of the verification pass."""
     timed: list[Prompt]
     """Prompts of the timed blocks."""
-    traffic: list[Traffic] = field(default_factory=list)
+    traffic: list[ScenarioRequests] = field(default_factory=list)
     """Open-loop requests of each scenario; empty if no rate is measured."""
-    everything: Traffic | None = None
+    everything: ScenarioRequests | None = None
     """All held-out requests, whose capacity is measured; None if it is not."""
     fields: RequestFields = field(default_factory=dict)
     """Further fields of requests, by rendered prompt"""
@@ -109,13 +109,13 @@ def prompt_room(evaluation: EvalConfig, serving: ServingConfig) -> int:
 def evaluation_prompts(
     heldout: Any, evaluation: EvalConfig, serving: ServingConfig
 ) -> tuple[list[Prompt], list[Prompt]]:
-    """Prompts of the verification pass and of the timed blocks, in the order of `spread`.
+    """Prompts of the verification pass and of the timed blocks, in the order of `spread_sessions`.
 
     The two do not overlap, except that all prompts are timed if there are fewer than twice
     `eval.verification_requests`.
     """
     room = prompt_room(evaluation, serving)
-    order = spread(heldout["session"])
+    order = spread_sessions(heldout["session"])
     prompts = [
         Prompt(
             sequence_id=row["sequence_id"],
@@ -138,7 +138,7 @@ def evaluation_prompts(
     return prompts[:verified], timed
 
 
-def spread(sessions: Sequence[str]) -> list[int]:
+def spread_sessions(sessions: Sequence[str]) -> list[int]:
     """A random order of the rows, in which those of a session are as far apart as possible.
 
     The held-out part is in log order; the first rows of it would be one time of day. In a block,
@@ -158,7 +158,9 @@ def spread(sessions: Sequence[str]) -> list[int]:
     return sorted(position, key=position.__getitem__)
 
 
-def select(heldout: Dataset, settings: EvalConfig, serving: ServingConfig) -> list[Traffic]:
+def select_requests(
+    heldout: Dataset, settings: EvalConfig, serving: ServingConfig
+) -> list[ScenarioRequests]:
     """Selects each scenario's requests (default: one scenario); returns [] without rates."""
     if not settings.rates:
         return []
@@ -171,7 +173,7 @@ def select_scenarios(
     settings: EvalConfig,
     serving: ServingConfig,
     scenarios: Mapping[str, ScenarioConfig],
-) -> list[Traffic]:
+) -> list[ScenarioRequests]:
     """Selects the requests of `scenarios`.
 
     `heldout` has the columns `time`, `prompt_text`, `token_ids` and `completion_start`.
@@ -208,7 +210,7 @@ def select_scenarios(
         chosen_texts = [texts[row] for row in rows]
         chosen_times = [times[row] for row in rows]
         traffic.append(
-            Traffic(
+            ScenarioRequests(
                 name=name,
                 texts=chosen_texts,
                 times=chosen_times,

@@ -31,7 +31,7 @@ from outrider.eval.results.parts import CURRENT
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.server import Server
 from outrider.serving.speculator import Drafting, Speculator
-from outrider.serving.vllm_hooks.drafts_file import Drafts, DraftsFile
+from outrider.serving.vllm_hooks.drafts_file import DraftCountFile, Drafts
 
 USABLE = 0.95
 """Usable share of a GPU's memory; other processes and fragmentation take the rest."""
@@ -52,7 +52,7 @@ class _Running:
     server: Server
     numbers: tuple[int, ...]
     """Values of K (drafts per step) that the server was started with."""
-    file: DraftsFile
+    file: DraftCountFile
     loaded: Path | None
     """Directory of the server's current weights."""
 
@@ -220,12 +220,12 @@ class Servers(AbstractContextManager["Servers"]):
         engine = self._serving.engine.model_copy(update={"mode": self._mode})
         speculator = self._speculator(variant)
         # vLLM has no request for it: the hook reads the number from a file before each step.
-        file = DraftsFile(self._log_dir / f"drafts_{self._mode}_{name}.json")
+        file = DraftCountFile(self._log_dir / f"drafts_{self._mode}_{name}.json")
         schedule = None
         if len(numbers) > 1:
             # CUDA graphs are captured at the start, for the numbers in the schedule only.
-            schedule = covering(numbers, engine.seats)
-            engine = file.followed(engine)
+            schedule = covering_schedule(numbers, engine.seats)
+            engine = file.engine_settings(engine)
         drafting = None
         if numbers:
             drafting = Drafting(speculator, max(numbers), self._sample_method, schedule)
@@ -246,7 +246,7 @@ class Servers(AbstractContextManager["Servers"]):
         speculator = self._speculator(variant)
         if not speculator.speculates:
             return ()
-        if isinstance(drafts, int) and (self._apart or speculator.family.fixed_k):
+        if isinstance(drafts, int) and (self._apart or speculator.drafter_kind.fixed_k):
             return (drafts,)
         return self._numbers[self._known(variant)]
 
@@ -284,7 +284,7 @@ def _sharing(speculators: Mapping[str, Speculator]) -> set[str]:
     return {last} | swapping
 
 
-def covering(numbers: Sequence[int], seats: int) -> list[tuple[int, int, int]]:
+def covering_schedule(numbers: Sequence[int], seats: int) -> list[tuple[int, int, int]]:
     """A schedule that contains all `numbers`; most batch sizes get the largest.
 
     vLLM captures CUDA graphs for the numbers in its schedule, so each must occur in it.

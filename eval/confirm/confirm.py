@@ -1,6 +1,6 @@
 """Whether production is as the report predicts, from counters that every vLLM server has.
 
-    confirmed = confirm(Report.read(path), Window(scrapes))
+    confirmed = confirm(Report.read(path), MetricsWindow(scrapes))
     confirmed.answer           # "lower: acceptance length 1.98 instead of 2.38 ..., because K ..."
     confirmed.figures["acceptance length"].ratio
 
@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Literal
 
 from outrider.common.errors import OutriderError
-from outrider.eval.confirm.expectation import Expected, Z, expected, log_error
+from outrider.eval.confirm.expectation import ExpectedFigures, Z, expected_figures, log_error
 from outrider.eval.confirm.figures import (
     LENGTH,
     LENGTH_CHANGE,
@@ -41,15 +41,15 @@ from outrider.eval.confirm.figures import (
     WIDEST,
     WORSE,
     Cause,
-    Figure,
+    ConfirmedFigure,
     LogError,
-    beyond_noise,
+    causes_beyond_noise,
     causes_of,
     figure_of,
     reading_of,
     sentence,
 )
-from outrider.eval.confirm.scrape import DRAFTS, Scrape, Window
+from outrider.eval.confirm.scrape import DRAFTS, MetricsWindow, Scrape
 from outrider.eval.results.parts import Estimate, Part, Variant
 from outrider.eval.results.report import Report
 from outrider.speculators.kinds import KINDS
@@ -89,13 +89,15 @@ class Confirmation(Part):
     """`differs` if any figure is lower or higher; else `undecided` if any is"""
     worse: bool
     """Whether acceptance is lower or TPOT higher than reported"""
-    figures: dict[str, Figure]
+    figures: dict[str, ConfirmedFigure]
     """Figure -> reported and seen"""
     conditions: dict[str, Conditions]
     """`report`, `seen` and, with scrapes from before the restart, `before`"""
 
 
-def confirm(report: Report, seen: Window, before: Window | None = None) -> Confirmation:
+def confirm(
+    report: Report, seen: MetricsWindow, before: MetricsWindow | None = None
+) -> Confirmation:
     """Compares a report with the counts of the servers that run its speculator."""
     _check(seen, "--metrics")
     if not seen.speculates or not seen.k:
@@ -103,7 +105,7 @@ def confirm(report: Report, seen: Window, before: Window | None = None) -> Confi
             f"{_sources(seen)}: no drafts were counted, so the server runs without speculation;"
             " start it with the bundle's serve.sh, or with the --speculative-config in it"
         )
-    comparison = _Comparison(report, expected(report, "custom"), seen)
+    comparison = _Comparison(report, expected_figures(report, "custom"), seen)
     figures = {LENGTH: comparison.length(), TPOT: comparison.tpot()}
     first_token = comparison.first_token()
     if first_token is not None:
@@ -133,7 +135,7 @@ def confirm(report: Report, seen: Window, before: Window | None = None) -> Confi
 class _Comparison:
     """The servers' counts compared with what the report has for custom."""
 
-    def __init__(self, report: Report, custom: Expected, seen: Window) -> None:
+    def __init__(self, report: Report, custom: ExpectedFigures, seen: MetricsWindow) -> None:
         self.custom = custom
         self.seen = seen
         self.logged = _logged(report, custom)
@@ -157,7 +159,7 @@ class _Comparison:
             return self.seen.length_at(most) / self.custom.length(most)
         return self.seen.acceptance_length / self.custom.length(self.k)
 
-    def length(self) -> Figure:
+    def length(self) -> ConfirmedFigure:
         """Acceptance length, at K of each."""
         reported = self.custom.length(self.reported_k)
         seen = self.seen.acceptance_length
@@ -169,7 +171,7 @@ class _Comparison:
         )
         causes = [
             self._of_k(seen / reported / remaining),
-            *beyond_noise(self.length_error, traffic),
+            *causes_beyond_noise(self.length_error, traffic),
         ]
         return figure_of(
             name=LENGTH,
@@ -181,7 +183,7 @@ class _Comparison:
             causes=causes,
         )
 
-    def tpot(self) -> Figure:
+    def tpot(self) -> ConfirmedFigure:
         """Time per output token, at K and load of each."""
         reported = self.custom.tpot_ms(self.custom.main)
         at_load = self.custom.tpot_ms(self.load) / reported
@@ -201,8 +203,8 @@ class _Comparison:
         causes = [
             self._of_k(of_k),
             self._of_load(at_load),
-            *beyond_noise(self.length_error, acceptance),
-            *beyond_noise(self.tpot_error, uncounted),
+            *causes_beyond_noise(self.length_error, acceptance),
+            *causes_beyond_noise(self.tpot_error, uncounted),
         ]
         return figure_of(
             name=TPOT,
@@ -214,7 +216,7 @@ class _Comparison:
             causes=causes,
         )
 
-    def first_token(self) -> Figure | None:
+    def first_token(self) -> ConfirmedFigure | None:
         """Median time to first token; None if its bucket has no two ends."""
         # Ranks of the 95 % interval of a median: n / 2 -+ 1.96 sqrt(n) / 2 (order statistics).
         half = Z / (2 * math.sqrt(self.seen.requests))
@@ -236,7 +238,7 @@ class _Comparison:
         if hits is not None and hits > MARGIN and ratio.value < 1:
             words = f"prefix hits are {hits:.0%}, and the report begins with an empty cache"
             causes.append(Cause(name="prefix hits", words=words, effect=None))
-        return Figure(
+        return ConfirmedFigure(
             reported=reported,
             at=f"{self.custom.main} at once",
             seen=seen,
@@ -260,10 +262,12 @@ class _Comparison:
         return _lengths(self.conditions, self.logged)
 
 
-def _changes(report: Report, after: _Comparison, before: Window) -> dict[str, Figure]:
+def _changes(
+    report: Report, after: _Comparison, before: MetricsWindow
+) -> dict[str, ConfirmedFigure]:
     """After over before the restart, each at its own K and load, against the report's ratio."""
     variant: Variant = "base" if before.speculates and before.k else "none"
-    old = expected(report, variant)
+    old = expected_figures(report, variant)
     load = before.load or float(old.main)
     requests = min(before.requests, after.seen.requests)
     figures = {}
@@ -316,7 +320,7 @@ def check_model(report: Report, scrapes: Sequence[Scrape]) -> None:
             )
 
 
-def _check(window: Window, option: str) -> None:
+def _check(window: MetricsWindow, option: str) -> None:
     """Refuses counts of too few requests."""
     if window.requests < LEAST_REQUESTS or window.later_tokens <= 0 or not window.steps:
         raise OutriderError(
@@ -326,11 +330,11 @@ def _check(window: Window, option: str) -> None:
         )
 
 
-def _sources(window: Window) -> str:
+def _sources(window: MetricsWindow) -> str:
     return " ".join(server.source for server in window.servers)
 
 
-def _length_error(variant: Expected, window: Window, logged: Conditions) -> LogError:
+def _length_error(variant: ExpectedFigures, window: MetricsWindow, logged: Conditions) -> LogError:
     """Error of seen over reported acceptance length."""
     requests = float(window.requests)
     if logged.response_tokens is not None:
@@ -341,14 +345,14 @@ def _length_error(variant: Expected, window: Window, logged: Conditions) -> LogE
     return LogError(variant.length_error, math.hypot(of_requests, of_drafts))
 
 
-def _tpot_error(variant: Expected, window: Window) -> LogError:
+def _tpot_error(variant: ExpectedFigures, window: MetricsWindow) -> LogError:
     """Error of seen over reported TPOT."""
     starts = START_NOISE * math.sqrt(1 + 1 / len(window.servers))
     timed = variant.request_noise / math.sqrt(variant.timed_requests)
     return LogError(math.hypot(starts, timed), variant.request_noise / math.sqrt(window.requests))
 
 
-def _logged(report: Report, custom: Expected) -> Conditions:
+def _logged(report: Report, custom: ExpectedFigures) -> Conditions:
     """The report's conditions; lengths are those of the log."""
     return Conditions(
         requests=custom.responses,
@@ -360,7 +364,7 @@ def _logged(report: Report, custom: Expected) -> Conditions:
     )
 
 
-def _conditions(window: Window) -> Conditions:
+def _conditions(window: MetricsWindow) -> Conditions:
     return Conditions(
         servers=len(window.servers),
         requests=window.requests,

@@ -1,6 +1,6 @@
 """What a report predicts for a number of drafts and a load that it did not measure.
 
-    custom = expected(report, "custom")
+    custom = expected_figures(report, "custom")
     custom.length(2.5)                  # acceptance length at 2.5 drafts per step on average
     custom.tpot_ms(load=6.2, k=2.0)     # milliseconds per output token
 
@@ -24,7 +24,7 @@ import numpy as np
 from outrider.common.errors import OutriderError
 from outrider.eval.results.parts import ClusteredEstimate, Variant
 from outrider.eval.results.report import Report
-from outrider.eval.results.sections import Block, Quantiles, Served
+from outrider.eval.results.sections import Block, Quantiles, ServedSpeed
 
 Z = NormalDist().inv_cdf(0.975)
 Z90 = NormalDist().inv_cdf(0.9)
@@ -35,7 +35,7 @@ session) if the report has no interval to derive it from."""
 
 
 @dataclass(frozen=True)
-class Expected:
+class ExpectedFigures:
     """The report's figures for one variant, by number of drafts and by load."""
 
     k: int
@@ -109,7 +109,7 @@ class Expected:
         return float(np.interp(k, drafts, [times[number] for number in drafts]))
 
 
-def expected(report: Report, variant: Variant) -> Expected:
+def expected_figures(report: Report, variant: Variant) -> ExpectedFigures:
     """The report's figures for one variant, in the engine mode in which vLLM serves."""
     # vLLM compiles unless it is started with --enforce-eager.
     served = report.served.get("compiled") or next(iter(report.served.values()))
@@ -122,7 +122,7 @@ def expected(report: Report, variant: Variant) -> Expected:
         )
     main = report.choice.main_concurrency
     if variant == "none":
-        return Expected(
+        return ExpectedFigures(
             k=0,
             k_by_load=(),
             lengths=(),
@@ -135,7 +135,7 @@ def expected(report: Report, variant: Variant) -> Expected:
     figure = _acceptance(report, variant)
     schedule = report.choice.k_per_batch_size if report.by_batch_size else None
     times = report.choice.step_ms.get(variant, {})
-    return Expected(
+    return ExpectedFigures(
         k=served.k.of(variant),
         k_by_load=schedule.of(variant) if schedule else (),
         lengths=_lengths(report, variant, served),
@@ -162,7 +162,7 @@ def _acceptance(report: Report, variant: Variant) -> ClusteredEstimate:
     return report.counted.ratio.model_copy(update={"low": None, "high": None})
 
 
-def _lengths(report: Report, variant: Variant, served: Served) -> list[float]:
+def _lengths(report: Report, variant: Variant, served: ServedSpeed) -> list[float]:
     """Acceptance length for k = 1, 2, ..."""
     if report.replay is not None and variant in report.replay.by_k:
         return report.replay.by_k[variant]

@@ -49,7 +49,7 @@ class Cause(Part):
     """Factor by which it changes the figure; null if the report does not predict it"""
 
 
-class Figure(Part):
+class ConfirmedFigure(Part):
     """One figure, reported and seen."""
 
     reported: float
@@ -101,7 +101,7 @@ def figure_of(
     error: LogError,
     requests: int,
     causes: list[Cause],
-) -> Figure:
+) -> ConfirmedFigure:
     """A figure with its interval, reading and causes."""
     value = seen / reported
     factor = math.exp(error.margin)
@@ -109,7 +109,7 @@ def figure_of(
     reading = reading_of(ratio, WIDEST[name])
     because = causes_of(causes, ratio, reading)
     needed = error.requests_for(WIDEST[name], requests) if reading == "undecided" else None
-    return Figure(
+    return ConfirmedFigure(
         reported=reported,
         at=at,
         seen=seen,
@@ -131,7 +131,7 @@ def reading_of(ratio: Estimate, widest: float) -> Reading:
     return "as reported"
 
 
-def beyond_noise(error: LogError, cause: Cause) -> list[Cause]:
+def causes_beyond_noise(error: LogError, cause: Cause) -> list[Cause]:
     """The cause if its effect, which was measured, is more than noise."""
     is_shown = cause.effect is not None and abs(math.log(cause.effect)) > error.margin
     return [cause] if is_shown else []
@@ -158,7 +158,7 @@ def causes_of(causes: list[Cause], ratio: Estimate, reading: Reading) -> list[Ca
     return known + [cause for cause in causes if cause.effect is None]
 
 
-def sentence(name: str, figure: Figure) -> str:
+def sentence(name: str, figure: ConfirmedFigure) -> str:
     """A figure's reading in words."""
     words = (
         f"{name}: {figure.reading}, {figure.seen:.2f} against {figure.reported:.2f} at {figure.at}"
@@ -175,7 +175,7 @@ def sentence(name: str, figure: Figure) -> str:
     return f"{words}; {_decided_by(figure)}" if figure.reading == "undecided" else words
 
 
-def _decided_by(figure: Figure) -> str:
+def _decided_by(figure: ConfirmedFigure) -> str:
     """What would narrow an undecided figure's interval."""
     if figure.requests_needed is None:
         return "the report's own interval is too wide: evaluate with more held-out sessions"

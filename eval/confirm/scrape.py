@@ -1,7 +1,7 @@
 """Counts from the text of vLLM's `/metrics`, since a server's start or since an earlier scrape.
 
     now = read_scrape("http://10.0.0.7:8000")
-    window = Window((now.since(read_scrape("yesterday.txt")),))
+    window = MetricsWindow((now.since(read_scrape("yesterday.txt")),))
     window.acceptance_length, window.k, window.tpot_ms, window.load
 
 Names are those of vLLM 0.32 (vllm/v1/metrics/loggers.py, vllm/v1/spec_decode/metrics.py). Every
@@ -61,7 +61,7 @@ PER_SERIES = frozenset(("le", "position"))
 Labels = frozenset[tuple[str, str]]
 
 
-class Series(NamedTuple):
+class MetricSeries(NamedTuple):
     """One line of the text: a metric and its labels."""
 
     name: str
@@ -85,7 +85,7 @@ class Scrape:
     """File or address"""
     model: str
     """`model_name`: the name under which the server offers its model"""
-    counts: Mapping[Series, float]
+    counts: Mapping[MetricSeries, float]
     """The metrics of `COUNTED`"""
     created: Mapping[Labels, float]
     """Engine -> Unix time at which its counters were created; empty if vLLM does not report it"""
@@ -133,7 +133,7 @@ class Scrape:
 
 
 @dataclass(frozen=True)
-class Window:
+class MetricsWindow:
     """The counts of one or more servers, pooled."""
 
     servers: Sequence[Scrape]
@@ -334,15 +334,15 @@ def _text(source: str) -> str:
         ) from None
 
 
-def _parsed(source: str, text: str) -> dict[Series, float]:
+def _parsed(source: str, text: str) -> dict[MetricSeries, float]:
     """All series of the text."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    parsed: dict[Series, float] = {}
+    parsed: dict[MetricSeries, float] = {}
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                series = Series(sample.name, frozenset(sample.labels.items()))
+                series = MetricSeries(sample.name, frozenset(sample.labels.items()))
                 if series in parsed:
                     raise OutriderError(
                         f"{source}: {sample.name} is there twice with the same labels; give each"
@@ -358,7 +358,7 @@ def _parsed(source: str, text: str) -> dict[Series, float]:
     return parsed
 
 
-def _first_names(series: Mapping[Series, float]) -> str:
+def _first_names(series: Mapping[MetricSeries, float]) -> str:
     """A few metrics of the text, for a message."""
     names = [*dict.fromkeys(name for name, _ in series)]
     return f"{', '.join(names[:3])}, ..." if names else "nothing that can be read"
@@ -384,7 +384,7 @@ def _check(scrape: Scrape) -> None:
             )
 
 
-def _has_its_label(series: Series) -> bool:
+def _has_its_label(series: MetricSeries) -> bool:
     """Whether a bucket or a position has the label that names it."""
     labels = dict(series.labels)
     if series.name == ACCEPTED_BY_POSITION:

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from scipy.stats import binom, permutation_test
 
 from outrider.eval.config import PERMUTATIONS, SEED
-from outrider.eval.results.sections import Excess, Greedy, SameText
+from outrider.eval.results.sections import Excess, GreedyComparison, SameText
 
 TAIL_PROBABILITY = 1e-4
 
@@ -42,7 +42,7 @@ def compare_greedy(
     with_speculation: Sequence[Sequence[int]],
     gap: Callable[[int, int, int, int], float],
     near_tie_nats: float,
-) -> Greedy:
+) -> GreedyComparison:
     """Finds the responses that differ: near ties and unexplained differences.
 
     `gap(response, index, token, other)` is the distance in nats between the target's
@@ -60,10 +60,10 @@ def compare_greedy(
         # NaN is not a near tie.
         near = gap(response, index, a[index], b[index]) <= near_tie_nats
         (near_ties if near else unexplained).append(response)
-    return Greedy(responses=len(without), near_ties=near_ties, unexplained=unexplained)
+    return GreedyComparison(responses=len(without), near_ties=near_ties, unexplained=unexplained)
 
 
-def excess(speculated: Greedy, control: Greedy) -> Excess:
+def excess(speculated: GreedyComparison, control: GreedyComparison) -> Excess:
     """Tests whether more responses differ than in the control (same prompts).
 
     If speculation changes nothing, a prompt that differs in only one of `found` and `control` is

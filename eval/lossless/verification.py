@@ -28,7 +28,7 @@ from outrider.common.child_process import in_child
 from outrider.common.errors import OutriderError
 from outrider.data.features.feature_store import FeatureStore
 from outrider.data.tokenize.tokens import load_tokenizer
-from outrider.eval.bench.outputs import REGIMES, Outputs, Recorded
+from outrider.eval.bench.outputs import REGIMES, Outputs, RecordedOutputs
 from outrider.eval.bench.prompts import Prompt
 from outrider.eval.config import EvalConfig
 from outrider.eval.context import EvaluationContext, Row
@@ -38,7 +38,7 @@ from outrider.eval.replay.replay import replay
 from outrider.eval.results.parts import DRAFTERS, VARIANTS, Drafters, Variant, Variants
 from outrider.eval.results.sections import (
     EngineFindings,
-    Greedy,
+    GreedyComparison,
     ReplayAgainstEngine,
     Task,
     Verification,
@@ -59,10 +59,12 @@ def verify(
     """Runs every check in every engine mode; measurements are cached."""
     return Verification(
         modes={
-            mode: context.cached(
+            mode: context.cached_measurement(
                 f"verification_{mode}",
                 EngineFindings,
-                functools.partial(examine, context, k=k, prompts=prompts, outputs=answers),
+                functools.partial(
+                    capture_and_verify, context, k=k, prompts=prompts, outputs=answers
+                ),
             )
             for mode, answers in outputs.items()
         },
@@ -76,19 +78,19 @@ def verify(
     )
 
 
-def examine(
+def capture_and_verify(
     context: EvaluationContext, k: Drafters[int], prompts: Sequence[Prompt], outputs: Outputs
 ) -> EngineFindings:
-    """Captures the states of every response in an engine, then runs `findings`."""
+    """Captures the states of every response in an engine, then runs `engine_findings`."""
     # One eager engine for all variants, so that differences between them cannot come from its
     # kernels.
     context.say("verification: the target scores all responses")
-    with context.captured(lambda _: captured_rows(outputs, prompts)) as store:
+    with context.capture_states(lambda _: captured_rows(outputs, prompts)) as store:
         context.say("verification: comparing the responses of base, custom and none")
-        return findings(context=context, k=k, prompts=prompts, outputs=outputs, store=store)
+        return engine_findings(context=context, k=k, prompts=prompts, outputs=outputs, store=store)
 
 
-def findings(
+def engine_findings(
     context: EvaluationContext,
     k: Drafters[int],
     prompts: Sequence[Prompt],
@@ -100,7 +102,7 @@ def findings(
     near_tie_nats = context.settings.gate.near_tie_nats
     temperature = outputs.samplings["sampled"].temperature
 
-    def against_none(recorded: Recorded) -> Greedy:
+    def against_none(recorded: RecordedOutputs) -> GreedyComparison:
         """Compares responses with those to the same prompts without speculation."""
         without = outputs.greedy.none.token_ids[: len(recorded.token_ids)]
 
@@ -115,7 +117,7 @@ def findings(
 
         return compare_greedy(without, recorded.token_ids, gap, near_tie_nats)
 
-    def tail(recorded: Recorded) -> float:
+    def tail(recorded: RecordedOutputs) -> float:
         return tail_share(
             [
                 scores.logprobs(prompt, ids, temperature)
@@ -133,7 +135,7 @@ def findings(
             context=context, k=k, prompts=prompts, outputs=outputs, store=store
         )
     return EngineFindings(
-        greedy=Drafters[Greedy](**greedy),
+        greedy=Drafters[GreedyComparison](**greedy),
         control=control,
         excess=excess(greedy["custom"], control),
         greedy_acceptance_length=Drafters[float | None](**counted),
@@ -287,7 +289,7 @@ def replay_against_engine(
             ]
             sums = in_child(
                 replay,
-                speculator=speculator.replayed_as(context.runner(speculator)),
+                speculator=speculator.replay_argument(context.runner(speculator)),
                 target_dir=context.target.directory(),
                 feature_store=store,
                 rows=rows,

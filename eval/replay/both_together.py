@@ -1,7 +1,7 @@
 """What a head and a lookup would deliver together, by replay. No engine serves it.
 
-    rule = fit(validation, time)
-    combined = combine(heldout, rule)
+    rule = fit_rule(validation, time)
+    combined = combine_drafters(heldout, rule)
     combined.steps_R, combined.lookup_steps_R
 
 At each step, a server would search the lookup and run one pass of the head, which its KV cache
@@ -115,7 +115,7 @@ class StepTime:
 
 
 @dataclasses.dataclass(frozen=True)
-class Rule:
+class LookupRule:
     """Which of the two drafts: tables of expected accepted drafts, and the handicap."""
 
     head: Array
@@ -132,7 +132,7 @@ class Rule:
 
 
 @dataclasses.dataclass(frozen=True)
-class Combined:
+class CombinedSteps:
     """Steps of each response."""
 
     steps_R: Counts
@@ -140,24 +140,24 @@ class Combined:
     """Those with the lookup's drafts."""
 
 
-def fit(validation: Anchors, time: StepTime) -> Rule:
+def fit_rule(validation: Anchors, time: StepTime) -> LookupRule:
     """Fits the tables, and chooses the handicap with the most tokens/s.
 
     Of equal ones, the first of HANDICAPS is chosen.
     """
-    head = expected([(validation.probability_N, PROBABILITIES)], validation.head_N)
+    head = mean_accepted_by_bin([(validation.probability_N, PROBABILITIES)], validation.head_N)
     match: list[Feature] = [(validation.score_N, SCORES), (validation.length_N, LENGTHS)]
-    lookup = expected(match, validation.lookup_N)
-    rules = [Rule(head, lookup, handicap) for handicap in HANDICAPS]
+    lookup = mean_accepted_by_bin(match, validation.lookup_N)
+    rules = [LookupRule(head, lookup, handicap) for handicap in HANDICAPS]
     return min(rules, key=lambda rule: _total_ms(validation, rule, time))
 
 
-def _total_ms(anchors: Anchors, rule: Rule, time: StepTime) -> float:
-    combined = combine(anchors, rule)
+def _total_ms(anchors: Anchors, rule: LookupRule, time: StepTime) -> float:
+    combined = combine_drafters(anchors, rule)
     return float(time.of_steps(combined.steps_R, combined.lookup_steps_R).sum())
 
 
-def expected(features: Sequence[Feature], accepted_N: Counts) -> Array:
+def mean_accepted_by_bin(features: Sequence[Feature], accepted_N: Counts) -> Array:
     """Mean accepted drafts by bin of one feature, or of a feature within those before it.
 
     The mean of each bin is drawn towards that of the larger bin, which counts as PRIOR anchors.
@@ -178,18 +178,18 @@ def _bins(values_N: Array | Counts, boundaries: Sequence[float]) -> NDArray[np.i
     return np.searchsorted(boundaries, values_N, side="right")
 
 
-def combine(anchors: Anchors, rule: Rule) -> Combined:
+def combine_drafters(anchors: Anchors, rule: LookupRule) -> CombinedSteps:
     """Walks through all responses by the rule."""
     picks_N = rule.picks_lookup(anchors)
     accepted_N = np.where(picks_N, anchors.lookup_N, anchors.head_N)
-    visits_N = visited(accepted_N, anchors.anchors_R)
-    return Combined(
+    visits_N = step_starts(accepted_N, anchors.anchors_R)
+    return CombinedSteps(
         steps_R=_by_response(visits_N, anchors.anchors_R),
         lookup_steps_R=_by_response(visits_N & picks_N, anchors.anchors_R),
     )
 
 
-def visited(accepted_N: Counts, anchors_R: Counts) -> NDArray[np.bool_]:
+def step_starts(accepted_N: Counts, anchors_R: Counts) -> NDArray[np.bool_]:
     """Whether a step starts at each anchor, if it accepts that many drafts there."""
     # A step delivers its accepted drafts and one token of the target.
     next_N = (np.arange(len(accepted_N)) + 1 + accepted_N).tolist()

@@ -5,7 +5,7 @@ drafter's log-probability of each draft. The same states go through the unroll i
 chain is fed the engine's own drafts, so a difference at one depth does not carry over to the next.
 
     sums = engine_parity(target, engine, base_dir, k=4, prompts=prompts, parity=parity)
-    complaint(sums, parity)            # speculators/parity.py: None if they agree
+    parity_failure(sums, parity)            # speculators/parity.py: None if they agree
 
 Shapes: T tokens, X input values of the drafter per token, D draft vocabulary, K depths.
 """
@@ -19,17 +19,17 @@ import torch
 
 from outrider.common.child_process import in_child
 from outrider.common.errors import OutriderError
-from outrider.eval.replay.replay import Replayed, load_replayed
+from outrider.eval.replay.replay import ReplayModel, load_replay_model
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import Engine, open_engine
 from outrider.serving.speculator import Drafting, Speculator
 from outrider.speculators.features import FeatureSpec
-from outrider.speculators.parity import ParityConfig, compared
+from outrider.speculators.parity import ParityConfig, parity_sums
 from outrider.speculators.unroll import Slots
 
 
 @dataclass(frozen=True)
-class Step:
+class RecordedStep:
     """A recorded step of the engine."""
 
     request: int
@@ -46,7 +46,7 @@ class Step:
 class Recording:
     """The engine's steps while it answered prompts greedily."""
 
-    steps: list[Step]
+    steps: list[RecordedStep]
     inputs: list[torch.Tensor]
     """[T, X] of each response with its prompt: the states that the drafter reads"""
 
@@ -69,7 +69,7 @@ def engine_parity(
     from outrider.serving.vllm_hooks.draft_recorder import DRAFT_EXTENSION
 
     eager = engine_config.model_copy(update={"mode": "eager"})
-    speculator = Speculator.named(speculator_dir)
+    speculator = Speculator.from_name(speculator_dir)
     target_dir = target.directory()
     spec = speculator.features(target_dir)
     drafting = Drafting(speculator, k)
@@ -118,7 +118,7 @@ def record(
         if inside and row[anchor + 1] == proposal["next_token"]:
             tokens = [*row[: anchor + 2], *proposal["drafts"]]
             steps.append(
-                Step(
+                RecordedStep(
                     request=request,
                     anchor=anchor,
                     token_ids=tokens,
@@ -140,12 +140,12 @@ def draft_parity(
     parity: ParityConfig,
     dtype: str = "float32",
 ) -> list[list[float]]:
-    """Compares drafts at `parity.anchors` random steps; returns sums [K, 4] of `compared`."""
+    """Compares drafts at `parity.anchors` random steps; returns sums [K, 4] of `parity_sums`."""
     if not recording.steps:
         raise OutriderError(
             "draft parity: the engine made no drafts; do the responses have only one token?"
         )
-    model = load_replayed(speculator_dir, target_dir, dtype)
+    model = load_replay_model(speculator_dir, target_dir, dtype)
     head = model.drafter.head(model.ends)
     sums_K4 = torch.zeros(k, 4, dtype=torch.float64)
     count = min(parity.anchors, len(recording.steps))
@@ -156,7 +156,7 @@ def draft_parity(
         logprob_K = torch.tensor(step.logprobs)
         for depth in range(k):
             one = slice(depth, depth + 1)
-            sums_K4[depth] += compared(log_q_KD[one], draft_K.cpu()[one], logprob_K[one], parity)
+            sums_K4[depth] += parity_sums(log_q_KD[one], draft_K.cpu()[one], logprob_K[one], parity)
     if not sums_K4.isfinite().all():
         raise OutriderError(
             f"draft parity: log-probabilities of the drafts of {speculator_dir} are not finite;"
@@ -166,7 +166,7 @@ def draft_parity(
 
 
 def _log_probabilities(
-    model: Replayed, step: Step, inputs_TX: torch.Tensor, k: int
+    model: ReplayModel, step: RecordedStep, inputs_TX: torch.Tensor, k: int
 ) -> torch.Tensor:
     """log q [K, D] of all depths at the step's anchor, on CPU."""
     token_BT = torch.tensor(step.token_ids)[None]

@@ -18,7 +18,7 @@ import torch
 from tokenizers import Tokenizer
 
 from outrider.data.features.feature_store import FeatureStore
-from outrider.eval.replay.replay import batches, load_replayed, unroll_responses
+from outrider.eval.replay.replay import load_replay_model, replay_batches, unroll_responses
 from outrider.eval.replay.sums import ReplaySums
 from outrider.serving.client import Sampling
 
@@ -62,11 +62,11 @@ def walks(
     dtype: str = "float32",
 ) -> list[list[Step]]:
     """The steps of each response with this speculator's k greedy drafts."""
-    model = load_replayed(speculator_dir, target_dir, dtype)
+    model = load_replay_model(speculator_dir, target_dir, dtype)
     head = model.drafter.head(model.ends)
     rows = [{"sequence_id": name, "session": name} for name in sequence_ids]
     steps = []
-    for batch in batches(store, rows, Sampling(0.0, 1.0)):
+    for batch in replay_batches(store, rows, Sampling(0.0, 1.0)):
         for response in batch:
             states = unroll_responses(model, [response], k).states
             logits = (head.logits(u_NH).argmax(dim=-1) for u_NH in states)

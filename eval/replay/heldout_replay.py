@@ -21,15 +21,15 @@ from outrider.common.child_process import in_child
 from outrider.common.cluster.session import open_cluster
 from outrider.common.cluster.tasks import has_gpus, run_tasks, slots
 from outrider.data.features.feature_store import FeatureStore
-from outrider.data.on_policy.evidence import Evidence, checked_rows, judge_checked
+from outrider.data.on_policy.evidence import OnPolicyEvidence, checked_rows, judge_checked
 from outrider.eval.config import SEED
 from outrider.eval.context import EvaluationContext
 from outrider.eval.replay.replay import CEILING, replay
-from outrider.eval.replay.sums import ReplaySums, compare, has_steps, length_at
+from outrider.eval.replay.sums import ReplaySums, compare_replays, has_steps, length_at
 from outrider.eval.results.parts import DRAFTERS, interval
-from outrider.eval.results.sections import Choice, OnPolicy, Replay
-from outrider.eval.stats.clusters import unknown
-from outrider.eval.stats.power import in_words, spread_of
+from outrider.eval.results.sections import KChoice, OnPolicy, Replay
+from outrider.eval.stats.clusters import users_unknown
+from outrider.eval.stats.power import power_in_words, spread_of
 from outrider.speculators.kinds.protocol import Lookup
 
 Replays = Mapping[str, ReplaySums]
@@ -70,7 +70,7 @@ def replay_drafter(context: EvaluationContext, part: str, name: str) -> ReplaySu
     """
     replayed: dict[str, Path | str | Lookup] = {CEILING: CEILING}
     for variant, speculator in context.variants.items():
-        replayed[variant] = speculator.replayed_as(context.runner(speculator))
+        replayed[variant] = speculator.replay_argument(context.runner(speculator))
     ids = context.data.parts.get(part, [])
     most = context.settings.replay_sequences
     if part != "validation" and most is not None and most < len(ids):
@@ -104,7 +104,7 @@ def replay_drafter(context: EvaluationContext, part: str, name: str) -> ReplaySu
         context.say(f"exact replay, {part}, {name}: {len(ids)} sequences in {seconds:.0f} s")
         return {"sums": sums.as_dict(), "seconds": seconds}
 
-    return ReplaySums.from_dict(context.kept(f"replay_{part}_{name}").run(work)["sums"])
+    return ReplaySums.from_dict(context.cached_result(f"replay_{part}_{name}").run(work)["sums"])
 
 
 def cluster_replay(
@@ -128,7 +128,7 @@ def cluster_replay(
     # One task per slot, since each task loads the speculator and the target's embedding and head.
     size = math.ceil(len(with_steps) / slots(cpus, gpus))
     shards = [with_steps[start : start + size] for start in range(0, len(with_steps), size)]
-    return ReplaySums.joined(
+    return ReplaySums.join(
         run_tasks(
             function=_replay_shard,
             items=shards,
@@ -158,24 +158,24 @@ def print_first_result(context: EvaluationContext, heldout: Replays) -> None:
     for column in ("k", *drafters, "custom / base"):
         table.add_column(column, justify="right", no_wrap=True)
     for k in range(1, context.depth + 1):
-        ratio = compare(base, heldout["custom"], k)["ratio"]
+        ratio = compare_replays(base, heldout["custom"], k)["ratio"]
         cells = (f"{heldout[name].acceptance_length()[k - 1]:.3f}" for name in drafters)
         label = f"{k} (eval.k)" if k == context.settings.k else str(k)
         table.add_row(label, *cells, interval(ratio, 3))
     context.console.print(table)
-    ratio = compare(base, heldout["custom"], context.depth)["ratio"]
+    ratio = compare_replays(base, heldout["custom"], context.depth)["ratio"]
     sessions = len({*base.sessions})
     context.say(
-        in_words(
+        power_in_words(
             sessions=sessions,
             settings=context.settings,
             spread=spread_of(ratio, sessions),
-            unknown_users=unknown(base.users),
+            unknown_users=users_unknown(base.users),
         )
     )
 
 
-def replay_figures(replays: Replays, choice: Choice) -> Replay:
+def replay_figures(replays: Replays, choice: KChoice) -> Replay:
     """Acceptance lengths at one k, but of lookups, and by position, at their own."""
     # A lookup may draft more tokens than the other was replayed for.
     k = min(choice.k.custom, *(replays[name].depth for name in (*DRAFTERS, CEILING)))
@@ -184,7 +184,7 @@ def replay_figures(replays: Replays, choice: Choice) -> Replay:
     own_k |= {name: lookup.k for name, lookup in choice.lookups.items()}
     return Replay(
         k=k,
-        **compare(replays["base"], replays["custom"], k),
+        **compare_replays(replays["base"], replays["custom"], k),
         lookups={name: length_at(replays[name], own_k[name]) for name in choice.lookups},
         ceiling=length_at(replays[CEILING], k),
         by_k={name: sums.acceptance_length() for name, sums in replays.items()},
@@ -202,7 +202,7 @@ def on_policy(store: FeatureStore, heldout: Dataset) -> OnPolicy | None:
     """
     if not store.score_columns:
         return None
-    everything = Evidence.of(store, heldout)
+    everything = OnPolicyEvidence.of(store, heldout)
     checked_S = checked_rows(everything, heldout)
     evidence = everything.take(checked_S)
     not_checked = int((~checked_S).sum())

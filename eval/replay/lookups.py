@@ -130,7 +130,7 @@ def lookup_sums(
         of_tenant = dataclasses.replace(lookup, tenant=text.tenant)
         drafts_NAK = kind.drafts(text.token_ids_T, text.completion_start, NUMBERS, of_tenant)
         accepted_NA = accepted_drafts(drafts_NAK, text)
-        visits_AN = visited(accepted_NA)
+        visits_AN = lookup_step_starts(accepted_NA)
         steps_RK[row] = visits_AN.sum(axis=0)
         for k in range(numbers):
             lengths = accepted_NA[k, visits_AN[:, k]]
@@ -173,7 +173,7 @@ def accepted_drafts(
     return accepted_NA
 
 
-def visited(accepted_NA: NDArray[np.int64]) -> NDArray[np.bool_]:
+def lookup_step_starts(accepted_NA: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Whether a step starts at each anchor, [A, N].
 
     The prefill delivers the token of anchor 0. A step delivers its accepted drafts and one token of

@@ -6,7 +6,7 @@ noise is the choice of responses.
 
     sums = replay(speculator_dir, target_dir, FeatureStore.open(features), rows, depth=4)
     sums.acceptance_length()          # k = 1..4, pooled over requests
-    compare(base, custom, k=3)        # custom / base, interval over sessions
+    compare_replays(base, custom, k=3)        # custom / base, interval over sessions
     replay(Lookup("ngram"), ...)      # from token ids alone (lookups.py), K = 1..24
     replay(CEILING, ...)              # a perfect drafter
 
@@ -77,12 +77,12 @@ def replay(
     regions = Regions.of_target(target_dir, timed_tokens) if by_region else None
     if isinstance(speculator, Lookup):
         return lookup_sums(speculator, logged_texts(feature_store, rows), regions)
-    rule = rule_of(speculator, target_dir, draft_sample_method == "probabilistic", dtype)
+    rule = acceptance_rule(speculator, target_dir, draft_sample_method == "probabilistic", dtype)
     chains = []
     sums_by_region: list[tuple[Tensor, Tensor]] = []
     by_response: list[tuple[list[int], list[int]]] = []
     replayed: list[Mapping[str, Any]] = []
-    for batch in batches(feature_store, rows, sampling):
+    for batch in replay_batches(feature_store, rows, sampling):
         a_NK, anchors_R, first_N = rule(batch, depth)
         if by_anchor and draft_sample_method == "greedy":
             by_response += _by_response(a_NK, anchors_R, first_N)
@@ -133,18 +133,18 @@ def _by_response(
         yield accepted_A.tolist(), first_A.tolist()
 
 
-def rule_of(
+def acceptance_rule(
     speculator: Path | str, target_dir: Path, probabilistic: bool, dtype: str
-) -> Callable[[Sequence["Response"], int], tuple[Tensor, Tensor, Tensor]]:
+) -> Callable[[Sequence["ReplayResponse"], int], tuple[Tensor, Tensor, Tensor]]:
     """Returns a function (batch, depth) -> (a_NK, anchors_R, first_N), as in `acceptances`."""
     if speculator == CEILING and probabilistic:
         return all_accepted
-    model = load_replayed(speculator, target_dir, dtype)
+    model = load_replay_model(speculator, target_dir, dtype)
     return functools.partial(acceptances, model, probabilistic)
 
 
 @dataclass(frozen=True)
-class Replayed:
+class ReplayModel:
     """A speculator in memory, ready to draft."""
 
     drafter: Drafter
@@ -154,7 +154,7 @@ class Replayed:
     device: str
 
 
-def load_replayed(speculator: Path | str, target_dir: Path, dtype: str) -> Replayed:
+def load_replay_model(speculator: Path | str, target_dir: Path, dtype: str) -> ReplayModel:
     """Loads a speculator with weights, or CEILING, onto the GPU if available."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     number = getattr(torch, dtype)
@@ -162,16 +162,16 @@ def load_replayed(speculator: Path | str, target_dir: Path, dtype: str) -> Repla
     target_config = read_config(Path(target_dir) / "config.json")
     if speculator == CEILING:
         states = FeatureStream(FINAL_NORM, target_config["hidden_size"])
-        return Replayed(PerfectDrafter(), ends, FeatureSpec((states,)), device)
+        return ReplayModel(PerfectDrafter(), ends, FeatureSpec((states,)), device)
     directory = Path(speculator)
     kind = trainable_kind_of(directory)
     drafter = kind.load(directory, target_dir, number).to(device).eval()
     spec = kind.features(read_head_config(directory / "config.json"), target_config)
-    return Replayed(drafter, ends, spec, device)
+    return ReplayModel(drafter, ends, spec, device)
 
 
 @dataclass(frozen=True)
-class Response:
+class ReplayResponse:
     """One response with its states and sampling."""
 
     row: Mapping[str, Any]
@@ -180,11 +180,11 @@ class Response:
     sampling: Sampling
 
 
-def batches(
+def replay_batches(
     store: FeatureStore, rows: Iterable[Mapping[str, Any]], sampling: Sampling | None
-) -> Iterator[list[Response]]:
+) -> Iterator[list[ReplayResponse]]:
     """Yields responses of two or more tokens, about BATCH_TOKENS per batch."""
-    batch: list[Response] = []
+    batch: list[ReplayResponse] = []
     tokens = 0
     for row in rows:
         states = store.read(row["sequence_id"])
@@ -200,14 +200,14 @@ def batches(
         if row_sampling is None:
             temperature = float(row["temperature"])
             row_sampling = Sampling(temperature, float(row["top_p"]), row["top_k"])
-        batch.append(Response(row, states, row_sampling))
+        batch.append(ReplayResponse(row, states, row_sampling))
         tokens += length
     if batch:
         yield batch
 
 
 @dataclass(frozen=True)
-class Unrolled:
+class UnrolledResponses:
     """Draft states of all anchors, with sequences packed into T slots."""
 
     states: list[Tensor]
@@ -224,7 +224,9 @@ class Unrolled:
     """Number of anchors of each response"""
 
 
-def unroll_responses(model: Replayed, batch: Sequence[Response], depth: int) -> Unrolled:
+def unroll_responses(
+    model: ReplayModel, batch: Sequence[ReplayResponse], depth: int
+) -> UnrolledResponses:
     """Drafts `depth` tokens at every anchor; attention stays within a response's sequence."""
     read = [response.states for response in batch]
     lengths = torch.tensor([len(states.token_ids) for states in read])
@@ -262,7 +264,7 @@ def unroll_responses(model: Replayed, batch: Sequence[Response], depth: int) -> 
             anchor_BT=chain_T[None].to(device),
         )
         _, drafted = model.drafter.unroll(model.ends, slots, depth)
-    return Unrolled(
+    return UnrolledResponses(
         states=drafted,
         token_ids_BT=token_ids_BT,
         hidden_BTH=hidden_BTH,
@@ -274,7 +276,7 @@ def unroll_responses(model: Replayed, batch: Sequence[Response], depth: int) -> 
 
 
 def acceptances(
-    model: Replayed, probabilistic: bool, batch: Sequence[Response], depth: int
+    model: ReplayModel, probabilistic: bool, batch: Sequence[ReplayResponse], depth: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Acceptance probabilities a_NK under each request's sampling; anchor count of each response.
 
@@ -306,7 +308,7 @@ def acceptances(
     return a_NK, drafted.anchors_R, first_N
 
 
-def all_accepted(batch: Sequence[Response], depth: int) -> tuple[Tensor, Tensor, Tensor]:
+def all_accepted(batch: Sequence[ReplayResponse], depth: int) -> tuple[Tensor, Tensor, Tensor]:
     """`acceptances` of drafts drawn from the target's distribution: all 1."""
     read = [response.states for response in batch]
     counts = [len(states.token_ids) - 1 - states.completion_start for states in read]

@@ -1,6 +1,6 @@
 """Acceptance lengths of base and custom by slice of the held-out traffic.
 
-    sliced(base, custom, k=3, slices=slices)["tenant"][0].ratio
+    slice_results(base, custom, k=3, slices=slices)["tenant"][0].ratio
 
 Responses are sliced by the split's dimensions (tenant, route, template, ...) and by prompt length.
 Regions within responses are also slices: reasoning or answer, and ranges of positions (regions.py).
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from outrider.eval.replay.sums import ReplaySums, compare
+from outrider.eval.replay.sums import ReplaySums, compare_replays
 from outrider.eval.results.sections import Slice
 
 PROMPT_LENGTHS = (256, 1024, 4096, 16384)
@@ -33,13 +33,15 @@ def by_prompt_length(starts: Mapping[str, int]) -> dict[str, list[str]]:
     return {name: ids for name, ids in slices.items() if ids}
 
 
-def sliced(base: ReplaySums, custom: ReplaySums, k: int, slices: Slices) -> dict[str, list[Slice]]:
+def slice_results(
+    base: ReplaySums, custom: ReplaySums, k: int, slices: Slices
+) -> dict[str, list[Slice]]:
     """Computes the slices of every dimension with more than one slice."""
     table: dict[str, list[Slice]] = {}
     for dimension, name, own_base, own_custom in _parts(base, custom, slices):
         # A region may be so small that no step is expected to start in it.
         if own_base.steps_RK[:, k - 1].any() and own_custom.steps_RK[:, k - 1].any():
-            row = Slice(name=name, **compare(own_base, own_custom, k))
+            row = Slice(name=name, **compare_replays(own_base, own_custom, k))
             table.setdefault(dimension, []).append(row)
     return {dimension: rows for dimension, rows in table.items() if len(rows) > 1}
 
@@ -50,6 +52,6 @@ def _parts(
     """Yields (dimension, name, base's sums, custom's sums): slices, then regions."""
     for dimension, names in slices.items():
         for name, ids in names.items():
-            yield dimension, name, base.selected(ids), custom.selected(ids)
+            yield dimension, name, base.select(ids), custom.select(ids)
     for g, (dimension, name) in enumerate(base.regions):
         yield dimension, name, base.region(g), custom.region(g)

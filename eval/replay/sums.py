@@ -1,7 +1,7 @@
 """Expected engine steps of a replay, by response and number of drafts per step.
 
     sums.acceptance_length()          # k = 1..K, pooled over requests
-    compare(base, custom, k=3)        # custom / base, interval over sessions
+    compare_replays(base, custom, k=3)        # custom / base, interval over sessions
 
 Shapes: R responses, K depth, G regions.
 """
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from outrider.eval.replay.regions import TIMED
 from outrider.eval.results.parts import ClusteredEstimate
-from outrider.eval.stats.clusters import clustered
+from outrider.eval.stats.clusters import clustered_estimate
 
 Array = NDArray[np.float64]
 
@@ -89,7 +89,7 @@ class ReplaySums:
         intervals: list[tuple[float, float] | None] = []
         for j in range(k):
             sums_R2 = np.stack([self.accepted_RKK[:, k - 1, j], self.steps_RK[:, k - 1]], axis=1)
-            share = clustered(
+            share = clustered_estimate(
                 sums_R2, self.sessions, lambda s: s[..., 0] / s[..., 1], users=self.users
             )
             low = share.low
@@ -98,7 +98,7 @@ class ReplaySums:
         return intervals
 
     @classmethod
-    def joined(cls, parts: Sequence["ReplaySums"]) -> "ReplaySums":
+    def join(cls, parts: Sequence["ReplaySums"]) -> "ReplaySums":
         """Joins the responses of parts, which must share depth and regions."""
         arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ARRAYS}
         return cls(
@@ -110,9 +110,7 @@ class ReplaySums:
             anchors=[anchors for part in parts for anchors in part.anchors],
         )
 
-    def selected(
-        self, ids: Sequence[str], sessions: Mapping[str, str] | None = None
-    ) -> "ReplaySums":
+    def select(self, ids: Sequence[str], sessions: Mapping[str, str] | None = None) -> "ReplaySums":
         """Selects the responses `ids`, in that order, skipping those not replayed.
 
         Replay leaves out responses of one token. `sessions` overrides the recorded sessions, by id.
@@ -134,7 +132,7 @@ class ReplaySums:
         tokens_R = self.region_tokens_RG[:, g]
         steps_RK = self.region_steps_RGK[:, g]
         inside = [self.sequence_ids[row] for row in tokens_R.nonzero()[0]]
-        return replace(self, tokens_R=tokens_R, steps_RK=steps_RK).selected(inside)
+        return replace(self, tokens_R=tokens_R, steps_RK=steps_RK).select(inside)
 
     @property
     def is_timed(self) -> bool:
@@ -167,10 +165,12 @@ ARRAYS = ("tokens_R", "steps_RK", "accepted_RKK", "region_tokens_RG", "region_st
 def length_at(sums: ReplaySums, k: int) -> ClusteredEstimate:
     """Acceptance length with k drafts."""
     sums_R2 = np.stack([sums.tokens_R, sums.steps_at(k)], axis=1)
-    return clustered(sums_R2, sums.sessions, lambda s: s[..., 0] / s[..., 1], users=sums.users)
+    return clustered_estimate(
+        sums_R2, sums.sessions, lambda s: s[..., 0] / s[..., 1], users=sums.users
+    )
 
 
-def compare(base: ReplaySums, custom: ReplaySums, k: int) -> dict[str, ClusteredEstimate]:
+def compare_replays(base: ReplaySums, custom: ReplaySums, k: int) -> dict[str, ClusteredEstimate]:
     """Acceptance lengths of base and custom at k, and their paired ratio."""
     if base.sequence_ids != custom.sequence_ids:
         raise ValueError("base and custom were replayed on different sequences")
@@ -181,6 +181,6 @@ def compare(base: ReplaySums, custom: ReplaySums, k: int) -> dict[str, Clustered
         "ratio": lambda s: s[..., 1] / s[..., 2],  # the token counts cancel
     }
     return {
-        name: clustered(sums_RM, base.sessions, statistic, users=base.users)
+        name: clustered_estimate(sums_RM, base.sessions, statistic, users=base.users)
         for name, statistic in statistics.items()
     }

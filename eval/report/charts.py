@@ -52,7 +52,7 @@ LINE = {"type": "line", "strokeWidth": 2.5}
 Rows = Sequence[Mapping[str, Any]]
 
 
-class Figure(NamedTuple):
+class Chart(NamedTuple):
     """A chart with its caption, legend (variant names) and note."""
 
     caption: str
@@ -63,7 +63,7 @@ class Figure(NamedTuple):
     """Name in the legend -> the CSS variable of its colour, if that is another name"""
 
 
-def acceptance_figure(results: Report) -> Figure:
+def acceptance_figure(results: Report) -> Chart:
     """Charts how often all drafts up to each position are accepted."""
     replayed = results.replay
     rows = []
@@ -87,10 +87,10 @@ def acceptance_figure(results: Report) -> Figure:
         note += " Ticks: exact replay of the held-out traffic."
     x = _x("position", "draft position", "ascending")
     svg = _svg(rows, {"layer": layers, "encoding": {"x": x, "xOffset": OFFSET}})
-    return Figure("Acceptance by draft position", DRAFTERS, svg, note)
+    return Chart("Acceptance by draft position", DRAFTERS, svg, note)
 
 
-def kinds_figure(results: Report) -> Figure:
+def kinds_figure(results: Report) -> Chart:
     """Charts the tokens/s of all kinds that were compared on the validation part."""
     concurrency = results.choice.main_concurrency
     chosen = results.kinds[0].kind
@@ -112,7 +112,7 @@ def kinds_figure(results: Report) -> Figure:
         f"Replayed acceptance of the validation part over measured step time, each kind at its own"
         f" K, with {concurrency} concurrent requests. {chosen} was chosen and is `custom` below."
     )
-    return Figure("Tokens/s of everything that could be served", [], svg, note)
+    return Chart("Tokens/s of everything that could be served", [], svg, note)
 
 
 def _role(kind: str) -> str:
@@ -122,7 +122,7 @@ def _role(kind: str) -> str:
     return kind if kind in VARIANTS else "ceiling"
 
 
-def lengths_figure(results: Report, depth: int) -> Figure | None:
+def lengths_figure(results: Report, depth: int) -> Chart | None:
     """Charts acceptance length by K with ceiling and lookups; None without exact replay."""
     if results.replay is None:
         return None
@@ -151,10 +151,10 @@ def lengths_figure(results: Report, depth: int) -> Figure | None:
     }
     svg = _svg(rows, {"mark": LINE | {"point": {"size": 45}}, "encoding": encoding})
     note = "Exact replay of held-out responses."
-    return Figure("Tokens per step by K", names, svg, note, colours=colours)
+    return Chart("Tokens per step by K", names, svg, note, colours=colours)
 
 
-def rate_figure(title: str, rates: Mapping[str, RateRow]) -> Figure:
+def rate_figure(title: str, rates: Mapping[str, RateRow]) -> Chart:
     """Charts tokens/s per request against the request rate."""
     rows = []
     for rate, row in rates.items():
@@ -175,10 +175,10 @@ def rate_figure(title: str, rates: Mapping[str, RateRow]) -> Figure:
     layers = [{"mark": LINE}, {"mark": point, "encoding": {"fill": hollow}}]
     svg = _svg(rows, {"layer": layers, "encoding": {"x": x, "y": VALUE, "color": colour}})
     note = "From sending a request to its last token. Hollow points: the server was saturated."
-    return Figure(f"Tokens/s of a request: {title}", VARIANTS, svg, note)
+    return Chart(f"Tokens/s of a request: {title}", VARIANTS, svg, note)
 
 
-def training_figure(metrics: Rows) -> Figure | None:
+def training_figure(metrics: Rows) -> Chart | None:
     """Charts acceptance length during training; None with fewer than two evaluations."""
     name = "validation_acceptance_length"
     rows = [
@@ -198,7 +198,7 @@ def training_figure(metrics: Rows) -> Figure | None:
     note = (
         "Exact replay of the validation part, at the trained depth. Step 0 is the base speculator."
     )
-    return Figure("Acceptance length during training", ["custom"], svg, note)
+    return Chart("Acceptance length during training", ["custom"], svg, note)
 
 
 def _x(field: str, title: str, order: Sequence[str]) -> dict[str, Any]:

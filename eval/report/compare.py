@@ -1,7 +1,7 @@
 """Compares finished runs: one customer's over time, or several customers'.
 
-    compared = compare([Path("runs/march"), Path("runs/april")])
-    page = rendered(compared, "html")
+    compared = compare_runs([Path("runs/march"), Path("runs/april")])
+    page = render_comparison(compared, "html")
 
 Speeds are comparable across runs only as ratios within one run, so absolute tokens/s are left out.
 To detect drift, each speculator, identified by the digest of its weights, is tracked over the runs
@@ -22,7 +22,7 @@ from outrider.common.errors import OutriderError
 from outrider.data.ingest.traffic_facts import date
 from outrider.eval.report.change import Change, change
 from outrider.eval.report.first_screen import measured_on, subtitle, title
-from outrider.eval.report.formatting import render
+from outrider.eval.report.formatting import render_report
 from outrider.eval.report.gains import Gains, charted, gains, one_of
 from outrider.eval.results.parts import (
     VARIANTS,
@@ -57,7 +57,7 @@ class Point(BaseModel):
     """The change in words"""
 
 
-class Series(BaseModel):
+class SpeculatorHistory(BaseModel):
     """The runs that evaluated one speculator."""
 
     weights: str
@@ -80,10 +80,10 @@ class Comparison(BaseModel):
     """Figure -> its value in every run; null if the run has no such figure"""
     notes: list[str]
     """Reasons why figures may not be comparable"""
-    history: list[Series]
+    history: list[SpeculatorHistory]
 
 
-def compare(runs: Sequence[Path]) -> Comparison:
+def compare_runs(runs: Sequence[Path]) -> Comparison:
     """Compares run directories, or report.json files."""
     reports = {str(run): _read_run(run) for run in runs}
     if len(reports) < 2:
@@ -130,10 +130,10 @@ def page_title(reports: Sequence[Report]) -> str:
     return f"{words}, {dates[0]}{last}"
 
 
-def rendered(compared: Comparison, form: Literal["html", "markdown"]) -> str:
+def render_comparison(compared: Comparison, form: Literal["html", "markdown"]) -> str:
     """Renders the comparison as an offline page or as Markdown."""
     names = dict(zip(compared.runs, compared.described, strict=True))
-    return render(
+    return render_report(
         "compare.j2",
         form,
         compared=compared,
@@ -145,7 +145,7 @@ def rendered(compared: Comparison, form: Literal["html", "markdown"]) -> str:
     )
 
 
-def history(runs: Mapping[str, Report]) -> list[Series]:
+def history(runs: Mapping[str, Report]) -> list[SpeculatorHistory]:
     """Builds a series for every speculator that at least two runs evaluated.
 
     Runs are ordered by the time of their held-out traffic if it is known for all, else as given.
@@ -161,7 +161,7 @@ def history(runs: Mapping[str, Report]) -> list[Series]:
                 evaluated.sort(key=lambda each: each[1].heldout_until or 0.0)
             first = evaluated[0][1]
             points = [_point(name, run, first, len(evaluated) - 1) for name, run in evaluated]
-            series.append(Series(weights=weights, points=points))
+            series.append(SpeculatorHistory(weights=weights, points=points))
     return series
 
 

@@ -7,7 +7,7 @@ Savings follow from the ratios of tokens/s: the price of a token is inverse to t
 
 from typing import NamedTuple
 
-from outrider.eval.report.first_screen import inverted, main_row
+from outrider.eval.report.first_screen import invert_ratio, main_row
 from outrider.eval.report.speeds import load_label, prices
 from outrider.eval.results.parts import Estimate
 from outrider.eval.results.report import Report
@@ -78,5 +78,5 @@ def _against_lookup(report: Report, row: SpeedRow) -> str:
     if ratio.low > 1:
         return f", and {saving(ratio)} of {lookup}'s"
     if ratio.high < 1:
-        return f"; but {lookup} saves {saving(inverted(ratio))} of custom's"
+        return f"; but {lookup} saves {saving(invert_ratio(ratio))} of custom's"
     return f"; it is not shown to cost less than {lookup} ({saving(ratio)} less)"

@@ -8,7 +8,7 @@ The same words are in report.html, report.md and the terminal.
 from pathlib import Path
 from typing import cast
 
-from outrider.data.ingest.traffic_facts import counted, date
+from outrider.data.ingest.traffic_facts import date, pluralize
 from outrider.eval.config import DO_NOT_SHIP, SHIP, UNDECIDED
 from outrider.eval.results.parts import Estimate
 from outrider.eval.results.report import Report
@@ -38,7 +38,7 @@ def subtitle(report: Report) -> str:
     """What was evaluated, on how much traffic and in which engine."""
     custom = kind_named(report.speculator.kind).in_words
     ratio = report.acceptance_ratio
-    parts = [f"custom is {custom}", f"{counted(ratio.observations, 'held-out response')}"]
+    parts = [f"custom is {custom}", f"{pluralize(ratio.observations, 'held-out response')}"]
     engine = cast(dict[str, str], report.provenance.get("engine") or {})
     if "measured with" in engine:
         parts.append(engine["measured with"])
@@ -58,7 +58,7 @@ def verdict_sentences(report: Report) -> list[str]:
     return [f"{OPENING[report.verdict.verdict]}: {_reason(report)}", _gain(report)]
 
 
-def advice(report: Report) -> str:
+def serving_advice(report: Report) -> str:
     """What to serve instead of custom; or empty. It does not repeat the sentences' figures."""
     _, row = main_row(report)
     if report.better_lookup is None or row.lookup is None or row.lookup.custom_over.low > 1:
@@ -69,13 +69,13 @@ def advice(report: Report) -> str:
     )
 
 
-def load_in_words(concurrency: int | str) -> str:
+def concurrency_in_words(concurrency: int | str) -> str:
     """`1 request`, or `8 requests at a time`."""
-    load = counted(int(concurrency), "request")
+    load = pluralize(int(concurrency), "request")
     return load if int(concurrency) == 1 else f"{load} at a time"
 
 
-def inverted(ratio: Estimate) -> Estimate:
+def invert_ratio(ratio: Estimate) -> Estimate:
     """The ratio the other way round; its interval is exact."""
     return Estimate(value=1 / ratio.value, low=1 / ratio.high, high=1 / ratio.low)
 
@@ -83,7 +83,7 @@ def inverted(ratio: Estimate) -> Estimate:
 def _gain(report: Report) -> str:
     """Custom's tokens/s over base, no speculation and lookup at the main concurrency."""
     mode, row = main_row(report)
-    load = load_in_words(report.choice.main_concurrency)
+    load = concurrency_in_words(report.choice.main_concurrency)
     custom = "custom"
     if report.speculator.kind in lookup_names():
         custom = kind_named(report.speculator.kind).in_words
@@ -106,7 +106,7 @@ def _against_lookup(report: Report, row: SpeedRow) -> str:
         return f"; it writes {_times(ratio)} as many as {lookup}, which is free"
     free = f"{lookup}, which is free (no training, no weights),"
     if ratio.high < 1:
-        return f"; but {free} wins: it writes {_times(inverted(ratio))} as many as custom"
+        return f"; but {free} wins: it writes {_times(invert_ratio(ratio))} as many as custom"
     return f"; {free} is not shown to be slower: custom writes {_times(ratio)} as many"
 
 
@@ -122,7 +122,7 @@ def _reason(report: Report) -> str:
         for outcome in ("failed", "undecided", "passed")
     }
     if report.verdict.verdict == SHIP:
-        words = f"all {counted(len(checks), 'check')} passed"
+        words = f"all {pluralize(len(checks), 'check')} passed"
         if report.not_measured:
             words += f"; not checked: {', '.join(report.not_measured)}"
         return f"{words}."
@@ -133,4 +133,5 @@ def _reason(report: Report) -> str:
         first = next(check for check in checks if check.outcome == "failed")
     # Ratios of tokens/s are in the next sentence and in the chart.
     seen = "" if first.name.startswith("tokens/s") else f" ({first.seen})"
-    return f"of {counted(len(checks), 'check')}, {' and '.join(counts)}; first: {first.name}{seen}."
+    checked = pluralize(len(checks), "check")
+    return f"of {checked}, {' and '.join(counts)}; first: {first.name}{seen}."

@@ -1,6 +1,6 @@
 """Renders a template as an HTML page or as Markdown.
 
-    render("report.j2", "html", r=report, ...)
+    render_report("report.j2", "html", r=report, ...)
 
 Templates call the macros of `form`, which is html.j2 or markdown.j2. In both, `form.head`,
 `form.row` and `form.end` make a table.
@@ -20,7 +20,7 @@ WIDTH = 110
 """Minimum width of tables in the terminal, in characters; narrower terminals wrap their lines."""
 
 
-def render(template: str, form: Literal["html", "markdown"], **values: Any) -> str:
+def render_report(template: str, form: Literal["html", "markdown"], **values: Any) -> str:
     """Renders the template; HTML is escaped, and undefined names are errors."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 

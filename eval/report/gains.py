@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from pydantic import BaseModel
 
 from outrider.eval.report.change import Change, change
-from outrider.eval.report.first_screen import load_in_words, main_row
-from outrider.eval.report.speeds import LONGEST, Load, SpeedBar
+from outrider.eval.report.first_screen import concurrency_in_words, main_row
+from outrider.eval.report.speeds import LONGEST, LoadBars, SpeedBar
 from outrider.eval.results.parts import Estimate, Interval, interval
 from outrider.eval.results.report import Report
 from outrider.eval.results.sections import SpeedRow
@@ -49,7 +49,7 @@ def gains(runs: Mapping[str, Report]) -> Gains:
     mode, size = load
     rows = {name: run.served[mode].speed[size] for name, run in runs.items()}
     ratios = _ratios(rows)
-    in_words = f"{load_in_words(size)}, {mode}"
+    in_words = f"{concurrency_in_words(size)}, {mode}"
     over_none = ratios[REFERENCES[0]]
     best = max(over_none, key=lambda name: over_none[name].value)
     pairs = math.comb(len(runs), 2)
@@ -97,7 +97,7 @@ def common_load(reports: Sequence[Report]) -> tuple[str, str] | None:
     return None
 
 
-def charted(compared: Gains) -> list[Load]:
+def charted(compared: Gains) -> list[LoadBars]:
     """The ratios as bars, one group for each reference; empty without a load."""
     estimates = [ratio for of_runs in compared.ratios.values() for ratio in of_runs.values()]
     if not estimates:
@@ -106,7 +106,7 @@ def charted(compared: Gains) -> list[Load]:
     longest = LONGEST * max(ratio.value for ratio in estimates)
     scale = 100 / min(max(1.0, *(ratio.high for ratio in estimates)), longest)
     return [
-        Load(f"custom / {reference}", [_bar(*of_run, scale) for of_run in of_runs.items()])
+        LoadBars(f"custom / {reference}", [_bar(*of_run, scale) for of_run in of_runs.items()])
         for reference, of_runs in compared.ratios.items()
     ]
 

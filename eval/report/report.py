@@ -15,13 +15,18 @@ from outrider.common.json_forms import parse_form, read_form
 from outrider.common.lost_ends import LostEnds
 from outrider.data.features.answers import logged_id
 from outrider.data.features.feature_store import MANIFEST, FeatureStore
-from outrider.data.ingest.load import covered, durations_in_words
-from outrider.data.ingest.traffic_facts import facts
+from outrider.data.ingest.load import busy_time_shares, durations_in_words
+from outrider.data.ingest.traffic_facts import traffic_facts
 from outrider.data.on_policy.check import FILE as ON_POLICY
-from outrider.data.on_policy.check import QUARANTINE, groups_of, read_quarantine, two_lines
-from outrider.data.on_policy.check import Report as OnPolicyReport
+from outrider.data.on_policy.check import (
+    QUARANTINE,
+    OnPolicyReport,
+    groups_of,
+    read_quarantine,
+    report_lines,
+)
 from outrider.eval.report import charts, costs, first_screen, speeds
-from outrider.eval.report.formatting import print_markdown, render
+from outrider.eval.report.formatting import print_markdown, render_report
 from outrider.eval.results.parts import (
     DRAFTERS,
     LOOKUP,
@@ -29,7 +34,7 @@ from outrider.eval.results.parts import (
     k_list,
 )
 from outrider.eval.results.report import Report
-from outrider.eval.results.sections import Block, CacheUse, Choice
+from outrider.eval.results.sections import Block, CacheUse, KChoice
 
 MOST_SHOWN = 8
 """Largest K of the table of acceptance lengths; a lookup has 24."""
@@ -43,22 +48,22 @@ def write_report(report: Report, report_dir: Path, trained_dir: Path) -> Path:
     values = contents(report, training_metrics(trained_dir))
     page = report_dir / "report.html"
     for path, text in (
-        (page, render("report.j2", "html", **values)),
-        (report_dir / "report.md", render("report.j2", "markdown", **values)),
+        (page, render_report("report.j2", "html", **values)),
+        (report_dir / "report.md", render_report("report.j2", "markdown", **values)),
     ):
         with publish(path) as temporary:
             temporary.touch(mode=0o666 if report.samples is None else 0o600)  # customer text
             temporary.write_text(text, encoding="utf-8")
-    print_summary(values, Console(stderr=True))
+    print_first_screen(values, Console(stderr=True))
     report.write(report_dir / "report.json")  # last: its presence marks the stage as complete
     return page
 
 
-def print_summary(values: dict[str, Any], console: Console) -> None:
+def print_first_screen(values: dict[str, Any], console: Console) -> None:
     """Prints the first screen, which fits a terminal of 25 lines, with the first loads."""
     loads = values["loads"]
     shown = values | {"loads": loads[:MOST_LOADS], "more_loads": len(loads[MOST_LOADS:])}
-    print_markdown(render("summary.j2", "markdown", **shown), console)
+    print_markdown(render_report("summary.j2", "markdown", **shown), console)
 
 
 def sections_of(run_dir: Path) -> dict[str, Any]:
@@ -82,7 +87,7 @@ def contents(report: Report, metrics: charts.Rows) -> dict[str, Any]:
         charts.acceptance_figure(report),
         charts.training_figure(metrics),
     ]
-    charted = speeds.loads(report)
+    charted = speeds.load_bars(report)
     main_mode, _ = first_screen.main_row(report)
     rates = [
         (f"{scenario.replace('_', ' ')}, {mode}", rows)
@@ -96,7 +101,7 @@ def contents(report: Report, metrics: charts.Rows) -> dict[str, Any]:
         "page_title": first_screen.title(report),
         "subtitle": first_screen.subtitle(report),
         "sentences": first_screen.verdict_sentences(report),
-        "advice": first_screen.advice(report),
+        "advice": first_screen.serving_advice(report),
         "loads": charted,
         "one": speeds.one_over_scale(charted),
         "tiles": speeds.tiles(report),
@@ -140,8 +145,8 @@ def _facts_of(report: Report) -> dict[str, Any]:
     traffic = report.traffic
     on_policy = cast(OnPolicyReport | None, report.on_policy)  # read from its file
     return {
-        "facts": facts(traffic) if traffic else [],
-        "on_policy_lines": two_lines(on_policy) if on_policy else [],
+        "facts": traffic_facts(traffic) if traffic else [],
+        "on_policy_lines": report_lines(on_policy) if on_policy else [],
         "on_policy_groups": groups_of(on_policy) if on_policy else [],
     }
 
@@ -155,7 +160,7 @@ def load_line(report: Report) -> str:
     parts = []
     below = 0
     sizes = sorted({int(size) for served in report.served.values() for size in served.speed})
-    shares = covered(load, sizes)
+    shares = busy_time_shares(load, sizes)
     for size, share in shares.items():
         numbers = f"{size}" if size == below + 1 else f"{below + 1} to {size}"
         parts.append(f"{numbers} for {share:.0%}")
@@ -168,7 +173,7 @@ def load_line(report: Report) -> str:
     )
 
 
-def k_table(choice: Choice) -> dict[str, Any]:
+def k_table(choice: KChoice) -> dict[str, Any]:
     """Step times and acceptance lengths by number of drafts: `head`, and `rows` by label."""
     times: dict[str, dict[int, float]] = {}
     lengths: dict[str, list[float]] = {}
@@ -211,7 +216,7 @@ def _further_answers(run_dir: Path) -> int:
     return sum(name not in quarantined for name in logged)
 
 
-def lost_ends(run_dir: Path, trained_dir: Path) -> list[str]:
+def lost_ends_in_words(run_dir: Path, trained_dir: Path) -> list[str]:
     """Describes the responses that capture and training truncated or left out."""
     captured = (_read(run_dir / "features" / "summary.json") or {}).get("too_long")
     trained = (_read(trained_dir / "training" / "result.json") or {}).get("lost_ends")

@@ -1,6 +1,6 @@
 """The chart and the tiles of the report's first screen.
 
-    loads(report)[0].rows[1].over     # custom's tokens/s over base, with one request in flight
+    load_bars(report)[0].rows[1].over     # custom's tokens/s over base, with one request in flight
 
 A variant's bar is its tokens/s as a multiple of custom's: ratios have intervals, are comparable
 between loads, and hold for whole responses. The page draws the bars with CSS, so that they fit a
@@ -9,7 +9,7 @@ phone; Markdown and the terminal have the same ratios as a table.
 
 from typing import Any, NamedTuple, cast
 
-from outrider.eval.report.first_screen import inverted, load_in_words, main_row
+from outrider.eval.report.first_screen import concurrency_in_words, invert_ratio, main_row
 from outrider.eval.results.parts import LOOKUP, Estimate
 from outrider.eval.results.report import Report
 from outrider.eval.results.sections import Block, SpeedRow
@@ -31,7 +31,7 @@ class SpeedBar(NamedTuple):
     high: float
 
 
-class Load(NamedTuple):
+class LoadBars(NamedTuple):
     """The variants measured at one concurrency in one engine mode."""
 
     label: str
@@ -46,7 +46,7 @@ class Tile(NamedTuple):
     compared: str
 
 
-def loads(report: Report) -> list[Load]:
+def load_bars(report: Report) -> list[LoadBars]:
     """Every measured load, that of the verdict first."""
     rows = [
         (load_label(report, mode, size), _ratios(report, row))
@@ -60,17 +60,17 @@ def loads(report: Report) -> list[Load]:
         for end in (1 / ratio.value, 1 / ratio.low)
     ]
     scale = 100 / min(max(1.0, *ends), LONGEST)
-    return [Load(label, _bars(ratios, scale)) for label, ratios in rows]
+    return [LoadBars(label, _bars(ratios, scale)) for label, ratios in rows]
 
 
-def one_over_scale(charted: list[Load]) -> float:
+def one_over_scale(charted: list[LoadBars]) -> float:
     """Where custom's bars end, in percent of the chart's width."""
     return charted[0].rows[-1].length
 
 
 def load_label(report: Report, mode: str, concurrency: int | str) -> str:
     """A load in words; the engine mode is named where there are several."""
-    words = load_in_words(concurrency)
+    words = concurrency_in_words(concurrency)
     return f"{words}, {mode}" if len(report.served) > 1 else words
 
 
@@ -89,7 +89,7 @@ def _ratios(report: Report, row: SpeedRow) -> dict[tuple[str, str], Estimate]:
 def _bars(ratios: dict[tuple[str, str], Estimate], scale: float) -> list[SpeedBar]:
     bars = []
     for (name, colour), ratio in ratios.items():
-        relative = inverted(ratio)
+        relative = invert_ratio(ratio)
         bars.append(
             SpeedBar(
                 name=name,

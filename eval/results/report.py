@@ -29,16 +29,16 @@ from outrider.eval.results.parts import (
 from outrider.eval.results.sections import (
     BothTogether,
     Capacity,
-    Choice,
     Cost,
-    Counted,
+    EngineAcceptance,
     HistoryFacts,
+    KChoice,
     KindSpeed,
     OnPolicy,
     RateRow,
     Replay,
     Scenario,
-    Served,
+    ServedSpeed,
     Slice,
     SpeedRow,
     Verification,
@@ -141,7 +141,7 @@ class Findings(Part):
     """Time of the last held-out request, Unix seconds; null if the log has no times"""
     by_batch_size: bool = False
     """Whether speculators were served with `choice.k_per_batch_size` (export.k_per_batch_size)"""
-    choice: Choice
+    choice: KChoice
     """How k was chosen"""
     sampling: RequestSampling
     """The customer's sampling settings"""
@@ -166,11 +166,11 @@ class Findings(Part):
     """Public workload of eval.general -> its acceptance"""
     slices: dict[str, list[Slice]]
     """Dimension -> its slices"""
-    counted: Counted
+    counted: EngineAcceptance
     """Acceptance from vLLM's counters, pooled over all passes at `choice.k`"""
     runners: Variants[Runner]
     """vLLM's model runner of each variant; `choice.lookups` has those of lookups"""
-    served: dict[str, Served]
+    served: dict[str, ServedSpeed]
     """Engine mode -> speed"""
     rates: dict[str, dict[str, dict[str, RateRow]]]
     """Engine mode -> scenario -> requests per second -> speed; empty without eval.rates"""

@@ -70,7 +70,7 @@ class LookupChoice(Part):
     """The responses that it searches; null if it searches the request alone"""
 
 
-class Choice(Part):
+class KChoice(Part):
     """The k of base and of custom, chosen on the validation part."""
 
     k: Drafters[int]
@@ -247,7 +247,7 @@ class CacheUse(Part):
     """Times that a running request lost its KV cache, because others needed the memory"""
 
 
-class CountedDrafter(Part):
+class DrafterAcceptance(Part):
     """vLLM's counts for one speculator, pooled over passes."""
 
     acceptance_length: float
@@ -258,7 +258,7 @@ class CountedDrafter(Part):
     """Share of steps whose drafts 1..j were all accepted, by position j"""
 
 
-class Counted(Drafters[CountedDrafter]):
+class EngineAcceptance(Drafters[DrafterAcceptance]):
     """Acceptance from vLLM's counters, with the customer's sampling settings."""
 
     model_config = DOCUMENTED
@@ -316,7 +316,7 @@ class SpeedRow(Ratios, Variants[Block]):
     """The same for custom and lookup"""
 
 
-class Served(Part):
+class ServedSpeed(Part):
     """Speed in one engine mode."""
 
     k: Drafters[int]
@@ -412,7 +412,7 @@ class Cost(Part):
     """GPU-hours per month at eval.cost.tokens_per_s; null without it"""
 
 
-class Greedy(Part):
+class GreedyComparison(Part):
     """Greedy responses compared with those without speculation."""
 
     responses: int
@@ -496,9 +496,9 @@ class ReplayAgainstEngine(Drafters[float]):
 class EngineFindings(Part):
     """Findings of the verification pass in one engine mode."""
 
-    greedy: Drafters[Greedy]
+    greedy: Drafters[GreedyComparison]
     """Greedy responses compared with those without speculation"""
-    control: Greedy
+    control: GreedyComparison
     """The first greedy responses without speculation, compared with repeats in other batches"""
     excess: Excess
     """Custom's differences beyond the control's"""

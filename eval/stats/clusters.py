@@ -1,6 +1,6 @@
 """Confidence intervals over sessions or users by a jackknife of log ratios.
 
-    clustered(sums_NM, sessions, ratio_of_ratios, users=users)
+    clustered_estimate(sums_NM, sessions, ratio_of_ratios, users=users)
 
     def ratio_of_ratios(sums):
         return (sums[..., 0] / sums[..., 1]) / (sums[..., 2] / sums[..., 3])
@@ -46,7 +46,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.common.jackknife import LEAST_SESSIONS, degrees_of_freedom
-from outrider.data.ingest.traffic_facts import counted
+from outrider.data.ingest.traffic_facts import pluralize
 from outrider.eval.results.parts import ClusteredEstimate
 from outrider.eval.stats.intervals import LEVEL
 
@@ -77,7 +77,7 @@ class Trend:
     """Its standard error over sessions"""
 
 
-def clustered(
+def clustered_estimate(
     sums_NM: Array,
     sessions: Sequence[Hashable],
     statistic: Statistic,
@@ -94,17 +94,17 @@ def clustered(
     with np.errstate(divide="ignore", invalid="ignore"):
         value = float(statistic(sums_NM.sum(axis=0)))
         margin, clusters = _margin(sums_NM, sessions, statistic, level)
-        over = counted(clusters, "session")
+        over = pluralize(clusters, "session")
         by_session = None
         if margin is not None:
-            if unknown(users):
+            if users_unknown(users):
                 by_session = _around(value, margin)
                 margin = math.hypot(margin, _assumed_noise(level, ASSUMED_USERS**-0.5))
                 over += f" of unknown users, assumed to be {ASSUMED_USERS} who differ by"
                 over += f" {USER_NOISE:.0%}"
             elif INDEPENDENT not in users and {*users} - {""}:
                 names = [user or name for user, name in zip(users, sessions, strict=True)]
-                known = counted(len({*users} - {""}), "user")
+                known = pluralize(len({*users} - {""}), "user")
                 margin, clusters, how = _over_users(
                     sums_NM=sums_NM, names=names, statistic=statistic, level=level, margin=margin
                 )
@@ -124,7 +124,7 @@ def clustered(
     )
 
 
-def unknown(users: Sequence[str]) -> bool:
+def users_unknown(users: Sequence[str]) -> bool:
     """Whether the number of users is unknown: none is logged, or all have the same id."""
     return bool(users) and INDEPENDENT not in users and len({*users}) == 1
 

@@ -1,7 +1,7 @@
 """Helpers for all intervals: level, units needed, and correction for selection.
 
 units_needed(1.1, 0.98, 1.2, threshold=1.0, units=3)      # 4
-given_passed(1.10, 1.04, threshold=1.0)                   # 1.100
+correct_for_selection(1.10, 1.04, threshold=1.0)                   # 1.100
 """
 
 import math
@@ -10,9 +10,10 @@ LEVEL = 0.95
 """Confidence level of intervals unless stated otherwise."""
 
 ERRORS_A_MARGIN = 3.1
-"""Half-width of a speed ratio's log interval in standard errors, as `given_passed` assumes. The
-looks' confidence levels (sequential.py) alone give 2.2 to 3; few sessions and added margins widen
-it. Calibrated with benchmarks/judge.py at a gain of 10 %; assuming 2 overcorrects by 3 to 5 %."""
+"""Half-width of a speed ratio's log interval in standard errors, as `correct_for_selection`
+assumes. The looks' confidence levels (sequential.py) alone give 2.2 to 3; few sessions and added
+margins widen it. Calibrated with benchmarks/judge.py at a gain of 10 %; assuming 2 overcorrects by
+3 to 5 %."""
 
 
 def units_needed(value: float, low: float, high: float, threshold: float, units: int) -> float:
@@ -27,7 +28,7 @@ def units_needed(value: float, low: float, high: float, threshold: float, units:
     return math.ceil(units * (half_width / distance) ** 2) if distance else math.inf
 
 
-def given_passed(value: float, low: float, threshold: float) -> float:
+def correct_for_selection(value: float, low: float, threshold: float) -> float:
     """Corrects a ratio that was selected because its interval passed `threshold`.
 
     With low power, only estimates that are high by chance pass. On the log scale, an estimate that

@@ -1,7 +1,8 @@
 """Expected power: how often evaluations show a true gain.
 
     power(gain=0.1, sessions=30, settings=recipe.eval)      # 0.85
-    in_words(sessions=30, settings=recipe.eval)             # "30 held-out sessions: a true ..."
+    power_in_words(sessions=30, settings=recipe.eval)             # "30 held-out sessions: a true
+    ..."
 
 An evaluation shows that custom is faster if the interval of the log ratio lies above 0. The
 estimate has three errors (stats/speed_ratio.py): of replayed lengths over sessions, of the
@@ -16,12 +17,12 @@ Prefill is neglected. Custom over no speculation, whose gain is not known before
 import math
 from statistics import NormalDist
 
-from outrider.data.ingest.traffic_facts import counted
+from outrider.data.ingest.traffic_facts import pluralize
 from outrider.eval.config import EvalConfig
 from outrider.eval.results.parts import ClusteredEstimate
 from outrider.eval.stats.clusters import ASSUMED_USERS, USER_NOISE
 from outrider.eval.stats.intervals import LEVEL
-from outrider.eval.stats.sequential import looks_of
+from outrider.eval.stats.sequential import interim_looks
 from outrider.eval.stats.speed_ratio import UNSEEN, trend_posterior
 
 GAIN = 0.1
@@ -58,7 +59,7 @@ def power(
     user_margin = normal * USER_NOISE / math.sqrt(ASSUMED_USERS) if unknown_users else 0.0
     # At concurrency 1 variants alternate by request, so every request is a pair.
     units = settings.repeats * (settings.block_requests(1) if settings.main == 1 else 1)
-    level = looks_of(settings).level(settings.repeats)
+    level = interim_looks(settings).level(settings.repeats)
     machine = UNIT_NOISE / math.sqrt(units)
     # Noise of blocks is pooled over concurrencies (speed_ratio.pooled_noise).
     degrees = (units - 1) * (1 if settings.main == 1 else len(settings.concurrency))
@@ -86,7 +87,7 @@ def spread_of(ratio: ClusteredEstimate, sessions: int) -> float | None:
     return float(spread)
 
 
-def in_words(
+def power_in_words(
     *,
     sessions: int,
     settings: EvalConfig,
@@ -106,7 +107,7 @@ def in_words(
         return f"{math.floor(10 * share):.0f} of 10"
 
     text = (
-        f"{counted(sessions, 'held-out session')}: a true +{GAIN:.0%} over base is shown in about"
+        f"{pluralize(sessions, 'held-out session')}: a true +{GAIN:.0%} over base is shown in about"
         f" {tenths(sessions, unknown_users)} evaluations, with {2 * sessions} sessions in"
         f" {tenths(2 * sessions, unknown_users)}"
     )

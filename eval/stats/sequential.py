@@ -1,6 +1,6 @@
 """Sequential measurement: intervals that stay valid whenever the measurement stops.
 
-    looks = Looks(first=3, last=8)                      # after 3 and 8 repeats
+    looks = InterimLooks(first=3, last=8)                      # after 3 and 8 repeats
     ratio = measured_ratio(units, looks.level(repeats))
     if not ratio.low <= 1.0 < ratio.high:
         ...                                             # stop; `ratio` is the interval to report
@@ -15,7 +15,8 @@ doubles from look to look up to half of all: the looks after 3 and 8 of 8 repeat
 
 Early looks get little, so only a large difference ends a measurement early, and the last look keeps
 most of the power. With half of the 5 % spent on the first of seven looks, measurements that passed
-overstated a true ratio of 1.10 by 5 to 7 %. `intervals.given_passed` corrects the remaining bias.
+overstated a true ratio of 1.10 by 5 to 7 %. `intervals.correct_for_selection` corrects the
+remaining bias.
 
 The probability that any interval misses the true value is at most the sum of the looks' shares
 (Boole's inequality), for any dependence between looks and any stopping rule.
@@ -32,7 +33,7 @@ decided (speed_checks.LEAST_STARTS)."""
 
 
 @dataclass(frozen=True)
-class Looks:
+class InterimLooks:
     """Repeats at which measurement may stop: `first`, doubled up to half of `last`; `last`."""
 
     first: int
@@ -56,8 +57,8 @@ class Looks:
         return 1 - (1 - LEVEL) * (repeats**2 - before**2) / self.last**2
 
 
-def looks_of(settings: EvalConfig) -> Looks:
+def interim_looks(settings: EvalConfig) -> InterimLooks:
     """The looks that the recipe's `eval` section plans."""
     if settings.measure == "full":
-        return Looks(settings.repeats, settings.repeats)
-    return Looks(min(FIRST_LOOK, settings.repeats), settings.repeats)
+        return InterimLooks(settings.repeats, settings.repeats)
+    return InterimLooks(min(FIRST_LOOK, settings.repeats), settings.repeats)

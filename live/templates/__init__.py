@@ -6,7 +6,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 
-def render(name: str, /, **values: object) -> str:
+def render_template(name: str, /, **values: object) -> str:
     """Renders the template `name`; the `yaml` filter writes single-line values."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),

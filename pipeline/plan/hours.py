@@ -17,15 +17,15 @@ from typing import Any, NamedTuple
 
 from outrider.common.gpu_cards import Card, card_named
 from outrider.data.config import further_answers
-from outrider.data.ingest.traffic_facts import counted
+from outrider.data.ingest.traffic_facts import pluralize
 from outrider.eval.config import LOOKUP_NUMBERS, STEP_ROUNDS, STEP_TOKENS, step_requests
 from outrider.pipeline.plan.kind_choice import choice_of_kind
 from outrider.pipeline.plan.target_size import target_size
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
-from outrider.pipeline.stages.sources import listed, response_p90
+from outrider.pipeline.stages.sources import path_list, response_p90
 from outrider.serving.config import EMBEDDED_TARGETS
-from outrider.speculators.base import planned, warms_up
+from outrider.speculators.base import planned_config, starts_warm
 from outrider.speculators.kinds import lookup_names, trainable_kind
 from outrider.speculators.size import drafter_size
 
@@ -53,14 +53,14 @@ class Volume(NamedTuple):
     """Tokens of the further answers alone."""
 
     @property
-    def trained(self) -> int:
+    def trained_tokens(self) -> int:
         """Tokens of an epoch."""
         return self.train + self.further
 
     @property
-    def captured(self) -> int:
+    def captured_tokens(self) -> int:
         """Tokens whose states are stored."""
-        return self.trained + self.validation + self.heldout
+        return self.trained_tokens + self.validation + self.heldout
 
 
 def traffic_volume(run: RunDirectory, recipe: Recipe) -> Volume:
@@ -90,7 +90,7 @@ def traffic_volume(run: RunDirectory, recipe: Recipe) -> Volume:
         sequences = round(exchanges * volume.train / max(log, 1))
         share = ingested["completion_tokens"] / max(log, 1)
         return with_further_answers(volume, recipe, sequences, share)
-    size = _log_bytes(listed(recipe.traffic.path))
+    size = _log_bytes(path_list(recipe.traffic.path))
     return split_volume(recipe, size // LOG_BYTES_PER_TOKEN, None)
 
 
@@ -222,7 +222,7 @@ def rates_of(
     if recipe.speculator.kinds:
         speculator = recipe.of_kinds(recipe.speculator.kinds[:1]).speculator
         kind = trainable_kind(speculator.only_kind)
-        size = drafter_size(kind, planned(speculator, target_config), target_config)
+        size = drafter_size(kind, planned_config(speculator, target_config), target_config)
         flops = size.step_flops(speculator.depth, 1)
         training = 0.1 * card.flops * recipe.training.processes / flops
     read_bytes = target.weight_bytes * target.used / target.parameters
@@ -274,7 +274,7 @@ def stage_seconds(
     what a swap loads.
     """
     candidates = len(recipe.speculator.candidates)
-    captured = volume.captured
+    captured = volume.captured_tokens
     # The training part is captured while it trains, or not at all.
     if recipe.training.streams or not recipe.speculator.kinds:
         captured -= volume.train
@@ -293,11 +293,11 @@ def stage_seconds(
     for kind, size in checkpoint_bytes.items():
         stage = f"train_{kind}" if candidates > 1 else "train"
         one = recipe.of_kinds([kind])
-        warm = warms_up(one.speculator, target_config)
+        warm = starts_warm(one.speculator, target_config)
         stages[stage] = training_seconds(one, volume, rates, warm=warm, checkpoint_bytes=size)
     stages["evaluate"] = evaluation_seconds(recipe, volume, rates)
-    if seconds := swaps(recipe) * speculator_bytes / SWAPPED_BYTES_PER_S:
-        stages["evaluate"][f"{swaps(recipe)} swaps"] = seconds
+    if seconds := count_swaps(recipe) * speculator_bytes / SWAPPED_BYTES_PER_S:
+        stages["evaluate"][f"{count_swaps(recipe)} swaps"] = seconds
     is_verified = recipe.export.tolerance is not None
     stages["export"] = {"engine start": rates.engine_start_s if is_verified else 0.0}
     if candidates > 1:
@@ -312,7 +312,7 @@ def choice_seconds(
     choice = choice_of_kind(recipe, target_config)
     replayed = choice.replays * volume.validation
     return {
-        counted(choice.starts, "engine start"): choice.starts * rates.engine_start_s,
+        pluralize(choice.starts, "engine start"): choice.starts * rates.engine_start_s,
         "exact replay": replayed / rates.replay_tokens_per_s,
         "step timing": choice.turns * _step_seconds(rates, recipe.eval.main),
     }
@@ -330,8 +330,8 @@ def training_seconds(
     recipe: Recipe, volume: Volume, rates: Rates, *, warm: bool, checkpoint_bytes: int
 ) -> dict[str, float]:
     """Returns the seconds of training the recipe's only kind by part."""
-    settings = recipe.training.started(warm)
-    tokens = volume.trained * settings.epochs
+    settings = recipe.training.for_start(warm)
+    tokens = volume.trained_tokens * settings.epochs
     steps = max(tokens // (settings.rows_per_step * settings.row_tokens), 1)
     evaluations = 2 + steps // settings.evaluate_every
     checkpoints = 1 + steps // settings.checkpoint_every
@@ -343,9 +343,11 @@ def training_seconds(
     validation = volume.validation / (3 * rates.training_tokens_per_s)
     parts = {
         "engine start for parity": rates.engine_start_s if warm else 0.0,
-        counted(settings.epochs, "epoch"): training,
-        counted(evaluations, "evaluation"): evaluations * validation,
-        counted(checkpoints, "checkpoint"): checkpoints * checkpoint_bytes / rates.disk_bytes_per_s,
+        pluralize(settings.epochs, "epoch"): training,
+        pluralize(evaluations, "evaluation"): evaluations * validation,
+        pluralize(checkpoints, "checkpoint"): checkpoints
+        * checkpoint_bytes
+        / rates.disk_bytes_per_s,
     }
     return {part: seconds for part, seconds in parts.items() if seconds}
 
@@ -450,7 +452,7 @@ SWAPPED_BYTES_PER_S = 1e9
 """Assumed speed of loading weights into a running engine."""
 
 
-def swaps(recipe: Recipe) -> int:
+def count_swaps(recipe: Recipe) -> int:
     """Returns the most swaps of weights in an evaluation; 0 if base and custom have two engines.
 
     In each mode, verification alternates three times, and base and custom swap at most twice in

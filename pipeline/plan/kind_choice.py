@@ -20,7 +20,7 @@ from outrider.serving.speculator import Speculator
 from outrider.speculators.base import base_kind
 
 
-class Choice(NamedTuple):
+class KindChoiceCounts(NamedTuple):
     """Counts of one choice among several kinds."""
 
     starts: int
@@ -40,7 +40,7 @@ class PlannedSpeculator(Speculator):
         return self.trainable and replacement.kind == self.kind
 
 
-def choice_of_kind(recipe: Recipe, target_config: Mapping[str, Any]) -> Choice:
+def choice_of_kind(recipe: Recipe, target_config: Mapping[str, Any]) -> KindChoiceCounts:
     """Counts what a run of the recipe, which lists several kinds, starts, times and replays."""
     speculators = _planned(recipe, target_config)
     engine = recipe.serving.engine
@@ -60,7 +60,7 @@ def choice_of_kind(recipe: Recipe, target_config: Mapping[str, Any]) -> Choice:
         log_dir=Path(),
         side_by_side=False,
     )
-    return Choice(
+    return KindChoiceCounts(
         starts=len(servers.groups(turns)),
         turns=len(turns),
         replays=sum(speculator.trainable for speculator in speculators.values()),

@@ -1,6 +1,6 @@
 """Shows what each stage would do: `outrider train R --dry-run`.
 
-    rows = plan(run, recipe, ["train"], {}, priced := price(run, recipe))
+    rows = plan_stages(run, recipe, ["train"], {}, priced := price(run, recipe))
     print_plan(rows, priced, Console(stderr=True))          # tables within 80 columns
 
 training_cost.py estimates the costs.
@@ -22,7 +22,7 @@ from outrider.pipeline.stage import Options
 from outrider.pipeline.stages.registry import stage_of
 
 
-def plan(
+def plan_stages(
     run: RunDirectory, recipe: Recipe, names: list[str], options: Options, priced: dict[str, Any]
 ) -> dict[str, dict[str, str]]:
     """Returns each stage's `action` and `cost` (time by part, empty if skipped)."""

@@ -35,7 +35,7 @@ from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.recipe.shipped import SHIPPED
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stages.sources import evaluation_settings
-from outrider.speculators.base import planned, stored_features, warms_up
+from outrider.speculators.base import planned_config, starts_warm, stored_features
 from outrider.speculators.checkpoints.layout import CONFIG_FILES, read_target_config
 from outrider.speculators.checkpoints.model_config import read_config
 from outrider.speculators.kinds import trainable_kind
@@ -120,7 +120,7 @@ def price(
         "traffic": volume._asdict(),
         "assumed_response_tokens": assumed_response_tokens(recipe, volume),
         "answers_up_to": 0 if volume.counted else recipe.answers_up_to,
-        "features": features_cost(volume.captured, recipe, config),
+        "features": features_cost(volume.captured_tokens, recipe, config),
         "rates": None if rates is None else dataclasses.asdict(rates),
         "no_hours": no_hours,
         "stages": stages,
@@ -137,11 +137,11 @@ def price(
 
 def expected_power(recipe: Recipe, parts: Mapping[str, Any], log: Mapping[str, Any]) -> str:
     """How often an evaluation of a log split into `parts` shows a gain of 10 %."""
-    from outrider.eval.stats.power import in_words
+    from outrider.eval.stats.power import power_in_words
 
     # Summaries written before users were counted do not have them.
     users = log.get("users", {"distinct": 2})["distinct"]
-    return in_words(
+    return power_in_words(
         sessions=parts["heldout"]["sessions"],
         settings=recipe.eval,
         unknown_users=recipe.traffic.users == "unknown" and users < 2,
@@ -232,12 +232,12 @@ def _of_kind(
     plan = dataclasses.replace(memory_plan(recipe, config, source), sequence=sequence)
     size = plan.size
     # A head is published in bf16, even if its target is quantized.
-    quantization = planned(recipe.speculator, config).get("quantization_config")
+    quantization = planned_config(recipe.speculator, config).get("quantization_config")
     value_bytes = FP8_BYTES if quantization else 2
     parameters = {
         "total": size.total,
-        "trained": plan.trained,
-        "frozen": size.frozen(plan.trained_parameters),
+        "trained": plan.num_trained_parameters,
+        "frozen": size.num_frozen_parameters(plan.trained_parameters),
         "target_ends_frozen": size.ends,
         "parts": size.parts,
     }
@@ -254,9 +254,9 @@ def _of_kind(
 def memory_plan(recipe: Recipe, config: dict[str, Any], source: object) -> MemoryPlan:
     """Returns the memory plan for training the recipe's only kind."""
     kind = trainable_kind(recipe.speculator.only_kind)
-    speculator = planned(recipe.speculator, config)
+    speculator = planned_config(recipe.speculator, config)
     training = recipe.training
-    warm = warms_up(recipe.speculator, config)
+    warm = starts_warm(recipe.speculator, config)
     return MemoryPlan(
         drafter_size(kind, speculator, config, source),
         training.row_tokens,
@@ -267,7 +267,7 @@ def memory_plan(recipe: Recipe, config: dict[str, Any], source: object) -> Memor
         trained_parameters=recipe.speculator.train,
         lora_rank=recipe.speculator.lora_rank,
         warm=warm,
-        fitted=kind.fitted(speculator) and not training.streams,
+        fitted=kind.can_fit_start(speculator) and not training.streams,
     )
 
 

@@ -24,7 +24,12 @@ from outrider.serving.config import EngineConfig
 from outrider.serving.runner import runner_refusal
 from outrider.serving.vllm_arguments import runs_mla
 from outrider.serving.vllm_version import runs_on_cpu
-from outrider.speculators.base import main_refusal, planned, unsupported_kinds, warm_directory
+from outrider.speculators.base import (
+    main_refusal,
+    planned_config,
+    unsupported_kinds,
+    warm_directory,
+)
 from outrider.speculators.checkpoints.architectures import architecture_of, check_keys
 from outrider.speculators.checkpoints.layout import CONFIG_FILES, check_checkpoint
 from outrider.speculators.checkpoints.model_config import read_config
@@ -108,7 +113,7 @@ def _notes_on_gpus(recipe: Recipe, target_config: Mapping[str, Any]) -> Iterator
     for name in recipe.speculator.kinds:
         speculator = recipe.speculator.of_kinds([name])
         kind = trainable_kind(name)
-        config = planned(speculator, target_config)
+        config = planned_config(speculator, target_config)
         if warm_directory(speculator) is not None and kind.latent_cache(config) is False:
             yield (
                 f"speculator.base = {speculator.base}: {kind.in_words} with Llama's attention,"
@@ -211,7 +216,7 @@ def _unserved(recipe: Recipe, name: str, target_config: Mapping[str, Any]) -> st
     mla = runs_mla(target_config, recipe.serving.engine)
     if refusal := runner_refusal(kind, recipe.serving.engine):
         return refusal
-    config = planned(recipe.speculator.of_kinds([name]), target_config)
+    config = planned_config(recipe.speculator.of_kinds([name]), target_config)
     needs = kind.latent_cache(config)
     if needs in (None, mla):
         return None

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from outrider.common.config_file import Origins, explain, read_value, read_yaml
 from outrider.common.errors import OutriderError, UsageError
-from outrider.common.redaction import redacted
+from outrider.common.redaction import redact
 from outrider.eval.config import ANSWERS
 from outrider.pipeline.recipe.recipe import EFFORTS, STANDARD, Recipe
 from outrider.pipeline.recipe.shipped import (
@@ -77,7 +77,7 @@ def _checked(
             origins=origins,
             keys=keys,
             value=value,
-            origin=f"command line, {redacted(text)}",
+            origin=f"command line, {redact(text)}",
         )
         _resolve_paths(values, Path.cwd(), only=keys)
     # The profile is a default: keys of the recipe and of the command line win.
@@ -132,14 +132,14 @@ def parse_overrides(words: list[str]) -> list[tuple[tuple[str, ...], Any, str]]:
         keys = tuple(key.split("."))
         if not equals or not all(keys):
             raise UsageError(
-                f"{redacted(word)}: not a key and its value; write section.key=value, such as"
+                f"{redact(word)}: not a key and its value; write section.key=value, such as"
                 " training.epochs=3"
             )
         try:
             parsed.append((keys, read_value(text), word))
         except yaml.YAMLError as error:
             raise UsageError(
-                f"{redacted(word)}: not a YAML value; quote it for the shell"
+                f"{redact(word)}: not a YAML value; quote it for the shell"
                 f" ({getattr(error, 'problem', None)})"
             ) from None
     return parsed

@@ -22,7 +22,7 @@ from outrider.pipeline.stages.capture import CAPTURE
 from outrider.pipeline.stages.ingest import INGEST
 from outrider.pipeline.stages.sources import (
     parts_in_use,
-    section,
+    section_settings,
     target_and_base_digests,
     traffic_digests,
 )
@@ -133,10 +133,10 @@ def _lookup_round(run: RunDirectory, recipe: Recipe) -> Result:
     parts = {"train": ids, "validation": list[str]()}
     write_json(run.split / "parts.json", parts)
     in_use = Path(str(recipe.speculator.base))
-    drafting = Drafting.of_manifest(read_manifest(in_use), in_use)
+    drafting = Drafting.from_manifest(read_manifest(in_use), in_use)
     history = read_history(in_use / HISTORY_FILE)
     with tempfile.TemporaryDirectory(dir=run.root, prefix=SCRATCH) as made:
-        extended = history.extended(responses_of(table), recipe.lookup.max_gb)
+        extended = history.extend(responses_of(table), recipe.lookup.max_gb)
         extended.write(Path(made) / HISTORY_FILE)
         speculator = dataclasses.replace(drafting.speculator, directory=Path(made))
         export_bundle(
@@ -208,9 +208,9 @@ ADAPT_ROUND = Stage(
     needs=(),
     settings=lambda recipe: {
         **TRAIN.settings(recipe),
-        "lookup": section(recipe.lookup),
-        "adapt": section(recipe.adapt),
-        "split": section(recipe.split),
+        "lookup": section_settings(recipe.lookup),
+        "adapt": section_settings(recipe.adapt),
+        "split": section_settings(recipe.split),
     },
     sources=target_and_base_digests,
     work=_round,

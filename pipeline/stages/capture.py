@@ -3,7 +3,7 @@
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stage import Options, Result, Settings, Stage
-from outrider.pipeline.stages.sources import section, target_digest
+from outrider.pipeline.stages.sources import section_settings, target_digest
 from outrider.speculators.base import stored_features
 from outrider.speculators.checkpoints.model_config import read_config
 from outrider.speculators.features import FeatureSpec
@@ -14,7 +14,7 @@ SPEED_ONLY = {"mode", "max_num_seqs", "kv_cache_gb", "gpu_memory_utilization"}
 
 def _work(run: RunDirectory, recipe: Recipe, options: Options) -> Result:
     from outrider.data.features.capture import capture
-    from outrider.data.on_policy.check import check_traffic
+    from outrider.data.on_policy.check import check_on_policy
     from outrider.data.split.split import read_parts
 
     parts = read_parts(run.split)
@@ -31,7 +31,7 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> Result:
         features=features_of(recipe),
         cluster=recipe.cluster,
     )
-    on_policy = check_traffic(
+    on_policy = check_on_policy(
         sequences_dir=run.tables,
         split_dir=run.split,
         features_dir=run.features,
@@ -52,10 +52,10 @@ def _settings(recipe: Recipe) -> Settings:
     # Only where it is set, so that stores of earlier runs, whose records lack the key, stay valid.
     up_to = recipe.answers_up_to
     settings: Settings = {
-        "target": section(recipe.target),
-        "capture": section(recipe.capture, set() if up_to else {"answers_up_to"}),
+        "target": section_settings(recipe.target),
+        "capture": section_settings(recipe.capture, set() if up_to else {"answers_up_to"}),
         "speculator": reads,
-        "serving": {"engine": section(recipe.serving.engine, SPEED_ONLY)},
+        "serving": {"engine": section_settings(recipe.serving.engine, SPEED_ONLY)},
     }
     if recipe.training.streams:
         settings["training"] = {"features": "streamed"}

@@ -18,16 +18,16 @@ from outrider.common.json_forms import read_form
 from outrider.eval.config import SHIP
 from outrider.eval.results.report import Report
 from outrider.eval.results.sections import KindSpeed
-from outrider.pipeline.preflight import check_served
+from outrider.pipeline.preflight import check_servable
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stage import Options, Result, Settings, Stage
 from outrider.pipeline.stages.sources import (
     evaluation_settings,
     parts_in_use,
-    section,
-    served,
+    section_settings,
     served_base_of,
+    served_speculator,
     sessions_of_split,
     target_and_base_digests,
 )
@@ -60,12 +60,12 @@ def _evaluate(
     kinds: Sequence[KindSpeed] = (),
 ) -> Result:
     """Evaluates a speculator; `kinds` are the kinds that it was chosen from."""
-    from outrider.eval.evaluate import evaluate
+    from outrider.eval.evaluate import run_evaluation
 
     context = evaluation_context(
         run=run, recipe=recipe, speculator=speculator, out=out, report=report
     )
-    return evaluate(dataclasses.replace(context, kinds=kinds))
+    return run_evaluation(dataclasses.replace(context, kinds=kinds))
 
 
 def _evaluate_own(run: RunDirectory, recipe: Recipe, options: Options) -> Result:
@@ -188,7 +188,10 @@ def evaluation_context(
         settings=evaluation_settings(run, recipe),
         depth=recipe.speculator.depth,
         lookup=recipe.lookup,
-        speculators={"base": base, "custom": served(Speculator.named(speculator), run, recipe)},
+        speculators={
+            "base": base,
+            "custom": served_speculator(Speculator.from_name(speculator), run, recipe),
+        },
         data=data,
         folders=EvaluationFolders(
             run=run.root, out=out, report=report, logs=run.attempt(), trained=run.trained
@@ -205,12 +208,12 @@ def _settings(recipe: Recipe) -> Settings:
     if recipe.serving.production_release is None:
         left_out.add("production_release")
     return {
-        "serving": section(recipe.serving, left_out),
-        "eval": section(recipe.eval),
-        "speculator": section(recipe.speculator),
-        "lookup": section(recipe.lookup),
+        "serving": section_settings(recipe.serving, left_out),
+        "eval": section_settings(recipe.eval),
+        "speculator": section_settings(recipe.speculator),
+        "lookup": section_settings(recipe.lookup),
         "users": recipe.traffic.users,
-        "report": section(recipe.report),
+        "report": section_settings(recipe.report),
         "export": {"k_per_batch_size": recipe.export.k_per_batch_size},
     }
 
@@ -263,12 +266,12 @@ def discard_speeds(run: RunDirectory, stage: str) -> None:
 
 def resolve_speculator(name: str, recipe: Recipe) -> Options:
     """Checks `--speculator` against the target, before anything runs; returns its options."""
-    speculator = Speculator.named(name)
+    speculator = Speculator.from_name(name)
     directory = speculator.directory
     if directory is None:
         return {"speculator": speculator.kind, "weights": None}
     if (directory / MANIFEST).exists():
         bundle_digest(directory)  # raises if a file differs from the manifest
     check_speculator(directory, recipe.target.training_directory())
-    check_served(speculator, recipe, f"--speculator {name}")
+    check_servable(speculator, recipe, f"--speculator {name}")
     return {"speculator": str(directory.resolve()), "weights": path_digest(directory)}

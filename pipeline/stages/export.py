@@ -18,7 +18,7 @@ from outrider.pipeline.stage import Options, Result, Stage
 from outrider.pipeline.stages.sources import (
     evaluation_settings,
     parts_in_use,
-    section,
+    section_settings,
     target_digest,
 )
 from outrider.serving.bundle.bundle import export_bundle, speculation_profile, verify_bundle
@@ -96,7 +96,7 @@ def _evaluated(run: RunDirectory, results: Report) -> Speculator:
 
     identity = results.speculator
     if kind_named(identity.kind).has_weights:
-        return Speculator.named(run.speculator)
+        return Speculator.from_name(run.speculator)
     folder = None
     if identity.history is not None:
         folder = lookup_folder(run.evaluation, identity.kind)
@@ -122,9 +122,9 @@ def _schedule(results: Report) -> list[tuple[int, int, int]] | None:
 
 
 def _evidence(run: RunDirectory, recipe: Recipe, results: Report) -> dict[str, object]:
-    from outrider.eval.summary import summary
+    from outrider.eval.summary import report_summary
 
-    judged = summary(results)
+    judged = report_summary(results)
     keys = ("verdict", "reason", "k", "acceptance_length", "tokens_per_s", "replay_vs_engine")
     schedules = results.choice.k_per_batch_size
     return {
@@ -188,7 +188,7 @@ def _verify(
     serving = ServingConfig(engine=recipe.serving.engine.model_copy(update={"mode": mode}))
     heldout = load_sequences(run.sequences, parts_in_use(run)["heldout"])
     prompts, _ = evaluation_prompts(heldout, evaluation_settings(run, recipe), serving)
-    salted = separates_tenants([Speculator.named(bundle)])
+    salted = separates_tenants([Speculator.from_name(bundle)])
     fields = request_fields(heldout, recipe.target, serving.engine, salted=salted)
     expected = results.verification.modes[mode].greedy_acceptance_length.custom
     if expected is None:
@@ -218,8 +218,8 @@ EXPORT = Stage(
     version=4,
     needs=("evaluate",),
     settings=lambda recipe: {
-        "export": section(recipe.export),
-        "serving": section(recipe.serving, {"ignored_flags", "production_release"}),
+        "export": section_settings(recipe.export),
+        "serving": section_settings(recipe.serving, {"ignored_flags", "production_release"}),
         "speculator": {"draft_sample_method": recipe.speculator.draft_sample_method},
     },
     sources=target_digest,

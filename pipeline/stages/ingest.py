@@ -11,7 +11,7 @@ from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stage import Options, Result, Settings, Stage
 from outrider.pipeline.stages.sources import (
     general_digests,
-    section,
+    section_settings,
     target_digest,
     traffic_digests,
 )
@@ -20,12 +20,12 @@ from outrider.pipeline.stages.sources import (
 def _ingest(run: RunDirectory, recipe: Recipe, options: Options) -> Result:
     from outrider.data.ingest.ingest import ingest
     from outrider.data.split.split import PREFIX
-    from outrider.pipeline.preflight import check_target
+    from outrider.pipeline.preflight import check_target_and_base
 
     target_dir = recipe.target.training_directory()
     if not options.get("measured"):
         # The preflight cannot check a hub model, which is downloaded only now.
-        check_target(target_dir, recipe.speculator)
+        check_target_and_base(target_dir, recipe.speculator)
     result = ingest(
         target_dir,
         recipe.traffic,
@@ -54,8 +54,8 @@ def _settings(recipe: Recipe) -> Settings:
     # `path` and `general` are covered by the digests of the logs.
     is_off = recipe.privacy.mode == "off"
     return {
-        "traffic": section(recipe.traffic, {"path", "general", "users"}),
-        "privacy": {"mode": "off"} if is_off else section(recipe.privacy, {"retention"}),
+        "traffic": section_settings(recipe.traffic, {"path", "general", "users"}),
+        "privacy": {"mode": "off"} if is_off else section_settings(recipe.privacy, {"retention"}),
         # Under its whole name, because `outrider adapt` merges these settings with capture's.
         "speculator.draft_sample_method": recipe.speculator.draft_sample_method,
         "serving.engine.generation": recipe.serving.engine.generation,
@@ -116,7 +116,10 @@ def _split(run: RunDirectory, recipe: Recipe, options: Options) -> Result:
 
 def _split_settings(recipe: Recipe) -> Settings:
     # `eval.task` is an input because it is tried on the held-out part.
-    settings: Settings = {"split": section(recipe.split), "eval": {"task": recipe.eval.task}}
+    settings: Settings = {
+        "split": section_settings(recipe.split),
+        "eval": {"task": recipe.eval.task},
+    }
     # General traffic is a share of all that is trained on.
     if recipe.answers_up_to and recipe.traffic.general is not None:
         settings["capture"] = {"answers_up_to": recipe.answers_up_to}

@@ -14,7 +14,7 @@ from outrider.pipeline.stages.capture import CAPTURE
 from outrider.pipeline.stages.evaluate import CHOOSE_KIND, EVALUATE, EVALUATE_KINDS, EVALUATE_OTHER
 from outrider.pipeline.stages.export import EXPORT
 from outrider.pipeline.stages.ingest import INGEST, SPLIT
-from outrider.pipeline.stages.train import TRAIN, train_of
+from outrider.pipeline.stages.train import TRAIN, train_stage_for_kind
 
 STAGES: dict[str, Stage] = {
     stage.name: stage for stage in (INGEST, SPLIT, CAPTURE, TRAIN, EVALUATE, EXPORT)
@@ -44,7 +44,7 @@ def stages_of(recipe: Recipe) -> dict[str, Stage]:
     # One kind has no choice to make, and its files are not in a folder of a kind.
     if len(recipe.speculator.candidates) == 1:
         return STAGES if recipe.speculator.kinds else UNTRAINED_STAGES
-    trained = [train_of(kind) for kind in recipe.speculator.kinds]
+    trained = [train_stage_for_kind(kind) for kind in recipe.speculator.kinds]
     needs = ("split", "capture", *(stage.name for stage in trained))
     choose = dataclasses.replace(CHOOSE_KIND, needs=needs)
     evaluate = dataclasses.replace(EVALUATE_KINDS, needs=(*needs, choose.name))

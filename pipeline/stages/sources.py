@@ -14,7 +14,7 @@ from outrider.serving.speculator import Speculator, served_directory
 from outrider.speculators.base import base_of, is_directory
 
 
-def section(values: BaseModel, leave_out: set[str] | None = None) -> Settings:
+def section_settings(values: BaseModel, leave_out: set[str] | None = None) -> Settings:
     """A recipe section as plain values, without the keys in `leave_out`."""
     return values.model_dump(mode="json", exclude=leave_out or set())
 
@@ -42,12 +42,12 @@ def target_and_base_digests(recipe: Recipe) -> dict[str, str]:
 
 def traffic_digests(recipe: Recipe) -> dict[str, str]:
     """Digests of the customer's logs."""
-    return {path: log_digest(path) for path in listed(recipe.traffic.path)}
+    return {path: log_digest(path) for path in path_list(recipe.traffic.path)}
 
 
 def general_digests(recipe: Recipe) -> dict[str, str]:
     """Digests of the logs of general traffic."""
-    return {f"general {path}": log_digest(path) for path in listed(recipe.traffic.general)}
+    return {f"general {path}": log_digest(path) for path in path_list(recipe.traffic.general)}
 
 
 def log_digest(source: str) -> str:
@@ -65,10 +65,10 @@ def served_base_of(run: RunDirectory, recipe: Recipe) -> Speculator:
     """The speculator in use, with the directory from which engines load it."""
     base = base_of(recipe.speculator.base, recipe.target.directory())
     settings = recipe.speculator.base_settings
-    return served(Speculator(base.kind.name, base.directory, settings), run, recipe)
+    return served_speculator(Speculator(base.kind.name, base.directory, settings), run, recipe)
 
 
-def served(speculator: Speculator, run: RunDirectory, recipe: Recipe) -> Speculator:
+def served_speculator(speculator: Speculator, run: RunDirectory, recipe: Recipe) -> Speculator:
     """The speculator, with the directory from which engines load it."""
     if speculator.directory is None:
         return speculator
@@ -109,7 +109,7 @@ def has_quarantine(run: RunDirectory) -> bool:
     return (run.features / "quarantine.json").is_file()
 
 
-def listed(paths: str | list[str] | None) -> list[str]:
+def path_list(paths: str | list[str] | None) -> list[str]:
     """Returns a key's paths as a list; empty if it has none."""
     return [paths] if isinstance(paths, str) else paths or []
 
@@ -117,9 +117,9 @@ def listed(paths: str | list[str] | None) -> list[str]:
 def _remote_digest(url: str) -> str:
     import fsspec
 
-    from outrider.data.files.sources import answering
+    from outrider.data.files.sources import storage_errors
 
-    with answering(f"traffic.path = {url!r}"):
+    with storage_errors(f"traffic.path = {url!r}"):
         filesystem, path = fsspec.url_to_fs(url)
         files = filesystem.find(path, detail=True)
         if not files:

@@ -1,6 +1,7 @@
 """Train: trains the speculator after checking draft parity with the engine.
 
-With several kinds, `train_of` builds a stage for each; all read the same captured states.
+With several kinds, `train_stage_for_kind` builds a stage for each; all read the same captured
+states.
 """
 
 import dataclasses
@@ -14,10 +15,10 @@ from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stage import Options, Result, Settings, Stage
 from outrider.pipeline.stages.capture import features_of
-from outrider.pipeline.stages.sources import parts_in_use, section, target_and_base_digests
+from outrider.pipeline.stages.sources import parts_in_use, section_settings, target_and_base_digests
 
 if TYPE_CHECKING:
-    from outrider.data.streamed import Streamed
+    from outrider.data.streamed import StreamedCapture
 
 Paths = TypeVar("Paths", Path, tuple[Path, ...])
 
@@ -33,13 +34,13 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> Result:
     if not recipe.training.streams:
         captured = FeatureStore.open(run.features).sequence_ids
         return train_on(run, recipe, parts | {"train": with_further(parts["train"], captured)})
-    from outrider.data.streamed import streaming
+    from outrider.data.streamed import stream_features
     from outrider.training.distributed.launch import processes_here
 
     ranks = processes_here(recipe.training, recipe.cluster)
     streamed = _streamed(run, recipe, parts["train"])
     directory = run.training / "stream"
-    with streaming(streamed, ranks, directory):
+    with stream_features(streamed, ranks, directory):
         return train_on(run, recipe, parts | {"train": streamed.train}, directory)
 
 
@@ -58,8 +59,8 @@ def train_on(
     from outrider.data.features.answers import logged_id
     from outrider.data.features.feature_store import FeatureStore
     from outrider.data.sequences import load_sequences
-    from outrider.training.distributed.launch import train
-    from outrider.training.distributed.spec import Sampling, TrainingSpec
+    from outrider.training.distributed.launch import launch_training
+    from outrider.training.distributed.spec import SequenceSampling, TrainingSpec
 
     # Here and not in the ranks, each of which reads all shards. A stream's sequences are in none.
     FeatureStore.open(run.features).verify([*parts["train"], *parts["validation"]])
@@ -68,7 +69,7 @@ def train_on(
     grammars = sorted({text for text in rows["grammar"] if text})
     grammar_index = {text: number for number, text in enumerate(grammars)}
     sampling = {
-        row["sequence_id"]: Sampling(
+        row["sequence_id"]: SequenceSampling(
             temperature=row["temperature"],
             top_p=row["top_p"],
             top_k=row["top_k"],
@@ -92,17 +93,19 @@ def train_on(
         publish_dir=run.speculator,
         log_dir=run.trained,
     )
-    return train(spec, recipe.cluster)
+    return launch_training(spec, recipe.cluster)
 
 
-def _streamed(run: RunDirectory, recipe: Recipe, train: list[str]) -> "Streamed":
+def _streamed(run: RunDirectory, recipe: Recipe, train: list[str]) -> "StreamedCapture":
     """Configures in-training capture of the `train` sequences that fit the engine's context."""
-    from outrider.data.features.capture_plan import fit
+    from outrider.data.features.capture_plan import drop_overlong_rows
     from outrider.data.sequences import load_sequences
-    from outrider.data.streamed import Streamed
+    from outrider.data.streamed import StreamedCapture
 
-    table, lengths = fit(load_sequences(run.tables, train), recipe.serving.engine.max_model_len)
-    return Streamed(
+    table, lengths = drop_overlong_rows(
+        load_sequences(run.tables, train), recipe.serving.engine.max_model_len
+    )
+    return StreamedCapture(
         target=recipe.target,
         engine=recipe.serving.engine,
         capture=recipe.capture,
@@ -118,12 +121,12 @@ def _streamed(run: RunDirectory, recipe: Recipe, train: list[str]) -> "Streamed"
 def _settings(recipe: Recipe) -> Settings:
     # How strictly parity is checked does not change the trained weights, nor do trackers.
     left_out = {"parity", "trackers", "tracking_project", "wandb_project"}
-    training = section(recipe.training, left_out)
+    training = section_settings(recipe.training, left_out)
     own_loss = recipe.training.own_loss
     if own_loss is not None:
         # Its name stays when it is edited.
         training["code of loss"] = file_digest(Path(code_file(own_loss, key="training.loss")))
-    return {"speculator": section(recipe.speculator), "training": training}
+    return {"speculator": section_settings(recipe.speculator), "training": training}
 
 
 TRAIN = Stage(
@@ -141,7 +144,7 @@ TRAIN = Stage(
 )
 
 
-def train_of(kind: str) -> Stage:
+def train_stage_for_kind(kind: str) -> Stage:
     """The training stage of a kind in a run of several kinds."""
 
     def settings(recipe: Recipe) -> Settings:

@@ -39,7 +39,7 @@ ADVICE = [
 ]
 
 
-def answer_of(completion_text: str) -> str:
+def text_after_reasoning(completion_text: str) -> str:
     """Returns the text after the reasoning; without reasoning, all of the text."""
     return completion_text.rsplit(END_THINK, 1)[-1].replace(EOS, "").strip()
 
@@ -50,7 +50,7 @@ def user_turns(prompt_text: str) -> list[str]:
 
 def _json_answer(completion_text: str) -> dict | None:
     try:
-        answer = json.loads(answer_of(completion_text))
+        answer = json.loads(text_after_reasoning(completion_text))
     except json.JSONDecodeError:
         return None
     return answer if isinstance(answer, dict) else None
@@ -124,12 +124,12 @@ def receipt_fields(text: str) -> dict[str, str]:
 
 def support_correct(prompt_text: str, completion_text: str) -> bool:
     """Whether an order is repeated exactly, or a reply fits its intent."""
-    answer = answer_of(completion_text)
+    answer = text_after_reasoning(completion_text)
     turns = user_turns(prompt_text)
     if CAFE_SYSTEM in prompt_text:
         if CONFIRMATION.match(turns[-1]) and len(turns) > 1:
-            return answer == sent(turns[:-1])
-        return answer == read_back(turns)
+            return answer == order_confirmation(turns[:-1])
+        return answer == confirmation_question(turns)
     match = re.match(r"Intent: ([a-z_]+)\n", answer)
     return match is not None and answer == bank_answer(match.group(1))
 
@@ -141,18 +141,18 @@ def bank_answer(intent: str) -> str:
     return f"Intent: {intent}\nThank you for your message about {topic}. {advice}"
 
 
-def numbered(wishes: list[str]) -> str:
+def wish_list(wishes: list[str]) -> str:
     return "\n".join(f"{number}. {wish}" for number, wish in enumerate(wishes, 1))
 
 
-def read_back(wishes: list[str]) -> str:
+def confirmation_question(wishes: list[str]) -> str:
     """The café's reply to an order that is not confirmed yet."""
-    return f"Your order so far:\n{numbered(wishes)}\nIs it right, or would you like anything else?"
+    return f"Your order so far:\n{wish_list(wishes)}\nIs it right, or would you like anything else?"
 
 
-def sent(wishes: list[str]) -> str:
+def order_confirmation(wishes: list[str]) -> str:
     """The café's reply to a confirmed order."""
     return (
-        f"Thank you. I am sending your order to the coffee bar:\n{numbered(wishes)}\n"
+        f"Thank you. I am sending your order to the coffee bar:\n{wish_list(wishes)}\n"
         "It will be ready in a few minutes."
     )

@@ -1,7 +1,7 @@
 """Checks a new speculator and has a running engine's workers load it.
 
-    current = in_service(Path(directory_at_start))
-    new = checked(directory, current, target_dir, root=root, digest=digest, k=k)
+    current = read_served(Path(directory_at_start))
+    new = read_candidate(directory, current, target_dir, root=root, digest=digest, k=k)
     await swap(rpc, new, swap_id)       # a live server (vllm_hooks/live_speculator.py)
     swap_directory(rpc, directory, directory_at_start, target_dir)   # a server on this machine
 
@@ -26,8 +26,8 @@ from outrider.serving.bundle.bundle_digest import MANIFEST, bundle_digest, read_
 from outrider.speculators.checkpoints.checks import check_finite, first_names
 from outrider.speculators.checkpoints.layout import INDEX, read_layout
 from outrider.speculators.checkpoints.safetensors_headers import tensor_headers
-from outrider.speculators.checkpoints.target_fingerprint import check_target
-from outrider.speculators.kinds import kind_of
+from outrider.speculators.checkpoints.target_fingerprint import check_bundle_target
+from outrider.speculators.kinds import drafter_kind_of
 from outrider.speculators.kinds.protocol import Settings, TrainableKind, WeightlessKind
 from outrider.speculators.lookup_history import HISTORY_FILE
 
@@ -55,7 +55,7 @@ class Candidate:
     """`bundle_digest` of the release; empty for a directory that was not checked against one."""
 
 
-class Report(TypedDict):
+class SwapReport(TypedDict):
     """One worker's speculator and the result of the last call to that worker."""
 
     directory: str
@@ -70,12 +70,12 @@ class SpeculatorBroken(OutriderError):
     """Workers may draft with wrong weights until all swap successfully."""
 
 
-def in_service(directory: Path) -> Candidate:
+def read_served(directory: Path) -> Candidate:
     """Reads the speculator that an engine was started with."""
     return _read(directory, file_states(directory), "")
 
 
-def checked(
+def read_candidate(
     directory: Path,
     current: Candidate,
     target_dir: Path | None,
@@ -109,7 +109,7 @@ def checked(
         if weights:
             _check_finite(directory, json.dumps(states, sort_keys=True), frozenset(new.forms))
         if target_dir is not None:
-            check_target(manifest, directory, target_dir)
+            check_bundle_target(manifest, directory, target_dir)
             new.kind.check(directory, read_layout(target_dir))
     except OutriderError:
         raise
@@ -119,8 +119,10 @@ def checked(
 
 
 async def swap(
-    rpc: Callable[[str, dict[str, Any]], Awaitable[Sequence[Report]]], new: Candidate, swap_id: str
-) -> Sequence[Report]:
+    rpc: Callable[[str, dict[str, Any]], Awaitable[Sequence[SwapReport]]],
+    new: Candidate,
+    swap_id: str,
+) -> Sequence[SwapReport]:
     """Loads a checked speculator on all workers; returns their reports.
 
     `swap_id` identifies the swap for `speculator_take_back`. Raises an `OutriderError` with the
@@ -147,7 +149,7 @@ async def swap(
 
 
 def swap_directory(
-    rpc: Callable[[str, dict[str, Any]], Sequence[Report]],
+    rpc: Callable[[str, dict[str, Any]], Sequence[SwapReport]],
     directory: Path,
     started_with: Path,
     target_dir: Path,
@@ -157,9 +159,9 @@ def swap_directory(
     `started_with`: the directory that the engine was started with. Raises an `OutriderError` if the
     swap is refused; the previous speculator then stays in use.
     """
-    new = checked(Path(directory).resolve(), in_service(started_with), target_dir)
+    new = read_candidate(Path(directory).resolve(), read_served(started_with), target_dir)
 
-    async def call(method: str, arguments: dict[str, Any]) -> Sequence[Report]:
+    async def call(method: str, arguments: dict[str, Any]) -> Sequence[SwapReport]:
         return rpc(method, arguments)
 
     asyncio.run(swap(call, new, uuid.uuid4().hex))
@@ -177,7 +179,7 @@ def unswappable(parallel_config: Any) -> str | None:
 
 
 def _read(directory: Path, states: FileStates, digest: str) -> Candidate:
-    kind = kind_of(directory)
+    kind = drafter_kind_of(directory)
     forms = dict[str, Form]()
     if isinstance(kind, TrainableKind):
         forms = {

@@ -1,6 +1,6 @@
 """The export bundle: a speculator for vLLM, its command, and its evidence.
 
-    drafting = Drafting(Speculator.named(directory), k=3)
+    drafting = Drafting(Speculator.from_name(directory), k=3)
     export_bundle(drafting, target, engine, evidence={...}, out_dir="runs/NAME/bundle")
     verify_bundle(bundle_dir, target, engine, prompts, Sampling(), max_tokens=256, ...)
 
@@ -22,19 +22,19 @@ from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import write_json
-from outrider.serving.bundle.bundle_digest import MANIFEST, bundle_digest, listing, read_manifest
+from outrider.serving.bundle.bundle_digest import MANIFEST, bundle_digest, list_files, read_manifest
 from outrider.serving.bundle.bundle_places import local_bundle, put_bundle, staging_folder
 from outrider.serving.client import Sampling, complete
 from outrider.serving.config import EMBEDDED_TARGETS, EngineConfig, TargetConfig
 from outrider.serving.hooked import HOOKED
-from outrider.serving.serve_flags import exported_environment, serving_of
+from outrider.serving.serve_flags import exported_environment, serve_entry
 from outrider.serving.server import Server
 from outrider.serving.speculator import Drafting, Speculator
 from outrider.serving.vllm_arguments import engine_arguments, engine_environment, flags_of
 from outrider.serving.vllm_version import runs_on_cpu, vllm_version
 from outrider.speculators.checkpoints.target_fingerprint import (
     KEY,
-    check_target,
+    check_bundle_target,
     target_fingerprint,
 )
 from outrider.speculators.kinds import KINDS
@@ -87,12 +87,12 @@ def export_bundle(
         if profile is not None:
             write_json(stage / PROFILE, profile)
         manifest = {
-            **listing(stage),
+            **list_files(stage),
             **drafting.as_manifest(),
             "target": target.model_dump(),
             KEY: target_fingerprint(target.directory()),
             "vllm": vllm_version(),
-            "serve": serving_of(target, engine),
+            "serve": serve_entry(target, engine),
             "evidence": evidence,
         }
         if HISTORY_FILE in manifest["files"]:
@@ -107,7 +107,7 @@ def _served_files(speculator: Speculator) -> list[Path]:
     directory = speculator.directory
     if directory is None:
         return []
-    if not speculator.family.has_weights:
+    if not speculator.drafter_kind.has_weights:
         return [directory / HISTORY_FILE]
     weights = sorted(directory.glob("*.safetensors"))
     if not weights:
@@ -143,8 +143,8 @@ def verify_bundle(
     with local_bundle(location) as directory:
         bundle_digest(directory)
         manifest = read_manifest(directory)
-        check_target(manifest, location, target.directory())
-        drafting = Drafting.of_manifest(manifest, directory)
+        check_bundle_target(manifest, location, target.directory())
+        drafting = Drafting.from_manifest(manifest, directory)
         if k is not None and drafting.k_per_batch_size and drafting.k_per_batch_size[0][2] != k:
             drafting = dataclasses.replace(drafting, k=k, k_per_batch_size=None)
         print("self-check: starting the bundle's server", file=sys.stderr, flush=True)

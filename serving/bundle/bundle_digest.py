@@ -40,7 +40,7 @@ def files_of(directory: Path) -> list[Path]:
     return sorted(path for path in directory.rglob("*") if path.is_file())
 
 
-def listing(directory: Path) -> dict[str, Any]:
+def list_files(directory: Path) -> dict[str, Any]:
     """Returns bundle.json's entries for the files now in the directory."""
     names = {path.relative_to(directory).as_posix(): path for path in files_of(directory)}
     names.pop(MANIFEST, None)

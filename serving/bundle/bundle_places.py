@@ -83,7 +83,7 @@ def put_bundle(stage: Path, to: str | Path) -> None:
             shutil.copytree(stage, temporary)
 
 
-def pinned(location: str | Path) -> str:
+def pin_location(location: str | Path) -> str:
     """Returns the location; a hub address is pinned to its current commit."""
     address = str(location)
     if not address.startswith(HUB):

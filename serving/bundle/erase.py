@@ -16,7 +16,7 @@ from outrider.serving.bundle.bundle_digest import (
     MANIFEST,
     OF_THE_HUB,
     bundle_digest,
-    listing,
+    list_files,
     read_manifest,
 )
 from outrider.speculators.lookup_history import HISTORY_FILE, read_history, session_key
@@ -60,10 +60,10 @@ def erase_keys(bundle: Path, keys: Collection[bytes] | None) -> int:
     history = read_history(bundle / HISTORY_FILE)
     if keys is None:
         keys = {*map(bytes, history.sessions_R)}
-    erased = history.without(keys)
+    erased = history.without_sessions(keys)
     with publish(bundle) as temporary:
         shutil.copytree(bundle, temporary, ignore=_LEFT_OUT)
         erased.write(temporary / HISTORY_FILE)
-        manifest |= {**listing(temporary), "history": erased.facts}
+        manifest |= {**list_files(temporary), "history": erased.facts}
         write_json(temporary / MANIFEST, manifest)
     return history.responses - erased.responses

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import yaml
 
 from outrider.common.errors import OutriderError
-from outrider.common.redaction import looks_secret, redacted
+from outrider.common.redaction import looks_secret, redact
 from outrider.serving.commands.notes import flag_of
 from outrider.serving.vllm_flags import KNOWN, SWITCHES
 from outrider.serving.vllm_version import WRITTEN_FOR
@@ -99,7 +99,7 @@ def _check_one_model(source: str, words: Sequence[str], positional: str, flag: s
     """
     if flag != positional == words[0]:
         raise OutriderError(
-            f"{source}: two models, {redacted(positional)} and --model {redacted(flag)}, with which"
+            f"{source}: two models, {redact(positional)} and --model {redact(flag)}, with which"
             " vLLM does not start; give the one that the endpoint serves"
         )
 

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from outrider.common.errors import OutriderError
-from outrider.common.redaction import redacted
+from outrider.common.redaction import redact
 from outrider.serving.commands.forms.batch import script_of_batch
 from outrider.serving.commands.forms.documents import (
     LONGEST_TEXT,
@@ -56,7 +56,7 @@ from outrider.serving.commands.forms.terminals import as_script, typed_in
 from outrider.serving.commands.forms.units import words_of_lists, words_of_units
 from outrider.serving.commands.forms.unresolved import OF_KUSTOMIZE, UNRESOLVED, why_unresolved
 from outrider.serving.commands.forms.variable_files import unit_files, with_files, with_unit_file
-from outrider.serving.commands.forms.variables import IMAGE_USED, VARIABLE, resolved
+from outrider.serving.commands.forms.variables import IMAGE_USED, VARIABLE, expand_variables
 from outrider.serving.commands.words import Command, assign, commands_in
 from outrider.serving.vllm_flags import ACROSS_NODES, HARMLESS
 
@@ -249,7 +249,7 @@ def _check_one_command(source: str, text: str) -> None:
             if words and HEADLESS not in words:
                 commands.setdefault(" ".join(words))
     if len(commands) > 1:
-        shown = "; ".join(f"vllm serve {redacted(command)[:70]} ..." for command in commands)
+        shown = "; ".join(f"vllm serve {redact(command)[:70]} ..." for command in commands)
         raise OutriderError(
             f"{source}: {len(commands)} different commands ({shown}); give the one that the"
             " endpoint runs"
@@ -266,8 +266,8 @@ def _as_written(text: str, script: str, files: Mapping[str, str]) -> str:
         assign(variables, word)
     parts = re.split(r"\\(?=[$\\`])", text)
     text = "".join(
-        part if number == 0 else part[:1] + resolved(part[1:], variables)
-        for number, part in enumerate([resolved(parts[0], variables), *parts[1:]])
+        part if number == 0 else part[:1] + expand_variables(part[1:], variables)
+        for number, part in enumerate([expand_variables(parts[0], variables), *parts[1:]])
     )
     for name in unit_files(text):
         if (content := files.get(name)) is not None:
@@ -415,7 +415,7 @@ def _check_one_model(source: str, commands: Sequence[Command]) -> None:
             models.setdefault(model)
     if len(models) > 1:
         raise OutriderError(
-            f"{source}: commands that serve {len(models)} models ({redacted(', '.join(models))});"
+            f"{source}: commands that serve {len(models)} models ({redact(', '.join(models))});"
             " give only the one that serves the target"
         )
 
@@ -423,7 +423,7 @@ def _check_one_model(source: str, commands: Sequence[Command]) -> None:
 def _model_of(words: Sequence[str], variables: Mapping[str, str]) -> str:
     """The model of a command, as vLLM reads it: `--model` or the first word; empty without one."""
     model = next(_values_of(words, {"--model"}), words[0] if words else "")
-    model = resolved(model, variables).rstrip("/")
+    model = expand_variables(model, variables).rstrip("/")
     return "" if model.startswith("-") else model
 
 
@@ -437,7 +437,7 @@ def _expanded(words: list[str], variables: Mapping[str, str]) -> Iterator[str]:
     for word in words:
         if SCRIPT_ARGUMENTS.fullmatch(word):
             continue
-        value = resolved(word, variables)
+        value = expand_variables(word, variables)
         if VARIABLE.fullmatch(word) and value.startswith(("-", " -")):
             yield from _flags_of(value)
         elif not value and word:  # as in a shell, without quotation marks

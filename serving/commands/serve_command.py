@@ -24,8 +24,8 @@ from outrider.serving.allowed import (
     KEYS_OF_ARGUMENTS,
     REASONING_PARSERS,
     UNSERVABLE,
-    why_not_argument,
-    why_not_variable,
+    argument_refusal,
+    variable_refusal,
 )
 from outrider.serving.commands.arguments import arguments_in
 from outrider.serving.commands.find import UNRESOLVED, find_command_and_image
@@ -37,8 +37,8 @@ from outrider.serving.commands.forms.unresolved import OF_KUSTOMIZE
 from outrider.serving.commands.forms.variable_files import missing_files, text_of_file
 from outrider.serving.commands.notes import AUTO, Variables, flag_of, note_on_place, notes_on
 from outrider.serving.commands.speculation import check_plugin, read_speculation
-from outrider.serving.commands.surroundings import completed
-from outrider.serving.releases import release_in, served_with, why_no_release
+from outrider.serving.commands.surroundings import complete_text
+from outrider.serving.releases import release_in, release_refusal, release_support
 from outrider.serving.vllm_flags import (
     NEUTRAL,
     REFUSED,
@@ -128,7 +128,7 @@ def _read_command(text: str) -> ServeCommand:
 
 def _command_in(source: str, written: str, folder: Path | None) -> ServeCommand:
     """Returns the command in a text; `source` names it, and `folder` has the files next to it."""
-    text = completed(written, folder)
+    text = complete_text(written, folder)
     variables, arguments, image = find_command_and_image(source, text)
     given, unknown = arguments_in(source, _with_placed_config(source, arguments))
     if "model" not in given:
@@ -152,7 +152,7 @@ def _command_in(source: str, written: str, folder: Path | None) -> ServeCommand:
     values: dict[str, Any] = {"target": target, "serving": {"engine": engine}}
     # A text that was completed has no comments.
     release = release_in(text, image) or release_in(written, image)
-    if release is None and (why := why_no_release(text, image) or why_no_release(written, image)):
+    if release is None and (why := release_refusal(text, image) or release_refusal(written, image)):
         notes.append(f"vLLM in production: {why}")
     elif release is None:
         notes.insert(
@@ -160,7 +160,7 @@ def _command_in(source: str, written: str, folder: Path | None) -> ServeCommand:
             "vLLM in production: its release is not in the command; set serving.production_release"
             " to what `vllm --version` prints there",
         )
-    elif words := served_with(release):
+    elif words := release_support(release):
         values["serving"]["production_release"] = release
         notes.append(f"vLLM in production: {words} (docs/how-to/vllm-releases.md)")
     if speculative:
@@ -329,7 +329,7 @@ def _why_not_servable(name: str, given: Mapping[str, Any]) -> str | None:
     if name == "tokenizer_revision" and value == given.get("revision", "main"):
         return None
     if name in ARGUMENTS or name in KEYS_OF_ARGUMENTS:
-        return why_not_argument(name, value)
+        return argument_refusal(name, value)
     return UNSERVABLE.get(name)
 
 
@@ -341,7 +341,7 @@ def _sorted_variables(variables: Mapping[str, str]) -> Variables:
     unread: list[str] = []
     others: list[str] = []
     for name, value in variables.items():
-        if why_not_variable(name, value) is not None:
+        if variable_refusal(name, value) is not None:
             others.append(name)
         elif name.startswith("VLLM_") and name not in environment_variables:
             unread.append(name)

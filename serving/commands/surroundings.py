@@ -1,6 +1,6 @@
 """A file with a serve command, completed with what other files and its other parts set.
 
-completed("services: ...", Path("deploy"))    # with the values of deploy/.env
+complete_text("services: ...", Path("deploy"))    # with the values of deploy/.env
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ import yaml
 from outrider.serving.commands.forms import hcl, slurm
 from outrider.serving.commands.forms.compose import completed_compose
 from outrider.serving.commands.forms.documents import LONGEST_TEXT, documents_in
-from outrider.serving.commands.forms.pasted import as_typed
+from outrider.serving.commands.forms.pasted import strip_paste_marks
 from outrider.serving.commands.forms.templates import with_vars
 from outrider.serving.commands.forms.terminals import (
     is_terminal,
@@ -24,11 +24,11 @@ from outrider.serving.commands.forms.variable_files import Folder, with_files
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
-def completed(text: str, folder: Folder | None) -> str:
+def complete_text(text: str, folder: Folder | None) -> str:
     """Returns a text with what its surroundings set; without a folder no file is read."""
     if len(text) > LONGEST_TEXT:
         return text
-    text = as_typed(text)
+    text = strip_paste_marks(text)
     if is_terminal(text):
         return _completed_terminal(text)
     text = slurm.with_variables(hcl.with_values(text, folder))
@@ -44,7 +44,7 @@ def _completed_terminal(text: str) -> str:
     typed = list(typed_in(text))
     files = {name: one.printed for one in typed if (name := printed_file(one.command))}
     return "\n".join(
-        f"$ {with_prompts(completed(command, files))}\n{completed(printed, files)}"
+        f"$ {with_prompts(complete_text(command, files))}\n{complete_text(printed, files)}"
         for command, printed in typed
     )
 

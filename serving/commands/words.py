@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from outrider.common.errors import OutriderError
 from outrider.serving.commands.forms.documents import LONGEST_IMAGE, is_image
-from outrider.serving.commands.forms.launchers import LAUNCHERS, of_launcher, of_nim
+from outrider.serving.commands.forms.launchers import LAUNCHERS, translate_launcher, translate_nim
 from outrider.serving.commands.forms.shell import END, words_of_script
-from outrider.serving.commands.forms.variables import IMAGE_USED, VARIABLE, resolved
+from outrider.serving.commands.forms.variables import IMAGE_USED, VARIABLE, expand_variables
 
 SERVERS = ("vllm.entrypoints.openai.api_server", "vllm/entrypoints/openai/api_server.py")
 """The module of vLLM's API server, and its file."""
@@ -96,7 +96,7 @@ def commands_in(words: list[str]) -> Iterator[Command]:
     for index, word in enumerate(words):
         program = _program(words, index, program)
         if VARIABLE.fullmatch(word):  # CMD="vllm serve ..."; exec $CMD
-            word = resolved(word, variables)
+            word = expand_variables(word, variables)
         if " " in word and "vllm" in word and program not in PRINTING:  # sh -c "vllm serve ..."
             nested = words_of_script(word)
             for nested_variables, arguments in commands_in(nested) if word not in nested else ():
@@ -116,7 +116,7 @@ def commands_in(words: list[str]) -> Iterator[Command]:
                 " characters; write the command with its values"
             )
     if not has_command and MODELS_OF_NIM & variables.keys():
-        yield variables, of_nim(variables, [])
+        yield variables, translate_nim(variables, [])
 
 
 def _program(words: Sequence[str], index: int, program: str) -> str:
@@ -133,15 +133,15 @@ def _command_at(
     """The words of the command whose first argument is at `begin`, as `vllm serve` has them."""
     command = _until_end(words, begin)
     if server in LAUNCHERS:
-        return of_launcher(server, command)
-    return of_nim(variables, command) if OF_NIM.match(server) else command
+        return translate_launcher(server, command)
+    return translate_nim(variables, command) if OF_NIM.match(server) else command
 
 
 def _image_of(
     words: list[str], index: int, servers: _Servers, variables: Mapping[str, str]
 ) -> dict[str, str]:
     """The image of a `docker run`, with its tag, if it is at `index`."""
-    word = resolved(words[index], variables) if index >= servers.container else ""
+    word = expand_variables(words[index], variables) if index >= servers.container else ""
     is_tagged = index >= servers.container and re.search("[:@]", word) is not None
     return {IMAGE_USED: word} if is_tagged and is_image(word) else {}
 
@@ -152,7 +152,7 @@ def assign(variables: dict[str, str], word: str) -> int:
     if assigned is None:
         return 0
     name = IN_CONTAINER.sub("", assigned["name"])
-    value = resolved(assigned["value"].removesuffix(END), variables)
+    value = expand_variables(assigned["value"].removesuffix(END), variables)
     variables[name] = variables.get(name, "") + value if assigned["added"] else value
     return len(variables[name])
 
@@ -186,7 +186,7 @@ def _is_image_of_server(
     if not OF_RUNNING.isdisjoint(words[max(index - 3, 0) : index]):  # docker exec vllm
         return False
     is_variable = VARIABLE.fullmatch(words[index]) is not None  # docker run "$IMAGE" --model
-    word = resolved(words[index], variables) if is_variable else words[index]
+    word = expand_variables(words[index], variables) if is_variable else words[index]
     image = _VARIABLE_TAG.sub("", word.removeprefix("docker://"))
     is_bare = not re.search("[/:]", image)
     # An image after a flag has a folder or a tag; a bare word is the flag's value (--name vllm).

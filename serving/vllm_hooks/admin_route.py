@@ -33,7 +33,7 @@ from outrider.serving.admin.replica import REQUESTS, ROUTE, SwapOrder
 from outrider.serving.admin.swap import SpeculatorBroken, unswappable
 from outrider.serving.hooked import SWAP_EXTENSION
 from outrider.serving.vllm_hooks.live_speculator import LiveSpeculator
-from outrider.serving.vllm_version import untried_version, vllm_version
+from outrider.serving.vllm_version import version_refusal, vllm_version
 
 
 class AdminRoute:
@@ -77,7 +77,7 @@ class AdminRoute:
                 self._live = LiveSpeculator(engine_client, roots, args)
             except Exception as error:  # the engine can still serve
                 self._refusal = f"the speculator in use cannot be read, so not swapped: {error}"
-        self._listener = asyncio.create_task(_listen(app, bound(address)))
+        self._listener = asyncio.create_task(_listen(app, bind_socket(address)))
 
     def app(self, token: str) -> FastAPI:
         """Returns the application: three operations for clients with the token."""
@@ -127,7 +127,7 @@ class AdminRoute:
         return JSONResponse(answer, HTTPStatus.SERVICE_UNAVAILABLE if is_broken else HTTPStatus.OK)
 
 
-def bound(address: Address) -> socket.socket:
+def bind_socket(address: Address) -> socket.socket:
     """Listens on a Unix socket, which other users cannot reach."""
     assert address.path is not None
     path = Path(address.path)
@@ -158,7 +158,7 @@ async def _listen(app: FastAPI, listener: socket.socket) -> None:
 
 def _refusal(client: Any) -> str | None:
     """Why this server cannot swap speculators; None if it can."""
-    if untried := untried_version(vllm_version()):
+    if untried := version_refusal(vllm_version()):
         return untried
     if client is None:
         return "this server has no engine"

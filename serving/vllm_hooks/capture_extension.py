@@ -58,7 +58,13 @@ import numpy as np
 import torch
 
 from outrider.common.errors import OutriderError
-from outrider.serving.logged_text import REQUEST_ARGUMENT, Claim, LoggedText, Step, score_step
+from outrider.serving.logged_text import (
+    REQUEST_ARGUMENT,
+    Claim,
+    RequestSlice,
+    ScoredCompletion,
+    score_step,
+)
 from outrider.serving.vllm_hooks.grammar_masks import GrammarMasks
 from outrider.serving.vllm_hooks.swap_extension import SwapExtension
 
@@ -186,7 +192,7 @@ class CaptureExtension(SwapExtension):
         """Captures all prompts' states from now on, including those before `layers`."""
         runner = self.model_runner
         self._capture_prompts: dict[str, _Prompt] = {}
-        self._capture_texts: dict[str, LoggedText] = {}
+        self._capture_texts: dict[str, ScoredCompletion] = {}
         self._capture_auxiliary = AuxiliaryStates(runner, layers)
         self._capture_wrapped = runner.execute_model
         runner.execute_model = self._capture_execute_model
@@ -234,7 +240,7 @@ class CaptureExtension(SwapExtension):
         for request in scheduler_output.scheduled_new_reqs:
             starts[request.req_id] = request.num_computed_tokens
             self._capture_expect(request, len(states_NH), state.hidden_states.shape[-1])
-        steps: list[Step] = []
+        steps: list[RequestSlice] = []
         row = 0
         # The step's batch, which gives the row order, is held by V2's state or V1's runner.
         holder = state if hasattr(state, "input_batch") else self.model_runner
@@ -245,7 +251,7 @@ class CaptureExtension(SwapExtension):
             if prompt is not None and start < prompt.length:
                 prompt.put(start, [state_NH[row : row + tokens] for state_NH in states_NH])
             if request_id in self._capture_texts:
-                steps.append(Step(self._capture_texts[request_id], row, start, tokens))
+                steps.append(RequestSlice(self._capture_texts[request_id], row, start, tokens))
             row += tokens
         score_step(
             steps=steps,
@@ -268,7 +274,7 @@ class CaptureExtension(SwapExtension):
             masks = None
             if logged.grammar:
                 masks = self._capture_grammars.of(logged.grammar, ids, logged.completion_start)
-            self._capture_texts[request.req_id] = LoggedText(ids, logged, masks)
+            self._capture_texts[request.req_id] = ScoredCompletion(ids, logged, masks)
 
     @functools.cached_property
     def _capture_grammars(self) -> GrammarMasks:

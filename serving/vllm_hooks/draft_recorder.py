@@ -38,7 +38,7 @@ class DraftExtension(CaptureExtension):
         return None if self._drafts_recorder is None else self._drafts_recorder.stop()
 
 
-class Recorder:
+class DraftRecorder:
     """Wraps the two methods with which a drafter proposes and samples drafts.
 
     This class is for the `drafter` of model runner V1.
@@ -70,7 +70,7 @@ class Recorder:
         if arguments.get("dummy_run"):  # an idle data-parallel rank
             return self._propose(*args, **kwargs)
         # Read before the call, which advances positions and metadata in place.
-        request_ids, anchors, next_tokens = self.batch(arguments)
+        request_ids, anchors, next_tokens = self.proposal_batch(arguments)
         logprobs = self._logprobs = []
         drafts_BK = self._propose(*args, **kwargs)
         self._logprobs = None
@@ -114,7 +114,9 @@ class Recorder:
         self._logprobs.append(logits_BV.log_softmax(-1).gather(-1, drafts_B.long()[:, None])[:, 0])
         return result
 
-    def batch(self, arguments: dict[str, Any]) -> tuple[list[str], torch.Tensor, torch.Tensor]:
+    def proposal_batch(
+        self, arguments: dict[str, Any]
+    ) -> tuple[list[str], torch.Tensor, torch.Tensor]:
         """Returns request ids, anchors [B] and next tokens [B] of a proposal."""
         rows_B = arguments.get("token_indices_to_sample")
         if rows_B is None:
@@ -128,7 +130,7 @@ class Recorder:
         return logits_BV
 
 
-class V2Recorder(Recorder):
+class V2Recorder(DraftRecorder):
     """Records the `speculator` of model runner V2.
 
     V2 does not wait for the number of rejected drafts, so a step's tokens include rejected drafts.
@@ -136,7 +138,9 @@ class V2Recorder(Recorder):
 
     sampling = "sample_draft"
 
-    def batch(self, arguments: dict[str, Any]) -> tuple[list[str], torch.Tensor, torch.Tensor]:
+    def proposal_batch(
+        self, arguments: dict[str, Any]
+    ) -> tuple[list[str], torch.Tensor, torch.Tensor]:
         """Reads the batch like vLLM's `_prepare_prefill_inputs_kernel`.
 
         A request that sampled nothing is still in prefill; its prompt contains the next token.
@@ -175,11 +179,11 @@ class WalkRecorder(V2Recorder):
         return self._sample(*args, **kwargs)
 
 
-def recorder_of(runner: Any) -> Recorder | None:
+def recorder_of(runner: Any) -> DraftRecorder | None:
     """Starts recording a model runner's drafts; None on ranks without a drafter."""
     if hasattr(runner, "speculator"):  # V2; None on pipeline stages without a drafter
         if runner.speculator is None:
             return None
         walks = hasattr(runner.speculator, WalkRecorder.sampling)
         return (WalkRecorder if walks else V2Recorder)(runner, runner.speculator)
-    return Recorder(runner, runner.drafter) if hasattr(runner, "drafter") else None
+    return DraftRecorder(runner, runner.drafter) if hasattr(runner, "drafter") else None

@@ -1,7 +1,8 @@
 """Changes an engine's number of drafts while it is serving.
 
-    file = DraftsFile(logs / "drafts.json")
-    with Server(target, file.followed(engine), Drafting(speculator, 3, k_per_batch_size=rows), ...):
+    file = DraftCountFile(logs / "drafts.json")
+    with Server(target, file.engine_settings(engine), Drafting(speculator, 3,
+    k_per_batch_size=rows), ...):
         file.draft(2)                   # from the next step on
 
 With a schedule, vLLM's scheduler looks up the number of drafts by batch size in every step
@@ -30,7 +31,7 @@ Drafts = int | Sequence[tuple[int, int, int]]
 """Drafts per step: one number, or rows of vLLM's schedule (first batch size, last, number)."""
 
 
-class DraftsFile:
+class DraftCountFile:
     """The file that a server's scheduler follows."""
 
     def __init__(self, path: Path) -> None:
@@ -38,7 +39,7 @@ class DraftsFile:
         self._path = Path(path).resolve()
         self._path.unlink(missing_ok=True)
 
-    def followed(self, engine: EngineConfig) -> EngineConfig:
+    def engine_settings(self, engine: EngineConfig) -> EngineConfig:
         """Returns the settings of a server that follows this file."""
         return engine.model_copy(
             update={
@@ -92,11 +93,13 @@ def following_scheduler(vllm_config: Any, **arguments: Any) -> Any:
 
     kind = AsyncScheduler if vllm_config.scheduler_config.async_scheduling else Scheduler
     scheduler: Any = kind(vllm_config=vllm_config, **arguments)
-    scheduler.schedule = functools.partial(following(kind.schedule, os.environ[DRAFTS]), scheduler)
+    scheduler.schedule = functools.partial(
+        follow_file(kind.schedule, os.environ[DRAFTS]), scheduler
+    )
     return scheduler
 
 
-def following(schedule: Callable[..., Any], path: str) -> Callable[..., Any]:
+def follow_file(schedule: Callable[..., Any], path: str) -> Callable[..., Any]:
     """Wraps `schedule` to first set the number of drafts from the file.
 
     Every step checks whether the file has changed, which takes 2 µs.

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class TokenMasks(NamedTuple):
-    """The masks of a completion, as `acceptance.forbid` reads them."""
+    """The masks of a completion, as `acceptance.mask_forbidden_tokens` reads them."""
 
     masks_MW: Tensor
     """int32; bit i of word w is 1 if token 32 w + i is allowed."""

@@ -27,15 +27,15 @@ from outrider.serving.admin.replica import (
 )
 from outrider.serving.admin.swap import (
     Candidate,
-    Report,
     SpeculatorBroken,
-    checked,
-    in_service,
+    SwapReport,
+    read_candidate,
+    read_served,
     swap,
 )
 from outrider.serving.bundle.bundle_digest import bundle_digest
 from outrider.serving.vllm_hooks.live_requests import RequestLog
-from outrider.serving.vllm_hooks.start_arguments import differing
+from outrider.serving.vllm_hooks.start_arguments import list_differing_arguments
 
 logger = logging.getLogger("outrider.live")
 
@@ -102,7 +102,7 @@ class LiveSpeculator:
         config = client.vllm_config
         target = Path(config.model_config.model)
         self._target = target if target.is_dir() else None
-        self._started_with = in_service(Path(config.speculative_config.model))
+        self._started_with = read_served(Path(config.speculative_config.model))
         self._started_digest = intact_digest(self._started_with.directory)
         speculative = config.speculative_config
         self._k = speculative.num_speculative_tokens
@@ -124,7 +124,7 @@ class LiveSpeculator:
 
     async def status(self) -> ReplicaStatus:
         """Returns the speculator in use, from the reports of all workers."""
-        reports: Sequence[Report] = []
+        reports: Sequence[SwapReport] = []
         try:
             reports = await self._reports()
         except Exception as error:
@@ -219,7 +219,7 @@ class LiveSpeculator:
         target = self._target
 
         def read() -> tuple[Candidate, list[str]]:
-            new = checked(
+            new = read_candidate(
                 directory=directory,
                 current=current,
                 target_dir=target,
@@ -228,7 +228,7 @@ class LiveSpeculator:
                 k=self._k,
                 settings=self._settings,
             )
-            return new, differing(self._arguments, directory)
+            return new, list_differing_arguments(self._arguments, directory)
 
         reading = in_daemon_thread(read)
         try:
@@ -254,7 +254,7 @@ class LiveSpeculator:
                         # "keep" freezes requests; other modes abort or finish them. It returns
                         # once the device is idle (vllm/v1/engine/core.py, lines 917 and 934).
                         await self._client.pause_generation(mode="keep", clear_cache=True)
-                    reports: Sequence[Report] = await work
+                    reports: Sequence[SwapReport] = await work
             finally:
                 work.close()
                 if self._caches:
@@ -306,15 +306,15 @@ class LiveSpeculator:
             self._requests.note_swap(began, watching.before)
             logger.warning("speculator %s taken back: %s", self._reverted, finding)
 
-    def _digest(self, report: Report) -> str:
+    def _digest(self, report: SwapReport) -> str:
         """Digest of the speculator that a worker drafts with; it reports none for its start."""
         return report["digest"] or self._started_digest
 
-    async def _reports(self) -> Sequence[Report]:
+    async def _reports(self) -> Sequence[SwapReport]:
         async with asyncio.timeout(ANSWER_S):
             return await self._rpc("speculator_report", {})
 
-    async def _rpc(self, method: str, arguments: dict[str, Any]) -> list[Report]:
+    async def _rpc(self, method: str, arguments: dict[str, Any]) -> list[SwapReport]:
         """Calls a method on all workers and returns their answers."""
         # `collective_rpc_async` calls one engine only (vllm/v1/engine/core_client.py, line 1391).
         answers = await self._client.engine_core.call_utility_all_async(

@@ -1,6 +1,6 @@
 """Compares a server's start arguments with those of a release.
 
-    differing(args, release.directory)        # ["max_num_seqs"]
+    list_differing_arguments(args, release.directory)        # ["max_num_seqs"]
 
 A swap replaces weights only. Speed and acceptance of the release were measured with the arguments
 in its bundle.json, so a server that was started with others reports their names.
@@ -10,12 +10,12 @@ from argparse import Namespace
 from pathlib import Path
 from typing import NoReturn
 
-from outrider.serving.allowed import why_not_of_bundle
+from outrider.serving.allowed import bundle_argument_refusal
 from outrider.serving.vllm_arguments import words_of
 from outrider.speculators.checkpoints.target_fingerprint import read_bundle
 
 
-def differing(started: Namespace, release: Path) -> list[str]:
+def list_differing_arguments(started: Namespace, release: Path) -> list[str]:
     """Names of the release's arguments that have other values in `started`.
 
     `started` is what vLLM's parser returned for the server's command. Arguments that a bundle may
@@ -35,7 +35,7 @@ def differing(started: Namespace, release: Path) -> list[str]:
     parser = make_arg_parser(Parser())
     names = []
     for name, value in arguments.items():
-        if value is None or why_not_of_bundle(name, value) is not None:
+        if value is None or bundle_argument_refusal(name, value) is not None:
             continue
         try:
             parsed = getattr(parser.parse_args(words_of({name: value})), name)

@@ -23,17 +23,17 @@ import torch
 
 from outrider.serving.admin.swap import (
     FileStates,
-    Report,
+    SwapReport,
     check_unchanged,
     file_states,
     unswappable,
 )
-from outrider.speculators.kinds import kind_of, trainable_kind_of
+from outrider.speculators.kinds import drafter_kind_of, trainable_kind_of
 from outrider.speculators.kinds.protocol import TrainableKind, WeightlessKind
 
 
 @dataclasses.dataclass(frozen=True)
-class Loaded:
+class LoadedSpeculator:
     """A speculator that a worker drafts with."""
 
     directory: Path
@@ -49,15 +49,15 @@ class SwapExtension:
     model_runner: Any
     vllm_config: Any
 
-    _swap_current: Loaded | None = None
+    _swap_current: LoadedSpeculator | None = None
     """The speculator in use; None means the one that the engine was started with."""
-    _swap_previous: Loaded | None = None
+    _swap_previous: LoadedSpeculator | None = None
     """The speculator before the last swap; None if there is no swap to undo."""
     _swap_broken: str | None = None
     _swap_copies: dict[str, torch.Tensor] | None = None
     """The drafter's `context_copies` from before the first swap."""
 
-    def speculator_report(self, error: str | None = None) -> Report:
+    def speculator_report(self, error: str | None = None) -> SwapReport:
         """Reports the speculator that this worker drafts with."""
         current = self._swap_in_use()
         return {
@@ -69,12 +69,12 @@ class SwapExtension:
 
     def speculator_load(
         self, directory: str, states: FileStates, digest: str, swap_id: str
-    ) -> Report:
+    ) -> SwapReport:
         """Loads the speculator in `directory`, whose files had `states` when checked."""
         if refusal := unswappable(self.vllm_config.parallel_config):
             return self.speculator_report(refusal)
         old = self._swap_in_use()
-        new = Loaded(Path(directory), states, digest, swap_id)
+        new = LoadedSpeculator(Path(directory), states, digest, swap_id)
         try:
             self._swap_load(new)
         except Exception as error:
@@ -84,7 +84,7 @@ class SwapExtension:
         self._swap_broken = None
         return self.speculator_report()
 
-    def speculator_take_back(self, swap_id: str) -> Report:
+    def speculator_take_back(self, swap_id: str) -> SwapReport:
         """Undoes the swap with this id, if this worker performed it."""
         previous = self._swap_previous
         if previous is None or self._swap_in_use().swap_id != swap_id:
@@ -99,10 +99,10 @@ class SwapExtension:
         self._swap_broken = None
         return self.speculator_report()
 
-    def _swap_in_use(self) -> Loaded:
+    def _swap_in_use(self) -> LoadedSpeculator:
         if self._swap_current is None:
             directory = Path(self.vllm_config.speculative_config.model)
-            self._swap_current = Loaded(directory, file_states(directory))
+            self._swap_current = LoadedSpeculator(directory, file_states(directory))
         return self._swap_current
 
     def _swap_restored(self, error: Exception) -> str:
@@ -120,16 +120,16 @@ class SwapExtension:
             )
         return reason
 
-    def _swap_load(self, speculator: Loaded) -> None:
+    def _swap_load(self, speculator: LoadedSpeculator) -> None:
         check_unchanged(speculator.directory, speculator.states)
-        kind = kind_of(speculator.directory)
+        kind = drafter_kind_of(speculator.directory)
         if isinstance(kind, WeightlessKind):
             kind.load_live(self.model_runner, speculator.directory)
         else:
             self._swap_weights(speculator)
         check_unchanged(speculator.directory, speculator.states)  # still unchanged after the load
 
-    def _swap_weights(self, speculator: Loaded) -> None:
+    def _swap_weights(self, speculator: LoadedSpeculator) -> None:
         from vllm.config import set_current_vllm_config
 
         drafter = self.model_runner.get_draft_model()
@@ -182,8 +182,8 @@ def replace_weights(
     initialize_layerwise_reload(drafter)
     try:
         # FP8 kernels may rename weights; only from here on do the names match the checkpoint's.
-        expected = required(drafter, kind)
-        loaded = load(drafter, noting_mask())
+        expected = required_parameters(drafter, kind)
+        loaded = load_drafter_weights(drafter, noting_mask())
     finally:  # a layer left on the meta device would crash the engine at the next request
         finalize_layerwise_reload(drafter, model_config)
     # The model's proposer is the `drafter` of model runner V1 or the `speculator` of V2.
@@ -250,7 +250,7 @@ def renew_context(model: Any, copies: dict[str, torch.Tensor]) -> None:
             setattr(model, name, copies[name].copy_(new))
 
 
-def load(drafter: Any, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+def load_drafter_weights(drafter: Any, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
     """Loads weights; returns vLLM's names for the parameters that were filled.
 
     Models with an EAGLE-3 head return nothing, but the loader that they call returns names. The
@@ -276,6 +276,6 @@ def load(drafter: Any, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
     return loaded
 
 
-def required(drafter: torch.nn.Module, kind: TrainableKind) -> set[str]:
+def required_parameters(drafter: torch.nn.Module, kind: TrainableKind) -> set[str]:
     """The parameters that a speculator's directory must contain, under vLLM's names."""
     return {name for name, _ in drafter.named_parameters() if not kind.stays_with_target(name)}

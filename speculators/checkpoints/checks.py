@@ -106,7 +106,7 @@ def header_named(headers: Mapping[str, TensorHeader], suffix: str) -> TensorHead
     return None
 
 
-def foreign(
+def wrong_target_error(
     path: Path, key: str, value: Any, target: CheckpointLayout, expected: Any
 ) -> OutriderError:
     """The error for a speculator that was made for another model."""

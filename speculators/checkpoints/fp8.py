@@ -22,7 +22,7 @@ LARGEST = torch.finfo(FP8).max
 """The largest e4m3 number, 448."""
 
 
-def grid(shape: torch.Size | tuple[int, ...], blocks: tuple[int, int]) -> tuple[int, int]:
+def scale_shape(shape: torch.Size | tuple[int, ...], blocks: tuple[int, int]) -> tuple[int, int]:
     """P and Q for a weight of shape [O, I]."""
     return math.ceil(shape[-2] / blocks[0]), math.ceil(shape[-1] / blocks[1])
 
@@ -63,7 +63,7 @@ def dequantize(
 
 def _blocked(weight_OI: Tensor, blocks: tuple[int, int]) -> Tensor:
     """[P, rows, Q, columns], padded with zeros to whole blocks."""
-    high, wide = grid(weight_OI.shape, blocks)
+    high, wide = scale_shape(weight_OI.shape, blocks)
     rows, columns = blocks
     missing = high * rows - weight_OI.shape[0], wide * columns - weight_OI.shape[1]
     if any(missing):

@@ -47,7 +47,7 @@ class CheckpointLayout:
     """Rows and columns of an FP8 block; None for unquantized weights and other formats."""
 
     @property
-    def ends(self) -> tuple[str, str]:
+    def embedding_and_head(self) -> tuple[str, str]:
         """Names of the embedding and of the head."""
         return EMBEDDING, EMBEDDING if self.config.get("tie_word_embeddings") else HEAD
 

@@ -21,8 +21,8 @@ def load_target_ends(target_dir: Path, dtype: torch.dtype = torch.float32) -> Ta
     layout = read_layout(target_dir)
     tensors = CheckpointTensors(layout)
     shape = (layout.config["vocab_size"], layout.config["hidden_size"])
-    ends = [tensors.read(name, dtype, narrow=True) for name in layout.ends]
-    for name, end in zip(layout.ends, ends, strict=True):
+    ends = [tensors.read(name, dtype, narrow=True) for name in layout.embedding_and_head]
+    for name, end in zip(layout.embedding_and_head, ends, strict=True):
         check_tensor_shape(layout, name, end, shape)
         if not end.is_floating_point():
             raise OutriderError(

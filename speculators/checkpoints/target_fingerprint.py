@@ -1,7 +1,7 @@
 """Fingerprints of targets, which distinguish R1 from R1-0528 despite their equal shapes.
 
     target_fingerprint(target_dir)                    # None for an incomplete target
-    check_target(manifest, bundle, target_dir)        # raises for another target
+    check_bundle_target(manifest, bundle, target_dir)        # raises for another target
 
 A fingerprint covers config.json, tokenizer.json, and the name, the size and 64 KiB at each end of
 every weight file: 21 MB of R1's 671 GB. It misses changes in the middle of files and in the chat
@@ -36,7 +36,7 @@ def target_fingerprint(directory: Path) -> str | None:
     last = f"model.layers.{int(layout.config.get('num_hidden_layers', 1)) - 1}."
     # A speculator's directory, and a target of which only the needed shards were copied, lack
     # these.
-    whole = layout.ends[0] in layout.weight_map and any(
+    whole = layout.embedding_and_head[0] in layout.weight_map and any(
         name.startswith(last) for name in layout.weight_map
     )
     if not whole or not all(file.is_file() for file in files):
@@ -68,7 +68,7 @@ def read_bundle(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def check_target(manifest: Mapping[str, Any], bundle: Path | str, target_dir: Path) -> None:
+def check_bundle_target(manifest: Mapping[str, Any], bundle: Path | str, target_dir: Path) -> None:
     """Raises an `OutriderError` if the bundle was made for another target.
 
     Does nothing if either fingerprint is unknown.

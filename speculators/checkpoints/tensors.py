@@ -17,7 +17,7 @@ from torch import Tensor
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import publish
-from outrider.speculators.checkpoints.fp8 import FP8, dequantize, grid, quantize
+from outrider.speculators.checkpoints.fp8 import FP8, dequantize, quantize, scale_shape
 from outrider.speculators.checkpoints.layout import SCALE_SUFFIX, CheckpointLayout, fp8_blocks
 
 
@@ -57,7 +57,7 @@ class CheckpointTensors:
                 " quantization_config"
             )
         scale = self.raw(scale_name)
-        expected = grid(value.shape, self.layout.blocks)
+        expected = scale_shape(value.shape, self.layout.blocks)
         if value.dtype != FP8 or tuple(scale.shape) != expected:
             raise OutriderError(
                 f"{self.layout.directory}: {name} is {value.dtype} of shape {tuple(value.shape)}"

@@ -1,6 +1,6 @@
 """The registry of drafter kinds: those of this folder and of installed packages.
 
-    kind_of(Path("runs/NAME/speculator")).name       # by its config.json
+    drafter_kind_of(Path("runs/NAME/speculator")).name       # by its config.json
     trainable_kind("mtp").features(config, target_config)    # the protocol is in protocol.py
 
 This module does not import torch.
@@ -15,7 +15,7 @@ from outrider.common.files import read_json as read_json
 from outrider.common.plugins import plugins
 from outrider.speculators.checkpoints.layout import CheckpointLayout, read_layout
 from outrider.speculators.checkpoints.model_config import read_config
-from outrider.speculators.checkpoints.target_fingerprint import check_target, read_bundle
+from outrider.speculators.checkpoints.target_fingerprint import check_bundle_target, read_bundle
 from outrider.speculators.kinds.dflash.kind import DFlash
 from outrider.speculators.kinds.dspark.kind import DSpark
 from outrider.speculators.kinds.eagle3.kind import Eagle3
@@ -116,7 +116,7 @@ def trainable_kind(name: str) -> TrainableKind:
     return kind
 
 
-def kind_of(directory: Path) -> DrafterKind:
+def drafter_kind_of(directory: Path) -> DrafterKind:
     """Finds the kind of a speculator's or target's directory from its config.json.
 
     The kind of a bundle without weights is read from bundle.json, its only file.
@@ -166,7 +166,7 @@ def _other_drafter(config: Mapping[str, Any]) -> str | None:
 
 def trainable_kind_of(directory: Path) -> TrainableKind:
     """The kind of a directory; raises an `OutriderError` if it is untrainable."""
-    return trainable_kind(kind_of(directory).name)
+    return trainable_kind(drafter_kind_of(directory).name)
 
 
 def native_kinds(target_config: Mapping[str, Any]) -> list[TrainableKind]:
@@ -180,7 +180,7 @@ def native_kinds(target_config: Mapping[str, Any]) -> list[TrainableKind]:
 
 def target_tensors(target: CheckpointLayout) -> list[str]:
     """Names of the target's tensors that Outrider reads."""
-    names = set(target.ends)
+    names = set(target.embedding_and_head)
     for kind in native_kinds(target.config):
         names |= kind.native_tensors(target)
     return sorted(names)
@@ -197,5 +197,5 @@ def check_speculator(directory: Path, target_dir: Path) -> None:
     """
     directory = Path(directory)
     if (directory / "bundle.json").is_file():
-        check_target(read_bundle(directory / "bundle.json"), directory, target_dir)
-    kind_of(directory).check(directory, read_layout(target_dir))
+        check_bundle_target(read_bundle(directory / "bundle.json"), directory, target_dir)
+    drafter_kind_of(directory).check(directory, read_layout(target_dir))

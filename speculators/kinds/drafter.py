@@ -32,7 +32,8 @@ class Batch(Slots):
     row: tuple[int, ...]
     """Indices of the row's samples."""
     masks_MW: Tensor | None = None
-    """Distinct masks of the row's grammars (`acceptance.forbid`); None without any."""
+    """Distinct masks of the row's grammars (`acceptance.mask_forbidden_tokens`); None without
+    any."""
     mask_BT: Tensor | None = None
     """The mask of each token; -1 in prompts and in samples without masks."""
 

@@ -20,7 +20,7 @@ How a trainable kind is used:
     kind.build(config, target_config, source)           --dry-run: the module on the meta device
     drafter = kind.start(origin, dtype, device, seed)   training: trainable parts as parameters
     drafter.unroll(ends, ...), drafter.head(ends)       drafter.py: loss, validation, replay, parity
-    kind.write(kind.trained(drafter, state), origin, out_dir)
+    kind.write(kind.trained_tensors(drafter, state), origin, out_dir)
     kind.load(out_dir, target_dir, dtype, device)       replay, draft parity, export check
     kind.vllm_settings(out_dir, k, ...)                 serving
     kind.swap_tensors(out_dir)                          swapping the drafter of a live engine
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from outrider.speculators.kinds.drafter import Batch, Drafter
-    from outrider.speculators.lookup_history import Response
+    from outrider.speculators.lookup_history import EarlierResponse
 
 TrainedParameters = Literal["all", "non_routed", "lora"]
 """Trained weights: all, non-routed, or non-routed plus adapters on routed experts."""
@@ -180,7 +180,7 @@ class DrafterKind:
         raise NotImplementedError
 
     def prepare(
-        self, responses: "Iterable[Response]", folder: Path, *, max_gb: float, shared: bool
+        self, responses: "Iterable[EarlierResponse]", folder: Path, *, max_gb: float, shared: bool
     ) -> Path | None:
         """Prepares replay and engines, as if they had given `responses` to earlier requests.
 
@@ -197,7 +197,7 @@ class DrafterKind:
         """Why vLLM on a CPU cannot serve a directory with this config.json; None if it can."""
         return None
 
-    def most_drafts(self, config: Mapping[str, Any]) -> int | None:
+    def max_drafts(self, config: Mapping[str, Any]) -> int | None:
         """Largest K for which a directory with this config.json was made; None without a limit."""
         return None
 
@@ -334,7 +334,7 @@ class TrainableKind(DrafterKind):
         """Whether the KV cache uses MLA's format; None if it uses the target's."""
         return None
 
-    def fitted(self, config: Mapping[str, Any]) -> bool:
+    def can_fit_start(self, config: Mapping[str, Any]) -> bool:
         """Whether a speculator with this config.json can be fitted to `Origin.rows`."""
         return False
 
@@ -386,7 +386,7 @@ class TrainableKind(DrafterKind):
         """Creates the drafter that training starts from; all its parameters are trained."""
         raise NotImplementedError
 
-    def trained(
+    def trained_tensors(
         self, drafter: "Drafter", state: Mapping[str, "Tensor"]
     ) -> Iterator[tuple[str, "Tensor"]]:
         """Yields (checkpoint name, tensor) for each trained weight, with adapters merged.

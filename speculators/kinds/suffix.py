@@ -34,8 +34,8 @@ from outrider.speculators.kinds.protocol import (
 from outrider.speculators.kinds.suffix_package import INSTALL, install_suffix, installed_suffix
 from outrider.speculators.lookup_history import (
     HISTORY_FILE,
+    EarlierResponse,
     History,
-    Response,
     read_history,
     salt_of,
     tenant_key,
@@ -85,7 +85,7 @@ class SuffixLookup(WeightlessKind):
         install_suffix()
 
     def prepare(
-        self, responses: Iterable[Response], folder: Path, *, max_gb: float, shared: bool
+        self, responses: Iterable[EarlierResponse], folder: Path, *, max_gb: float, shared: bool
     ) -> Path:
         """Writes the earlier responses that are searched to HISTORY_FILE."""
         History.of(responses, max_gb, shared).write(folder / HISTORY_FILE)

@@ -27,7 +27,7 @@ class Attention(Protocol):
     def project(self, x: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries and keys [..., A, T, D], values [..., A, T, V]."""
 
-    def combine(self, attended: Tensor) -> Tensor:
+    def project_output(self, attended: Tensor) -> Tensor:
         """Projects attended values [..., A, T, V] to [..., T, H]."""
 
 

@@ -47,7 +47,7 @@ class GatedMLP(nn.Module):
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
-class Router(nn.Module):
+class ExpertRouter(nn.Module):
     """DeepSeek's `noaux_tc` router, with sigmoid scores.
 
     A correction bias changes the choice of experts, not their weights.
@@ -182,7 +182,7 @@ class MixtureOfExperts(nn.Module):
 
     def __init__(self, config: Config, frozen_experts: bool):
         super().__init__()
-        self.gate = Router(config)
+        self.gate = ExpertRouter(config)
         self.experts = Experts(config, frozen_experts)
         self.shared_experts = GatedMLP(
             config["hidden_size"], config["moe_intermediate_size"] * config["n_shared_experts"]
@@ -215,9 +215,9 @@ class DecoderLayer(nn.Module):
         """Queries, keys and values of the layer's input [..., T, H]."""
         return self.self_attn.project(self.input_layernorm(x), position)
 
-    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
+    def finish_layer(self, x: Tensor, attended: Tensor) -> Tensor:
         """The layer's output, given input and attended values [..., A, T, V]."""
-        x = x + self.self_attn.combine(attended)
+        x = x + self.self_attn.project_output(attended)
         return x + self.mlp(self.post_attention_layernorm(x))
 
     def forward(self, x: Tensor, position: Tensor) -> Tensor:
@@ -226,4 +226,4 @@ class DecoderLayer(nn.Module):
         attended = F.scaled_dot_product_attention(
             q, k, v, is_causal=True, scale=self.self_attn.softmax_scale
         )
-        return self.finish(x, attended)
+        return self.finish_layer(x, attended)

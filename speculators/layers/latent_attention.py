@@ -101,7 +101,7 @@ class LatentAttention(nn.Module):
             )
         return angle.cos() * scale, angle.sin() * scale
 
-    def combine(self, attended: Tensor) -> Tensor:
+    def project_output(self, attended: Tensor) -> Tensor:
         """Projects attended values [..., A, T, V] to [..., T, H]."""
         return self.o_proj(attended.transpose(-3, -2).flatten(-2))
 

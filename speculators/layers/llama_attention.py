@@ -59,8 +59,8 @@ class LlamaAttention(nn.Module):
         """Rotated queries, rotated keys, and values, each [A, N, D]."""
         tables = self.tables(position_N)
         return (
-            self.rotated(self.queries(x_NX), tables),
-            self.rotated(self.keys(x_NX), tables),
+            self.apply_rotary(self.queries(x_NX), tables),
+            self.apply_rotary(self.keys(x_NX), tables),
             self.values(x_NX),
         )
 
@@ -80,11 +80,11 @@ class LlamaAttention(nn.Module):
         """Cosine and sine of the angles at these positions."""
         return self.rotary.tables(position_N)
 
-    def rotated(self, heads_AMD: Tensor, tables: Tables) -> Tensor:
+    def apply_rotary(self, heads_AMD: Tensor, tables: Tables) -> Tensor:
         """Rotates queries or keys to [A, N, D]; a single row is broadcast."""
         return self._repeated(_rotate(heads_AMD, *tables))
 
-    def combine(self, attended_AND: Tensor) -> Tensor:
+    def project_output(self, attended_AND: Tensor) -> Tensor:
         """Projects attended values [A, N, D] to [N, H]."""
         return self.o_proj(attended_AND.transpose(-3, -2).flatten(-2))
 

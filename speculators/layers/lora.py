@@ -59,7 +59,7 @@ class AdaptedExperts(Experts):
         added = grouped_linear(grouped_linear(act_MF, self.down_a, ends_X), self.down_b, ends_X)
         return super().down(act_MF, ends_X) + self.scale * added
 
-    def merged(self, adapters: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    def merge_adapters(self, adapters: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Yields (checkpoint name, float32 W + scale B A) for every projection.
 
         `adapters` are the whole tensors by name, since under ZeRO-3 this module holds shards.

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from outrider.adapt.policy import newest_fall
+from outrider.adapt.policy import newest_acceptance_drop
 from outrider.adapt.state import AdaptState
 from outrider.live.journal import Entry
 from outrider.pipeline.recipe.recipe import AdaptConfig
@@ -97,7 +97,7 @@ def alarm(story, shift, windows, gradual=1):
     """
     for number in range(1, windows + 1):
         story.window(shift * min(number / gradual, 1))
-        fall = newest_fall(story.state, "base", POLICY.min_drop)
+        fall = newest_acceptance_drop(story.state, "base", POLICY.min_drop)
         if fall is not None and fall.shown:
             return number
     return None

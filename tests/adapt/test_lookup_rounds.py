@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from outrider.adapt.gate import judge_round, watched, write_bundle
+from outrider.adapt.gate import judge_round, measure_window, write_bundle
 from outrider.common.files import read_json, write_json
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.run_dir import RunDirectory
@@ -15,7 +15,7 @@ from outrider.serving.bundle.bundle import export_bundle
 from outrider.serving.config import EngineConfig
 from outrider.serving.speculator import Drafting, Speculator
 from outrider.speculators.kinds.suffix import FACTOR, SuffixLookup
-from outrider.speculators.lookup_history import HISTORY_FILE, Response, read_history
+from outrider.speculators.lookup_history import HISTORY_FILE, EarlierResponse, read_history
 
 K = 6
 SENTENCES = [
@@ -58,7 +58,7 @@ def write_log(path, first, seed):
 
 def test_new_traffic_becomes_a_history_that_the_gate_measured(tmp_path, nano_r1):
     pytest.importorskip("arctic_inference", reason="suffix lookup needs arctic-inference")
-    unrelated = [Response(np.arange(9, dtype=np.int32), "first")]
+    unrelated = [EarlierResponse(np.arange(9, dtype=np.int32), "first")]
     made = SuffixLookup().prepare(unrelated, tmp_path / "made", max_gb=1.0, shared=True)
     in_use = tmp_path / "in_use"
     recipe = load_recipe(
@@ -76,7 +76,7 @@ def test_new_traffic_becomes_a_history_that_the_gate_measured(tmp_path, nano_r1)
         result = ADAPT_WINDOW.work(run, recipe.model_copy(update={"traffic": traffic}), {})
         assert result["sequences"] == 60
         windows.append(run)
-    before, _ = watched(windows[1], in_use, None, recipe, K)
+    before, _ = measure_window(windows[1], in_use, None, recipe, K)
 
     made_round = RunDirectory(tmp_path / "r1")
     plan = {"number": 1, "newer": [str(windows[0].root)], "older": []}

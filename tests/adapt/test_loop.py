@@ -16,7 +16,14 @@ from rich.console import Console
 
 from outrider.adapt import loop
 from outrider.adapt.gate import GateVerdict
-from outrider.adapt.loop import BASE, Adapter, Serving, adapting, serving_of, summary
+from outrider.adapt.loop import (
+    BASE,
+    Adapter,
+    ServedRelease,
+    adapter_summary,
+    open_adapter,
+    release_in_use,
+)
 from outrider.common.errors import OutriderError
 from outrider.common.files import lock, read_json, write_json
 from outrider.eval.results.parts import ClusteredEstimate
@@ -46,7 +53,13 @@ class Log:
         )  # fmt: skip
         self.kill_at, self.reached = None, 0
         monkeypatch.setattr(loop, "MOST_BEHIND", 99)
-        for name in ("run_stages", "watched", "judge_round", "write_bundle", "serving_of"):
+        for name in (
+            "run_stages",
+            "measure_window",
+            "judge_round",
+            "write_bundle",
+            "release_in_use",
+        ):
             monkeypatch.setattr(loop, name, getattr(self, name))
         monkeypatch.setattr(Adapter, "_outcome", lambda adapter, bundle: self.deploy(bundle))
         monkeypatch.setattr(Journal, "append", killed_around(self.point, Journal.append))
@@ -61,7 +74,7 @@ class Log:
         )
         self.folder = folder
         write_json(folder / "first" / "config.json", ["a"])
-        self.serving = Serving(FIRST, folder / "first", 5)
+        self.serving = ServedRelease(FIRST, folder / "first", 5)
 
     def point(self):
         """A place where the process may be killed."""
@@ -95,7 +108,7 @@ class Log:
         self.point()
         return {"adapt_round": {"sequences": {"train": ROWS}}}
 
-    def watched(self, window, serving_dir, base_dir, recipe, k):
+    def measure_window(self, window, serving_dir, base_dir, recipe, k):
         acceptance = self.replayed(window, serving_dir)
         if base_dir is None:
             return acceptance, None
@@ -122,19 +135,19 @@ class Log:
         write_json(run.bundle / "config.json", read_json(run.speculator / "config.json"))
         self.point()
 
-    def serving_of(self, endpoint):
+    def release_in_use(self, endpoint):
         return self.serving
 
     def deploy(self, bundle):
         self.point()
-        self.serving = Serving(bundle.parent.name, bundle, 5)
+        self.serving = ServedRelease(bundle.parent.name, bundle, 5)
         self.point()
         return "promoted"
 
     def run(self, **how):
-        with adapting(self.loaded, self.endpoint, Console(file=io.StringIO())) as adapter:
+        with open_adapter(self.loaded, self.endpoint, Console(file=io.StringIO())) as adapter:
             adapter.run(once=True, **how)
-            return summary(adapter)
+            return adapter_summary(adapter)
 
     @property
     def entries(self):
@@ -154,7 +167,7 @@ def estimate(value):
 @pytest.fixture(autouse=True)
 def native_kind(monkeypatch):
     """Directories of these tests are of the target's own kind."""
-    monkeypatch.setattr("outrider.adapt.loop.kind_of", lambda directory: KINDS["mtp"])
+    monkeypatch.setattr("outrider.adapt.loop.drafter_kind_of", lambda directory: KINDS["mtp"])
 
 
 @pytest.fixture
@@ -236,11 +249,11 @@ def test_only_later_rows_are_read_and_more_than_can_be_captured_are_passed_over(
 
 def test_rounds_ends_the_loop_and_one_process_at_a_time(make_log):
     shifting = make_log("aaabbbbaa")
-    with adapting(shifting.loaded, shifting.endpoint, Console(file=io.StringIO())) as adapter:
+    with open_adapter(shifting.loaded, shifting.endpoint, Console(file=io.StringIO())) as adapter:
         with pytest.raises(OutriderError, match="follows this traffic already"):
             shifting.run()
         adapter.run(rounds=1)
-        assert summary(adapter)["rounds"] == 1
+        assert adapter_summary(adapter)["rounds"] == 1
 
 
 def windows_left(folder):
@@ -266,9 +279,9 @@ def test_a_round_waits_for_another_deployment_and_is_deployed_once_also_if_not_r
         with lock(endpoint.lock, "is deploying to this endpoint"), world.controller() as controller:
             yield controller
 
-    monkeypatch.setattr(loop, "controlled", controlled)
+    monkeypatch.setattr(loop, "open_controller", controlled)
     loaded = load_recipe("resume_screening", [f"target.model={nano_r1}"])
-    with adapting(loaded, world.endpoint, Console(file=io.StringIO())) as adapter:
+    with open_adapter(loaded, world.endpoint, Console(file=io.StringIO())) as adapter:
         adapter.journal.append("round", round=1, newer=[1], older=[], reason="")
         adapter.journal.append("trained", round=1)
         adapter.journal.append("gated", round=1, ships=True, reason="")
@@ -277,9 +290,9 @@ def test_a_round_waits_for_another_deployment_and_is_deployed_once_also_if_not_r
         with lock(world.endpoint.lock, "is deploying"):
             assert adapter.step() and waits == [loop.POLL_S]
             assert not adapter.journal.read().rounds[0].settled
-        assert serving_of(world.endpoint) == Serving(BASE, world.bundles["first"], 3)
+        assert release_in_use(world.endpoint) == ServedRelease(BASE, world.bundles["first"], 3)
         assert adapter.step() and world.everywhere("better")
-        serving = serving_of(world.endpoint)
+        serving = release_in_use(world.endpoint)
         assert serving.directory.is_relative_to(world.endpoint.releases) and serving.k == 3
         done = read_state(world.endpoint).last
         assert adapter._outcome(adapter.round_run(1).bundle) == "promoted"

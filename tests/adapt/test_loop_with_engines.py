@@ -8,12 +8,12 @@ import pytest
 from rich.console import Console
 
 from outrider.adapt import loop
-from outrider.adapt.loop import BASE, Adapter, Serving, adapting
+from outrider.adapt.loop import BASE, Adapter, ServedRelease, open_adapter
 from outrider.common.files import read_json
 from outrider.data.features.feature_store import FeatureStore
 from outrider.data.sequences import load_sequences
 from outrider.eval.replay.replay import replay
-from outrider.eval.replay.sums import compare
+from outrider.eval.replay.sums import compare_replays
 from outrider.live.endpoint_file import Endpoint
 from outrider.live.state import PROMOTED
 from outrider.pipeline.recipe.load import load_recipe
@@ -43,9 +43,9 @@ def test_new_traffic_becomes_a_release_that_the_gate_measured(tmp_path, nano_r1,
     state_dir = tmp_path / "state"
     endpoint = Endpoint(name="small", state_dir=state_dir, replicas=replicas)
     # The base serves, and a bundle would serve at once.
-    monkeypatch.setattr(loop, "serving_of", lambda endpoint: Serving(BASE, nano_r1, 5))
+    monkeypatch.setattr(loop, "release_in_use", lambda endpoint: ServedRelease(BASE, nano_r1, 5))
     monkeypatch.setattr(Adapter, "_outcome", lambda adapter, bundle: PROMOTED)
-    with adapting(loaded, endpoint, Console(file=io.StringIO())) as adapter:
+    with open_adapter(loaded, endpoint, Console(file=io.StringIO())) as adapter:
         adapter.run(rounds=1)
         state = adapter.journal.read()
         (done,) = state.rounds
@@ -65,7 +65,7 @@ def test_new_traffic_becomes_a_release_that_the_gate_measured(tmp_path, nano_r1,
             )
             for drafter in (nano_r1, run.bundle)
         ]
-        assert compare(*sums, 5)["ratio"].value == pytest.approx(
+        assert compare_replays(*sums, 5)["ratio"].value == pytest.approx(
             verdict["ratio"]["value"], rel=0.02
         )
         evidence = read_json(run.bundle / "bundle.json")["evidence"]

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from outrider.adapt.metrics import METRICS, measures, publisher
+from outrider.adapt.metrics import METRICS, adaptation_measures, metrics_publisher
 from outrider.live import metrics as live_metrics
-from outrider.live.state import State, Verdict
+from outrider.live.state import DeploymentVerdict, State
 from tests.adapt.simulated_windows import Story
 from tests.live.test_metrics import values
 
@@ -23,7 +23,7 @@ def test_adaptation_is_counted_from_the_journal(make_world) -> None:
     story.round(ships=True)
     story.window(release="r1")
     story.window(-0.1, release="r1")
-    publisher(endpoint)(story.state)
+    metrics_publisher(endpoint)(story.state)
     newest = story.state.usable[-1]
     before = story.state.usable[-2]
     assert values(endpoint.state_dir / METRICS) == {
@@ -38,10 +38,10 @@ def test_adaptation_is_counted_from_the_journal(make_world) -> None:
 
 
 def test_the_dashboard_shows_metrics_that_exist() -> None:
-    deployments = live_metrics.measures(State(), Verdict("wait", ""))
+    deployments = live_metrics.deployment_measures(State(), DeploymentVerdict("wait", ""))
     written = {
         f"outrider_{measure.name}"
-        for measure in [*deployments, *measures(Story(np.random.default_rng(0)).state)]
+        for measure in [*deployments, *adaptation_measures(Story(np.random.default_rng(0)).state)]
     }
     page = (Path(live_metrics.__file__).parent / "grafana" / "live_endpoint.json").read_text()
     shown = {name.removesuffix("_total") for name in re.findall(r"outrider_\w+", page)}

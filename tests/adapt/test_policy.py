@@ -5,7 +5,12 @@ import math
 import numpy as np
 import pytest
 
-from outrider.adapt.policy import newest_fall, reason_to_train, surplus, within_budget
+from outrider.adapt.policy import (
+    newest_acceptance_drop,
+    reason_to_train,
+    surplus_windows,
+    within_budget,
+)
 from outrider.pipeline.recipe.recipe import AdaptConfig
 from tests.adapt.simulated_windows import POLICY, Ordinary, Story, alarm
 
@@ -74,7 +79,7 @@ def test_a_release_is_compared_with_its_own_windows_only():
     for _ in range(4):
         story.window(shift=0.3, release="r1")
     story.window(release="r2")
-    assert newest_fall(story.state, "r2", 0.03) is None
+    assert newest_acceptance_drop(story.state, "r2", 0.03) is None
     story.window(shift=-0.3, release="r2")
     reason = reason_to_train(story.state, "r2", POLICY)
     assert reason and "fell to 0.7" in reason and "on the last 1 windows" in reason
@@ -119,7 +124,7 @@ def test_which_windows_are_deleted(monkeypatch):
     def doomed(keep_older=True, gigabytes=99.5):
         sizes = {n: 10**9 * (not window.deleted) for n, window in story.state.windows.items()}
         policy = AdaptConfig(window=100, max_gb=gigabytes)
-        return surplus(story.state, sizes, keep_older, policy)
+        return surplus_windows(story.state, sizes, keep_older, policy)
 
     story = Story(np.random.default_rng(0))
     story.window(at=1000.0)

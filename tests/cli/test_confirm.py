@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.eval.confirm.expectation import expected
+from outrider.eval.confirm.expectation import expected_figures
 from outrider.eval.confirm.figures import LENGTH
 from tests.cli.commands import assert_one_message, json_line, run
 from tests.eval.confirm.served import recorded, sample_report, served_text
@@ -17,7 +17,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("confirm")
     (folder / "march").mkdir()
     sample_report().write(folder / "march" / "report.json")
-    custom = expected(sample_report(), "custom")
+    custom = expected_figures(sample_report(), "custom")
     texts = {
         "seen.txt": served_text(tpot_ms=custom.tpot_ms(1.0)),
         "slow.txt": served_text(k=2, tpot_ms=2 * custom.tpot_ms(1.0), seed=1),

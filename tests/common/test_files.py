@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import holder, lock, publish
+from outrider.common.files import lock, lock_holder, publish
 
 
 def test_a_full_disk_is_told_whoever_writes(small_disk: Path) -> None:
@@ -33,8 +33,8 @@ def test_a_full_disk_does_not_stop_a_holder_of_a_lock(small_disk: Path) -> None:
     with contextlib.suppress(OSError):
         (small_disk / "full").write_bytes(bytes(100_000_000))
     with lock(small_disk / ".lock", "uses this"):
-        assert holder(small_disk / ".lock") == 0
-    assert holder(small_disk / ".lock") is None
+        assert lock_holder(small_disk / ".lock") == 0
+    assert lock_holder(small_disk / ".lock") is None
 
 
 KILLED = """

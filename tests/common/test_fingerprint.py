@@ -11,7 +11,7 @@ from outrider.common import fingerprint
 from outrider.common.errors import OutriderError
 from outrider.common.fingerprint import (
     ABSENT,
-    Kept,
+    CachedResult,
     changed_file,
     changes,
     file_digests,
@@ -56,14 +56,14 @@ def test_a_kept_result_is_computed_again_only_when_its_inputs_change(tmp_path: P
 
     path = tmp_path / "deep" / "result.json"
     inputs = {"seed": 0, "pair": (1, 2)}
-    assert Kept(path, inputs).changes() is None and not Kept(path, inputs).done()
-    assert [Kept(path, inputs).run(work), Kept(path, inputs).run(work)] == [1, 1]
-    other = Kept(path, inputs | {"seed": 1})
+    assert CachedResult(path, inputs).changes() is None and not CachedResult(path, inputs).done()
+    assert [CachedResult(path, inputs).run(work), CachedResult(path, inputs).run(work)] == [1, 1]
+    other = CachedResult(path, inputs | {"seed": 1})
     assert other.changes() == ["seed: 0 -> 1"]
     assert other.run(work) == other.get() == 2
-    assert Kept(path, inputs).changes() == ["seed: 1 -> 0"]
+    assert CachedResult(path, inputs).changes() == ["seed: 1 -> 0"]
     private = tmp_path / "steps" / "result.json"
-    Kept(private, 1, private=True).put("text")
+    CachedResult(private, 1, private=True).put("text")
     assert [stat.S_IMODE(p.stat().st_mode) for p in (private.parent, private)] == [0o700, 0o600]
 
 
@@ -105,7 +105,7 @@ def test_a_changed_file_is_named_and_foreign_and_missing_ones_are_not(
 
 
 def test_a_result_that_was_changed_is_refused(tmp_path: Path) -> None:
-    kept = Kept(tmp_path / "counts.json", {"seed": 0})
+    kept = CachedResult(tmp_path / "counts.json", {"seed": 0})
     kept.put({10: [1, 2], 9: (3, 4)})
     assert kept.get() == {"10": [1, 2], "9": [3, 4]}
     text = kept.path.read_text()

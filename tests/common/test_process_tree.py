@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from outrider.common import process_tree
-from outrider.common.process_tree import members, run_supervised, wait_until
+from outrider.common.process_tree import marked_processes, run_supervised, wait_until
 
 # A child that ignores SIGTERM and starts a grandchild in another session.
 CHILD = (
@@ -45,9 +45,9 @@ def test_a_tree_ends_with_its_context_and_its_starter(how: str) -> None:
             if how == "left":
                 assert starter.stdout.readline() == "left\n"
             else:
-                assert wait_until(lambda: len(members(mark)) == 2, 30)
+                assert wait_until(lambda: len(marked_processes(mark)) == 2, 30)
                 starter.kill()
-            assert wait_until(lambda: members(mark) == [], 10)
+            assert wait_until(lambda: marked_processes(mark) == [], 10)
         finally:
             os.kill(int(forked), signal.SIGKILL)
 

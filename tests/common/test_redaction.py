@@ -2,7 +2,7 @@
 
 import pytest
 
-from outrider.common.redaction import has_credentials, looks_secret, redacted, redacted_words
+from outrider.common.redaction import has_credentials, looks_secret, redact, redact_command
 
 SECRET = [
     "HF_TOKEN", "VLLM_API_KEY", "--api-key", "hf_token", "AWS_SECRET_ACCESS_KEY",
@@ -43,7 +43,7 @@ def test_names_of_secrets_and_names_that_only_sound_like_them(name: str) -> None
     ],
 )
 def test_texts(text: str, kept: str) -> None:
-    assert redacted(text) == kept
+    assert redact(text) == kept
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_texts(text: str, kept: str) -> None:
 def test_a_command_line_hides_the_words_after_a_secret_flag(
     words: list[str], kept: list[str]
 ) -> None:
-    assert redacted_words(words) == kept
+    assert redact_command(words) == kept
 
 
 @pytest.mark.timeout(120)
@@ -75,12 +75,12 @@ def test_a_command_line_hides_the_words_after_a_secret_flag(
 def test_long_texts_take_linear_time(repeated: str) -> None:
     """A bundle's variables are redacted, and bundle.json may have 16 MB: hours if quadratic."""
     text = f"a://{repeated * 200_000}"
-    redacted(text)
+    redact(text)
     has_credentials(text)
 
 
 def test_a_url_inside_a_url_hides_its_query_and_user() -> None:
-    assert redacted("a://b/http://c/d?sig=x") == "a://b/http://c/d?***"
+    assert redact("a://b/http://c/d?sig=x") == "a://b/http://c/d?***"
     assert has_credentials("a://b/http://c/d?sig=x")
     assert has_credentials("see x://user:a:b@host")
     assert not has_credentials("x://host:80/a@b")
@@ -160,11 +160,11 @@ LEFT = {
 )
 def test_a_secret_in_a_command(form: str) -> None:
     """In a text alone."""
-    shown = redacted(FORMS[form])
+    shown = redact(FORMS[form])
     assert HIDDEN_SECRET not in shown
     assert "2VXK7" not in shown
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_of_a_serve_command_nothing_is_stored(form: str) -> None:
-    assert redacted_words(["train", "--from-serve-command", FORMS[form]])[2] == "***"
+    assert redact_command(["train", "--from-serve-command", FORMS[form]])[2] == "***"

@@ -9,7 +9,7 @@ Shapes: S sequences, T tokens each, N = S x T positions, V vocabulary.
 import numpy as np
 import torch
 
-from outrider.data.on_policy.evidence import Evidence
+from outrider.data.on_policy.evidence import OnPolicyEvidence
 from outrider.serving.logged_text import HEAD
 from outrider.serving.token_scores import COLUMNS, token_scores
 from outrider.speculators.acceptance import target_distribution
@@ -57,14 +57,14 @@ class ToyTarget:
         temperature: float = 0.6,
         top_p: float = 0.95,
         retokenized: bool = False,
-    ) -> Evidence:
+    ) -> OnPolicyEvidence:
         """Evidence of text logged with these sampling settings."""
         sampling = (torch.full((len(token_N),), value) for value in (temperature, top_p, 0.0))
         scores_STC = (
             token_scores(self.logits_NV, token_N, *sampling).double().view(SEQUENCES, LENGTH, -1)
         )
         sums_SPC = torch.stack([scores_STC[:, :HEAD].sum(1), scores_STC[:, HEAD:].sum(1)], dim=1)
-        return Evidence(
+        return OnPolicyEvidence(
             columns=list(COLUMNS),
             sums_SPC=sums_SPC.numpy(),
             temperature_S=np.full(SEQUENCES, temperature),
@@ -73,10 +73,10 @@ class ToyTarget:
         )
 
 
-def together(*groups: Evidence) -> Evidence:
+def together(*groups: OnPolicyEvidence) -> OnPolicyEvidence:
     """The sequences of all groups."""
     names = ("sums_SPC", "temperature_S", "top_p_S", "retokenized_S")
-    return Evidence(
+    return OnPolicyEvidence(
         groups[0].columns,
         *(np.concatenate([getattr(group, name) for group in groups]) for name in names),
     )

@@ -11,22 +11,22 @@ from typing import Any
 
 import numpy as np
 
-from outrider.eval.bench.capacity import Limits, summarise_capacity
+from outrider.eval.bench.capacity import LatencyLimits, summarise_capacity
 from outrider.eval.bench.counted import counted_acceptance, counted_passes
 from outrider.eval.bench.metrics import SpeedRatios
 from outrider.eval.bench.open_loop import rate_row
 from outrider.eval.bench.outputs import REGIMES
 from outrider.eval.bench.prompts import Prompt
-from outrider.eval.both_together import predicted
+from outrider.eval.both_together import predict_both
 from outrider.eval.choose_k import choose_k
-from outrider.eval.choose_kind import ranked
+from outrider.eval.choose_kind import rank_kinds
 from outrider.eval.config import EvalConfig
-from outrider.eval.gate import judge
+from outrider.eval.gate import judge_findings
 from outrider.eval.lossless.equal_text import compare_greedy, excess, tail_share
 from outrider.eval.lossless.task_accuracy import task_accuracy
 from outrider.eval.replay.both_together import Anchors
 from outrider.eval.replay.heldout_replay import replay_figures
-from outrider.eval.replay.slices import sliced
+from outrider.eval.replay.slices import slice_results
 from outrider.eval.replay.sums import ReplaySums
 from outrider.eval.results.parts import (
     DRAFTERS,
@@ -46,8 +46,8 @@ from outrider.eval.results.report import (
 )
 from outrider.eval.results.sections import (
     Capacity,
-    Choice,
     EngineFindings,
+    KChoice,
     KindSpeed,
     LookupChoice,
     OnPolicy,
@@ -56,7 +56,7 @@ from outrider.eval.results.sections import (
     ReplayAgainstEngine,
     SameText,
     Scenario,
-    Served,
+    ServedSpeed,
     Verification,
 )
 from outrider.eval.stats.clusters import INDEPENDENT
@@ -195,7 +195,7 @@ def queued_block(
 
 def sample_capacity() -> Capacity:
     """Base serves 3 requests/s within the limits and custom 6; none was within them at 3."""
-    limits = Limits(ttft_ms=120.4, tpot_ms=41.26, source="no speculation, concurrency 1")
+    limits = LatencyLimits(ttft_ms=120.4, tpot_ms=41.26, source="no speculation, concurrency 1")
     rates = {"none": (3.0, 40.0), "base": (3.0, 40.0), "custom": (6.0,)}
     blocks = {}
     for variant, burst in BURSTS.items():
@@ -249,7 +249,7 @@ LOOKUPS = {
 }
 
 
-def sample_choice(replays: dict[str, ReplaySums]) -> Choice:
+def sample_choice(replays: dict[str, ReplaySums]) -> KChoice:
     """K from `STEP_S`, 2 for base and 3 for custom, with n-gram lookup at K = 2."""
     lengths = {name: replays[name].acceptance_length() for name in DRAFTERS}
     return choose_k(
@@ -285,7 +285,7 @@ def sample_anchors(seed: int) -> Anchors:
     )
 
 
-AT_BOTH_K = Choice(k=BOTH_K, main_concurrency=1, lookups=LOOKUPS, lookup="ngram")
+AT_BOTH_K = KChoice(k=BOTH_K, main_concurrency=1, lookups=LOOKUPS, lookup="ngram")
 """Both at `BOTH_K`, chosen by hand."""
 
 
@@ -358,7 +358,7 @@ def served_measurements(
 
 
 def sample_findings(custom_speed: float = 1.4) -> Findings:
-    """All that evaluate() measures."""
+    """All that run_evaluation() measures."""
     return _findings(custom_speed).model_copy(deep=True)
 
 
@@ -371,7 +371,7 @@ def _findings(custom_speed: float) -> Findings:
     blocks = {mode: with_lookup(sample_blocks(custom_speed, own)) for mode, own in speeds.items()}
     passes = {mode: counted_passes(measured, TIMED) for mode, measured in blocks.items()}
     served = {
-        mode: Served(
+        mode: ServedSpeed(
             k=BOTH_K,
             speed=SPEEDS.summarise(measured),
             repeats=EVALUATION.repeats,
@@ -398,14 +398,14 @@ def _findings(custom_speed: float) -> Findings:
         draft_sample_method="greedy",
         replay=replay_figures(replays, AT_BOTH_K),
         general=None,
-        both_together=predicted(
+        both_together=predict_both(
             validation=sample_anchors(0),
             heldout=sample_anchors(1),
             custom=custom,
             lookup=replays["ngram"],
             choice=choice,
         ),
-        slices=sliced(base, custom, K, SLICES),
+        slices=slice_results(base, custom, K, SLICES),
         counted=counted_acceptance([*passes["eager"], *passes["compiled"]], SPECULATORS, BOTH_K),
         runners=Variants(none="v1", base="v1", custom="v1"),
         served=served,
@@ -422,9 +422,9 @@ def _findings(custom_speed: float) -> Findings:
 
 
 def sample_results(custom_speed: float = 1.4) -> Report:
-    """As evaluate() makes it, without prices and the run's other sections."""
+    """As run_evaluation() makes it, without prices and the run's other sections."""
     findings = sample_findings(custom_speed)
-    return Report(**dict(findings), cost=None, verdict=judge(findings, EVALUATION.gate))
+    return Report(**dict(findings), cost=None, verdict=judge_findings(findings, EVALUATION.gate))
 
 
 SPREAD = 0.02
@@ -483,4 +483,4 @@ def sample_kinds(ngram: float = ACCEPTANCE["ngram"]) -> list[KindSpeed]:
     acceptance = ACCEPTANCE | {"ngram": ngram}
     replays = {kind: sample_replay(share) for kind, share in acceptance.items()}
     steps = {kind: sizes[EVALUATION.main] for kind, sizes in sample_steps().items()}
-    return ranked(replays, steps, EVALUATION.main, FACTS, prefill={})
+    return rank_kinds(replays, steps, EVALUATION.main, FACTS, prefill={})

@@ -13,7 +13,7 @@ from outrider.data.privacy.guard import PrivacyTally
 from outrider.eval.config import CostConfig
 from outrider.eval.replay.heldout_replay import replay_figures
 from outrider.eval.report.report import sections_of, write_report
-from outrider.eval.summary import money
+from outrider.eval.summary import serving_costs
 from tests.eval.sample_results import (
     AT_BOTH_K,
     sample_examples,
@@ -90,7 +90,7 @@ def write_sample_run(run: Path, text: str = "word") -> Path:
     general = replay_figures(replays, AT_BOTH_K)
     results = results.model_copy(
         update={
-            "cost": money(results.served, cost, gpus=8),
+            "cost": serving_costs(results.served, cost, gpus=8),
             "settings": results.settings | {"cost": cost.model_dump(mode="json")},
             "general": general,
             "samples": sample_examples(text),

@@ -15,7 +15,7 @@ import torch
 from vllm.v1.sample import rejection_sampler
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from outrider.serving.vllm_hooks.swap_extension import Loaded, SwapExtension
+from outrider.serving.vllm_hooks.swap_extension import LoadedSpeculator, SwapExtension
 
 REPEATS = 25
 RELAXED = 0.25
@@ -44,7 +44,7 @@ def _relaxed_sample(drafts: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Te
 class SlowDrafterExtension(SwapExtension):
     """Loads the weights, and plants the fault that their directory is named after."""
 
-    def _swap_load(self, speculator: Loaded) -> None:
+    def _swap_load(self, speculator: LoadedSpeculator) -> None:
         for fault in _planted:
             _planted[fault] = speculator.directory.name == fault
         for module in self.model_runner.drafter.model.modules():

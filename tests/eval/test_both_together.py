@@ -6,13 +6,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from outrider.eval.both_together import predicted, step_time, why_not
+from outrider.eval.both_together import both_refusal, predict_both, step_time
 from outrider.eval.results.parts import Drafters
-from outrider.eval.results.sections import Choice, LookupChoice
+from outrider.eval.results.sections import KChoice, LookupChoice
 from outrider.serving.speculator import Speculator
 from tests.eval.sample_results import sample_anchors, sample_replay, sample_results
 
-CHOICE = Choice(
+CHOICE = KChoice(
     k=Drafters[int](base=1, custom=3),
     main_concurrency=8,
     step_ms={"custom": {"8": {1: 21.0, 2: 22.0, 3: 23.0}, "1": {1: 1.0}}},
@@ -32,7 +32,7 @@ def figures(choice=CHOICE, **changes):
         "custom": sample_replay(0.8),
         "lookup": sample_replay(0.4),
     }
-    return predicted(choice=choice, **(arguments | changes))
+    return predict_both(choice=choice, **(arguments | changes))
 
 
 def test_times_are_those_of_the_main_concurrency():
@@ -86,9 +86,9 @@ def test_reasons(changes, reason):
         "speculators": {"custom": Speculator("mtp")},
         "draft_sample_method": "greedy",
     }
-    told = why_not(SimpleNamespace(**(context | changes)), CHOICE)
+    told = both_refusal(SimpleNamespace(**(context | changes)), CHOICE)
     assert told == reason if reason is None else told.startswith(reason)
-    none_left = why_not(SimpleNamespace(**context), CHOICE.model_copy(update={"lookup": None}))
+    none_left = both_refusal(SimpleNamespace(**context), CHOICE.model_copy(update={"lookup": None}))
     assert none_left == "base is the only lookup"
 
 

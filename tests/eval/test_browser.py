@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.eval.report.compare import compare, rendered
+from outrider.eval.report.compare import compare_runs, render_comparison
 from tests.eval.chromium import MISSING, chromium_path, opened
 from tests.eval.sample_results import history_report
 from tests.eval.sample_run import write_sample_run
@@ -46,7 +46,7 @@ def comparison(tmp_path_factory):
     for day, run in enumerate(runs):
         history_report(day, 2, 3 - day / 2).write(run / "report.json")
     page = folder / "compared.html"
-    page.write_text(rendered(compare(runs), "html"), encoding="utf-8")
+    page.write_text(render_comparison(compare_runs(runs), "html"), encoding="utf-8")
     return page
 
 

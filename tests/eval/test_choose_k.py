@@ -13,16 +13,16 @@ from outrider.data.features.feature_writer import FeatureWriter
 from outrider.eval import choose_k as module
 from outrider.eval.bench.prompts import HeldoutRequests, Prompt
 from outrider.eval.bench.step_times import StepTimes
-from outrider.eval.choose_k import batch_ranges, best_k, choose, choose_k, draft_plan
+from outrider.eval.choose_k import batch_ranges, best_k, choose_by_step_time, choose_k, draft_plan
 from outrider.eval.config import EvalConfig
 from outrider.eval.context import (
     EvaluationContext,
     EvaluationData,
     EvaluationFolders,
 )
-from outrider.eval.evaluate import check, replayed_steps
+from outrider.eval.evaluate import check_evaluation, replayed_steps
 from outrider.eval.results.parts import CURRENT, DRAFTERS, ClusteredEstimate, Drafters
-from outrider.eval.results.sections import Choice, KindSpeed
+from outrider.eval.results.sections import KChoice, KindSpeed
 from outrider.serving.client import Sampling
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.runner import VARIABLE
@@ -52,7 +52,7 @@ LOOKED_UP = SimpleNamespace(
 )
 
 
-def chosen(step_s, lengths=LENGTHS, base=LENGTHS, main=1, base_s=None) -> Choice:
+def chosen(step_s, lengths=LENGTHS, base=LENGTHS, main=1, base_s=None) -> KChoice:
     """From steps of 1..K drafts, or of 0..K where there are more than LENGTHS."""
     first = 0 if len(step_s[1]) > len(LENGTHS) else 1
 
@@ -121,7 +121,7 @@ def test_base_is_measured_at_other_numbers_only_where_they_differ(
 ) -> None:
     k = Drafters[int](base=base, custom=custom)
     schedules = Drafters(base=[(1, 8, base)], custom=[(1, 4, custom), (5, 8, 0)])
-    choice = Choice(k=k, k_per_batch_size=schedules, main_concurrency=1)
+    choice = KChoice(k=k, k_per_batch_size=schedules, main_concurrency=1)
     assert draft_plan(choice, current_k, by_batch_size) == plan
 
 
@@ -178,7 +178,7 @@ def chosen_for(context, replayed=True, **settings):
         Sampling(), [], [Prompt(sequence_id="q", session="s", user="", token_ids=[1], text="a")]
     )
     validation = {"base": SUMS, "custom": SUMS, "ngram": LOOKED_UP} if replayed else None
-    return choose(
+    return choose_by_step_time(
         context=context,
         servers="servers",
         load="load",
@@ -275,9 +275,9 @@ def test_speculators_of_one_number_are_timed_where_they_start_for_another(
 
 
 def check_only_files_are_missing(context) -> None:
-    """`check` accepts the case, apart from the files of its custom speculator."""
+    """`check_evaluation` accepts the case, apart from the files of its custom speculator."""
     with pytest.raises(OutriderError, match=r"config\.json: no such file"):
-        check(context)
+        check_evaluation(context)
 
 
 def test_a_base_of_one_number_is_started_for_today_s(case, tmp_path):
@@ -297,9 +297,9 @@ def test_two_of_one_number_have_no_other_and_no_schedule(case, tmp_path):
     assert plan == {"base": 2, "custom": 2, "lookup": 4}
     settings = context.settings.model_copy(update={"current_k": 1})
     with pytest.raises(OutriderError, match=r"eval\.current_k = 1: a P-EAGLE head always drafts"):
-        check(dataclasses.replace(context, settings=settings))
+        check_evaluation(dataclasses.replace(context, settings=settings))
     with pytest.raises(OutriderError, match=r"export\.k_per_batch_size: true, but a P-EAGLE head"):
-        check(dataclasses.replace(context, k_per_batch_size=True))
+        check_evaluation(dataclasses.replace(context, k_per_batch_size=True))
 
 
 def on_v2(context, **engine):
@@ -327,7 +327,7 @@ def test_a_schedule_is_served_where_the_engine_follows_it_without_loss(case) -> 
     without = by_default.speculators | {"base": Speculator("none")}
     assert not dataclasses.replace(by_default, speculators=without).by_batch_size
     assert not dataclasses.replace(by_default, k_per_batch_size=False).by_batch_size
-    check(by_default)
+    check_evaluation(by_default)
 
 
 def test_no_schedule_by_default_for_drafts_of_one_number(case, tmp_path) -> None:
@@ -376,7 +376,7 @@ def test_drafts_that_depend_on_their_number_are_measured_at_the_trained_one(case
     def checked(speculator, k):
         both = context.speculators | {"custom": speculator}
         settings = context.settings.model_copy(update={"k": k})
-        check(dataclasses.replace(context, speculators=both, settings=settings))
+        check_evaluation(dataclasses.replace(context, speculators=both, settings=settings))
 
     custom = Speculator("dflash", write_dflash_head(target, tmp_path / "dflash"))
     for k in ("auto", DEPTH):

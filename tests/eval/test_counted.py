@@ -24,7 +24,7 @@ from outrider.eval.context import (
     EvaluationData,
     EvaluationFolders,
 )
-from outrider.eval.evaluate import evaluate
+from outrider.eval.evaluate import run_evaluation
 from outrider.eval.results.parts import DRAFTERS, Drafters
 from outrider.eval.results.report import Report
 from outrider.eval.stats.clusters import INDEPENDENT
@@ -243,7 +243,7 @@ def case(tmp_path):
         serving=ServingConfig(engine=EngineConfig(max_num_seqs=8)),
         settings=EVALUATION.model_copy(update={"engine_modes": ["eager"]}),
         depth=3,
-        speculators={"base": Speculator.named(target), "custom": Speculator("ngram")},
+        speculators={"base": Speculator.from_name(target), "custom": Speculator("ngram")},
         data=EvaluationData(
             tmp_path / "sequences",
             {"validation": ["q0"], "heldout": [row["sequence_id"] for row in rows]},
@@ -283,8 +283,8 @@ def test_the_verdict_rests_on_counts_and_clock_and_names_what_is_missing(
     both = {"base": own, "custom": Speculator(kind, head)}
     context = replace(case, speculators=both, backends=Backends())
     for name, measured in served({"base": base, "custom": kind}, speed).items():
-        context.kept(name).put(measured)
-    line = evaluate(context)
+        context.cached_result(name).put(measured)
+    line = run_evaluation(context)
     assert line["verdict"] == verdict and reason in line["reason"], line["reason"]
     assert "Not checked: exact replay, general traffic, replay against engine" in line["reason"]
     assert line["replay_vs_engine"] is None and line["k"] == {"base": 3, "custom": 3}
@@ -302,8 +302,8 @@ def test_a_head_of_another_target_is_refused_before_anything_starts(case, tmp_pa
     config = json.loads((head / "config.json").read_text())
     (head / "config.json").write_text(json.dumps(config | {"vocab_size": 96}))
     with pytest.raises(OutriderError, match="a stale vocabulary"):
-        custom = {"custom": Speculator.named(head)}
-        evaluate(replace(case, speculators=case.speculators | custom))
+        custom = {"custom": Speculator.from_name(head)}
+        run_evaluation(replace(case, speculators=case.speculators | custom))
 
 
 def test_a_base_that_changes_in_place_is_measured_again(case, tmp_path):
@@ -312,7 +312,7 @@ def test_a_base_that_changes_in_place_is_measured_again(case, tmp_path):
         shutil.copytree(own, tmp_path / name)
     both = {name: Speculator("mtp", tmp_path / name) for name in ("base", "custom")}
     context = replace(case, speculators=both)
-    context.kept("measured").put({"seconds": 1.0})
-    assert replace(context).kept("measured").done()
+    context.cached_result("measured").put({"seconds": 1.0})
+    assert replace(context).cached_result("measured").done()
     (tmp_path / "base" / "model.safetensors").write_bytes(b"second")
-    assert not replace(context).kept("measured").done()
+    assert not replace(context).cached_result("measured").done()

@@ -29,7 +29,7 @@ from outrider.eval.context import (
     EvaluationData,
     EvaluationFolders,
 )
-from outrider.eval.evaluate import evaluate
+from outrider.eval.evaluate import run_evaluation
 from outrider.eval.replay.replay import replay
 from outrider.eval.results.parts import CURRENT, VARIANTS
 from outrider.eval.results.report import Report
@@ -102,8 +102,8 @@ def _case(target, run, prompt, completion, depth, grammar=""):
         recipe="a_test",
         target=TargetConfig(model=str(target)),
         speculators={
-            "base": Speculator.named(target),
-            "custom": Speculator.named(run / "speculator"),
+            "base": Speculator.from_name(target),
+            "custom": Speculator.from_name(run / "speculator"),
         },
         data=EvaluationData(
             run / "sequences",
@@ -158,10 +158,10 @@ def test_measurements_are_kept_and_results_computed_again(tmp_path, nano_r1, cap
             show_samples=show_samples,
         )
         digests.append(context.digest)
-        if not context.kept("speed_eager").done():
+        if not context.cached_result("speed_eager").done():
             for name, measured in served_measurements(1.4, prompts=6).items():
-                context.kept(name).put(measured)
-        return evaluate(context), Report.read(case.run / "report.json")
+                context.cached_result(name).put(measured)
+        return run_evaluation(context), Report.read(case.run / "report.json")
 
     def written_at():
         return {path.name: path.stat().st_mtime_ns for path in (out / "steps").iterdir()}
@@ -261,7 +261,7 @@ def test_all_replays_end_before_servers_take_the_memory(tmp_path, monkeypatch, a
         cluster=ClusterConfig(address=address),
     )
     with pytest.raises(Started):
-        evaluate(context)
+        run_evaluation(context)
     kept = {path.stem for path in (case.run / "evaluation" / "steps").iterdir()}
     drafters = ("base", "custom")
     assert kept >= {
@@ -400,7 +400,7 @@ def test_an_evaluation_from_servers_to_report(short_r1, tmp_path, monkeypatch):
         backends = Backends(servers=servers, load=load, engine=engine)
         settings = case.context.settings.model_copy(update={"capacity_minutes": 0.6})
         case.context = replace(case.context, settings=settings)
-        line = evaluate(replace(case.context, backends=backends))
+        line = run_evaluation(replace(case.context, backends=backends))
     out = case.run / "evaluation"
     results = Report.read(case.run / "report.json")
 
@@ -457,7 +457,7 @@ def test_an_evaluation_from_servers_to_report(short_r1, tmp_path, monkeypatch):
 
     # Measurements are kept: no server starts again, and none is left.
     logs = written(case.run)
-    again = evaluate(replace(case.context))
+    again = run_evaluation(replace(case.context))
     assert {path.stat().st_mode & 0o777 for path in logs} == {0o600}
     assert logs and again["tokens_per_s"] == line["tokens_per_s"]
     assert written(case.run) == logs

@@ -13,11 +13,11 @@ from datasets import Dataset
 
 from outrider.common.errors import OutriderError
 from outrider.data.config import SplitConfig
-from outrider.data.split.split import PARTS, divide
+from outrider.data.split.split import PARTS, divide_rows
 from outrider.eval import free_answer as module
 from outrider.eval.config import EvalConfig
 from outrider.eval.context import EvaluationContext, EvaluationData, EvaluationFolders
-from outrider.eval.free_answer import SHOWN, advice, free_answer
+from outrider.eval.free_answer import SHOWN, free_answer, lookup_advice
 from outrider.eval.lookups import with_lookups
 from outrider.eval.replay.replay import replay
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
@@ -70,7 +70,7 @@ class Store:
 
 def context_of(table: Dataset, target: Path, folder: Path) -> EvaluationContext:
     """The context of an evaluation of this log."""
-    divided = divide(table, SplitConfig())
+    divided = divide_rows(table, SplitConfig())
     ids = table["sequence_id"][:]
     parts = {part: [ids[row] for row in divided.parts[part]] for part in PARTS}
     table.save_to_disk(folder / "sequences")
@@ -94,7 +94,7 @@ def evaluated(
     context = context_of(table, target, folder)
     for name, speculator in with_lookups(context).lookups.items():
         rows = context.data.rows(context.data.parts["heldout"]).to_list()
-        replayed = speculator.replayed_as(context.runner(speculator))
+        replayed = speculator.replay_argument(context.runner(speculator))
         sums = replay(replayed, target, Store(table), rows, depth=4)
         yield name, dict(speculator.settings), sums.acceptance_length()[:SHOWN]
 
@@ -172,11 +172,13 @@ def test_the_advice_follows_the_longest_steps() -> None:
 
     lookups = {"ngram": lookup("n-gram", 1.4), "suffix": lookup("suffix", 2.5)}
     answer = {"lookups": lookups, "tenants": 1}
-    assert advice(answer).startswith("suffix lookup delivers 2.50 [2.00, 3.00] tokens per step")
-    assert "without training: speculator.kind=suffix measures" in advice(answer)
-    shared = advice({**answer, "tenants": 2})
+    assert lookup_advice(answer).startswith(
+        "suffix lookup delivers 2.50 [2.00, 3.00] tokens per step"
+    )
+    assert "without training: speculator.kind=suffix measures" in lookup_advice(answer)
+    shared = lookup_advice({**answer, "tenants": 2})
     assert "share a history: speculator.kind=suffix lookup.shared=true measures" in shared
-    assert "train none before" in advice(answer)
-    of_both = advice({**answer, "lookups": {"suffix": lookup("suffix", 1.9)}})
+    assert "train none before" in lookup_advice(answer)
+    of_both = lookup_advice({**answer, "lookups": {"suffix": lookup("suffix", 1.9)}})
     assert "a trained head delivered no more; speculator.kind=auto" in of_both
-    assert "train a head" in advice({"lookups": {"ngram": lookup("n-gram", 1.29)}})
+    assert "train a head" in lookup_advice({"lookups": {"ngram": lookup("n-gram", 1.29)}})

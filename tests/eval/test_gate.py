@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from outrider.eval.config import GateConfig
-from outrider.eval.gate import LEAST_GREEDY_P, conclusion, judge
+from outrider.eval.gate import LEAST_GREEDY_P, conclude_checks, judge_findings
 from outrider.eval.lossless.equal_text import compare_greedy, excess
 from outrider.eval.replay.heldout_replay import on_policy
-from outrider.eval.replay.sums import compare
+from outrider.eval.replay.sums import compare_replays
 from outrider.eval.results.report import Check, Findings, Report, Verdict
 from tests.data.on_policy.test_quarantine import store_of
 from tests.data.toy_target import SEQUENCES, VOCAB, ToyTarget
@@ -53,7 +53,7 @@ def verdict_of(findings: dict[str, Any], gate: GateConfig | None = None) -> Verd
     for name in ("replay", "general"):
         if findings[name]:
             findings[name]["ratio"] = {"over": "200 sessions"} | findings[name]["ratio"]
-    return judge(Findings.model_validate(findings), gate or GateConfig())
+    return judge_findings(Findings.model_validate(findings), gate or GateConfig())
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_a_gain_in_one_user_s_traffic_does_not_pass():
     custom.steps_RK[hard_R] = base.steps_RK[hard_R]
     for owners in ([""] * len(users), users):
         findings = good()
-        found = compare(replace(base, users=owners), custom, 3)["ratio"]
+        found = compare_replays(replace(base, users=owners), custom, 3)["ratio"]
         findings["replay"]["ratio"] = found.model_dump()
         outcomes.append(verdict_of(findings).checks[0].outcome)
     assert outcomes == ["passed", "undecided"]
@@ -256,7 +256,7 @@ def test_one_failed_check_outweighs_an_undecided_one(outcomes, verdict, reason):
         Check(name=name, outcome=outcome, seen="seen", demand="must")
         for name, outcome in zip("abc", outcomes, strict=False)
     ]
-    found = conclusion(checks, {"replay": "no unroll"})
+    found = conclude_checks(checks, {"replay": "no unroll"})
     assert (found.verdict, found.checks) == (verdict, checks)
     assert found.reason == f"{reason}. Not checked: replay (no unroll)"
 

@@ -27,7 +27,7 @@ class Head(SimpleNamespace):
     """A speculator with weights of a shape."""
 
     speculates = True
-    family = SimpleNamespace(has_weights=True, fixed_k=False)
+    drafter_kind = SimpleNamespace(has_weights=True, fixed_k=False)
 
     def swaps_with(self, other: "Head") -> bool:
         return self.shape == getattr(other, "shape", None)

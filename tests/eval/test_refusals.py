@@ -29,10 +29,10 @@ from outrider.data.features.capture import ONLY_FINAL, capture_in_process
 from outrider.data.features.capture_plan import CapturePlan
 from outrider.data.features.feature_store import FeatureStore
 from outrider.data.ingest.ingest import ingest
-from outrider.data.on_policy.check import check_traffic
+from outrider.data.on_policy.check import check_on_policy
 from outrider.data.sequences import load_sequences
 from outrider.data.split.slices import name_slices, write_slices
-from outrider.eval.bench.closed_loop import measure
+from outrider.eval.bench.closed_loop import measure_closed_loop
 from outrider.eval.bench.metrics import SpeedRatios
 from outrider.eval.bench.prompts import Prompt
 from outrider.eval.bench.servers import Servers
@@ -43,13 +43,13 @@ from outrider.eval.context import (
     EvaluationData,
     EvaluationFolders,
 )
-from outrider.eval.evaluate import evaluate
-from outrider.eval.gate import NOT_SERVED, judge
+from outrider.eval.evaluate import run_evaluation
+from outrider.eval.gate import NOT_SERVED, judge_findings
 from outrider.eval.replay.heldout_replay import COLUMNS, on_policy
 from outrider.eval.replay.replay import replay
-from outrider.eval.replay.sums import compare
+from outrider.eval.replay.sums import compare_replays
 from outrider.eval.results.report import Report
-from outrider.eval.speed_checks import LEAST_STARTS, SUPERIOR, Demand
+from outrider.eval.speed_checks import LEAST_STARTS, SUPERIOR, SpeedDemand
 from outrider.serving import token_scores
 from outrider.serving.client import Sampling
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
@@ -155,7 +155,7 @@ def importable():
 
 @pytest.fixture(scope="module")
 def bench(nano_r1, tmp_path_factory):
-    """Engine, servers, load generator, captured traffic, and `evaluate` on them."""
+    """Engine, servers, load generator, captured traffic, and `run_evaluation` on them."""
     home = tmp_path_factory.mktemp("bench")
     patch = pytest.MonkeyPatch()
     target = TargetConfig(model=str(nano_r1))
@@ -206,7 +206,7 @@ def bench(nano_r1, tmp_path_factory):
             folders = EvaluationFolders(home, out, out, home)
             context = context_of(base, custom, data, folders)
             own = context.settings.model_copy(update=settings)
-            evaluate(replace(context, backends=backends, settings=own))
+            run_evaluation(replace(context, backends=backends, settings=own))
             return Report.read(out / "report.json")
 
         yield SimpleNamespace(engine=engine, traffic=traffic, judged=judged, home=home)
@@ -357,10 +357,10 @@ def test_a_gain_in_one_user_s_traffic_does_not_pass(bench, nano_r1, weakened):
     outcomes = []
     findings = sample_findings()
     for owners in ([""] * len(users), users):
-        ratio = compare(replace(base, users=owners), custom, K)["ratio"]
+        ratio = compare_replays(replace(base, users=owners), custom, K)["ratio"]
         replayed = findings.replay.model_copy(update={"ratio": ratio})
         found = findings.model_copy(update={"replay": replayed})
-        outcomes.append(judge(found, EVALUATION.gate).checks[0].outcome)
+        outcomes.append(judge_findings(found, EVALUATION.gate).checks[0].outcome)
     assert outcomes == ["passed", "undecided"]
     assert ratio.over.endswith("with the wider interval over users")
 
@@ -409,7 +409,7 @@ def test_a_slow_start_does_not_make_the_other_engine_faster(nano_r1, tmp_path, m
             log_dir=tmp_path,
         ) as servers,
     ):
-        blocks = measure(
+        blocks = measure_closed_loop(
             servers,
             mode="eager",
             plan=plan,
@@ -422,7 +422,7 @@ def test_a_slow_start_does_not_make_the_other_engine_faster(nano_r1, tmp_path, m
     found = speeds.ratio(blocks, 1, "custom_over_base")
     slow = speeds.ratio([each for each in blocks if not each["repeat"]], 1, "custom_over_base")
     assert slow.value > 1.1, "nothing was planted"
-    demand = Demand(
+    demand = SpeedDemand(
         kind=SUPERIOR,
         versus="base",
         concurrency=1,
@@ -471,7 +471,7 @@ def test_prompts_of_another_template_are_named_and_refused(bench, nano_r1, gains
     for row in rows:
         row["response"]["prompt_token_ids"] = row["response"]["prompt_token_ids"][:-2]
     shifted = captured(bench.engine, nano_r1, tmp_path / "shifted", rows)
-    check_traffic(
+    check_on_policy(
         shifted.run / "sequences", shifted.run, shifted.run / "features", min_on_policy=None
     )
     verdict = read_json(shifted.run / "features" / "on_policy.json")["parts"]["heldout"]["verdict"]
@@ -479,12 +479,12 @@ def test_prompts_of_another_template_are_named_and_refused(bench, nano_r1, gains
     heldout = load_sequences(shifted.run / "sequences", shifted.parts["heldout"])
     # Everything else is of a run that ships.
     results = gains.model_copy(update={"own_text": on_policy(shifted.store, heldout)})
-    refused = judge(results, EVALUATION.gate)
+    refused = judge_findings(results, EVALUATION.gate)
     assert [check.name for check in refused.checks if check.outcome == "failed"] == [
         "held-out text is on-policy"
     ]
     assert verdict["text"] in refused.reason
-    assert judge(gains, EVALUATION.gate).verdict == "ship"
+    assert judge_findings(gains, EVALUATION.gate).verdict == "ship"
 
 
 def with_nan(tensors):
@@ -526,4 +526,4 @@ def test_what_can_be_seen_in_the_files_is_refused_before_anything_starts(
             tmp_path / "sequences", {"validation": ["a"], "heldout": ["b"]}, tmp_path / "features"
         )
         folders = EvaluationFolders(tmp_path, tmp_path / "out", tmp_path, tmp_path)
-        evaluate(context_of(nano_r1, directory, data, folders))
+        run_evaluation(context_of(nano_r1, directory, data, folders))

@@ -20,7 +20,7 @@ from outrider.pipeline.stages.train import TRAIN
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.config import SpeculatorConfig
 from outrider.speculators.head_config import HeadConfig
-from outrider.speculators.kinds import KINDS, check_speculator, kind_of, trainable_kind
+from outrider.speculators.kinds import KINDS, check_speculator, drafter_kind_of, trainable_kind
 from outrider.training.config import TrainingConfig
 from tests.test_rooms import ROOT
 from tests.training.corpus import Corpus, make_corpus
@@ -122,9 +122,9 @@ def test_the_kind_learns_and_its_rows_stay_the_targets(
     best, start = (result[name]["acceptance_length"][-1] for name in ("best", "base"))
     assert best > start + 0.05
     directory = tmp_path / "speculator"
-    assert kind_of(directory).name == "frozen_rows"
+    assert drafter_kind_of(directory).name == "frozen_rows"
     check_speculator(directory, corpus.target_dir)
-    settings = kind_of(directory).vllm_settings(directory, 2, "greedy", None)
+    settings = drafter_kind_of(directory).vllm_settings(directory, 2, "greedy", None)
     assert settings is not None and settings["method"] == "eagle3"
     head: Any = trainable_kind("frozen_rows").load(directory, corpus.target_dir, torch.float32)
     rows_VH = load_target_ends(corpus.target_dir).lm_head_VH.float()

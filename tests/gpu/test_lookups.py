@@ -28,7 +28,7 @@ def test_ngram_lookup_takes_the_replayed_steps(on_gpu, settings, tmp_path, recor
     count, tokens = (60, 160) if on_gpu else (8, 64)
     engine = engine_config(on_gpu)
     speculator = Speculator("ngram", settings=settings)
-    runner = runner_of(speculator.family, engine)
+    runner = runner_of(speculator.drafter_kind, engine)
     log = tmp_path / "server.log"
     prompts = logged_prompts(count)
     with Server(NANO, engine, Drafting(speculator, K), log_path=log) as server:
@@ -86,7 +86,7 @@ def test_suffix_lookup_in_v1_against_v2_without(on_gpu, tmp_path, record_propert
             seconds = time.monotonic() - began
             together = answered(server, prompts, tokens)
             seconds_together = time.monotonic() - began - seconds
-        kind = kind_named("none") if drafting is None else drafting.speculator.family
+        kind = kind_named("none") if drafting is None else drafting.speculator.drafter_kind
         assert runner_in(log) == runner_of(kind, engine)
         delivered = sum(map(len, texts[name]))
         record_property(f"tokens_per_s_{name}", delivered / seconds)
@@ -99,7 +99,7 @@ def test_suffix_lookup_in_v1_against_v2_without(on_gpu, tmp_path, record_propert
 
 def steps_of(speculator: Speculator, texts: list[LoggedText], runner: Runner) -> float:
     """Replayed steps with K drafts."""
-    lookup = speculator.replayed_as(runner)
+    lookup = speculator.replay_argument(runner)
     assert isinstance(lookup, Lookup)
     return float(lookup_sums(lookup, texts).steps_RK[:, K - 1].sum())
 

@@ -12,7 +12,7 @@ from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import open_engine
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.features import FeatureSpec, FeatureStream, layer_name
-from outrider.speculators.parity import ParityConfig, complaint, in_words
+from outrider.speculators.parity import ParityConfig, parity_failure, parity_in_words
 from tests.gpu.inputs import (
     NANO,
     PARITY,
@@ -149,9 +149,9 @@ def test_a_dspark_head_drafts_as_its_unroll(gpu, method, tmp_path, record_proper
         sample_method=method,
     )
     for name in ("first", "second"):
-        record_property(name, in_words(found[name]))
-        assert complaint(found[name], RANDOM_PARITY) is None
-    assert complaint(found["crossed"], RANDOM_PARITY) is not None
+        record_property(name, parity_in_words(found[name]))
+        assert parity_failure(found[name], RANDOM_PARITY) is None
+    assert parity_failure(found["crossed"], RANDOM_PARITY) is not None
 
 
 def compared(
@@ -169,5 +169,5 @@ def compared(
         prompts=prompts,
         parity=parity,
     )
-    record_property("parity", in_words(found))
-    assert complaint(found, parity) is None
+    record_property("parity", parity_in_words(found))
+    assert parity_failure(found, parity) is None

@@ -49,7 +49,7 @@ def test_fp8_under_cuda_graphs(on_gpu, tmp_path, record_property):
     engine = engine_config(on_gpu, environment={})
     count, tokens = (16, 128) if on_gpu else (3, 48)
     (base, custom, again), _ = swapped(target, engine, tmp_path, count, tokens, False)
-    drafting = Drafting(Speculator.named(tmp_path / "custom"), K)
+    drafting = Drafting(Speculator.from_name(tmp_path / "custom"), K)
     with Server(target, engine, drafting, log_path=tmp_path / "started.log") as server:
         started = answered(server, logged_prompts(count), tokens, 1)
     for name, (_, length) in (("base", base), ("custom", custom), ("started", started)):
@@ -64,7 +64,7 @@ def test_two_servers_share_a_gpu(on_gpu, tmp_path, record_property):
     if on_gpu:
         engine = engine.model_copy(update={"kv_cache_gb": 0.5, "gpu_memory_utilization": 0.2})
     count, tokens = (16, 64) if on_gpu else (2, 16)
-    drafting = Drafting(Speculator.named(NANO.directory()), K)
+    drafting = Drafting(Speculator.from_name(NANO.directory()), K)
     with (
         Server(NANO, engine, drafting, log_path=tmp_path / "drafting.log") as one,
         Server(NANO, engine, None, log_path=tmp_path / "none.log") as two,
@@ -89,7 +89,7 @@ def test_data_parallel_ranks_with_experts_answer_as_one(two_gpus, tmp_path, reco
             data_parallel=ranks,
             extra_arguments={"enable_expert_parallel": ranks > 1},
         )
-        drafting = Drafting(Speculator.named(target.directory()), K)
+        drafting = Drafting(Speculator.from_name(target.directory()), K)
         log = tmp_path / f"server-{ranks}.log"
         with Server(target, engine, drafting, log_path=log) as server:
             runs.append(answered(server, prompts, 64, len(prompts)))
@@ -122,7 +122,7 @@ def test_block_verification_accepts_no_less(gpu, tmp_path, record_property):
     lengths: dict[str, float] = {}
     texts: list[list[list[int]]] = []
     for name, drafting in (("standard", Drafting), ("block", BlockDrafting)):
-        drafts = drafting(Speculator.named(NANO.directory()), K, "probabilistic")
+        drafts = drafting(Speculator.from_name(NANO.directory()), K, "probabilistic")
         with Server(NANO, engine, drafts, log_path=tmp_path / f"{name}.log") as server:
             _, lengths[name] = answered(server, prompts, 128, 16, temperature=0.8)
             record_property(f"acceptance_length_{name}", lengths[name])
@@ -145,7 +145,7 @@ def swapped(
     prompts = logged_prompts(count)
     runs = []
     swap_s = []
-    drafting = Drafting(Speculator.named(base), K)
+    drafting = Drafting(Speculator.from_name(base), K)
     with Server(target, engine, drafting, log_path=folder / "server.log") as server:
         for directory in (base, custom, base):
             server.swap(directory)

@@ -10,7 +10,7 @@ from outrider.serving.vllm_hooks.draft_recorder import DraftExtension
 
 FAULT_EXTENSION = "tests.live.faults.FaultExtension"
 FAULT = "failed on purpose"
-load = swap_extension.load
+load = swap_extension.load_drafter_weights
 
 
 def ending(
@@ -33,14 +33,14 @@ class FaultExtension(DraftExtension):
         """The load after these is sound again."""
         self._faults = (tensors,) * times
 
-    def _swap_load(self, speculator: swap_extension.Loaded) -> None:
+    def _swap_load(self, speculator: swap_extension.LoadedSpeculator) -> None:
         with pytest.MonkeyPatch.context() as patch:
             if self._faults:
                 after, *left = self._faults
                 self._faults = tuple(left)
                 patch.setattr(
                     swap_extension,
-                    "load",
+                    "load_drafter_weights",
                     lambda drafter, weights: load(drafter, ending(weights, after)),
                 )
             super()._swap_load(speculator)

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from outrider.common.files import write_json
-from outrider.serving.bundle.bundle_digest import listing
+from outrider.serving.bundle.bundle_digest import list_files
 from outrider.speculators.kinds.mtp.kind import MTP
 
 WEIGHTS = "model.safetensors"
@@ -31,4 +31,4 @@ def release(target: Path, folder: Path, noise: float = 0.0, **manifest: Any) -> 
 
 def listed(folder: Path, **manifest: Any) -> None:
     """Writes bundle.json."""
-    write_json(folder / "bundle.json", listing(folder) | manifest)
+    write_json(folder / "bundle.json", list_files(folder) | manifest)

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from outrider.live.judge import decide
+from outrider.live.judge import decide_canary
 from outrider.live.traffic import Observation
 from outrider.serving.admin.replica import LiveRequest
 
@@ -118,13 +118,13 @@ def run_canary(traffic, random, policy, requests=2400, looks=8):
     is_second = False
     for count in np.unique(np.geomspace(60, requests, looks).astype(int)):
         test = until(arms, count)
-        action = decide(test, baseline, policy, BEGAN, is_second).action
+        action = decide_canary(test, baseline, policy, BEGAN, is_second).action
         if action == "second_baseline":
             is_second = True
             second = traffic.draw(random, length, baseline=True, before=False, crowd=crowd)
             for length_so_far in np.geomspace(60, length, 4).astype(int):
                 baseline = until(second, length_so_far)
-                action = decide(test, baseline, policy, BEGAN, is_second).action
+                action = decide_canary(test, baseline, policy, BEGAN, is_second).action
                 if action == "roll_back":
                     return action, test, is_second
         if action != "wait":

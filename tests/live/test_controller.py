@@ -14,9 +14,9 @@ from outrider.live.fleet import PATIENCE_S
 from outrider.live.journal import Journal
 from outrider.live.releases import release_name
 from outrider.live.state import State, read_state
-from outrider.serving.bundle.bundle_digest import bundle_digest, listing
+from outrider.serving.bundle.bundle_digest import bundle_digest, list_files
 from outrider.serving.bundle.erase import holds_sessions
-from outrider.speculators.lookup_history import HISTORY_FILE, History, Response
+from outrider.speculators.lookup_history import HISTORY_FILE, EarlierResponse, History
 from tests.serving.exported import write_exported
 
 
@@ -381,8 +381,8 @@ def test_a_request_to_a_process_that_ends_right_after_its_deployment(
         def locked(*arguments) -> None:
             raise Locked("is deploying")
 
-        monkeypatch.setattr(live_controller, "controlled", locked)
-        monkeypatch.setattr(live_controller, "holder", gone)
+        monkeypatch.setattr(live_controller, "open_controller", locked)
+        monkeypatch.setattr(live_controller, "lock_holder", gone)
         if ends:
             assert end_deployment(world.endpoint, "roll_back").outcome == "rolled_back"
         else:
@@ -393,11 +393,11 @@ def test_a_request_to_a_process_that_ends_right_after_its_deployment(
 def test_a_bundle_that_changed_under_its_path_is_unknown_and_repaired(world) -> None:
     """Servers start from a run's folder, which the next run of the recipe replaces."""
     with world.controller() as controller:
-        first = controller.adopted()
+        first = controller.adopt_release()
         (world.bundles["first"] / "model.safetensors").write_bytes(b"9.0")
         write_json(
             world.bundles["first"] / "bundle.json",
-            read_json(world.bundles["first"] / "bundle.json") | listing(world.bundles["first"]),
+            read_json(world.bundles["first"] / "bundle.json") | list_files(world.bundles["first"]),
         )
         replica = world.replicas["stable0"]
         replica.start(world.bundles["first"])
@@ -421,7 +421,7 @@ def test_a_bundle_that_changed_before_the_first_deployment_is_not_adopted(world)
         world.controller() as controller,
         pytest.raises(OutriderError, match="changed since canary was started with it"),
     ):
-        controller.adopted()
+        controller.adopt_release()
     assert world.events("adopt") == []
 
 
@@ -447,10 +447,10 @@ def test_a_clock_that_is_set_changes_no_limit_of_a_replica(world, monkeypatch, h
 
 def add_history(bundle: Path, *sessions: str) -> None:
     """Adds a history with a response of each session."""
-    responses = [Response(np.array([1, 2], np.int32), name) for name in sessions]
+    responses = [EarlierResponse(np.array([1, 2], np.int32), name) for name in sessions]
     History.of(responses, 1.0, shared=True).write(bundle / HISTORY_FILE)
     manifest = read_json(bundle / "bundle.json")
-    write_json(bundle / "bundle.json", {**manifest, **listing(bundle)})
+    write_json(bundle / "bundle.json", {**manifest, **list_files(bundle)})
 
 
 def test_erased_sessions_leave_all_releases_and_all_replicas(world) -> None:
@@ -485,7 +485,7 @@ def test_erased_sessions_do_not_come_back_with_a_later_bundle(world) -> None:
     world.restart()
     with world.controller() as controller:
         controller.recover()
-        assert controller.adopted()
+        assert controller.adopt_release()
         controller.erase(["gone"])
     before = bundle_digest(world.bundles["better"])
     with world.controller() as controller:  # another process
@@ -495,7 +495,7 @@ def test_erased_sessions_do_not_come_back_with_a_later_bundle(world) -> None:
         for release in controller.releases.all():
             assert not holds_sessions(release.directory, ["gone"])
             assert holds_sessions(release.directory, ["kept"])
-        assert controller.added(world.bundles["better"]).name == state.serving
+        assert controller.add_release(world.bundles["better"]).name == state.serving
     assert bundle_digest(world.bundles["better"]) == before
 
 
@@ -503,7 +503,7 @@ def test_what_a_killed_erasure_leaves_is_removed_by_the_next_one(world) -> None:
     add_history(world.bundles["first"], "gone")
     world.restart()
     with world.controller() as controller:
-        controller.adopted()
+        controller.adopt_release()
         left = controller.releases.folder / f"{SCRATCH}killed"
         left.mkdir()
         (left / HISTORY_FILE).write_text("text")
@@ -515,7 +515,7 @@ def test_a_replica_that_keeps_what_is_erased_is_named_and_brought_later(world) -
     add_history(world.bundles["first"], "gone")
     world.restart()
     with world.controller() as controller:
-        controller.adopted()
+        controller.adopt_release()
         world.replicas["stable0"].fault = "refuse"
         assert controller.erase(["gone"]).behind == ("stable0",)
         state = controller.recover()

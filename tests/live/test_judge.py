@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from outrider.live.endpoint_file import CanaryPolicy
-from outrider.live.judge import decide
+from outrider.live.judge import decide_canary
 from tests.live.simulated_traffic import BEGAN, Traffic, run_canary
 
 POLICY = CanaryPolicy()
@@ -44,7 +44,7 @@ def drawn(**kwargs):
 
 
 def decided(stable, canary, fair_since=BEGAN, baseline=BASELINE, is_second=False):
-    return decide((stable, canary), baseline, POLICY, fair_since, is_second)
+    return decide_canary((stable, canary), baseline, POLICY, fair_since, is_second)
 
 
 def changed(arm, latency=1.0, **factors):

@@ -11,7 +11,7 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
 from outrider.live.endpoint_file import Endpoint, load_endpoint
 from outrider.live.manifests import ManifestKind, write_manifest
-from outrider.serving.bundle.bundle_digest import bundle_digest, listing
+from outrider.serving.bundle.bundle_digest import bundle_digest, list_files
 from outrider.speculators.lookup_history import HISTORY_FILE, History
 from tests.serving.exported import R1, write_exported
 
@@ -177,7 +177,7 @@ def test_pods_that_load_a_history_have_outrider_and_its_hooks(tmp_path: Path) ->
     bundle = write_exported(tmp_path / "bundle", method="suffix")
     History.of([], 1.0, shared=False).write(bundle / HISTORY_FILE)
     manifest = read_json(bundle / "bundle.json")
-    write_json(bundle / "bundle.json", {**manifest, **listing(bundle)})
+    write_json(bundle / "bundle.json", {**manifest, **list_files(bundle)})
     with pytest.raises(OutriderError, match=r"cluster\.image: missing"):
         write_manifest("argo", bundle, cluster_endpoint(tmp_path))
     for kind in ("argo", "kserve"):

@@ -6,7 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from outrider.live.journal import Entry
 from outrider.live.metrics import METRICS, LiveMetrics
-from outrider.live.state import State, Verdict
+from outrider.live.state import DeploymentVerdict, State
 
 
 def values(path: Path) -> dict[tuple[str, ...], float]:
@@ -32,7 +32,7 @@ def test_deployments_are_counted_from_the_journal(world) -> None:
     ):
         state = state.add(Entry(0, 0.0, event, facts))
     figures = {"speed": [1.1, 0.98, None], "acceptance": 1.2, "ttft": None}
-    metrics.publish(state, Verdict("promote", "", "judge", figures))
+    metrics.publish(state, DeploymentVerdict("promote", "", "judge", figures))
     assert values(folder / METRICS) == {
         ("controller_state", "canary"): 1,
         ("replica_serving", "one", "new"): 1,

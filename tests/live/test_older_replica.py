@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from outrider.common.process_tree import Child
-from outrider.live.controller import controlled
+from outrider.live.controller import open_controller
 from outrider.live.endpoint_file import Endpoint, load_endpoint
 from outrider.live.fleet import replicas_of
 from outrider.live.journal import Journal
@@ -167,7 +167,7 @@ def test_a_replica_of_another_revision_is_deployed_to_rolled_back_and_recovered(
     assert before["problems"] == []
 
     said: list[str] = []
-    with controlled(endpoint, said.append) as controller:
+    with open_controller(endpoint, said.append) as controller:
         controller.recover()
         promoted = controller.deploy(bundles["better"], in_place=True)
         assert (promoted.outcome, promoted.behind) == ("promoted", ()), said
@@ -190,7 +190,7 @@ def test_a_replica_of_another_revision_is_deployed_to_rolled_back_and_recovered(
         fleet.end(name)
         fleet.start(name, bundles["first"])
         assert any("run --recover" in problem for problem in endpoint_status(endpoint)["problems"])
-        with controlled(endpoint, said.append) as controller:
+        with open_controller(endpoint, said.append) as controller:
             controller.recover()
         assert_serves(endpoint, bundles["better"])
 
@@ -199,6 +199,6 @@ def test_a_replica_of_another_revision_is_deployed_to_rolled_back_and_recovered(
     with Journal(endpoint.journal, State()) as journal:
         first = release_name(bundle_digest(bundles["first"]))
         journal.append("begin", new=first, old=state["serving"], mode="in_place")
-    with controlled(endpoint, said.append) as controller:
+    with open_controller(endpoint, said.append) as controller:
         controller.recover()
     assert_serves(endpoint, bundles["better"])

@@ -39,7 +39,7 @@ def test_a_faster_replica_promotes_no_slower_release(nano_r1, monkeypatch, tmp_p
         "worse": release(nano_r1, tmp_path / "noise", noise=1.0),
     }
     for name, directory in speculators.items():
-        drafting = Drafting(Speculator.named(directory), K)
+        drafting = Drafting(Speculator.from_name(directory), K)
         export_bundle(
             drafting=drafting,
             target=target,
@@ -58,7 +58,7 @@ def test_a_faster_replica_promotes_no_slower_release(nano_r1, monkeypatch, tmp_p
         endpoint = endpoint.model_copy(update={"policy": policy, "router": router})
         with (
             local.local_endpoint(endpoint, tmp_path / "equal"),
-            local.load(endpoint, prompts) as outcomes,
+            local.generate_load(endpoint, prompts) as outcomes,
         ):
             equal = deploy_bundle(tmp_path / "equal", endpoint, say=print)
             worse = deploy_bundle(tmp_path / "worse", endpoint, say=print)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from outrider.common.errors import OutriderError
 from outrider.live.journal import Entry, Journal, read_journal, state_after
-from outrider.live.state import State, Verdict
+from outrider.live.state import DeploymentVerdict, State
 from tests.fuzzing import changed, examples
 
 EVENTS = (
@@ -42,7 +42,7 @@ def test_a_state_kept_across_an_append_does_not_change(tmp_path) -> None:
         assert states == copies
     begun = states[2].open
     decided = states[7].open
-    assert (begun.goal, begun.swapped, begun.verdict) == ("old", (), Verdict("wait", ""))
+    assert (begun.goal, begun.swapped, begun.verdict) == ("old", (), DeploymentVerdict("wait", ""))
     assert (decided.goal, decided.swapped, decided.request.by) == ("new", ("a",), "operator")
     ended = states[-1]
     assert (ended.open, ended.serving, ended.previous) == (None, "new", "old")

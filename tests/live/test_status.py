@@ -8,7 +8,7 @@ import pytest
 
 import outrider
 from outrider.common.errors import OutriderError
-from outrider.common.files import holder, lock
+from outrider.common.files import lock, lock_holder
 from outrider.common.process_tree import wait_until
 from outrider.live.state import read_state
 from outrider.live.status import endpoint_status, status_lines
@@ -96,7 +96,7 @@ def test_the_same_from_python(world, tmp_path) -> None:
 @pytest.mark.parametrize(("word", "reached"), [("--promote", "better"), ("--rollback", "first")])
 def test_an_interrupted_deployment_is_promoted_or_taken_back(world, word, reached):
     with world.controller() as controller:
-        old = controller.adopted()
+        old = controller.adopt_release()
         new = controller.releases.add(world.bundles["better"])
         world.journal.append("begin", new=new.name, old=old, mode="canary")
         controller.fleet.swap("canary", world.replicas["canary"].now, new, watched=False)
@@ -136,9 +136,9 @@ def test_one_controller_at_a_time_and_a_request_reaches_it(world) -> None:
     assert wait_until(lambda: read_state(world.endpoint).open is not None, 20)
     assert_one_message(
         deploy(world, str(world.bundles["worse"])),
-        f"process {holder(path)} is deploying to this endpoint",
+        f"process {lock_holder(path)} is deploying to this endpoint",
     )
     assert answer(world, "--rollback")["outcome"] == "rolled_back"
     thread.join()
     assert (done[0].outcome, done[0].verdict.by) == ("rolled_back", "operator")
-    assert holder(path) is None and world.everywhere("first")
+    assert lock_holder(path) is None and world.everywhere("first")

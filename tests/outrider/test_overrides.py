@@ -74,7 +74,10 @@ def test_what_deploy_refers_to_exists() -> None:
     from outrider.live import local, manifests
 
     documented = str(outrider.deploy.__doc__)
-    for module, names in {manifests: ["write_manifest"], local: ["local_endpoint", "load"]}.items():
+    for module, names in {
+        manifests: ["write_manifest"],
+        local: ["local_endpoint", "generate_load"],
+    }.items():
         for name in names:
             assert f"`{module.__name__.rpartition('.')[2]}.{name}`" in documented
             assert callable(getattr(module, name))

@@ -20,7 +20,7 @@ from outrider.pipeline.new_recipe import write_recipe
 from outrider.pipeline.plan.target_size import target_size
 from outrider.serving.commands.serve_command import read_serve_command
 from outrider.speculators.checkpoints.layout import read_target_config
-from outrider.speculators.kinds import check_speculator, kind_of
+from outrider.speculators.kinds import check_speculator, drafter_kind_of
 from tests.cli.workplace import write_workplace
 from tests.published_configs import PUBLISHED
 from tests.tiny_decoders import TOKENIZER
@@ -107,7 +107,7 @@ def test_a_head_is_read_or_refused(case: dict[str, Any], tmp_path: Path, nano_r1
             check_speculator(head, target)
     else:
         check_speculator(head, target)
-        assert kind_of(head).name == case["kind"]
+        assert drafter_kind_of(head).name == case["kind"]
 
 
 @cases_with("command")

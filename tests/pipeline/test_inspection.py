@@ -156,7 +156,7 @@ def test_the_temporary_folder_is_private_and_removed(workplace, monkeypatch, tmp
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("outrider.pipeline.inspection.inspect", interrupted)
+    monkeypatch.setattr("outrider.pipeline.inspection.inspect_log", interrupted)
     recipe = load_overrides([f"traffic.path={workplace / 'log.jsonl'}"]).recipe
     with pytest.raises(KeyboardInterrupt):
         inspect_recipe(recipe, None, 0)

@@ -14,18 +14,18 @@ from outrider.common.files import read_json, write_json
 from outrider.data.features.feature_store import FeatureStore
 from outrider.data.on_policy.check import write_quarantine
 from outrider.pipeline import draft_parity_check
-from outrider.pipeline.preflight import check
+from outrider.pipeline.preflight import check_recipe
 from outrider.pipeline.recipe.for_target import resolve_for_target
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
-from outrider.pipeline.runner import perform
+from outrider.pipeline.runner import perform_stage
 from outrider.pipeline.stages.capture import CAPTURE
 from outrider.pipeline.stages.registry import STAGES, stage_names, stages_of
-from outrider.pipeline.stages.train import train_of
+from outrider.pipeline.stages.train import train_stage_for_kind
 from outrider.serving.speculator import Drafting, Speculator
 from outrider.serving.vllm_arguments import engine_arguments
-from outrider.speculators.kinds import installed_lookups, kind_of, trainable_names
+from outrider.speculators.kinds import drafter_kind_of, installed_lookups, trainable_names
 from outrider.training.distributed import launch
 from tests.dflash_head import write_dspark_head
 from tests.eagle3_head import write_eagle3_head
@@ -145,8 +145,8 @@ def test_a_kind_of_model_runner_v2_is_refused_by_an_engine_with_v1(
         resolved(one)
     head = write_dspark_head(target, tmp_path / "head")
     with pytest.raises(OutriderError, match=rf"speculator\.base = .*head: vLLM 0.32.*{refusal}"):
-        check(recipe_of(target, f"speculator.base={head}"), dry_run=True)
-    drafting = Drafting(Speculator.named(head), 4)
+        check_recipe(recipe_of(target, f"speculator.base={head}"), dry_run=True)
+    drafting = Drafting(Speculator.from_name(head), 4)
     with pytest.raises(OutriderError, match=refusal):
         engine_arguments(one.target, one.serving.engine, drafting)
     v2 = resolved(recipe_of(target, *words, V2))
@@ -236,16 +236,16 @@ def test_kinds_are_trained_in_turn_and_a_finished_one_not_again(
         "training.compute=fp32",
     ]
     recipe = recipe_of(target, BOTH, *words)
-    mtp, eagle3 = map(train_of, ("mtp", "eagle3"))
-    perform(mtp, run, recipe, {})
+    mtp, eagle3 = map(train_stage_for_kind, ("mtp", "eagle3"))
+    perform_stage(mtp, run, recipe, {})
     with pytest.raises(OutriderError, match="without a message"):
-        perform(eagle3, run, recipe, {})
+        perform_stage(eagle3, run, recipe, {})
     assert not mtp.reasons(run, recipe, {}) and eagle3.reasons(run, recipe, {})
-    perform(eagle3, run, recipe, {})
+    perform_stage(eagle3, run, recipe, {})
     assert trained == compared == ["mtp", "eagle3", "eagle3"]
     for kind in ("mtp", "eagle3"):
         own = run.of_kind(kind)
-        assert kind_of(own.speculator).name == kind
+        assert drafter_kind_of(own.speculator).name == kind
         assert "validation_acceptance_length" in own.metrics.read_text()
     assert not run.speculator.exists() and not run.metrics.exists()
     # Another learning rate concerns both; a missing speculator its own kind.

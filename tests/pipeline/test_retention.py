@@ -8,7 +8,7 @@ from outrider.common.files import write_json
 from outrider.common.fingerprint import path_digest
 from outrider.eval.config import RESPONSE_STATES
 from outrider.pipeline.recipe.load import load_recipe
-from outrider.pipeline.retention import retain
+from outrider.pipeline.retention import apply_retention
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.runner import run_stages
 from outrider.pipeline.stages.registry import STAGES
@@ -105,7 +105,7 @@ def test_what_the_recipe_says_is_deleted_once_the_bundle_is_exported(
 
 
 def test_a_stage_that_would_read_what_was_deleted_asks_first(run, nano_r1, started):
-    retain(run, "delete_features")
+    apply_retention(run, "delete_features")
     more = "training.epochs=77"
     message = r"train must run \(recipe\.training\.epochs: .*manifest\.json was deleted after the"
     with pytest.raises(OutriderError, match=message):

@@ -22,7 +22,7 @@ from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.runner import INTERRUPTED, StageFailed, run_stages
 from outrider.pipeline.stages.registry import STAGES
-from outrider.pipeline.window import gpus_of, in_words, window_end
+from outrider.pipeline.window import gpus_of, window_end, window_in_words
 from tests.pipeline.test_kinds import captured_run
 from tests.pipeline.test_walk_to_training import WORDS
 
@@ -67,7 +67,7 @@ def test_gpu_hours_are_shared_by_all_gpus_and_the_earlier_limit_holds(berlin: No
     assert window_end("06:00", 16.0, gpus=8, now=now) == now + 2 * HOUR
     assert window_end("06:00", 16.0, gpus=1, now=now) == now + 8 * HOUR
     assert window_end(None, None, gpus=8, now=now) == math.inf
-    assert in_words(now + 2 * HOUR, now) == "window: until 2026-03-03 00:00, 2.0 h"
+    assert window_in_words(now + 2 * HOUR, now) == "window: until 2026-03-03 00:00, 2.0 h"
 
 
 @pytest.mark.parametrize("until", ["24:00", "6", "06:60", "6pm", "", "2026-03-02 06:00"])

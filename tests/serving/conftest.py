@@ -79,7 +79,7 @@ def server(
 ) -> Iterator[Server]:
     """In development mode, with the admin route, and with faults for the tests of it."""
     folder = tmp_path_factory.mktemp("server")
-    drafting = Drafting(Speculator.named(target.directory()), k)
+    drafting = Drafting(Speculator.from_name(target.directory()), k)
     engine = EngineConfig(kv_cache_gb=0.25)
     server = Server(target, engine, drafting, log_path=folder / "server.log")
     server._environment |= live_environment(

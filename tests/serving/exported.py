@@ -5,9 +5,9 @@ from typing import Any
 
 from outrider.common.files import write_json
 from outrider.serving.bundle.bundle import serve_script
-from outrider.serving.bundle.bundle_digest import listing
+from outrider.serving.bundle.bundle_digest import list_files
 from outrider.serving.config import EngineConfig, TargetConfig
-from outrider.serving.serve_flags import serving_of
+from outrider.serving.serve_flags import serve_entry
 from outrider.serving.speculator import Drafting, Speculator
 
 R1 = "deepseek-ai/DeepSeek-R1"
@@ -77,11 +77,11 @@ def write_exported(
     (folder / "serve.sh").write_text(serve_script(TargetConfig(), used, drafting))
     (folder / "serve.sh").chmod(0o755)
     manifest = {
-        **listing(folder),
+        **list_files(folder),
         **drafting.as_manifest(),
         "target": target.model_dump(),
         "vllm": "0.32.0",
-        "serve": serving_of(TargetConfig(), used),
+        "serve": serve_entry(TargetConfig(), used),
         "evidence": EVIDENCE,
     }
     write_json(folder / "bundle.json", manifest | changed)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from outrider.common.errors import OutriderError
 from outrider.serving import allowed
-from outrider.serving.allowed import OF_BUNDLES, why_not_argument, why_not_of_bundle
+from outrider.serving.allowed import OF_BUNDLES, argument_refusal, bundle_argument_refusal
 from outrider.serving.serve_flags import without_quotes
 from outrider.serving.vllm_arguments import flags_of
 
@@ -168,7 +168,7 @@ def assert_parsed_to(name: str, value: Any) -> None:
 def test_vllm_reads_what_a_bundle_may_set_and_nothing_else(name: str) -> None:
     tried = 0
     for value in ordinary(name):
-        assert why_not_of_bundle(name, value) is None, value
+        assert bundle_argument_refusal(name, value) is None, value
         try:
             assert_parsed_to(name, value)
             tried += 1
@@ -177,14 +177,14 @@ def test_vllm_reads_what_a_bundle_may_set_and_nothing_else(name: str) -> None:
     assert tried
     for value in HOSTILE:
         # What is not refused is harmless: it is set as it is. vLLM may refuse it.
-        if why_not_of_bundle(name, value) is None:
+        if bundle_argument_refusal(name, value) is None:
             try:
                 assert_parsed_to(name, value)
             except ValueError as error:
                 assert "invalid" in str(error)
     for text in CODE:
         for value in (text, [text], [1, text], f" {text}", [f"-cc.inductor_passes.x={EVIL}"]):
-            assert why_not_of_bundle(name, value), value
+            assert bundle_argument_refusal(name, value), value
 
 
 names = st.sampled_from(sorted(OF_BUNDLES))
@@ -201,7 +201,7 @@ values = st.recursive(
 @settings(max_examples=300, deadline=None)
 @given(names, values)
 def test_any_value_is_refused_or_read_by_vllm_as_it_is(name: str, value: Any) -> None:
-    if why_not_of_bundle(name, value) is None:
+    if bundle_argument_refusal(name, value) is None:
         try:
             assert_parsed_to(name, value)
         except (ValueError, OutriderError) as error:
@@ -229,4 +229,4 @@ def test_the_arguments_of_bundles_are_vllm_s_and_those_that_recipes_may_set() ->
     ],
 )
 def test_a_recipe_names_no_code_and_hides_no_flag(name: str, value: Any) -> None:
-    assert name in str(why_not_argument(name, value))
+    assert name in str(argument_refusal(name, value))

@@ -7,7 +7,7 @@ import pytest
 from huggingface_hub.utils import filter_repo_objects
 
 from outrider.common.errors import OutriderError
-from outrider.pipeline.preflight import check_target
+from outrider.pipeline.preflight import check_target_and_base
 from outrider.serving.config import TargetConfig
 from outrider.speculators.checkpoints.layout import INDEX
 from tests.tiny import write_tiny_target
@@ -62,6 +62,6 @@ def test_of_a_hub_model_training_fetches_the_shards_that_it_reads(tmp_path, monk
     fetched = {path.name for path in hub.iterdir()}
     assert fetched >= {"config.json", INDEX, "tokenizer.json"} | shards
     assert not fetched & {"model-00000-of-00002.safetensors", "modeling_deepseek.bin"}
-    check_target(hub)
+    check_target_and_base(hub)
     assert target.directory() == hub
     assert (hub / "model-00000-of-00002.safetensors").exists()

@@ -9,8 +9,8 @@ from outrider.serving.logged_text import (
     FIT_EVERY,
     HEAD,
     Claim,
-    LoggedText,
-    Step,
+    RequestSlice,
+    ScoredCompletion,
     checked_positions,
     score_step,
 )
@@ -55,7 +55,7 @@ def literal(which):
 @examples(20)
 @given(cuts=st.lists(st.integers(1, 25), min_size=1, max_size=30), again=st.integers(0, 5))
 def test_any_cut_into_steps_gives_the_same_sums(cuts, again):
-    texts = [LoggedText(TOKENS[0], CLAIMS[0], MASKS), LoggedText(TOKENS[1], CLAIMS[1])]
+    texts = [ScoredCompletion(TOKENS[0], CLAIMS[0], MASKS), ScoredCompletion(TOKENS[1], CLAIMS[1])]
     start = 0
     for number, size in enumerate([*cuts, LENGTH]):
         size = min(size, LENGTH - start)
@@ -67,7 +67,7 @@ def test_any_cut_into_steps_gives_the_same_sums(cuts, again):
         size += start - begin
         hidden_NH = torch.cat([states[begin : begin + size] for states in STATES])
         steps = [
-            Step(text, row=which * size, start=begin, tokens=size)
+            RequestSlice(text, row=which * size, start=begin, tokens=size)
             for which, text in enumerate(texts)
         ]
         score_step(steps, hidden_NH, head, VOCAB, keep=True)
@@ -77,10 +77,10 @@ def test_any_cut_into_steps_gives_the_same_sums(cuts, again):
 
 
 def test_a_rank_that_keeps_nothing_still_calls_the_head():
-    text = LoggedText(TOKENS[0], CLAIMS[0], MASKS)
+    text = ScoredCompletion(TOKENS[0], CLAIMS[0], MASKS)
     asked = []
     score_step(
-        [Step(text, 0, 0, LENGTH)],
+        [RequestSlice(text, 0, 0, LENGTH)],
         STATES[0],
         lambda hidden: asked.append(len(hidden)),
         VOCAB,
@@ -90,8 +90,8 @@ def test_a_rank_that_keeps_nothing_still_calls_the_head():
 
 
 def test_a_completion_without_usable_masks_is_not_scored():
-    text = LoggedText(TOKENS[0], CLAIMS[0])
-    score_step([Step(text, 0, 0, LENGTH)], STATES[0], head, VOCAB, keep=True)
+    text = ScoredCompletion(TOKENS[0], CLAIMS[0])
+    score_step([RequestSlice(text, 0, 0, LENGTH)], STATES[0], head, VOCAB, keep=True)
     assert not text.sums_PC.any()
 
 

@@ -7,8 +7,8 @@ from outrider.eval.replay.draft_parity import draft_parity, record
 from outrider.serving.config import EngineConfig
 from outrider.serving.engine import CAPTURE_EXTENSION, AskedRow, open_engine
 from outrider.serving.speculator import Drafting, Speculator, served_directory
-from outrider.speculators.kinds import check_speculator, kind_of, lookup_names
-from outrider.speculators.parity import ParityConfig, complaint
+from outrider.speculators.kinds import check_speculator, drafter_kind_of, lookup_names
+from outrider.speculators.parity import ParityConfig, parity_failure
 from tests.dflash_head import write_dflash_head
 from tests.eagle3_head import write_eagle3_head
 from tests.live.faults import FAULT, FAULT_EXTENSION
@@ -61,11 +61,11 @@ def test_it_drafts_and_the_text_is_the_same(engine, target, prompts, k, tmp_path
     without = engine.answer(rows)
     if kind == "suffix":
         pytest.importorskip("arctic_inference", reason="suffix lookup needs arctic-inference")
-    speculator = Speculator.named("ngram")
+    speculator = Speculator.from_name("ngram")
     environment = {}
     heads = {}
     if kind in lookup_names():
-        speculator = Speculator.named(kind)
+        speculator = Speculator.from_name(kind)
     else:
         for seed, name in enumerate(("first", "second")):
             write = write_dflash_head if kind.startswith("dflash") else write_eagle3_head
@@ -74,8 +74,8 @@ def test_it_drafts_and_the_text_is_the_same(engine, target, prompts, k, tmp_path
             )
             heads[name] = served_directory(written, target.directory(), tmp_path / "cache")
             check_speculator(heads[name], target.directory())
-        speculator = Speculator.named(heads["first"])
-        assert speculator.swaps_with(Speculator.named(heads["second"]))
+        speculator = Speculator.from_name(heads["first"])
+        assert speculator.swaps_with(Speculator.from_name(heads["second"]))
     if "MLA" in kind:  # one cache for both: the target's attention must be MLA too
         environment = {"VLLM_MLA_DISABLE": "0"}
     settings = EngineConfig(kv_cache_gb=0.25, environment=environment)
@@ -110,7 +110,7 @@ def test_it_drafts_and_the_text_is_the_same(engine, target, prompts, k, tmp_path
             parity=PARITY,
         )
         assert found[0][0] > 60
-        assert complaint(found, PARITY) is None, (name, found)
+        assert parity_failure(found, PARITY) is None, (name, found)
     if heads:
         # Not step by step: the prompts are cached by now, and near ties of bf16 fall otherwise.
         found = draft_parity(
@@ -120,7 +120,7 @@ def test_it_drafts_and_the_text_is_the_same(engine, target, prompts, k, tmp_path
             k=k,
             parity=PARITY,
         )
-        assert complaint(found, PARITY) is None, ("after faults", found)
+        assert parity_failure(found, PARITY) is None, ("after faults", found)
         crossed = draft_parity(
             recording=recordings["second"],
             speculator_dir=heads["first"],
@@ -128,13 +128,13 @@ def test_it_drafts_and_the_text_is_the_same(engine, target, prompts, k, tmp_path
             k=k,
             parity=PARITY,
         )
-        assert complaint(crossed, PARITY) is not None
+        assert parity_failure(crossed, PARITY) is not None
 
 
 def fail_at_every_tensor(engine, directory, target_dir):
     """Each load ends early, and what the engine drafted with is loaded again."""
     (before,) = engine.llm.collective_rpc("speculator_report")
-    for after in range(len(list(kind_of(directory).swap_tensors(directory))) + 1):
+    for after in range(len(list(drafter_kind_of(directory).swap_tensors(directory))) + 1):
         engine.llm.collective_rpc("next_load_fails_after", args=(after,))
         with pytest.raises(OutriderError, match=FAULT):
             swap(engine, directory, directory, target_dir)

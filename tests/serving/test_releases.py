@@ -7,7 +7,7 @@ from packaging.version import Version
 
 from outrider.cli import doctor as doctor_module
 from outrider.serving.commands.serve_command import read_serve_command
-from outrider.serving.releases import FIRST, FIRST_OF_KEYS, release_in, served_with
+from outrider.serving.releases import FIRST, FIRST_OF_KEYS, release_in, release_support
 from outrider.serving.vllm_version import WRITTEN_FOR
 from outrider.speculators.kinds import KINDS, kind_named
 
@@ -61,7 +61,7 @@ def test_the_release_is_that_of_the_image(text: str, release: str | None) -> Non
 def test_words_name_what_is_served_and_what_is_lost(
     release: str, has: list[str], lacks: list[str]
 ) -> None:
-    words = served_with(release) or ""
+    words = release_support(release) or ""
     assert words.startswith(f"measured with {WRITTEN_FOR}, served with {release}: ")
     assert all(part in words for part in has) and not any(part in words for part in lacks)
     if release != "0.12.0":
@@ -69,7 +69,7 @@ def test_words_name_what_is_served_and_what_is_lost(
 
 
 def test_the_tested_release_needs_no_words() -> None:
-    assert served_with(WRITTEN_FOR) is served_with(f"{WRITTEN_FOR}+cpu") is None
+    assert release_support(WRITTEN_FOR) is release_support(f"{WRITTEN_FOR}+cpu") is None
 
 
 def test_a_serve_command_notes_its_release_and_the_recipe_keeps_it() -> None:

@@ -105,7 +105,7 @@ def test_requests_are_sent_with_their_grammars(server, target, prompts, prompt_t
     assert [request.output_tokens for request in block.requests] == lengths
     # Also steps whose drafts the grammar forbids are counted.
     counters = block.counters
-    steps = Speculator.named(target.directory()).steps(asdict(counters), len(prompts))
+    steps = Speculator.from_name(target.directory()).steps(asdict(counters), len(prompts))
     missing = sum(lengths) - len(prompts) - counters.accepted_tokens
     assert steps == max(counters.drafts, missing)
 
@@ -168,7 +168,7 @@ def test_a_bundle_is_served_as_it_was_evaluated(server, target, prompts, k, shor
     assert counters.generation_tokens == sum(len(each.token_ids) for each in done)
     out = tmp_path / "bundle"
     alone_k_else_one = [(1, 1, k), (2, 8, 1)]
-    own = Speculator.named(tmp_path / "speculator")
+    own = Speculator.from_name(tmp_path / "speculator")
     drafting = Drafting(own, k, k_per_batch_size=alone_k_else_one)
     manifest = export_bundle(
         drafting=drafting, target=target, engine=ENGINE, evidence={"recipe": "digest"}, out_dir=out

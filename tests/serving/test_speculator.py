@@ -26,7 +26,7 @@ def test_a_name_or_a_directory_identifies_the_kind(tmp_path):
         (str(tmp_path / "mtp"), Speculator("mtp", tmp_path / "mtp")),
         (str(tmp_path / "eagle3"), Speculator("eagle3", tmp_path / "eagle3")),
     ):
-        assert Speculator.named(name) == expected
+        assert Speculator.from_name(name) == expected
     for name, message in (
         (
             "neither",
@@ -35,7 +35,7 @@ def test_a_name_or_a_directory_identifies_the_kind(tmp_path):
         ("gone", r"gone/config\.json: no such file"),
     ):
         with pytest.raises(OutriderError, match=message):
-            Speculator.named(tmp_path / name)
+            Speculator.from_name(tmp_path / name)
 
 
 def test_the_copy_has_the_layer_s_bytes_and_is_made_once(tmp_path):
@@ -49,7 +49,7 @@ def test_the_copy_has_the_layer_s_bytes_and_is_made_once(tmp_path):
     assert tensors.keys() == names
     for name, tensor in tensors.items():
         assert tensor.dtype == original.raw(name).dtype and tensor.equal(original.raw(name))
-    assert Speculator.named(copy).kind == Speculator.named(target).kind
+    assert Speculator.from_name(copy).kind == Speculator.from_name(target).kind
     made = (copy / "model.safetensors").stat().st_ino
     assert served_directory(target, target, tmp_path / "cache") == copy
     assert (copy / "model.safetensors").stat().st_ino == made, "copied twice"

@@ -20,10 +20,10 @@ from outrider.serving.engine import AskedRow, open_engine
 from outrider.serving.hooked import SWAP_EXTENSION
 from outrider.serving.server import Server
 from outrider.serving.speculator import Drafting, Speculator
-from outrider.serving.vllm_hooks.drafts_file import DraftsFile
+from outrider.serving.vllm_hooks.drafts_file import DraftCountFile
 from outrider.speculators.kinds.protocol import NO_DRAFT, Lookup
 from outrider.speculators.kinds.suffix import FACTOR, SuffixLookup
-from outrider.speculators.lookup_history import Response
+from outrider.speculators.lookup_history import EarlierResponse
 from tests.serving.in_process import swap
 
 K = 8
@@ -109,9 +109,9 @@ def test_a_live_server_swaps_its_history_by_the_admin_route(engine, target, prom
     (answer,) = greedy_answers(engine, prompts[:1])
     root = tmp_path / "releases"
     empty = bundle_of([], root / "empty", target, shared=True)
-    full = bundle_of([Response(answer, "s", "acme")], root / "full", target, shared=True)
+    full = bundle_of([EarlierResponse(answer, "s", "acme")], root / "full", target, shared=True)
     other = bundle_of([], root / "other", target, shared=True, settings={FACTOR: 2.0})
-    drafting = Drafting(Speculator.named(empty), K)
+    drafting = Drafting(Speculator.from_name(empty), K)
     server = Server(target, EngineConfig(kv_cache_gb=0.25), drafting, log_path=tmp_path / "log")
     server._environment |= live_environment(
         [root], f"unix:{tmp_path}/admin.sock", tmp_path / "admin.token"
@@ -150,7 +150,8 @@ def test_a_server_takes_the_steps_that_replay_predicts_for_each_tenant(
     answers = greedy_answers(engine, prompts[:2])
     tenants = ["acme", "umbrella"]
     history = [
-        Response(answer, "s", tenant) for answer, tenant in zip(answers, tenants, strict=True)
+        EarlierResponse(answer, "s", tenant)
+        for answer, tenant in zip(answers, tenants, strict=True)
     ]
     kind = SuffixLookup()
     directory = kind.prepare(history, tmp_path / "made", max_gb=1.0, shared=False)
@@ -185,15 +186,17 @@ def test_near_the_context_limit_a_server_takes_the_steps_that_replay_predicts(
     longest = max(map(len, prompts))
     limit = longest + TOKENS
     answers = greedy_answers(engine, prompts)
-    history = [Response(answer[: len(answer) // 2], "s", "") for answer in answers]
+    history = [EarlierResponse(answer[: len(answer) // 2], "s", "") for answer in answers]
     kind = SuffixLookup()
     directory = kind.prepare(history, tmp_path / "made", max_gb=1.0, shared=True)
     lookup = Lookup("suffix", {FACTOR: 4.0}, kind.history(directory))
     speculator = Speculator("suffix", directory, {FACTOR: 4.0})
-    file = DraftsFile(tmp_path / "drafts.json")
+    file = DraftCountFile(tmp_path / "drafts.json")
     settings = EngineConfig(kv_cache_gb=0.25, max_model_len=limit, max_num_seqs=len(prompts))
     drafting = Drafting(speculator, 24, k_per_batch_size=((1, len(prompts), 24),))
-    with Server(target, file.followed(settings), drafting, log_path=tmp_path / "log") as server:
+    with Server(
+        target, file.engine_settings(settings), drafting, log_path=tmp_path / "log"
+    ) as server:
         file.draft(4)
         completions = greedy(server, prompts)
     for prompt, completion in zip(prompts, completions, strict=True):
@@ -209,10 +212,14 @@ def test_a_history_is_loaded_at_the_start_kept_to_its_tenant_and_swapped(
     pytest.importorskip("arctic_inference", reason="suffix lookup needs arctic-inference")
     acmes, later = greedy_answers(engine, prompts[:2])
     # With a second tenant, a request without salt is of none.
-    other = Response(np.array([5, 6, 7], np.int32), "t", "globex")
-    own = bundle_of([Response(acmes, "s", "acme"), other], tmp_path / "own", target, shared=False)
-    shared = bundle_of([Response(later, "s", "acme")], tmp_path / "shared", target, shared=True)
-    speculator = Speculator.named(own)
+    other = EarlierResponse(np.array([5, 6, 7], np.int32), "t", "globex")
+    own = bundle_of(
+        [EarlierResponse(acmes, "s", "acme"), other], tmp_path / "own", target, shared=False
+    )
+    shared = bundle_of(
+        [EarlierResponse(later, "s", "acme")], tmp_path / "shared", target, shared=True
+    )
+    speculator = Speculator.from_name(own)
     assert speculator.directory == own
     settings = EngineConfig(kv_cache_gb=0.25)
     with open_engine(target, settings, Drafting(speculator, K), extension=SWAP_EXTENSION) as live:

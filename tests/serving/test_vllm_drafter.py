@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from outrider.serving.config import EngineConfig
 from outrider.speculators.checkpoints.fp8 import dequantize
 from outrider.speculators.checkpoints.target_ends import load_target_ends
-from outrider.speculators.kinds.mtp.checkpoint import checkpoint_names, load_mtp
+from outrider.speculators.kinds.mtp.checkpoint import load_mtp, mtp_checkpoint_tensors
 from tests.fp8_target import write_fp8_copy
 from tests.serving.vllm_drafter import draft, forked, loaded_drafter
 from tests.tiny import HIDDEN, LAYERS, VOCAB, save_drafter, tiny_glm, write_tiny_target
@@ -111,7 +111,9 @@ def test_vllm_loads_what_replay_reads(tmp_path: Path, scale_fmt: str | None) -> 
     }
     views = {
         name: view.detach()
-        for name, view in checkpoint_names(load_mtp(tmp_path / "speculator").state_dict()).items()
+        for name, view in mtp_checkpoint_tensors(
+            load_mtp(tmp_path / "speculator").state_dict()
+        ).items()
     }
 
     def joined(pattern: str, *parts: str) -> torch.Tensor:

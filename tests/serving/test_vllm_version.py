@@ -4,14 +4,14 @@ import pytest
 
 from outrider.serving.vllm_version import (
     WRITTEN_FOR,
-    untried_version,
+    version_refusal,
     vllm_version,
 )
 
 
 @pytest.mark.parametrize("installed", [vllm_version(), f"{WRITTEN_FOR}+cu129"])
 def test_the_installed_release_is_the_one_that_the_hooks_were_written_for(installed: str) -> None:
-    assert untried_version(installed) is None
+    assert version_refusal(installed) is None
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,6 @@ def test_the_installed_release_is_the_one_that_the_hooks_were_written_for(instal
 def test_another_release_is_refused_with_the_command_that_installs_ours(
     installed: str, package: str
 ) -> None:
-    refusal = untried_version(installed) or ""
+    refusal = version_refusal(installed) or ""
     assert refusal.startswith(f"vLLM {installed.partition('+')[0]} has not been tried")
     assert f"`pip install {package}=={WRITTEN_FOR}`" in refusal

@@ -18,7 +18,7 @@ from torch import Tensor
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.speculator import Drafting, Speculator
 from outrider.serving.vllm_arguments import engine_arguments, engine_environment
-from outrider.serving.vllm_hooks.swap_extension import required
+from outrider.serving.vllm_hooks.swap_extension import required_parameters
 from outrider.speculators.kinds import trainable_kind_of
 
 
@@ -60,7 +60,7 @@ def loaded_drafter(
 ) -> Iterator[tuple[Any, Any, set[str]]]:
     """vLLM's configuration, its drafter with the weights of the speculator, and their names."""
     os.environ.update(engine_environment(engine))
-    drafting = Drafting(Speculator.named(speculator), 2)
+    drafting = Drafting(Speculator.from_name(speculator), 2)
     arguments = engine_arguments(TargetConfig(model=str(target)), engine, drafting)
 
     from vllm.config import set_current_vllm_config
@@ -78,7 +78,7 @@ def loaded_drafter(
             drafter = initialize_model(vllm_config=config, model_config=model_config, prefix="")
         kind = trainable_kind_of(speculator)
         loaded = drafter.load_weights(kind.swap_tensors(speculator))
-        assert required(drafter, kind) <= loaded, "vLLM needs more than was published"
+        assert required_parameters(drafter, kind) <= loaded, "vLLM needs more than was published"
         yield config, drafter, loaded
 
 

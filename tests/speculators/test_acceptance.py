@@ -9,8 +9,8 @@ from outrider.speculators.acceptance import (
     MASK_BITS,
     accept_matrix,
     accept_probability,
-    forbid,
     logged_token_probability,
+    mask_forbidden_tokens,
     pad_anchors,
     replay_chain,
     target_distribution,
@@ -31,7 +31,9 @@ def test_forbid_reads_vllm_s_bits() -> None:
     logits_NV = torch.randn(4, vocabulary)
     index_N = torch.tensor([2, -1, 0, 2])
     # Through uint32, since bit 31 is the sign.
-    found_NV = forbid(logits_NV, masks_MW.to(torch.uint32).view(torch.int32), index_N)
+    found_NV = mask_forbidden_tokens(
+        logits_NV, masks_MW.to(torch.uint32).view(torch.int32), index_N
+    )
     for n, index in enumerate(index_N.tolist()):
         kept_V = torch.ones(vocabulary).bool() if index < 0 else allowed_MV[index]
         assert torch.equal(found_NV[n, kept_V], logits_NV[n, kept_V])

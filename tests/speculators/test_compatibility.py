@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from outrider.common.errors import OutriderError
-from outrider.speculators.kinds import check_speculator, kind_of, weightless_names
+from outrider.speculators.kinds import check_speculator, drafter_kind_of, weightless_names
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp
 from tests.fp8_target import write_fp8_copy
 from tests.tiny import LAYERS, VOCAB, edit_tensors, save_drafter, write_tiny_target
@@ -34,7 +34,7 @@ def test_what_outrider_writes_and_the_target_itself_belong_to_it(target, specula
         target,
         write_tiny_target(tmp_path / "sharded", layers_in_shards=True),
     ):
-        assert kind_of(directory).name == "mtp"
+        assert drafter_kind_of(directory).name == "mtp"
         check_speculator(directory, target)
 
 

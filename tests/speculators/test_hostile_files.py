@@ -111,5 +111,5 @@ def test_a_config(head: Path, nano_r1: Path, name: str) -> None:
     (head / "config.json").write_bytes(content)
     with pytest.raises(OutriderError, match=r"head") as caught:
         check_speculator(head, nano_r1)
-        Speculator.named(head).features(nano_r1)
+        Speculator.from_name(head).features(nano_r1)
     assert str(caught.value).isprintable()

@@ -14,8 +14,8 @@ from vllm.exceptions import VLLMValidationError
 from outrider.common.errors import OutriderError
 from outrider.speculators.kinds.suffix_search import SearchedHistory
 from outrider.speculators.lookup_history import (
+    EarlierResponse,
     History,
-    Response,
     read_history,
     salt_of,
     session_key,
@@ -27,7 +27,7 @@ SETTINGS = {"k": 4, "factor": 4.0, "least": 0.1}
 
 
 def response(ids, session="", tenant=""):
-    return Response(np.array(ids, np.int32), session, tenant)
+    return EarlierResponse(np.array(ids, np.int32), session, tenant)
 
 
 def random_responses(seed, tenants=("", "acme", "umbrella")):
@@ -76,7 +76,7 @@ def test_a_request_without_salt_is_of_the_only_tenant() -> None:
     assert asked(only, tenant_key("umbrella")) == asked(only, None) == []
     assert only.without_salt == 1 and not only.shared
     # A second tenant, for instance in a later window, ends this.
-    both = only.extended([response([1, 2, 3, 55], tenant="umbrella"), response([7, 8])], 1.0)
+    both = only.extend([response([1, 2, 3, 55], tenant="umbrella"), response([7, 8])], 1.0)
     assert asked(both, tenant_key(None)) == [] and both.without_salt == 1
     assert asked(both, tenant_key("acme")) == [99]
 
@@ -98,7 +98,7 @@ def test_an_erased_history_is_the_one_without_those_sessions(tmp_path, seed, sha
     path = tmp_path / "history.npz"
     History.of(responses, 1.0, shared).write(path)
     gone = {"session 1", "session 4"}
-    read_history(path).without([session_key(name) for name in gone]).write(path)
+    read_history(path).without_sessions([session_key(name) for name in gone]).write(path)
     erased = read_history(path)
     left = History.of([r for r in responses if r.session not in gone], 1.0, shared)
     assert erased.facts == left.facts and 0 < erased.responses < 39
@@ -114,20 +114,20 @@ def test_an_erased_history_is_the_one_without_those_sessions(tmp_path, seed, sha
 def test_an_extended_history_is_the_one_of_all_responses(seed, shared):
     responses = random_responses(seed)
     together = History.of(responses, 1.0, shared)
-    extended = History.of(responses[:15], 1.0, shared).extended(responses[15:], 1.0)
+    extended = History.of(responses[:15], 1.0, shared).extend(responses[15:], 1.0)
     assert extended.facts == together.facts
     for tenant in ("", "acme", "umbrella"):
         for recent in itertools.product(range(4), repeat=3):
             key = tenant_key(tenant)
             assert asked(extended, key, recent) == asked(together, key, recent)
-    erased = extended.without([session_key("session 1")])
+    erased = extended.without_sessions([session_key("session 1")])
     left = [response for response in responses if response.session != "session 1"]
     assert erased.facts == History.of(left, 1.0, shared).facts
 
 
 def test_an_extended_history_forgets_the_oldest():
     first = History.of([response([n] * 100) for n in range(30)], 20 * 832e-9, shared=True)
-    second = first.extended([response([n] * 100) for n in range(30, 40)], 20 * 832e-9)
+    second = first.extend([response([n] * 100) for n in range(30, 40)], 20 * 832e-9)
     assert set(second.tokens_N) == {-1, *range(20, 40)}
     assert second.facts["offered"] == 40
 
@@ -159,7 +159,7 @@ def test_a_history_without_responses_drafts_nothing_and_can_be_extended(tmp_path
     History.of([], 1.0, shared).write(tmp_path / "history.npz")
     empty = read_history(tmp_path / "history.npz")
     assert asked(empty, None) == [] and empty.shared == shared
-    extended = empty.extended([response([1, 2, 3, 99], tenant="acme")], 1.0)
+    extended = empty.extend([response([1, 2, 3, 99], tenant="acme")], 1.0)
     assert asked(extended, tenant_key("acme")) == [99]
     assert asked(extended, tenant_key("umbrella")) == ([99] if shared else [])
 

@@ -76,7 +76,7 @@ class Corpus:
                 patches.enter_context(patch.dict(os.environ, {STORE: store}))
                 for module in (launcher, *([ray_train()] if cluster else [])):
                     patches.enter_context(patch.object(module, "WORKER", STORE_WORKER))
-            return launcher.train(spec, cluster)
+            return launcher.launch_training(spec, cluster)
 
 
 def ray_train() -> ModuleType:

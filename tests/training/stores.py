@@ -13,7 +13,7 @@ from datasets import Dataset
 from outrider.common.errors import OutriderError
 from outrider.common.files import write_json
 from outrider.data.config import CaptureConfig
-from outrider.data.features.capture_plan import Piece
+from outrider.data.features.capture_plan import CaptureBatch
 from outrider.data.features.feature_store import FeatureStore
 from outrider.data.streamed import STREAM, StreamedFeatures
 from outrider.serving.token_scores import COLUMNS
@@ -60,7 +60,8 @@ OFF_POLICY = ("s03", "s08")
 
 
 def write_stream(features_dir: Path, directory: Path, limit_bytes: int = 2000) -> Path:
-    """What `streaming` leaves for the ranks of a corpus, with its table; returns `directory`."""
+    """What `stream_features` leaves for the ranks of a corpus, with its table; returns
+    `directory`."""
     store = FeatureStore.open(features_dir)
     rows = [
         {
@@ -104,7 +105,9 @@ class RecordedStream(StreamedFeatures):
     recorded_off_policy: tuple[str, ...] = OFF_POLICY
 
     def replicas(self) -> Any:
-        def stream(plan: Iterable[Piece], limit_bytes: int) -> Iterator[tuple[Piece, list[Any]]]:
+        def stream(
+            plan: Iterable[CaptureBatch], limit_bytes: int
+        ) -> Iterator[tuple[CaptureBatch, list[Any]]]:
             return (
                 (
                     piece,

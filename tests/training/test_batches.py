@@ -8,7 +8,7 @@ from outrider.serving.vllm_hooks.grammar_masks import TokenMasks
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream, SequenceStates
 from outrider.speculators.kinds.drafter import Batch
 from outrider.speculators.unroll import valid_BT
-from outrider.training.batches import Prefetch, assemble
+from outrider.training.batches import Prefetch, assemble_batch
 from outrider.training.packing import make_samples
 
 LENGTHS = {"a": (6, 3), "b": (5, 2), "c": (40, 4)}
@@ -31,7 +31,7 @@ SAMPLES, _ = make_samples(
 
 
 def test_a_row_holds_its_sequences_side_by_side() -> None:
-    batch = assemble(MemoryStore(), SAMPLES, (0, 1), row_tokens=14, spec=SPEC)
+    batch = assemble_batch(MemoryStore(), SAMPLES, (0, 1), row_tokens=14, spec=SPEC)
     assert batch.token_ids_BT[0].tolist() == [10, 11, 12, 13, 14, 15, 20, 21, 22, 23, 24, 0, 0, 0]
     assert batch.sequence_BT[0].tolist() == [0] * 6 + [1] * 5 + [-1] * 3
     assert batch.position_BT[0].tolist() == [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 0, 0, 0]
@@ -53,7 +53,7 @@ def test_masks_are_at_their_tokens_and_end_with_the_sample() -> None:
     }
 
     def assembled(row: tuple[int, ...], row_tokens: int) -> Batch:
-        return assemble(
+        return assemble_batch(
             store=MemoryStore(),
             samples=SAMPLES,
             row=row,

@@ -13,7 +13,7 @@ from outrider.training import checkpoints
 from outrider.training.checkpoints import (
     load_checkpoint,
     newest_state,
-    published,
+    published_checkpoints,
     save_checkpoint,
 )
 from tests.training.corpus import make_corpus
@@ -43,7 +43,7 @@ def test_the_last_two_are_kept_and_the_newest_is_loaded(
     for step in (2, 4, 6):
         save_checkpoint(accelerator, tmp_path, step, {**STATE, "digest": "d", "best_step": 0})
     names = ["step-0000004", "step-0000006"]
-    assert [path.name for path in published(tmp_path)] == names
+    assert [path.name for path in published_checkpoints(tmp_path)] == names
     (tmp_path / ".step-0000010.draft").mkdir()  # what a killed run was writing
     state = newest_state(accelerator, tmp_path, "d")
     assert state is not None and state["step"] == 6
@@ -63,7 +63,7 @@ def test_a_run_on_a_full_disk_keeps_its_checkpoint_and_resumes(
     settings = {"epochs": 6, "checkpoint_every": 1, "evaluate_every": 100}
     with pytest.raises(OutriderError, match="no space left on the disk"):
         corpus.train(small_disk, **settings)
-    newest = published(small_disk / "training" / "checkpoints")[-1]
+    newest = published_checkpoints(small_disk / "training" / "checkpoints")[-1]
     step = json.loads((newest / "state.json").read_text())["step"]
     ballast.unlink()
     result = corpus.train(small_disk, **settings)

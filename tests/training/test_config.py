@@ -12,6 +12,6 @@ def test_warm_up_peak_and_floor() -> None:
     assert max(rates) == rates[6] == pytest.approx(1.0)
     assert rates[6:] == sorted(rates[6:], reverse=True)
     assert rates[-1] == pytest.approx(0.1, abs=1e-3)
-    scratch = config.started(warm=False)
+    scratch = config.for_start(warm=False)
     assert (scratch.epochs, scratch.learning_rate) == (7, SCRATCH_RATE)
-    assert config.started(warm=True) == config
+    assert config.for_start(warm=True) == config

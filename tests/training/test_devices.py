@@ -22,7 +22,7 @@ from outrider.common.files import read_json
 from outrider.data.features.feature_store import FeatureStore
 from outrider.eval.bench.prompts import Prompt
 from outrider.eval.lossless.verification import TargetScores
-from outrider.eval.replay.draft_parity import Recording, Step, draft_parity
+from outrider.eval.replay.draft_parity import RecordedStep, Recording, draft_parity
 from outrider.eval.replay.replay import CEILING, replay
 from outrider.serving.vllm_hooks.grammar_masks import TokenMasks
 from outrider.speculators.config import SpeculatorConfig
@@ -33,8 +33,8 @@ from outrider.speculators.parity import ParityConfig
 from outrider.training import memory, start, trainer
 from outrider.training.config import TrainingConfig
 from outrider.training.distributed.accelerator import ChainUnroll
-from outrider.training.distributed.spec import Sampling
-from outrider.training.packing import Sample
+from outrider.training.distributed.spec import SequenceSampling
+from outrider.training.packing import TrainingSample
 from outrider.training.trainer import train_rank
 from tests.eagle3_head import write_eagle3_head
 from tests.gpu_on_cpu import GPU, MixedDevices, gpu_on_cpu
@@ -93,10 +93,10 @@ def prepared(_: OneRank, model: ChainUnroll) -> tuple[ChainUnroll, torch.optim.O
     return model, torch.optim.SGD(model.parameters(), lr=1e-3, foreach=False)
 
 
-def masks_of(*_: object) -> Callable[[Sample, SequenceStates], TokenMasks | None]:
+def masks_of(*_: object) -> Callable[[TrainingSample, SequenceStates], TokenMasks | None]:
     """A grammar for one sample in three that allows every token."""
 
-    def of(sample: Sample, states: SequenceStates) -> TokenMasks | None:
+    def of(sample: TrainingSample, states: SequenceStates) -> TokenMasks | None:
         if int(sample.sequence_id[1:]) % 3:
             return None
         words = torch.full((1, -(-VOCAB // 32)), -1, dtype=torch.int32)
@@ -152,7 +152,9 @@ def trained(corpus: Corpus, folder: Path, case: str, **changes: Any) -> Path:
     )
     greedy = config.draft_sample_method == "greedy"
     ways = itertools.cycle([(0.6, 0.95, 0), (0.0, 1.0, 0), (0.7, 0.9, 5), (0.6, 1.0, 0, greedy)])
-    spec.sampling = {name: Sampling(*way) for name, way in zip(spec.sampling, ways, strict=False)}
+    spec.sampling = {
+        name: SequenceSampling(*way) for name, way in zip(spec.sampling, ways, strict=False)
+    }
     with gpu_on_cpu():
         result = train_rank(spec, FeatureStore.open(corpus.features_dir))
     assert result["steps"] > 0
@@ -190,7 +192,7 @@ def compared(corpus: Corpus, store: FeatureStore, speculator: Path) -> None:
     states = store.read(corpus.parts["validation"][0])
     first = states.completion_start + 2
     token_ids = states.token_ids[: first + DEPTH].tolist()
-    step = Step(
+    step = RecordedStep(
         request=0,
         anchor=states.completion_start,
         token_ids=token_ids,

@@ -13,7 +13,7 @@ from outrider.data.features.feature_store import FeatureStore
 from outrider.eval.replay.replay import replay
 from outrider.speculators.config import SpeculatorConfig
 from outrider.speculators.head_config import HeadConfig
-from outrider.speculators.kinds import check_speculator, kind_of, trainable_kind
+from outrider.speculators.kinds import check_speculator, drafter_kind_of, trainable_kind
 from outrider.speculators.kinds.eagle3 import checkpoint
 from outrider.training.config import BASE_RATE, FITTED_RATE
 from outrider.training.distributed.spec import Preempted
@@ -54,7 +54,7 @@ def test_a_head_from_scratch_learns(corpus: Corpus, tmp_path: Path) -> None:
     # The closed-form start drafts, with its own state too; chance is 1 in 97.
     assert result["base"]["acceptance"][0] > 0.2 and result["base"]["acceptance"][1] > 0.1
     assert result["exported"]["acceptance_length"][-1] == pytest.approx(best, rel=0.05)
-    assert kind_of(tmp_path / "speculator").name == "eagle3"
+    assert drafter_kind_of(tmp_path / "speculator").name == "eagle3"
     check_speculator(tmp_path / "speculator", corpus.target_dir)
     # 30 epochs are those of training.scratch: the section's own are 2.
     assert result["steps"] > 2 * 10
@@ -109,7 +109,7 @@ def test_a_parallel_head_learns_and_is_replayed(corpus: Corpus, tmp_path: Path, 
     best, start = (result[name]["acceptance_length"] for name in ("best", "base"))
     # The second draft too, which reads neither a state of the target nor a draft.
     assert best[0] > start[0] + 0.2 and best[1] > best[0] + 0.05
-    assert kind_of(tmp_path / "speculator").name == kind
+    assert drafter_kind_of(tmp_path / "speculator").name == kind
     check_speculator(tmp_path / "speculator", corpus.target_dir)
     published = dict(trainable_kind(kind).swap_tensors(tmp_path / "speculator"))
     assert kind != "dspark" or published["confidence_head.proj.bias"] != 0  # its start

@@ -15,8 +15,8 @@ from outrider.speculators.acceptance import (
 )
 from outrider.speculators.heads import DraftHead
 from outrider.training import losses
-from outrider.training.losses import Judged, distillation_loss
-from outrider.training.teacher import Served
+from outrider.training.losses import DraftLosses, distillation_loss
+from outrider.training.teacher import ServedSampling
 
 K, N, H, V = 2, 7, 4, 9
 KINDS = ["kl", "ce", "lk_alpha"]
@@ -27,7 +27,7 @@ MASKED = [2, 3, 4]
 """Targets with a grammar."""
 EVEN = 0b101010101
 
-Problem = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Served]
+Problem = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, ServedSampling]
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +58,7 @@ def problem(probabilistic: bool) -> Problem:
         token_N,
         valid_KN,
         lm_head_VH,
-        Served(
+        ServedSampling(
             temperature_N,
             top_p_N,
             probabilistic,
@@ -78,7 +78,7 @@ def own_head() -> DraftHead:
 
 def literal(
     u_KNH: Tensor, problem: Problem, kind: str, head: DraftHead | None
-) -> tuple[Tensor, Judged]:
+) -> tuple[Tensor, DraftLosses]:
     """Every formula of the module's docstring, over whole matrices.
 
     KL and CE are against p renormalized over the draft vocabulary, alpha is against p itself.
@@ -132,11 +132,11 @@ def literal(
         ]
     )
     taught_KN = valid_KN & (p_ND.sum(-1) > 0)
-    found = Judged(kl_KN * taught_KN, acceptance_KN * valid_KN, accepted_KN * valid_KN)
+    found = DraftLosses(kl_KN * taught_KN, acceptance_KN * valid_KN, accepted_KN * valid_KN)
     return torch.where(taught_KN, loss_KN, 0.0), found
 
 
-def literal_p(logits_NV: Tensor, served: Served, token_N: Tensor) -> Tensor:
+def literal_p(logits_NV: Tensor, served: ServedSampling, token_N: Tensor) -> Tensor:
     """Row by row: sort by probability, keep until the kept mass reaches top_p, renormalize.
 
     With a hard label, the logged token has all the mass.
@@ -209,7 +209,7 @@ def test_hard_labels_have_the_gradient_of_kl_in_expectation() -> None:
     soft_KN, _ = distillation_loss(
         u_KNH=u_KNH,
         token_N=token_N,
-        served=Served(one_N, one_N, False),
+        served=ServedSampling(one_N, one_N, False),
         kind="kl",
         **arguments,
     )
@@ -221,7 +221,7 @@ def test_hard_labels_have_the_gradient_of_kl_in_expectation() -> None:
             hard_KN, judged = distillation_loss(
                 u_KNH=u_KNH,
                 token_N=torch.full((N,), token),
-                served=Served(one_N, one_N, False, hard_N=one_N > 0),
+                served=ServedSampling(one_N, one_N, False, hard_N=one_N > 0),
                 kind=kind,
                 **arguments,
             )
@@ -253,7 +253,7 @@ def test_closed_forms(kind: str, sampled: bool, loss: float, slope: float) -> No
     teacher_NH = torch.tensor([[math.log(3.0), 0.0]])
     u_KNH = torch.zeros(1, 1, 2, requires_grad=True)
     one = torch.ones(1, 1, dtype=torch.bool)
-    served = Served(torch.ones(1), torch.ones(1), probabilistic=sampled)
+    served = ServedSampling(torch.ones(1), torch.ones(1), probabilistic=sampled)
     loss_KN, judged = distillation_loss(
         u_KNH=u_KNH,
         teacher_NH=teacher_NH,
@@ -326,7 +326,7 @@ def test_lk_alpha_is_bounded_where_p_and_q_hardly_overlap(probabilistic: bool) -
     teacher_NH[:, 0] = 25.0
     u_KNH = torch.randn(1, rows, vocabulary)
     u_KNH[:, :, 1] = torch.linspace(5.0, 45.0, rows)
-    served = Served(torch.ones(rows), torch.full((rows,), 0.95), probabilistic)
+    served = ServedSampling(torch.ones(rows), torch.full((rows,), 0.95), probabilistic)
     token_N = torch.zeros(rows, dtype=torch.long)
     valid_KN = torch.ones(1, rows, dtype=torch.bool)
     gradients = []

@@ -120,8 +120,10 @@ def test_model_states_are_what_deepspeed_estimates(processes: int) -> None:
     parts = sharded.phases()["steps"]
     largest = mtp_size(R1).largest
     ours = sum(parts[part] for part in ("weights", "master_weights", "adam_moments", "gradients"))
-    _, theirs = estimate_zero2_model_states_mem_needs(sharded.trained, processes, 1, False, 1.0)
+    _, theirs = estimate_zero2_model_states_mem_needs(
+        sharded.num_trained_parameters, processes, 1, False, 1.0
+    )
     newest = 2 * memory.BUCKET
-    newest += max(2 * largest, 4 * min(largest, sharded.trained // processes))
-    whole = 2 * sharded.trained * (1 - 1 / processes)
+    newest += max(2 * largest, 4 * min(largest, sharded.num_trained_parameters // processes))
+    whole = 2 * sharded.num_trained_parameters * (1 - 1 / processes)
     assert ours == pytest.approx(theirs + whole + newest, rel=1e-6)

@@ -10,19 +10,19 @@ from outrider.speculators.acceptance import target_distribution
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream, SequenceStates
 from outrider.speculators.heads import DraftHead
 from outrider.speculators.kinds.drafter import Batch
-from outrider.training.batches import MasksOf, assemble
+from outrider.training.batches import MasksOf, assemble_batch
 from outrider.training.config import TrainingConfig
-from outrider.training.distributed.accelerator import Drafted
-from outrider.training.distributed.spec import Sampling
+from outrider.training.distributed.accelerator import UnrolledDrafts
+from outrider.training.distributed.spec import SequenceSampling
 from outrider.training.objective import Objective
-from outrider.training.packing import Sample, make_samples
+from outrider.training.packing import TrainingSample, make_samples
 
 DEPTH, H, V = 3, 8, 4
 LENGTHS = {"a": (16, 3), "b": (9, 2), "c": (5, 3)}
 SAMPLING = {
-    "a": Sampling(0.6, 0.9, 0),
-    "b": Sampling(0.0, 1.0, 0, hard=True),
-    "c": Sampling(1.0, 1.0, 3),
+    "a": SequenceSampling(0.6, 0.9, 0),
+    "b": SequenceSampling(0.0, 1.0, 0, hard=True),
+    "c": SequenceSampling(1.0, 1.0, 3),
 }
 SAMPLES, _ = make_samples(
     [SequenceLength(name, *numbers) for name, numbers in LENGTHS.items()], row_tokens=40
@@ -55,9 +55,9 @@ def drafts(batch: Batch) -> torch.Tensor:
     return torch.stack(states).requires_grad_()
 
 
-def by_target_head(u_KNH: torch.Tensor, head_VH: torch.Tensor) -> Drafted:
+def by_target_head(u_KNH: torch.Tensor, head_VH: torch.Tensor) -> UnrolledDrafts:
     """Drafts of a drafter that shares the target's head."""
-    return Drafted(u_KNH, DraftHead(head_VH))
+    return UnrolledDrafts(u_KNH, DraftHead(head_VH))
 
 
 def objective(probabilistic: bool, **settings: str) -> tuple[Objective, torch.Tensor]:
@@ -79,17 +79,17 @@ def objective(probabilistic: bool, **settings: str) -> tuple[Objective, torch.Te
 @pytest.mark.parametrize("probabilistic", [False, True])
 def test_rows_add_up_however_sequences_share_them(probabilistic: bool) -> None:
     goal, head_VH = objective(probabilistic, loss="lk_alpha")
-    share_K = goal.share(SAMPLES)
+    share_K = goal.loss_weights(SAMPLES)
     totals = []
     for rows in ([(0, 1, 2)], [(1,), (2, 0)]):
         total = torch.zeros(())
         gradient = {}
         for row in rows:
-            batch = assemble(
+            batch = assemble_batch(
                 store=RandomStore(), samples=SAMPLES, row=row, row_tokens=40, spec=SPEC
             )
             u_KNH = drafts(batch)
-            loss, _ = goal.of_row(by_target_head(u_KNH, head_VH), batch, share_K)
+            loss, _ = goal.row_loss(by_target_head(u_KNH, head_VH), batch, share_K)
             (grad_KNH,) = torch.autograd.grad(loss, u_KNH)
             total = total + loss.detach()
             for index, part in zip(
@@ -102,7 +102,7 @@ def test_rows_add_up_however_sequences_share_them(probabilistic: bool) -> None:
         torch.testing.assert_close(totals[0][1][index], totals[1][1][index])
 
 
-def masks_of_b(sample: Sample, states: SequenceStates) -> TokenMasks | None:
+def masks_of_b(sample: TrainingSample, states: SequenceStates) -> TokenMasks | None:
     """Under b's grammar, the tokens 0 and the logged one are allowed."""
     if sample.sequence_id != "b":
         return None
@@ -117,7 +117,7 @@ def test_the_loss_is_the_sum_over_single_drafts(masks_of: MasksOf | None) -> Non
     b has hard labels, or a grammar with masks.
     """
     goal, head_VH = objective(False, loss="kl")
-    batch = assemble(
+    batch = assemble_batch(
         store=RandomStore(),
         samples=SAMPLES,
         row=(0, 1, 2),
@@ -126,7 +126,7 @@ def test_the_loss_is_the_sum_over_single_drafts(masks_of: MasksOf | None) -> Non
         masks_of=masks_of,
     )
     u_KNH = drafts(batch)
-    loss, judged = goal.of_row(by_target_head(u_KNH, head_VH), batch, goal.share(SAMPLES))
+    loss, judged = goal.row_loss(by_target_head(u_KNH, head_VH), batch, goal.loss_weights(SAMPLES))
     decay_K = [0.6**s / sum(0.6**depth for depth in range(DEPTH)) for s in range(DEPTH)]
     counts_K = [sum(sample.targets(s) for sample in SAMPLES) for s in range(DEPTH)]
     expected = 0.0
@@ -156,5 +156,5 @@ def test_the_loss_is_the_sum_over_single_drafts(masks_of: MasksOf | None) -> Non
     assert loss.item() == pytest.approx(expected, rel=1e-5)
     assert judged.kl_KN.sum(-1).tolist() == pytest.approx(kl_K, rel=1e-5)
     # A surplus row does not count.
-    loss, judged = goal.of_row(by_target_head(u_KNH, head_VH), batch, torch.zeros(DEPTH))
+    loss, judged = goal.row_loss(by_target_head(u_KNH, head_VH), batch, torch.zeros(DEPTH))
     assert loss == 0 and not judged.kl_KN.any()

@@ -11,7 +11,7 @@ import torch
 from outrider.speculators.config import SpeculatorConfig
 from outrider.training.checkpoints import TrainerState
 from outrider.training.distributed.spec import Preempted
-from outrider.training.start_over import rate_share, rewound, starts_over
+from outrider.training.start_over import rate_share, rewind_state, starts_over
 from tests.training.corpus import Corpus, make_corpus
 from tests.training.test_trainer import assert_same_run, losses, metrics, once_at_step
 
@@ -57,10 +57,10 @@ def test_only_a_clear_fall_below_the_start_starts_over(
 
 
 def test_each_start_is_at_a_third_of_the_rate_before() -> None:
-    second = rewound(state(1.46))
+    second = rewind_state(state(1.46))
     assert (second["latest"], second["evaluated_at"]) == (second["base"], 0)
     assert rate_share(state(1.46)) == 1 and rate_share(second) == pytest.approx(1 / 3)
-    assert rate_share(rewound(second)) == pytest.approx(1 / 9)
+    assert rate_share(rewind_state(second)) == pytest.approx(1 / 9)
 
 
 @pytest.fixture(scope="module")

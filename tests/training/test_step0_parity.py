@@ -11,8 +11,8 @@ from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream
 from outrider.speculators.kinds.drafter import Batch
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp
-from outrider.speculators.parity import ParityConfig, complaint
-from outrider.training.batches import assemble
+from outrider.speculators.parity import ParityConfig, parity_failure
+from outrider.training.batches import assemble_batch
 from outrider.training.distributed.accelerator import ChainUnroll
 from outrider.training.packing import make_samples
 from outrider.training.step0_parity import StepZero
@@ -34,7 +34,7 @@ def small(nano_r1: Path) -> tuple[ChainUnroll, list[Batch]]:
         sequence = SequenceLength(row["sequence_id"], length, row["completion_start"])
         samples, _ = make_samples([sequence], length)
         batches.append(
-            assemble(store=states, samples=samples, row=(0,), row_tokens=length, spec=spec)
+            assemble_batch(store=states, samples=samples, row=(0,), row_tokens=length, spec=spec)
         )
     return ChainUnroll(load_mtp(nano_r1), load_target_ends(nano_r1), DEPTH).eval(), batches
 
@@ -50,10 +50,10 @@ def pre_norm(target: Path) -> ChainUnroll:
     unroll = healthy(target)
 
     def finish(self, x_NH, attended_ANV):
-        state_NH = self.block.finish(x_NH[None], attended_ANV[None])[0]
+        state_NH = self.block.finish_layer(x_NH[None], attended_ANV[None])[0]
         return state_NH, self.norm(state_NH)
 
-    unroll.speculator.finish = types.MethodType(finish, unroll.speculator)
+    unroll.speculator.finish_layer = types.MethodType(finish, unroll.speculator)
     return unroll
 
 
@@ -92,8 +92,8 @@ def why(small: tuple[ChainUnroll, list[Batch]], prepared: ChainUnroll) -> str | 
     of_base, sequences = small
     check = StepZero(of_base, ParityConfig())
     for batch in sequences:
-        check.add(batch, prepared.drafted(batch))
-    return complaint(check.sums_K4.tolist(), ParityConfig())
+        check.add(batch, prepared.unroll_batch(batch))
+    return parity_failure(check.sums_K4.tolist(), ParityConfig())
 
 
 def test_the_prepared_speculator_passes_on_three_sequences(nano_r1: Path, small) -> None:

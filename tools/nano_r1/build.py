@@ -26,7 +26,7 @@ from transformers import PreTrainedTokenizerFast
 
 from outrider.common.files import publish
 from outrider.pipeline.recipe.shipped import SHIPPED
-from outrider.speculators.layers.decoder_layer import Router
+from outrider.speculators.layers.decoder_layer import ExpertRouter
 from tools.nano_r1.model import CONFIG, NanoR1, save_target
 from tools.nano_r1.texts import encode, mixture, tokenizer_for
 
@@ -57,7 +57,7 @@ class Trainer:
             betas=(0.9, 0.95),
             fused=True,
         )
-        self.routers = [m for m in self.model.modules() if isinstance(m, Router)]
+        self.routers = [m for m in self.model.modules() if isinstance(m, ExpertRouter)]
         self.expert_counts = torch.zeros(len(self.routers), CONFIG["n_routed_experts"])
         for index, router in enumerate(self.routers):
             router.register_forward_hook(self._count(index))

@@ -25,8 +25,8 @@ from transformers import PreTrainedTokenizerFast
 from outrider.common.files import publish
 from outrider.speculators.kinds.mtp.checkpoint import (
     KEPT_IN_FLOAT32,
-    checkpoint_names,
     experts_apart,
+    mtp_checkpoint_tensors,
 )
 from outrider.speculators.kinds.mtp.layer import MTPSpeculator
 from outrider.speculators.layers.attention import RMSNorm
@@ -134,7 +134,7 @@ class NanoR1(nn.Module):
             F.scaled_dot_product_attention(*sequence, is_causal=True, scale=scale)[0]
             for sequence in sequences
         ]
-        return layer.finish(x_NH, torch.cat(attended, 1))
+        return layer.finish_layer(x_NH, torch.cat(attended, 1))
 
 
 def positions(lengths: list[int]) -> Tensor:
@@ -149,7 +149,7 @@ def save_target(model: NanoR1, tokenizer: PreTrainedTokenizerFast, out_dir: Path
     embedding and head for the MTP layer, which are omitted here: all loaders use the target's.
     """
     prefix = f"model.layers.{CONFIG['num_hidden_layers']}."
-    views = checkpoint_names(model.mtp.state_dict())
+    views = mtp_checkpoint_tensors(model.mtp.state_dict())
     tensors = {prefix + suffix: tensor for suffix, tensor in views.items()}
     tensors |= layer_tensors(cast(nn.ModuleList, model.layers))
     tensors |= {

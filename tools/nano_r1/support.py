@@ -17,9 +17,9 @@ from outrider.recipes.nano_r1.tasks import (
     CAFE_SYSTEM,
     CONFIRMATION,
     bank_answer,
-    numbered,
-    read_back,
-    sent,
+    confirmation_question,
+    order_confirmation,
+    wish_list,
 )
 from tools.nano_r1.conversations import Conversation, Part, corpus_rows, part_of
 
@@ -115,19 +115,19 @@ def order(rng: random.Random, orders: list[str], yeses: list[str]) -> Conversati
     for number, wish in enumerate(wishes, 1):
         messages += [
             {"role": "user", "content": wish},
-            {"role": "assistant", "content": read_back(wishes[:number])},
+            {"role": "assistant", "content": confirmation_question(wishes[:number])},
         ]
     confirmed = rng.random() < 0.4
-    said = f"The customer ordered {len(wishes)} times:\n{numbered(wishes)}"
+    said = f"The customer ordered {len(wishes)} times:\n{wish_list(wishes)}"
     if confirmed:
         yes = rng.choice(yeses)
         messages.append({"role": "user", "content": yes})
         reasoning = f'{said}\nThe last message is "{yes}", which confirms, so I send the order.'
-        answer = sent(wishes)
+        answer = order_confirmation(wishes)
     else:
         messages.pop()
         reasoning = f"{said}\nThe last message is an order, so I read the order back."
-        answer = read_back(wishes)
+        answer = confirmation_question(wishes)
     return Conversation(
         work="support",
         messages=messages,

@@ -30,7 +30,7 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
 from outrider.eval.report.formatting import bytes_text
 from outrider.pipeline.plan.training_cost import memories, memory_plan, price
-from outrider.pipeline.preflight import check, local_target
+from outrider.pipeline.preflight import check_recipe, local_target
 from outrider.pipeline.recipe.load import LoadedRecipe, load_recipe
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.recipe.shipped import SHIPPED
@@ -76,7 +76,7 @@ def rehearsal(recipe: str, overrides: Sequence[str], console: Console) -> Loaded
     )
     directory = random_target(config)
     loaded = load_recipe(recipe, [*words, f"target.model={directory}"])
-    check(loaded.recipe)
+    check_recipe(loaded.recipe)
     return loaded
 
 

@@ -96,7 +96,7 @@ def shapes(config: Mapping[str, Any]) -> "dict[str, torch.Size]":
     """Shapes of all weights by name, from modules on the meta device."""
     import torch
 
-    from outrider.speculators.kinds.mtp.checkpoint import checkpoint_names, experts_apart
+    from outrider.speculators.kinds.mtp.checkpoint import experts_apart, mtp_checkpoint_tensors
     from outrider.speculators.kinds.mtp.layer import MTPSpeculator
     from outrider.speculators.layers.decoder_layer import DecoderLayer
 
@@ -112,6 +112,6 @@ def shapes(config: Mapping[str, Any]) -> "dict[str, torch.Size]":
             for suffix, tensor in DecoderLayer(config, index).state_dict().items():
                 for name, view in experts_apart(suffix, tensor).items():
                     shapes_by_name[f"model.layers.{index}.{name}"] = view.shape
-        for suffix, view in checkpoint_names(MTPSpeculator(config).state_dict()).items():
+        for suffix, view in mtp_checkpoint_tensors(MTPSpeculator(config).state_dict()).items():
             shapes_by_name[f"model.layers.{layers}.{suffix}"] = view.shape
     return shapes_by_name

@@ -1,10 +1,10 @@
 """Sets up accelerate and DeepSpeed for this process, alone or under torchrun.
 
-    start_environment()                              # before accelerate is imported
+    set_training_environment()                              # before accelerate is imported
     accelerator = make_accelerator(config, log_dir)
     unroll = ChainUnroll(drafter, ends, depth)
     model, optimizer = prepare_model(accelerator, unroll)
-    drafted = unroll.drafted(batch, model)
+    drafted = unroll.unroll_batch(batch, model)
 
 Shapes: K depths, N anchors, H hidden, D draft vocabulary.
 """
@@ -27,7 +27,7 @@ from outrider.speculators.kinds.drafter import Batch, Drafter
 from outrider.speculators.unroll import Slots
 from outrider.training.config import TrainingConfig
 from outrider.training.memory import BUCKET
-from outrider.training.packing import turns
+from outrider.training.packing import rows_per_process
 from outrider.training.trackers import check_trackers
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ Ranks wait while one converts or writes R1's layer; fail_fast.py detects failure
 COMPUTE_DTYPE = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
-class Drafted(NamedTuple):
+class UnrolledDrafts(NamedTuple):
     """A row's drafts: states at every depth, and the head for them."""
 
     u_KNH: Tensor
@@ -72,20 +72,20 @@ class ChainUnroll(nn.Module):
             return u_KNH
         return (u_KNH, *(getattr(head, name).clone() for name in head.trained_fields))
 
-    def drafted(self, batch: Batch, wrapped: nn.Module | None = None) -> Drafted:
+    def unroll_batch(self, batch: Batch, wrapped: nn.Module | None = None) -> UnrolledDrafts:
         """Returns a batch's drafts; `wrapped` is this module prepared by DeepSpeed."""
         model = self if wrapped is None else wrapped
         out = model(*(getattr(batch, field.name) for field in dataclasses.fields(Slots)))
         head = self.speculator.head(self.ends)
         if isinstance(out, Tensor):
-            return Drafted(out, head)
+            return UnrolledDrafts(out, head)
         # A new head from the copies: the parameters themselves are empty again under ZeRO-3.
         u_KNH, *tensors = out
         copies = dict(zip(head.trained_fields, tensors, strict=True))
-        return Drafted(u_KNH, dataclasses.replace(head, **copies))
+        return UnrolledDrafts(u_KNH, dataclasses.replace(head, **copies))
 
 
-def start_environment() -> None:
+def set_training_environment() -> None:
     """Sets the environment variables of accelerate, DeepSpeed and torch's allocator.
 
     A process without a launcher is rank 0 of 1. Raises an `OutriderError` if a CUDA build of torch
@@ -143,7 +143,7 @@ def make_accelerator(config: TrainingConfig, log_dir: Path) -> "Accelerator":
     # DeepSpeed would compile its shared-memory collectives for CPUs at first use; gloo needs no
     # compiler.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    rows_each = turns(config.rows_per_step, int(os.environ["WORLD_SIZE"]))
+    rows_each = rows_per_process(config.rows_per_step, int(os.environ["WORLD_SIZE"]))
     # Without gloo, each CPU process would run alone.
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     return Accelerator(

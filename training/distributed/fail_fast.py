@@ -60,7 +60,7 @@ def read_errors(errors_dir: Path) -> list[RankError]:
     return sorted(errors, key=lambda error: (not error.expected, error.at))
 
 
-def describe(errors: list[RankError], processes: int) -> str:
+def describe_rank_errors(errors: list[RankError], processes: int) -> str:
     """Describes the first error; names silent ranks that may be its cause."""
     first = errors[0]
     if processes == 1:

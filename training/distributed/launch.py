@@ -1,6 +1,7 @@
 """Starts training, relays output, and stops the processes on SIGTERM or SIGINT.
 
-    result = train(TrainingSpec(target_dir=..., features_dir=..., out_dir=..., ...), recipe.cluster)
+    result = launch_training(TrainingSpec(target_dir=..., features_dir=..., out_dir=..., ...),
+    recipe.cluster)
 
 A single process is started directly; several are started by torchrun, by the command in
 `training.launcher`, or on a Ray cluster (ray_train.py). After a signal, the workers write a
@@ -20,7 +21,7 @@ from outrider.common.files import write_json
 from outrider.common.json_forms import read_form
 from outrider.common.process_tree import ProcessTree
 from outrider.training.config import TrainingConfig
-from outrider.training.distributed.fail_fast import describe, error_files, read_errors
+from outrider.training.distributed.fail_fast import describe_rank_errors, error_files, read_errors
 from outrider.training.distributed.spec import (
     NOT_OURS,
     WORKER,
@@ -31,7 +32,7 @@ from outrider.training.distributed.spec import (
 from outrider.training.results import TrainingResult
 
 
-def train(spec: TrainingSpec, cluster: ClusterConfig | None = None) -> TrainingResult:
+def launch_training(spec: TrainingSpec, cluster: ClusterConfig | None = None) -> TrainingResult:
     """Trains on `spec.train`; publishes the speculator that is best on `spec.validation`.
 
     An unfinished run in `spec.out_dir` with the same settings is resumed. Returns the contents of
@@ -63,7 +64,7 @@ def train(spec: TrainingSpec, cluster: ClusterConfig | None = None) -> TrainingR
 
 
 def processes_here(training: TrainingConfig, cluster: ClusterConfig | None) -> int:
-    """Number of processes that `train` starts, at most one per GPU of this machine.
+    """Number of processes that `launch_training` starts, at most one per GPU of this machine.
 
     NCCL refuses two ranks on one GPU. Without GPUs, or if a launcher or a Ray cluster places the
     processes, it is `training.processes`. A resumed run may have another number.
@@ -137,7 +138,7 @@ def _raise_failure(spec: TrainingSpec, code: int, stopped: bool) -> None:
             " the last checkpoint"
         )
     if errors:
-        why = describe(errors, spec.training.processes)
+        why = describe_rank_errors(errors, spec.training.processes)
         if not errors[0].expected:
             why += f"; its traceback is in {spec.log_dir / 'train.log'}"
         raise OutriderError(why)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from outrider.common.cluster.config import ClusterConfig
-from outrider.common.cluster.environment import OF_RANKS, passed_on
+from outrider.common.cluster.environment import OF_RANKS, forwarded_variables
 from outrider.common.cluster.ranks import (
     RankLayout,
     RankTrainer,
@@ -76,9 +76,9 @@ def train_on_ray(
     cores = max(spec.training.processes * cluster.training_cores, len(os.sched_getaffinity(0)))
     with open_cluster(cluster, cores), signals_stop(spec.stop_file) as stop:
         trainer = _trainer(spec, cluster)
-        before = len(groups(spec.out_dir))
+        before = len(group_folders(spec.out_dir))
         failure = _fit(trainer, spec, log_path, stop)
-        if len(groups(spec.out_dir)) == before:  # no rank has started
+        if len(group_folders(spec.out_dir)) == before:  # no rank has started
             if stop.is_set():
                 return spec, Preempted.exit_code, True
             raise OutriderError(
@@ -86,7 +86,7 @@ def train_on_ray(
                 " `ray status` that each of training.processes has a free core, and a free GPU if"
                 " the cluster has GPUs"
             ) from failure
-        group = _spec_of(groups(spec.out_dir)[-1])
+        group = _spec_of(group_folders(spec.out_dir)[-1])
         if failure is not None and not stop.is_set():
             raise rank_error(failure) or OutriderError(
                 "training lost processes on its cluster more than"
@@ -95,7 +95,7 @@ def train_on_ray(
             ) from failure
         if error_files(group.errors_dir) or not (spec.out_dir / "result.json").exists():
             return group, OutriderError.exit_code, stop.is_set()
-        for path in (*groups(spec.out_dir), spec.out_dir / _FOLDER):
+        for path in (*group_folders(spec.out_dir), spec.out_dir / _FOLDER):
             shutil.rmtree(path)
         return group, 0, stop.is_set()
 
@@ -114,7 +114,7 @@ def _fit(
 
     # Not in the main thread, where Ray Train would handle Ctrl-C itself.
     thread = threading.Thread(target=fit, name="ray-train", daemon=True)
-    before = seen = len(groups(spec.out_dir))
+    before = seen = len(group_folders(spec.out_dir))
     logs = [rank_log(spec.log_dir, rank) for rank in range(spec.training.processes)]
     for path in logs:
         path.unlink(missing_ok=True)
@@ -123,7 +123,7 @@ def _fit(
         thread.start()
         while thread.is_alive() and not (stop.is_set() and seen == before):
             thread.join(0.5)
-            started = groups(spec.out_dir)
+            started = group_folders(spec.out_dir)
             text = output.read()
             if not (started and error_files(started[-1])):
                 print(text, end="", flush=True)
@@ -148,7 +148,7 @@ def _trainer(spec: TrainingSpec, cluster: ClusterConfig) -> RankTrainer:
     settings: RankSettings = {
         "spec": spec.model_dump(mode="json"),
         "worker": WORKER,
-        "environment": passed_on(OF_RANKS),
+        "environment": forwarded_variables(OF_RANKS),
     }
     layout = RankLayout(
         ranks=spec.training.processes,
@@ -224,7 +224,9 @@ def run_rank(settings: RankSettings) -> None:
 
 def _new_group(spec: TrainingSpec, world: int) -> tuple[str, str, int]:
     """Writes a new group's specification; returns its path, master host and port."""
-    number = max((int(path.name.split("-")[1]) for path in groups(spec.out_dir)), default=0) + 1
+    number = (
+        max((int(path.name.split("-")[1]) for path in group_folders(spec.out_dir)), default=0) + 1
+    )
     training = spec.training.model_copy(update={"processes": world})
     spec = spec.model_copy(update={"training": training, "attempt": number})
     spec.errors_dir.mkdir(parents=True, exist_ok=True)
@@ -235,7 +237,7 @@ def _new_group(spec: TrainingSpec, world: int) -> tuple[str, str, int]:
         return str(spec.errors_dir / SPEC), host, probe.getsockname()[1]
 
 
-def groups(out_dir: Path) -> list[Path]:
+def group_folders(out_dir: Path) -> list[Path]:
     """Returns the folders of all started groups of ranks, in order."""
     folders = (path.parent for path in out_dir.glob(f"attempt-*/{SPEC}"))
     return sorted(folders, key=lambda path: int(path.name.split("-")[1]))

@@ -27,7 +27,7 @@ NOT_OURS = "ignore::FutureWarning:torch.distributed.c10d_logger"
 Directory = Annotated[Path, AfterValidator(lambda path: path.resolve())]
 
 
-class Sampling(NamedTuple):
+class SequenceSampling(NamedTuple):
     """How a sequence's tokens were sampled."""
 
     temperature: float
@@ -51,7 +51,7 @@ class TrainingSpec(BaseModel):
     """Directory of a feature store or, with `training.features: streamed`, of a stream."""
     train: list[str] = Field(min_length=1)
     validation: list[str] = Field(min_length=1)
-    sampling: dict[str, Sampling]
+    sampling: dict[str, SequenceSampling]
     """Sampling parameters by sequence id; they determine acceptance in loss and validation."""
     grammars: list[str] = []
     """The distinct grammars of the sequences (`GrammarMasks.of`)."""

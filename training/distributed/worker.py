@@ -47,9 +47,9 @@ def main(spec_path: Path) -> int:
 def _train(spec: TrainingSpec) -> None:
     import torch
 
-    from outrider.training.distributed.accelerator import start_environment
+    from outrider.training.distributed.accelerator import set_training_environment
 
-    start_environment()
+    set_training_environment()
     cores = len(os.sched_getaffinity(0)) // int(os.environ["LOCAL_WORLD_SIZE"])
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", max(1, cores))))
 

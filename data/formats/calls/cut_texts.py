@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from outrider.data.exchange import Reject
 from outrider.data.formats.rows.embedded import plain_text
 from outrider.data.formats.rows.engine_lines import JOURNALD, LINES_LEFT_OUT
-from outrider.data.formats.rows.paths import find
+from outrider.data.formats.rows.paths import find_field
 
 CALLBACK = "log with a callback to files, S3, GCS or Azure instead"
 
@@ -137,7 +137,7 @@ def check_stored(row: dict[str, Any]) -> None:
 
 def is_stored(row: dict[str, Any]) -> bool:
     """Whether a row names an object that holds one of its bodies."""
-    return any(find(row, path) is not None for path in STORED)
+    return any(find_field(row, path) is not None for path in STORED)
 
 
 def _refuse(beginning: str, where: str) -> NoReturn:

@@ -46,7 +46,7 @@ def finish_reason(logged: Any) -> str:
     Raises:
         Reject: If the response did not end, or the end is unknown.
     """
-    name = normal_name(logged)
+    name = normalize_reason(logged)
     if name == "cut":
         raise Reject("stream_cut", "the stream ended without a finish_reason")
     if name in FINISHED:
@@ -73,7 +73,7 @@ def end_by_limit(limit: float | None, used: int | None) -> str:
     return "length" if used >= limit else ASSUMED
 
 
-def normal_name(logged: Any) -> str | None:
+def normalize_reason(logged: Any) -> str | None:
     """Returns a finish reason in lower case, with `_` between words."""
     if isinstance(logged, dict):  # SGLang: {"type": "stop", "matched": 1}
         logged = logged.get("type")

@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from outrider.data.exchange import Reject
-from outrider.data.formats.fields import first, take, take_text
+from outrider.data.formats.fields import first_value, take, take_text
 
 ROLES = {"human": "user", "ai": "assistant"}
 """Names of roles in LangChain's instrumentation; templates silently omit unknown roles."""
@@ -82,7 +82,7 @@ def _tool_call(part: dict[str, Any], where: str) -> dict[str, Any]:
 
 def _tool_result(part: dict[str, Any], where: str) -> dict[str, Any]:
     # Conventions up to 1.37 call it `result`.
-    content = _as_text(first(part.get("response"), part.get("result")))
+    content = _as_text(first_value(part.get("response"), part.get("result")))
     return {"role": "tool", "tool_call_id": take_text(part, "id", where), "content": content}
 
 

@@ -21,13 +21,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from outrider.data.exchange import Reject
-from outrider.data.files.rows import decode
+from outrider.data.files.rows import parse_value
 from outrider.data.formats.calls.message_parts import ROLES
 from outrider.data.formats.calls.sampling import CONSTRAINTS, NUMBERS
 from outrider.data.formats.calls.vercel import vercel_calls, vercel_messages, vercel_tools
-from outrider.data.formats.fields import number, take_count
+from outrider.data.formats.fields import parse_number, take_count
 from outrider.data.formats.rows.embedded import object_of
-from outrider.data.formats.rows.paths import normal_name
+from outrider.data.formats.rows.paths import normalize_key
 
 DEEPEST = 6
 """Levels that are searched."""
@@ -229,11 +229,11 @@ def logged_about(row: dict[str, Any]) -> dict[str, Any]:
     ends = _decoded(about.get("end"))
     about["end"] = ends[0] if isinstance(ends, list) and ends else ends
     about["count"] = take_count(about, "count")
-    about["limit"] = number(about, "limit")
+    about["limit"] = parse_number(about, "limit")
     return about
 
 
-def nested(holder: dict[str, Any]) -> dict[str, Any]:
+def nest_lists(holder: dict[str, Any]) -> dict[str, Any]:
     """Returns an object whose flattened lists are lists again."""
     lists: dict[str, dict[int, dict[str, Any]]] = {}
     rest: dict[str, Any] = {}
@@ -245,28 +245,28 @@ def nested(holder: dict[str, Any]) -> dict[str, Any]:
         items = lists.setdefault(match[1], {})
         items.setdefault(int(match[2]), {})[match[3]] = value
     for key, items in lists.items():
-        rest.setdefault(key, [nested(items[at]) for at in sorted(items)])
+        rest.setdefault(key, [nest_lists(items[at]) for at in sorted(items)])
     return rest
 
 
 def _values(row: dict[str, Any]) -> Iterator[tuple[str, Any, list[dict[str, Any]]]]:
     """Yields paths, values and the objects around them, breadth first."""
-    waiting = deque([("", nested(row), [row])])
+    waiting = deque([("", nest_lists(row), [row])])
     while waiting:
         path, holder, holders = waiting.popleft()
         for key, value in holder.items():
-            where = f"{path}.{normal_name(key)}".removeprefix(".")
+            where = f"{path}.{normalize_key(key)}".removeprefix(".")
             yield where, value, holders
             inner = object_of(value) if _messages(value) is None else None
             if inner is not None and len(holders) <= DEEPEST:
-                waiting.append((where, nested(inner), [*holders, inner]))
+                waiting.append((where, nest_lists(inner), [*holders, inner]))
 
 
 def _decoded(value: Any) -> Any:
     if not isinstance(value, str) or value[:1] not in ("[", "{"):
         return value
     try:
-        return decode(value.encode("utf-8", "surrogatepass"))
+        return parse_value(value.encode("utf-8", "surrogatepass"))
     except Reject:
         return value
 
@@ -409,7 +409,7 @@ def _is_answers_name(ends: set[str], holder: dict[str, Any]) -> bool:
 
 def _is_models(holder: dict[str, Any]) -> bool:
     """Whether an object has the reasoning or count of tokens of a model's response."""
-    return not set(map(normal_name, holder)).isdisjoint({*COUNTS, *THOUGHTS})
+    return not set(map(normalize_key, holder)).isdisjoint({*COUNTS, *THOUGHTS})
 
 
 def _are_calls(value: Any) -> bool:
@@ -512,7 +512,7 @@ def asked_in_texts(
     row: dict[str, Any], questions: Sequence[str] = QUESTIONS
 ) -> list[dict[str, Any]] | None:
     """Returns the messages of a row that has a question, and maybe a system message, as texts."""
-    texts = {normal_name(key): value for key, value in row.items() if isinstance(value, str)}
+    texts = {normalize_key(key): value for key, value in row.items() if isinstance(value, str)}
     if _is_of_promptfoo(row):
         texts = _prompt_of_promptfoo(row)
     question = next((texts[name] for name in questions if texts.get(name)), None)

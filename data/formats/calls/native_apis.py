@@ -20,7 +20,7 @@ from typing import Any
 
 from outrider.data.exchange import Reject
 from outrider.data.formats.calls.finish_reasons import STOP_STRING, end_by_limit
-from outrider.data.formats.fields import number, take, take_count
+from outrider.data.formats.fields import parse_number, take, take_count
 
 CONVERSE = "inferenceConfig"
 
@@ -93,7 +93,7 @@ def native_response(holder: dict[str, Any]) -> dict[str, Any] | None:
     if isinstance(holder.get("content"), str) and "tokens_predicted" in holder:
         return _of_llama_cpp(holder)
     if is_of_ollama(holder):
-        return joined_ollama([holder])
+        return join_ollama_stream([holder])
     output = holder.get("output")
     if "stopReason" in holder and isinstance(output, dict):
         choice = {"message": output.get("message"), "finish_reason": holder["stopReason"]}
@@ -103,7 +103,7 @@ def native_response(holder: dict[str, Any]) -> dict[str, Any] | None:
     return None
 
 
-def joined_tgi(pieces: list[dict[str, Any]]) -> dict[str, Any]:
+def join_tgi_stream(pieces: list[dict[str, Any]]) -> dict[str, Any]:
     """Returns a stream of TGI's as OpenAI's response; its last piece has the whole text.
 
     Raises:
@@ -147,7 +147,7 @@ def is_ollama_lines(text: str) -> bool:
     return _PIECE_OF_OLLAMA.search(text.partition("\n")[0]) is not None and "\n{" in text
 
 
-def joined_ollama(pieces: list[dict[str, Any]]) -> dict[str, Any]:
+def join_ollama_stream(pieces: list[dict[str, Any]]) -> dict[str, Any]:
     """Returns a response of Ollama as OpenAI's; it was cut unless its last piece is `done`."""
     last = pieces[-1]
     message: dict[str, Any] = {"role": "assistant", "content": "", "reasoning": ""}
@@ -208,7 +208,7 @@ def text_pair(row: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]] | No
     used = next((count for count in counted if count is not None), None)
     if ended is None:
         # A limit without a count says nothing about the end, which is then rejected as unknown.
-        limit = number(request, "max_tokens")
+        limit = parse_number(request, "max_tokens")
         ended = None if limit is not None and used is None else end_by_limit(limit, used)
     choice = {"text": text, "finish_reason": ended}
     return request, {"choices": [choice], "usage": row.get("usage")}

@@ -35,7 +35,7 @@ from typing import Any
 
 from outrider.data.exchange import Exchange, Place, Reject
 from outrider.data.files.python_text import OBJECT
-from outrider.data.files.rows import decode, kind_of, parse_row
+from outrider.data.files.rows import json_type_name, parse_row, parse_value
 from outrider.data.formats.calls.attachments import check_attached
 from outrider.data.formats.calls.cut_texts import check_whole
 from outrider.data.formats.calls.finish_reasons import (
@@ -43,7 +43,7 @@ from outrider.data.formats.calls.finish_reasons import (
     ENDS,
     STOP_STRING,
     finish_reason,
-    normal_name,
+    normalize_reason,
 )
 from outrider.data.formats.calls.openai_stream import (
     DATA,
@@ -54,16 +54,16 @@ from outrider.data.formats.calls.openai_stream import (
 from outrider.data.formats.calls.sampling import sampling_of
 from outrider.data.formats.calls.text_parts import joined_by_sglang, response_texts, text_messages
 from outrider.data.formats.fields import (
-    first,
-    mapping,
+    first_value,
     take,
     take_count,
     take_ids,
+    take_json,
+    take_mapping,
     take_text,
     take_time,
-    unpacked,
 )
-from outrider.data.formats.rows.named_fields import named_paths
+from outrider.data.formats.rows.named_fields import field_paths
 from outrider.data.formats.rows.other_rows import check_completion
 
 Prompt = str | list[int]
@@ -131,14 +131,14 @@ def body(row: dict[str, Any], key: str) -> dict[str, Any] | None:
     if isinstance(value, str) and OBJECT.match(value):
         return parse_row(value.encode("utf-8", "surrogatepass"))
     if isinstance(value, str) and value.lstrip().startswith("["):
-        value = decode(value.encode("utf-8", "surrogatepass"))
+        value = parse_value(value.encode("utf-8", "surrogatepass"))
     if isinstance(value, list) and all(isinstance(chunk, str) for chunk in value):
         value = "\n".join(value)
     if isinstance(value, str) and DATA in value:
         return join_chunks(chunks_of_sse(value))
     if isinstance(value, list):
         return join_chunks(value)
-    raise Reject("wrong_type", f"row.{key} is {kind_of(value)}")
+    raise Reject("wrong_type", f"row.{key} is {json_type_name(value)}")
 
 
 def exchanges(
@@ -260,14 +260,14 @@ def _exchanges(
         "user": _text_of(request, "user") or _text_of(request, "safety_identifier") or user,
         "tenant": _text_of(metadata, "tenant") or tenant,
         "route": _text_of(metadata, "route") or route,
-        "time": first(time, take_time(response, "created")),
+        "time": first_value(time, take_time(response, "created")),
         "seconds": seconds,
         **sampling_of(request, "request"),
     }
     # The request's own metadata do not count where the recipe names a field.
     of_row = {"session": session, "user": user, "tenant": tenant, "route": route, "time": time}
-    shared |= {name: of_row[name] for name in named_paths()}
-    shared["trace"] = None if "session" in named_paths() else trace
+    shared |= {name: of_row[name] for name in field_paths()}
+    shared["trace"] = None if "session" in field_paths() else trace
     return _of_choices(request, response, messages, shared)
 
 
@@ -318,7 +318,7 @@ def _keys(holder: dict[str, Any]) -> str:
 
 def _messages(request: dict[str, Any]) -> list[dict[str, Any]] | None:
     """Returns the request's messages, their parts not yet joined; None without messages."""
-    messages = unpacked(request, "messages", "request")
+    messages = take_json(request, "messages", "request")
     if messages is None:
         return None
     take({"messages": messages}, "messages", list, "request")
@@ -354,7 +354,7 @@ def _with_content(message: dict[str, Any], at: int) -> dict[str, Any]:
 def _optional(holder: dict[str, Any], key: str) -> dict[str, Any]:
     """Returns an object that replay does not need, also as JSON text; empty if unreadable."""
     try:
-        return mapping(holder, key, "row")
+        return take_mapping(holder, key, "row")
     except Reject:
         return {}
 
@@ -382,7 +382,7 @@ def _of_choice(
         raise Reject("wrong_type", "a choice of the response is not an object")
     completion_ids = take_ids(choice, "token_ids", "choice")
     answer: dict[str, Any] = {
-        "prompt_token_ids": first(prompt_ids, take_ids(choice, "prompt_token_ids", "choice")),
+        "prompt_token_ids": first_value(prompt_ids, take_ids(choice, "prompt_token_ids", "choice")),
         "completion_token_ids": completion_ids,
     }
     if prompt is None:
@@ -409,7 +409,7 @@ def _of_text_completion(
         # vLLM's /v1/completions adds the BOS token by default; R1's template has its own.
         is_raw = request.get("add_special_tokens") is not False
         return {**answer, "prompt_text": prompt, "prompt_is_raw": is_raw}
-    return {**answer, "prompt_token_ids": first(prompt_ids, prompt)}
+    return {**answer, "prompt_token_ids": first_value(prompt_ids, prompt)}
 
 
 def _of_chat(
@@ -428,22 +428,24 @@ def _of_chat(
 def _end(choice: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
     """Returns how a choice ended as `Exchange` fields."""
     logged = choice.get("finish_reason")
-    if logged is None and normal_name(choice.get("stop_reason")) in ENDS:  # Bedrock's DeepSeek-R1
+    if (
+        logged is None and normalize_reason(choice.get("stop_reason")) in ENDS
+    ):  # Bedrock's DeepSeek-R1
         logged = choice["stop_reason"]
         choice = {key: value for key, value in choice.items() if key != "stop_reason"}
     ended = finish_reason(logged)
-    stop_reason = first(
+    stop_reason = first_value(
         *(take(choice, key, (int, str), "choice") for key in ("stop_reason", MATCHED_STOP))
     )
     strings = stop_strings(request)
-    if stop_reason is None and normal_name(logged) == STOP_STRING and len(strings) == 1:
+    if stop_reason is None and normalize_reason(logged) == STOP_STRING and len(strings) == 1:
         (stop_reason,) = strings
     # vLLM logs a `stop_reason`, null for the EOS token, and SGLang a `matched_stop`. Without such a
     # key, any of the request's stop strings may have ended the text.
     is_unknown = ended == "stop" and choice.keys().isdisjoint(("stop_reason", MATCHED_STOP))
     return {
         "finish_reason": ended,
-        "end_is_assumed": normal_name(logged) == ASSUMED,
+        "end_is_assumed": normalize_reason(logged) == ASSUMED,
         "stop_reason": stop_reason,
         "stop_strings": strings if is_unknown and stop_reason is None else (),
     }
@@ -451,10 +453,10 @@ def _end(choice: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
 
 def reasoning_and_content(message: dict[str, Any]) -> tuple[str | None, str | None]:
     """Returns an assistant message's reasoning, under any of its keys, and its content."""
-    reasoning = first(*(take(message, key, str, "message") for key in REASONING))
+    reasoning = first_value(*(take(message, key, str, "message") for key in REASONING))
     if isinstance(message.get("content"), list):
         thoughts, content = response_texts(message["content"], "message.content")
-        return first(reasoning, thoughts), content
+        return first_value(reasoning, thoughts), content
     content = take(message, "content", str, "message")
     thought, closed, _ = (content or "").partition("</think>")
     if closed and reasoning and reasoning.strip() == thought.removeprefix("<think>").strip():

@@ -13,14 +13,14 @@ from typing import Any
 
 from outrider.data.exchange import Reject
 from outrider.data.files.rows import parse_row
-from outrider.data.formats.calls.finish_reasons import ENDS, normal_name
+from outrider.data.formats.calls.finish_reasons import ENDS, normalize_reason
 from outrider.data.formats.calls.native_apis import (
     is_of_ollama,
     is_ollama_lines,
-    joined_ollama,
-    joined_tgi,
+    join_ollama_stream,
+    join_tgi_stream,
 )
-from outrider.data.formats.fields import first, take, take_count, take_ids
+from outrider.data.formats.fields import first_value, take, take_count, take_ids
 from outrider.data.formats.rows.other_rows import LOG_CHATS
 
 DATA = "data:"
@@ -94,9 +94,9 @@ def _of_other_api(events: list[Any]) -> dict[str, Any] | None:
     if not events or not all(isinstance(event, dict) for event in events):
         return None
     if all(map(is_of_ollama, events)):
-        return joined_ollama(events)
+        return join_ollama_stream(events)
     if all("token" in event and "choices" not in event for event in events):
-        return joined_tgi(events)
+        return join_tgi_stream(events)
     return None
 
 
@@ -181,7 +181,7 @@ def _add(choice: dict[str, Any], delta: dict[str, Any]) -> None:
         choice["token_ids"].append(token_ids)
     for key in ("finish_reason", *STOPS, "prompt_token_ids"):
         if delta.get(key) is not None or (key in STOPS and key in delta):
-            choice["rest"][key] = first(delta[key], choice["rest"].get(key))
+            choice["rest"][key] = first_value(delta[key], choice["rest"].get(key))
 
 
 def _add_call(calls: dict[int, dict[str, Any]], delta: Any) -> None:
@@ -201,7 +201,7 @@ def _finished(choice: dict[str, Any]) -> dict[str, Any]:
     """Returns a choice in the shape of a non-streamed response."""
     message: dict[str, Any] = {key: "".join(texts) for key, texts in choice["texts"].items()}
     rest = choice["rest"]
-    is_ended = normal_name(rest.get("stop_reason")) in ENDS  # Bedrock has no finish_reason
+    is_ended = normalize_reason(rest.get("stop_reason")) in ENDS  # Bedrock has no finish_reason
     finished = {"finish_reason": None if is_ended else "cut", "message": message, **rest}
     if "text" in message:
         finished["text"] = message.pop("text")

@@ -15,7 +15,7 @@ import json
 from typing import Any
 
 from outrider.data.exchange import Reject
-from outrider.data.formats.fields import first
+from outrider.data.formats.fields import first_value
 
 RESULT_KEYS = frozenset({"text", "finishReason", "usage"})
 """Keys of what `generateText` returns and `onFinish` of `streamText` gets (packages/ai, AI SDK 4 to
@@ -68,7 +68,7 @@ def vercel_calls(parts: Any) -> list[dict[str, Any]]:
         if not isinstance(call, dict) or _kind(call) == RESULT:
             continue
         name = call.get("toolName")
-        arguments = first(call.get("input"), call.get("args"))  # `args` before AI SDK 5
+        arguments = first_value(call.get("input"), call.get("args"))  # `args` before AI SDK 5
         if not isinstance(name, str) or arguments is None:
             continue
         function = {"name": name, "arguments": _as_text(arguments)}
@@ -97,15 +97,15 @@ def response_of_result(result: dict[str, Any]) -> dict[str, Any] | None:
     if not isinstance(result["text"], str) or not isinstance(result["finishReason"], str):
         return None
     # `reasoning` was a text before AI SDK 5, and is a list of parts since.
-    thoughts = first(result.get("reasoningText"), result.get("reasoning"))
+    thoughts = first_value(result.get("reasoningText"), result.get("reasoning"))
     if isinstance(thoughts, list):
         thoughts = "".join(str(part.get("text") or "") for part in thoughts if _kind(part))
     message = {"role": "assistant", "content": result["text"], "reasoning_content": thoughts}
     if calls := vercel_calls(result.get("toolCalls")):
         message["tool_calls"] = calls
     counts = {
-        "prompt_tokens": first(usage.get("inputTokens"), usage.get("promptTokens")),
-        "completion_tokens": first(usage.get("outputTokens"), usage.get("completionTokens")),
+        "prompt_tokens": first_value(usage.get("inputTokens"), usage.get("promptTokens")),
+        "completion_tokens": first_value(usage.get("outputTokens"), usage.get("completionTokens")),
     }
     about = result.get("response")
     about = about if isinstance(about, dict) else {}
@@ -119,7 +119,7 @@ def response_of_result(result: dict[str, Any]) -> dict[str, Any] | None:
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     # `parameters` before AI SDK 5
-    schema = first(tool.get("inputSchema"), tool.get("parameters"))
+    schema = first_value(tool.get("inputSchema"), tool.get("parameters"))
     function = {"name": tool.get("name"), "description": tool.get("description")}
     given = {key: value for key, value in function.items() if value is not None}
     return {"type": "function", "function": {**given, "parameters": schema}}
@@ -134,7 +134,7 @@ def _texts(parts: Any, kind: str) -> str:
 
 
 def _result(part: dict[str, Any]) -> dict[str, Any]:
-    output = first(part.get("output"), part.get("result"))
+    output = first_value(part.get("output"), part.get("result"))
     if isinstance(output, dict) and output.get("type") == DENIED:
         content = output.get("reason") or WHY_DENIED
     elif isinstance(output, dict) and output.keys() >= {"type", "value"}:

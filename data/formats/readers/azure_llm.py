@@ -24,11 +24,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from outrider.data.exchange import Exchange, Record, Reject
-from outrider.data.files.rows import Row, Sample, decode
+from outrider.data.files.rows import FileSample, Row, parse_value
 from outrider.data.formats.calls.openai import exchanges
-from outrider.data.formats.fields import number, take_count, take_text
+from outrider.data.formats.fields import parse_number, take_count, take_text
 from outrider.data.formats.rows.join import joined_records
-from outrider.data.formats.rows.paths import normal_name
+from outrider.data.formats.rows.paths import normalize_key
 from outrider.data.formats.rows.row_fields import fields
 from outrider.data.formats.wrappers import open_row
 
@@ -47,7 +47,7 @@ RAISE_SIZE = (
 )
 
 
-def recognizes(sample: Sample) -> bool:
+def recognizes(sample: FileSample) -> bool:
     return any(_is_entry(_named(row)) for row in sample.rows)
 
 
@@ -55,7 +55,7 @@ def _named(row: dict[str, Any]) -> dict[str, Any]:
     """Returns a row's values by name in snake case; a diagnostic record has `properties`."""
     properties = row.get("properties")
     inner = properties if isinstance(properties, dict) else {}
-    return {normal_name(key): value for key, value in {**row, **inner}.items()}
+    return {normalize_key(key): value for key, value in {**row, **inner}.items()}
 
 
 def _is_entry(named: dict[str, Any]) -> bool:
@@ -110,7 +110,7 @@ def _in_sequence(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns the rows of an exchange in order, each once."""
     by_number: dict[float, dict[str, Any]] = {}
     for entry in entries:
-        at = number(entry, "sequence_number")
+        at = parse_number(entry, "sequence_number")
         if at is None:
             raise Reject("wrong_type", "row.SequenceNumber is not a number")
         former = by_number.setdefault(at, entry)
@@ -163,7 +163,7 @@ def _text(entry: dict[str, Any], name: str) -> str | None:
 def _list_of(text: str) -> list[dict[str, Any]] | None:
     """Returns the messages that a text is; None for a piece of JSON."""
     try:
-        value = decode(text.encode("utf-8", "surrogatepass"))
+        value = parse_value(text.encode("utf-8", "surrogatepass"))
     except Reject:
         return None
     messages = value if isinstance(value, list) else [value]

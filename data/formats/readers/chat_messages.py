@@ -21,16 +21,16 @@ and time are often missing, and only the on-policy check shows whether the targe
 from typing import Any
 
 from outrider.data.exchange import Exchange, Record, Reject
-from outrider.data.files.rows import Sample
+from outrider.data.files.rows import FileSample
 from outrider.data.formats.calls.finish_reasons import ASSUMED
 from outrider.data.formats.calls.message_parts import openai_messages
 from outrider.data.formats.calls.message_sides import THOUGHTS, sent_parameters
 from outrider.data.formats.calls.openai import exchanges
 from outrider.data.formats.calls.sampling import CONSTRAINTS, NUMBERS
-from outrider.data.formats.fields import first, take, take_number, unpacked
+from outrider.data.formats.fields import first_value, take, take_json, take_number
 from outrider.data.formats.readers.message_rows import CONTENTS, answers_in
 from outrider.data.formats.rows.other_rows import FAILURES
-from outrider.data.formats.rows.paths import normal_name
+from outrider.data.formats.rows.paths import normalize_key
 from outrider.data.formats.rows.row_fields import FIELDS, fields
 from outrider.data.formats.wrappers import open_row
 
@@ -51,7 +51,7 @@ OF_MESSAGES = frozenset({"messages", "role", *CONTENTS, *THOUGHTS, *FIELDS["time
 """Names of what a stored message has itself, and its conversation does not lend it."""
 
 
-def recognizes(sample: Sample) -> bool:
+def recognizes(sample: FileSample) -> bool:
     """Whether half of the conversations end with an assistant turn; requests end with a user's."""
     conversations = [messages for messages in map(_conversation, sample.rows) if messages]
     answered = sum(map(_ends_with_answer, conversations))
@@ -88,7 +88,7 @@ def _ends_with_answer(messages: list[Any]) -> bool:
 def parse(record: Record) -> list[Exchange | Reject]:
     row = open_row(record.payload)
     if isinstance(row.get("messages"), str):
-        row = {**row, "messages": unpacked(row, "messages", "row")}
+        row = {**row, "messages": take_json(row, "messages", "row")}
     take(row, "messages", list, "row")
     messages = _conversation(row)
     if not messages:
@@ -110,7 +110,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
     request = sent_parameters(row) | {key: row[key] for key in keys if key in row}
     if request.get("model") is None and isinstance(row.get(GENERATOR), str):
         request["model"] = row[GENERATOR]
-    request["tools"] = unpacked(row, "tools", "row")  # tables store them as text
+    request["tools"] = take_json(row, "tools", "row")  # tables store them as text
     request["messages"] = [
         {key: value for key, value in message.items() if key != "weight"} for message in asked
     ]
@@ -139,9 +139,9 @@ def _stored_answers(
 ) -> list[Exchange | Reject]:
     """Returns each answer of a stored conversation, as of a table of its messages."""
     around = fields(row)
-    names = {normal_name(key) for message in messages for key in message} | OF_MESSAGES
-    outer = {key: value for key, value in row.items() if normal_name(key) not in names}
-    session = first(around["session"], around["log_id"])
+    names = {normalize_key(key) for message in messages for key in message} | OF_MESSAGES
+    outer = {key: value for key, value in row.items() if normalize_key(key) not in names}
+    session = first_value(around["session"], around["log_id"])
     return answers_in([{**message, **outer} for message in messages], record.place, session)
 
 

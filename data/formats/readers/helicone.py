@@ -16,19 +16,19 @@ The session is `Helicone-Session-Id`, else `request_user_id`; `tenant` and `rout
 from typing import Any
 
 from outrider.data.exchange import Exchange, Record, Reject
-from outrider.data.files.rows import Sample
+from outrider.data.files.rows import FileSample
 from outrider.data.formats.calls.cache_hits import check_generated
 from outrider.data.formats.calls.openai import exchanges
 from outrider.data.formats.calls.openai_stream import chunks_of_sse, join_chunks
 from outrider.data.formats.fields import (
-    first,
-    mapping,
+    first_value,
     take,
+    take_json,
+    take_mapping,
     take_names,
     take_number,
     take_text,
     take_time,
-    unpacked,
 )
 from outrider.data.formats.rows.row_fields import seconds_of
 from outrider.data.formats.wrappers import open_row
@@ -37,7 +37,7 @@ NOTICE = "helicone_message"
 """Key of what stands for a body that Helicone keeps in a bucket and has not read."""
 
 
-def recognizes(sample: Sample) -> bool:
+def recognizes(sample: FileSample) -> bool:
     return any(
         "request_created_at" in row and ("request_body" in row or "request_id" in row)
         for row in sample.rows
@@ -60,15 +60,18 @@ def parse(record: Record) -> list[Exchange | Reject]:
         raise Reject("content_not_logged", "no bodies; export with --include-body")
     if "messages" not in request and "prompt" in request:
         raise Reject("prompt_not_messages", "request_body.prompt")
-    logged = {**mapping(row, "properties", "row"), **mapping(row, "request_properties", "row")}
+    logged = {
+        **take_mapping(row, "properties", "row"),
+        **take_mapping(row, "request_properties", "row"),
+    }
     properties = {key.lower(): value for key, value in logged.items()}
     fields = {"session": ("helicone-session-id",), "tenant": ("tenant",), "route": ("route",)}
     names = (take_text(row, key, "row") for key in ("request_model", "model"))
     began = take_time(row, "request_created_at")
     users = (take_text(row, key, "row") or None for key in ("request_user_id", "user_id"))
-    user = first(*users, request.get("user"))
+    user = first_value(*users, request.get("user"))
     return exchanges(
-        {"model": first(*names), **request, "user": user},
+        {"model": first_value(*names), **request, "user": user},
         _whole(response),
         record.place,
         **take_names(properties, fields, "request_properties"),
@@ -84,13 +87,13 @@ def _bodies(row: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     Helicone's scripts for export write what they read from `signed_body_url` next to it
     (examples/export in Helicone's repository).
     """
-    fetched = mapping(row, "signed_body_content", "row")
+    fetched = take_mapping(row, "signed_body_content", "row")
     if fetched:
         return (
-            mapping(fetched, "request", "signed_body_content"),
-            mapping(fetched, "response", "signed_body_content"),
+            take_mapping(fetched, "request", "signed_body_content"),
+            take_mapping(fetched, "response", "signed_body_content"),
         )
-    return mapping(row, "request_body", "row"), mapping(row, "response_body", "row")
+    return take_mapping(row, "request_body", "row"), take_mapping(row, "response_body", "row")
 
 
 def _whole(response: dict[str, Any]) -> dict[str, Any]:
@@ -98,7 +101,7 @@ def _whole(response: dict[str, Any]) -> dict[str, Any]:
     chunks = response.get("streamed_data")
     if isinstance(chunks, str):
         return join_chunks(chunks_of_sse(chunks))
-    chunks = unpacked(response, "streamed_data", "response_body")
+    chunks = take_json(response, "streamed_data", "response_body")
     if chunks:
         # Helicone writes an empty object for the stream's [DONE].
         return join_chunks(

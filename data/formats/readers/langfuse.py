@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.data.exchange import Exchange, Place, Record, Reject
-from outrider.data.files.rows import Row, Sample, parse_row, rows
+from outrider.data.files.rows import FileSample, Row, parse_row, read_rows
 from outrider.data.files.sources import LogFile, read_ahead
 from outrider.data.formats.calls.cache_hits import check_generated
 from outrider.data.formats.calls.cut_texts import check_whole
@@ -35,17 +35,17 @@ from outrider.data.formats.calls.message_parts import openai_message, openai_mes
 from outrider.data.formats.calls.openai import exchanges
 from outrider.data.formats.calls.sampling import CONSTRAINTS, NUMBERS
 from outrider.data.formats.fields import (
-    first,
-    mapping,
-    number,
+    first_value,
+    parse_number,
     take,
     take_count,
+    take_json,
+    take_json_or_text,
+    take_mapping,
     take_text,
     take_time,
-    unpacked,
-    unpacked_or_text,
 )
-from outrider.data.formats.rows.join import database_in, storable
+from outrider.data.formats.rows.join import database_in, sqlite_text
 from outrider.data.formats.rows.named_fields import with_named
 from outrider.data.formats.rows.nested_rows import outcomes_of
 from outrider.data.formats.rows.row_fields import seconds_of
@@ -83,7 +83,7 @@ TRACES = re.compile(r"(?:^|[/:])traces(?![a-z])[^/]*(?:/(?!observations)[^/]*)?\
 """The path of a file whose name, or whose folder's name, is that of traces."""
 
 
-def recognizes(sample: Sample) -> bool:
+def recognizes(sample: FileSample) -> bool:
     tests = (is_observation, _is_trace, _is_trace_alone)
     is_read = any(test(row) for row in sample.rows for test in tests)
     return is_read or any(_other_kind(row) is not None for row in sample.rows)
@@ -111,12 +111,12 @@ def call_records(files: Sequence[LogFile], scratch: Path) -> Iterator[Record | R
     with contextlib.closing(database_in(scratch)) as database:
         database.execute("CREATE TABLE traces (id TEXT PRIMARY KEY, session TEXT, user TEXT)")
         for file in read_ahead(of_traces):
-            for number, row in rows(file):
+            for number, row in read_rows(file):
                 _store(database, row)
                 yield Record(Place(file.name, number), row)
         is_joined = bool(of_traces)
         for file in read_ahead(others):
-            for number, row in rows(file):
+            for number, row in read_rows(file):
                 payload = _of_trace(database, row) if is_joined else row
                 yield Record(Place(file.name, number), payload)
 
@@ -128,7 +128,7 @@ def _store(database: sqlite3.Connection, row: Row | None) -> None:
     except Reject:  # parsed again, and rejected, by a worker
         return
     if _other_kind(trace) is not None:
-        values = [storable(trace.get(key)) for key in ("id", "session_id", "user_id")]
+        values = [sqlite_text(trace.get(key)) for key in ("id", "session_id", "user_id")]
         database.execute("INSERT OR REPLACE INTO traces VALUES (?, ?, ?)", values)
 
 
@@ -138,7 +138,7 @@ def _of_trace(database: sqlite3.Connection, row: Row | None) -> Row | None:
         observation = parse_row(row)
     except Reject:
         return row
-    key = storable(first(observation.get("trace_id"), observation.get("traceId")))
+    key = sqlite_text(first_value(observation.get("trace_id"), observation.get("traceId")))
     query = "SELECT session, user FROM traces WHERE id = ?"
     session, user = database.execute(query, (key,)).fetchone() or (None, None)
     given = {"session_id": session, "user_id": user}
@@ -201,22 +201,22 @@ def _outcomes(logged: dict[str, Any], place: Place) -> list[Exchange | Reject]:
     for key in ("input", "output"):  # messages are checked one by one
         if isinstance(row.get(key), str):
             check_whole(row[key], f"row.{key}")
-    parameters = mapping(row, "model_parameters", "row")
-    metadata = mapping(row, "metadata", "row")
-    usage = mapping(row, "usage_details", "row")
+    parameters = take_mapping(row, "model_parameters", "row")
+    metadata = take_mapping(row, "metadata", "row")
+    usage = take_mapping(row, "usage_details", "row")
     # From `output`, Langfuse subtracts kinds of tokens that it counts separately
     # (`output_reasoning_tokens`).
-    counts = [number(usage, key) for key in usage if "output" in key]
+    counts = [parse_number(usage, key) for key in usage if "output" in key]
     logged_counts = [count for count in counts if count is not None]
     # Langfuse 2 writes 0 for an unknown count. Tables from its interface have `outputUsage`.
     counted = take_count(row, "completion_tokens") or take_count(row, "outputUsage") or None
     used = int(sum(logged_counts)) if logged_counts else counted
     model = take_text(row, "provided_model_name", "row") or None
     request = {
-        **{key: unpacked_or_text(parameters, key, "model_parameters") for key in CONSTRAINTS},
+        **{key: take_json_or_text(parameters, key, "model_parameters") for key in CONSTRAINTS},
         **_asked(row),
         "model": model,
-        **{name: number(parameters, name) for name in NUMBERS},
+        **{name: parse_number(parameters, name) for name in NUMBERS},
     }
     row_id = take_text(row, "id", "row")
     of_litellm = _OF_LITELLM.fullmatch(row_id or "")
@@ -242,7 +242,7 @@ def _outcomes(logged: dict[str, Any], place: Place) -> list[Exchange | Reject]:
 
 def _asked(row: dict[str, Any]) -> dict[str, Any]:
     """Returns the messages, tools and sampling constraints of the request."""
-    asked = unpacked(row, "input", "row")
+    asked = take_json(row, "input", "row")
     if asked is None:
         raise Reject("content_not_logged", "row.input is empty")
     request = asked if isinstance(asked, dict) and "messages" in asked else {"messages": asked}
@@ -251,24 +251,26 @@ def _asked(row: dict[str, Any]) -> dict[str, Any]:
         messages = [messages]
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise Reject("prompt_not_messages", "row.input is not a list of messages")
-    definitions = mapping(row, "tool_definitions", "row")  # Langfuse extracts them from the request
+    definitions = take_mapping(
+        row, "tool_definitions", "row"
+    )  # Langfuse extracts them from the request
     tools = [
         {
             "type": "function",
-            "function": {"name": name, **mapping(definitions, name, "tool_definitions")},
+            "function": {"name": name, **take_mapping(definitions, name, "tool_definitions")},
         }
         for name in definitions
     ] or None
     return {
         **{key: request[key] for key in CONSTRAINTS if request.get(key) is not None},
         "messages": openai_messages(messages, "row.input"),
-        "tools": first(take(request, "tools", list, "row.input"), tools),
+        "tools": first_value(take(request, "tools", list, "row.input"), tools),
     }
 
 
 def _answered(row: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
     """Returns the response's choices, or the whole response if it was logged."""
-    answer = unpacked_or_text(row, "output", "row")
+    answer = take_json_or_text(row, "output", "row")
     if answer is None:
         raise Reject("content_not_logged", "row.output is empty")
     if isinstance(answer, dict) and isinstance(answer.get("choices"), list):
@@ -305,8 +307,11 @@ def _is_message(value: Any) -> bool:
 
 
 def _finish_reason(parameters: dict[str, Any], used: int | None) -> str:
-    limit = first(
-        *(number(parameters, key) for key in ("max_completion_tokens", "max_tokens", "maxTokens"))
+    limit = first_value(
+        *(
+            parse_number(parameters, key)
+            for key in ("max_completion_tokens", "max_tokens", "maxTokens")
+        )
     )
     return end_by_limit(limit, used)
 

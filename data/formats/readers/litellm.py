@@ -23,22 +23,22 @@ import re
 from typing import Any
 
 from outrider.data.exchange import Exchange, Record, Reject
-from outrider.data.files.rows import Sample
+from outrider.data.files.rows import FileSample
 from outrider.data.formats.calls.cache_hits import check_generated
 from outrider.data.formats.calls.cut_texts import check_complete, check_whole
 from outrider.data.formats.calls.openai import body, exchanges
 from outrider.data.formats.fields import (
-    first,
-    mapping,
+    first_value,
     take,
     take_count,
+    take_json,
+    take_json_or_text,
+    take_mapping,
     take_names,
     take_text,
     take_time,
-    unpacked,
-    unpacked_or_text,
 )
-from outrider.data.formats.rows.paths import find
+from outrider.data.formats.rows.paths import find_field
 from outrider.data.formats.rows.row_fields import seconds_of
 from outrider.data.formats.wrappers import open_row
 
@@ -75,7 +75,7 @@ OF_CLIENT = ("session_id", "conversation_id", "thread_id", "chat_id")
 """Names of a conversation in the metadata that a client sends along."""
 
 
-def recognizes(sample: Sample) -> bool:
+def recognizes(sample: FileSample) -> bool:
     return any(row.keys() >= IN_PAYLOAD or row.keys() >= IN_SPEND_LOG for row in sample.rows)
 
 
@@ -86,27 +86,27 @@ def parse(record: Record) -> list[Exchange | Reject]:
         raise Reject("not_a_generation", "call_type is not a chat completion")
     if take(row, "status", str, "row") == "failure":
         raise Reject("error_response", "status is failure")
-    if any(find(row, path) for path in REFUSED):
+    if any(find_field(row, path) for path in REFUSED):
         raise Reject("error_response", "LiteLLM's proxy refused the request")
     check_generated(row)
     for key in ("messages", "response", "proxy_server_request"):
-        logged = unpacked_or_text(row, key, "row")
+        logged = take_json_or_text(row, key, "row")
         if _is_redacted(logged):
             raise Reject("redacted", "turn_off_message_logging was on")
         check_whole(logged, f"row.{key}")
     _check_guardrails(row)
     response = body(row, "response")
-    if not response and not (unpacked(row, "messages", "row") or row.get("prompt")):
-        is_stored = mapping(row, "proxy_server_request", "row")
+    if not response and not (take_json(row, "messages", "row") or row.get("prompt")):
+        is_stored = take_mapping(row, "proxy_server_request", "row")
         if not is_stored:
             check_complete(row)
             raise Reject("content_not_logged", NOT_STORED)
     if not response:
         raise Reject("prompts_only", "the call succeeded, but its response was not logged")
-    metadata = mapping(row, "metadata", "row")
+    metadata = take_mapping(row, "metadata", "row")
     counted = take_count(row, "completion_tokens")
     usage = {"completion_tokens": counted} if counted else {}
-    log_id = first(take_text(row, "request_id", "row"), take_text(row, "id", "row"))
+    log_id = first_value(take_text(row, "request_id", "row"), take_text(row, "id", "row"))
     began = take_time(row, "startTime")
     session = _session_of_client(metadata)
     session = session or take_text(row, "session_id", "row") or take_text(row, "trace_id", "row")
@@ -129,7 +129,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
 
 def _session_of_client(metadata: dict[str, Any]) -> str | None:
     """Returns the conversation that the client's own metadata names."""
-    sent = mapping(metadata, "requester_metadata", "metadata") or {}
+    sent = take_mapping(metadata, "requester_metadata", "metadata") or {}
     texts = (take_text(sent, name, "requester_metadata") for name in OF_CLIENT)
     return next(filter(None, texts), None)
 
@@ -139,7 +139,7 @@ def _check_guardrails(row: dict[str, Any]) -> None:
 
     What is masked before the call is what the engine got (proxy/guardrails, Presidio's modes).
     """
-    metadata = mapping(row, "metadata", "row")
+    metadata = take_mapping(row, "metadata", "row")
     names = (GUARDRAILS, f"standard_logging_{GUARDRAILS}")
     in_metadata = (metadata[name] for name in names if metadata.get(name))
     listed = row.get(GUARDRAILS) or next(in_metadata, ())
@@ -153,18 +153,18 @@ def _check_guardrails(row: dict[str, Any]) -> None:
 
 def _request(row: dict[str, Any], metadata: dict[str, Any]) -> dict[str, Any]:
     """Returns the client's request, with the fields that LiteLLM keeps apart from it."""
-    parameters = mapping(row, "model_parameters", "row")
-    sent = mapping(row, "proxy_server_request", "row")
+    parameters = take_mapping(row, "model_parameters", "row")
+    sent = take_mapping(row, "proxy_server_request", "row")
     # Payloads have the HTTP request around the body, spend logs only the body.
-    sent = mapping(sent, "body", "proxy_server_request") or sent
+    sent = take_mapping(sent, "body", "proxy_server_request") or sent
     extra = take(parameters, "extra_body", dict, "model_parameters") or {}
-    client = mapping(metadata, "requester_metadata", "metadata")
-    labels = mapping(metadata, "spend_logs_metadata", "metadata")
+    client = take_mapping(metadata, "requester_metadata", "metadata")
+    labels = take_mapping(metadata, "spend_logs_metadata", "metadata")
     # Spend logs have `{}` for messages unless LiteLLM is set to store prompts.
-    messages = first(sent.get("messages"), unpacked(row, "messages", "row") or None)
+    messages = first_value(sent.get("messages"), take_json(row, "messages", "row") or None)
     if messages is None and "prompt" not in sent:
         raise Reject("content_not_logged", NOT_STORED)
-    own_metadata = mapping(sent, "metadata", "proxy_server_request")
+    own_metadata = take_mapping(sent, "metadata", "proxy_server_request")
     users = (parameters.get("user"), sent.get("user"), row.get("end_user"), row.get("user"))
     return {
         **sent,

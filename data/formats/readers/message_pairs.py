@@ -15,7 +15,7 @@ reasoning (`reasoning_missing`); a gateway's log of requests and responses has m
 from typing import Any
 
 from outrider.data.exchange import Exchange, Place, Record, Reject
-from outrider.data.files.rows import Sample
+from outrider.data.files.rows import FileSample
 from outrider.data.formats.calls.cache_hits import check_generated
 from outrider.data.formats.calls.cut_texts import check_whole
 from outrider.data.formats.calls.finish_reasons import end_by_limit
@@ -31,7 +31,7 @@ from outrider.data.formats.calls.message_sides import (
 )
 from outrider.data.formats.calls.openai import exchanges
 from outrider.data.formats.fields import take_count
-from outrider.data.formats.rows.other_rows import FAILURES, check_served, check_status
+from outrider.data.formats.rows.other_rows import FAILURES, check_access_row, check_status
 from outrider.data.formats.sides import objects_in
 from outrider.data.formats.wrappers import check_call, fields_of, open_row
 
@@ -49,7 +49,7 @@ FAILED = ("error", "exception", "error_message", "error.type", "$ai_is_error")
 """Keys that are set if a call failed."""
 
 
-def recognizes(sample: Sample) -> bool:
+def recognizes(sample: FileSample) -> bool:
     return any(message_sides(row) is not None for row in sample.rows)
 
 
@@ -61,7 +61,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
     if sides is None:
         if any(map(_has_failed, [row, *objects_in(row)])):
             raise Reject("error_response", "the call failed")
-        check_served(row)
+        check_access_row(row)
         check_whole(row, "row")
         if not has_message(row):
             if logged_about(row)["count"]:

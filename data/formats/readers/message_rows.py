@@ -18,12 +18,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from outrider.data.exchange import Exchange, Place, Record, Reject
-from outrider.data.files.rows import Row, Sample
+from outrider.data.files.rows import FileSample, Row
 from outrider.data.formats.calls.message_sides import THOUGHTS, MessageSides
-from outrider.data.formats.fields import first, unpacked_or_text
+from outrider.data.formats.fields import first_value, take_json_or_text
 from outrider.data.formats.readers import message_pairs
 from outrider.data.formats.rows.join import grouped_records
-from outrider.data.formats.rows.paths import find
+from outrider.data.formats.rows.paths import find_field
 from outrider.data.formats.rows.row_fields import fields
 from outrider.data.formats.wrappers import open_row
 
@@ -66,7 +66,7 @@ PIECE = "completion_id"
 """Key of New Relic's events, which are one call's messages and have not all of its texts."""
 
 
-def recognizes(sample: Sample) -> bool:
+def recognizes(sample: FileSample) -> bool:
     roles = [_role(row) for row in sample.rows if _is_message(row)]
     return "assistant" in roles and 2 * len(roles) > len(sample.rows)
 
@@ -88,7 +88,7 @@ def _role(row: dict[str, Any]) -> str | None:
 
 
 def _content(row: dict[str, Any]) -> Any:
-    return first(*(row.get(name) for name in CONTENTS))
+    return first_value(*(row.get(name) for name in CONTENTS))
 
 
 def _member_of(payload: Row | None) -> tuple[str, str, str | None]:
@@ -165,7 +165,7 @@ class _Stored:
             message["reasoning_content"] = thought
         for key in KEPT:
             if row.get(key):
-                message[key] = unpacked_or_text(row, key, "row")
+                message[key] = take_json_or_text(row, key, "row")
         return cls(
             row=row,
             message=message,
@@ -180,14 +180,14 @@ class _Stored:
         """Whether this is an answer with an error, or with neither a text nor calls."""
         if self.message["role"] != "assistant":
             return False
-        errors = (find(self.row, path) for path in ERRORS)
+        errors = (find_field(self.row, path) for path in ERRORS)
         has_answer = self.message["content"] or self.message.get("tool_calls")
         return any(where and where.holder[where.key] for where in errors) or not has_answer
 
 
 def _first_id(row: dict[str, Any], names: Sequence[str]) -> str | None:
     """The first id under one of the names, as text; None without one."""
-    for where in filter(None, (find(row, name) for name in names)):
+    for where in filter(None, (find_field(row, name) for name in names)):
         value = where.holder[where.key]
         if isinstance(value, dict) and len(value) == 1:  # MongoDB's
             (value,) = value.values()

@@ -13,7 +13,7 @@ by `custom_id` and model (data/formats/rows/join.py).
 import functools
 
 from outrider.data.exchange import Exchange, Record, Reject
-from outrider.data.files.rows import Row, Sample
+from outrider.data.files.rows import FileSample, Row
 from outrider.data.formats.calls.openai import body, exchanges
 from outrider.data.formats.fields import take, take_text
 from outrider.data.formats.rows.embedded import object_of
@@ -24,7 +24,7 @@ COMPLETIONS = "/completions"
 """URL suffix of chat and text completions."""
 
 
-def recognizes(sample: Sample) -> bool:
+def recognizes(sample: FileSample) -> bool:
     return any("custom_id" in row and ("body" in row or "response" in row) for row in sample.rows)
 
 

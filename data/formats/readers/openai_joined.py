@@ -23,16 +23,16 @@ import json
 from typing import Any
 
 from outrider.data.exchange import Exchange, Record, Reject
-from outrider.data.files.rows import Row, Sample
+from outrider.data.files.rows import FileSample, Row
 from outrider.data.formats.calls.cache_hits import check_generated
 from outrider.data.formats.calls.message_sides import SENT, logged_about, message_sides
 from outrider.data.formats.calls.openai import body, exchanges
 from outrider.data.formats.calls.openai_stream import join_chunks
-from outrider.data.formats.fields import first, take_text
+from outrider.data.formats.fields import first_value, take_text
 from outrider.data.formats.rows.embedded import object_of
 from outrider.data.formats.rows.join import joined_records, model_of
 from outrider.data.formats.rows.other_rows import check_completion
-from outrider.data.formats.rows.paths import find
+from outrider.data.formats.rows.paths import find_field
 from outrider.data.formats.rows.row_fields import fields
 from outrider.data.formats.sides import sides
 from outrider.data.formats.wrappers import open_row
@@ -58,7 +58,7 @@ OF_OTHER_APIS = frozenset({"choices", "response", "done", "eval_count", "type"})
 """Keys of a row whose `message` is no whole answer, or not the only one: Ollama, Anthropic."""
 
 
-def recognizes(sample: Sample) -> bool:
+def recognizes(sample: FileSample) -> bool:
     return any(_is_side(row) for row in sample.rows)
 
 
@@ -111,7 +111,7 @@ def _member_of(row: Row | None) -> tuple[str, str, str | None]:
 def _id_of(row: dict[str, Any]) -> str | None:
     """Returns the id that request and response share."""
     for path in SHARED_IDS:
-        field = find(row, path)
+        field = find_field(row, path)
         if field is None:
             continue
         # Under `CALL`, some producers have an object about the caller instead.
@@ -156,7 +156,7 @@ def _asked_in(row: bytes) -> str:
 
 
 def _request_of(asked: dict[str, Any]) -> dict[str, Any]:
-    return first(body(asked, "request"), sides(asked).request, asked)
+    return first_value(body(asked, "request"), sides(asked).request, asked)
 
 
 records = functools.partial(joined_records, member_of=_member_of, content_of=_asked_in)
@@ -178,7 +178,7 @@ def _response_of(answer: dict[str, Any]) -> dict[str, Any]:
         choice = {"message": message, "finish_reason": about["end"]}
         return {"choices": [choice], "usage": {"completion_tokens": about["count"]}}
     inside = {"response": sides(answer).response}
-    return first(body(answer, "response"), body(inside, "response"), answer)
+    return first_value(body(answer, "response"), body(inside, "response"), answer)
 
 
 def parse(record: Record) -> list[Exchange | Reject]:

@@ -20,13 +20,13 @@ are set aside.
 from typing import Any
 
 from outrider.data.exchange import Exchange, Record, Reject
-from outrider.data.files.rows import Sample
+from outrider.data.files.rows import FileSample
 from outrider.data.formats.calls.cache_hits import check_generated
 from outrider.data.formats.calls.cut_texts import check_complete, check_stored, check_whole
 from outrider.data.formats.calls.message_sides import logged_about, message_sides, sent_parameters
 from outrider.data.formats.calls.openai import body, exchanges
 from outrider.data.formats.calls.sampling import NUMBERS
-from outrider.data.formats.fields import first, unpacked
+from outrider.data.formats.fields import first_value, take_json
 from outrider.data.formats.readers import message_pairs
 from outrider.data.formats.rows.embedded import object_of
 from outrider.data.formats.rows.other_rows import (
@@ -62,7 +62,7 @@ SIDES = ("request", "response", "chunks", "messages", "prompt", "choices", "body
 """Keys of a row that is a request, a response or both. Other rows are a server's other lines."""
 
 
-def recognizes(sample: Sample) -> bool:
+def recognizes(sample: FileSample) -> bool:
     return any(map(_is_pair, sample.rows))
 
 
@@ -79,7 +79,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
     request, response = sides(row)
     check_generated(row)
     logged = _named(row, ("response", "chunks"))
-    asked = first(request, _named(row, ("request",)))
+    asked = first_value(request, _named(row, ("request",)))
     if path_of_line(asked) is not None:  # nginx's `$request`
         asked = None
     if response is None:
@@ -93,7 +93,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
     check_completion(row, asked, response)
     if request is None:
         check_whole(asked, "row.request")
-        request = body({"request": unpacked({"request": asked}, "request", "row")}, "request")
+        request = body({"request": take_json({"request": asked}, "request", "row")}, "request")
     if request is None or response is None:
         check_stored(row)
         check_complete(row)
@@ -146,7 +146,7 @@ def _is_answer(logged: Any) -> bool:
 
 def _named(row: dict[str, Any], names: tuple[str, ...]) -> Any:
     """Returns the first side under its usual name, or the body of an HTTP message."""
-    side = first(*(row.get(name) for name in names))
+    side = first_value(*(row.get(name) for name in names))
     if (
         isinstance(side, dict)
         and "body" in side
@@ -160,5 +160,5 @@ def _without_choices(row: dict[str, Any], logged: Any) -> dict[str, Any] | None:
     """Returns a response under its usual name that has no choices."""
     check_whole(logged, "row.response")
     if isinstance(logged, str):
-        logged = first(unpacked({"response": logged}, "response", "row"), None)
+        logged = first_value(take_json({"response": logged}, "response", "row"), None)
     return body({"response": logged}, "response")

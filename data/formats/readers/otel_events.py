@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from outrider.data.exchange import Place, Record, Reject
-from outrider.data.files.rows import Row, parse_row, rows
+from outrider.data.files.rows import Row, parse_row, read_rows
 from outrider.data.files.sources import LONGEST_LINE, LogFile, read_ahead
-from outrider.data.formats.fields import number
+from outrider.data.formats.fields import parse_number
 from outrider.data.formats.rows.embedded import json_of, object_of
-from outrider.data.formats.rows.join import database_in, storable
-from outrider.data.formats.rows.paths import find
+from outrider.data.formats.rows.join import database_in, sqlite_text
+from outrider.data.formats.rows.paths import find_field
 from outrider.data.formats.rows.row_fields import fields
 from outrider.data.formats.rows.span_attributes import attributes_of, is_otlp, plain_value, spans_of
 
@@ -61,7 +61,7 @@ _TEXTS = re.compile(
 
 def event_name(record: dict[str, Any]) -> str | None:
     """Returns the name of a log record that is one message; None for any other record."""
-    where = find(record, "event_name")
+    where = find_field(record, "event_name")
     name = where.holder[where.key] if where else _attributes(record).get("event.name")
     return name if isinstance(name, str) and EVENT.fullmatch(name) else None
 
@@ -76,9 +76,9 @@ def _attributes(record: dict[str, Any]) -> dict[str, Any]:
 
 def key_of(record: dict[str, Any]) -> str | None:
     """Returns the ids of the trace and span of a record; None without a span."""
-    trace, span = (find(record, name) for name in ("trace_id", "span_id"))
-    span_id = storable(span.holder[span.key]) if span else None
-    trace_id = storable(trace.holder[trace.key]) if trace else None
+    trace, span = (find_field(record, name) for name in ("trace_id", "span_id"))
+    span_id = sqlite_text(span.holder[span.key]) if span else None
+    trace_id = sqlite_text(trace.holder[trace.key]) if trace else None
     return f"{trace_id or ''}/{span_id}" if span_id else None
 
 
@@ -90,7 +90,7 @@ def joined_calls(files: Sequence[LogFile], scratch: Path) -> Iterator[Record | R
         database.execute("CREATE TABLE details (span TEXT PRIMARY KEY)")
         database.execute("CREATE TABLE waiting (file INT, line INT, row BLOB)")
         for index, file in enumerate(read_ahead(files)):
-            for line, row in rows(file):
+            for line, row in read_rows(file):
                 content = row if isinstance(row, bytes) else json.dumps(row, default=str).encode()
                 if _DETAILS.search(content):
                     ids = [(span.decode(),) for span in _SPAN_ID.findall(content)]
@@ -143,13 +143,13 @@ def _lacks_texts(attributes: dict[str, Any]) -> bool:
 
 
 def _body(record: dict[str, Any]) -> dict[str, Any]:
-    where = find(record, "body")
+    where = find_field(record, "body")
     return (object_of(plain_value(where.holder[where.key])) or {}) if where else {}
 
 
 def _time(record: dict[str, Any]) -> float:
-    named = (find(record, name) for name in ("time_unix_nano", "observed_time_unix_nano"))
-    times = (number(*where) for where in named if where)
+    named = (find_field(record, name) for name in ("time_unix_nano", "observed_time_unix_nano"))
+    times = (parse_number(*where) for where in named if where)
     written = fields(record)["time"]  # a table's
     return next(filter(None, times), (written or 0.0) * 1e9)
 

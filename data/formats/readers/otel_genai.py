@@ -24,22 +24,22 @@ from dataclasses import replace
 from typing import Any
 
 from outrider.data.exchange import Exchange, Place, Record, Reject
-from outrider.data.files.rows import Sample
+from outrider.data.files.rows import FileSample
 from outrider.data.formats.calls.cache_hits import check_generated
 from outrider.data.formats.calls.message_parts import openai_message, openai_messages
 from outrider.data.formats.calls.message_sides import MessageSides, message_sides
 from outrider.data.formats.calls.openai import exchanges
 from outrider.data.formats.calls.sampling import NUMBERS
 from outrider.data.formats.fields import (
-    first,
-    mapping,
-    number,
+    first_value,
+    parse_number,
     take,
+    take_json,
+    take_json_or_text,
+    take_mapping,
     take_names,
     take_text,
     take_time,
-    unpacked,
-    unpacked_or_text,
 )
 from outrider.data.formats.readers import message_pairs, openai_pairs
 from outrider.data.formats.readers.otel_events import (
@@ -52,9 +52,9 @@ from outrider.data.formats.readers.otel_events import (
     key_of,
 )
 from outrider.data.formats.rows.embedded import object_of
-from outrider.data.formats.rows.named_fields import named, named_paths
+from outrider.data.formats.rows.named_fields import field_paths, field_values
 from outrider.data.formats.rows.nested_rows import outcomes_of
-from outrider.data.formats.rows.paths import find
+from outrider.data.formats.rows.paths import find_field
 from outrider.data.formats.rows.row_fields import LONGEST_S, fields, seconds_of
 from outrider.data.formats.rows.span_attributes import (
     IS_AROUND,
@@ -62,12 +62,12 @@ from outrider.data.formats.rows.span_attributes import (
     has_genai,
     has_genai_attributes,
     is_otlp,
-    marked,
+    mark_outer_spans,
     plain_value,
     spans_of,
 )
 from outrider.data.formats.sides import sides
-from outrider.data.formats.wrappers import PAIR, check_call, open_row, unwrapped
+from outrider.data.formats.wrappers import PAIR, check_call, open_row, unwrap_row
 
 ADK_REQUEST = "gcp.vertex.agent.llm_request"
 
@@ -150,7 +150,7 @@ NAMES = {
 call_records = joined_calls
 
 
-def recognizes(sample: Sample) -> bool:
+def recognizes(sample: FileSample) -> bool:
     return any(is_otlp(row) or has_genai_attributes(row) for row in sample.rows)
 
 
@@ -171,7 +171,9 @@ def parse(record: Record) -> list[Exchange | Reject]:
         raise Reject("not_a_generation", WITH_SPAN)
     if not is_otlp(row):
         return _outcomes(row, record.place, joined)
-    return outcomes_of(marked(others), lambda span: _outcomes(span, record.place, joined), "span")
+    return outcomes_of(
+        mark_outer_spans(others), lambda span: _outcomes(span, record.place, joined), "span"
+    )
 
 
 def _of_joined(span: dict[str, Any], place: Place) -> list[Exchange | Reject]:
@@ -215,12 +217,12 @@ def _outcomes(
     if logged.get("error.type") or _has_failed(span):
         raise Reject("error_response", "the span has an error")
     asked, answered = (
-        unpacked(logged, f"gen_ai.{side}.messages", "attributes") for side in ("input", "output")
+        take_json(logged, f"gen_ai.{side}.messages", "attributes") for side in ("input", "output")
     )
     if asked is None or answered is None:
         raise Reject("content_not_logged", _why_no_messages(span, logged))
     logged = {**logged, "gen_ai.input.messages": asked, "gen_ai.output.messages": answered}
-    instructions = unpacked(logged, "gen_ai.system_instructions", "attributes")
+    instructions = take_json(logged, "gen_ai.system_instructions", "attributes")
     messages = openai_messages(
         take(logged, "gen_ai.input.messages", list, "attributes"), "gen_ai.input.messages"
     )
@@ -231,12 +233,12 @@ def _outcomes(
     request = {
         "model": logged.get("gen_ai.request.model"),
         "messages": messages,
-        **{name: number(logged, f"gen_ai.request.{name}") for name in NUMBERS},
+        **{name: parse_number(logged, f"gen_ai.request.{name}") for name in NUMBERS},
         "response_format": logged.get("gen_ai.output.type"),
-        "stop": unpacked_or_text(logged, "gen_ai.request.stop_sequences", "attributes"),
+        "stop": take_json_or_text(logged, "gen_ai.request.stop_sequences", "attributes"),
         "tools": _tools(logged),
     }
-    used = number(logged, "gen_ai.usage.output_tokens")
+    used = parse_number(logged, "gen_ai.usage.output_tokens")
     response = {
         "id": logged.get("gen_ai.response.id"),
         "model": logged.get("gen_ai.response.model"),
@@ -249,9 +251,9 @@ def _outcomes(
 def _about(span: dict[str, Any], logged: dict[str, Any]) -> dict[str, Any]:
     """Returns a call's session, user, tenant, route, time and duration."""
     about = {**_times(span, logged), **take_names(logged, NAMES, "attributes")}
-    if not named_paths():
+    if not field_paths():
         return about
-    return {**about, **named({**logged, "attributes": logged}, span)}
+    return {**about, **field_values({**logged, "attributes": logged}, span)}
 
 
 def _check_unique(span: dict[str, Any], logged: dict[str, Any], joined: frozenset[str]) -> None:
@@ -295,9 +297,9 @@ def _why_no_messages(span: dict[str, Any], logged: dict[str, Any]) -> str:
 
 def _has_failed(span: dict[str, Any]) -> bool:
     """Whether a span has the status of an error; an access log has HTTP's."""
-    where = find(span, "status.code") or find(span, "status_code")
+    where = find_field(span, "status.code") or find_field(span, "status_code")
     code = where.holder[where.key] if where else None
-    status = number(span, "http.status")
+    status = parse_number(span, "http.status")
     return code in FAILED or (status is not None and status >= 400)
 
 
@@ -342,9 +344,9 @@ def _of_events(span: dict[str, Any]) -> dict[str, Any]:
         if kind is None:
             continue
         logged = attributes_of(event)
-        logged = {**logged, **mapping(logged, "gen_ai.event.content", "event")}  # Azure's SDK
+        logged = {**logged, **take_mapping(logged, "gen_ai.event.content", "event")}  # Azure's SDK
         if kind[1] == "choice":
-            answer = unpacked_or_text(logged, "message", "event")
+            answer = take_json_or_text(logged, "message", "event")
             # Strands Agents writes the content's parts alone.
             answer = answer if isinstance(answer, dict) else {"content": answer}
             message = {"role": "assistant", **answer}
@@ -352,7 +354,9 @@ def _of_events(span: dict[str, Any]) -> dict[str, Any]:
             messages["gen_ai.completion"].append(choice)
         else:
             keys = ("content", "tool_calls", "id")
-            message = {key: unpacked_or_text(logged, key, "event") for key in keys if key in logged}
+            message = {
+                key: take_json_or_text(logged, key, "event") for key in keys if key in logged
+            }
             messages["gen_ai.prompt"].append({"role": kind[2], **message})
     return {key: listed for key, listed in messages.items() if listed}
 
@@ -363,24 +367,24 @@ def _of_body(record: dict[str, Any], place: Place) -> list[Exchange | Reject]:
         raise Reject("content_not_logged", APART)
     # A record of a single line is given without OTLP around it.
     row = object_of(plain_value(record.get("body", record)))
-    if row is None or (None in sides(unwrapped(row)) and not row.keys() >= PAIR):
+    if row is None or (None in sides(unwrap_row(row)) and not row.keys() >= PAIR):
         raise Reject("not_a_generation")
     return openai_pairs.parse(Record(place, {"timestamp": _time(record), **row}))
 
 
 def _span_id(span: dict[str, Any]) -> str | None:
     """Returns the id of a span; an event's record has that of the span it belongs to."""
-    where = find(span, "span_id")
+    where = find_field(span, "span_id")
     return take_text(*where, "span") if where else None
 
 
 def _choices(logged: dict[str, Any]) -> list[dict[str, Any]]:
-    reasons = unpacked(logged, "gen_ai.response.finish_reasons", "attributes")
+    reasons = take_json(logged, "gen_ai.response.finish_reasons", "attributes")
     reasons = reasons if isinstance(reasons, list) else [reasons]
     choices = []
     for index, message in enumerate(take(logged, "gen_ai.output.messages", list, "attributes")):
         answer = openai_message(message, f"gen_ai.output.messages[{index}]")[-1]
-        reason = first(
+        reason = first_value(
             message.get("finish_reason"), reasons[index] if index < len(reasons) else None
         )
         choices.append(
@@ -391,7 +395,7 @@ def _choices(logged: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _tools(logged: dict[str, Any]) -> list[Any] | None:
     """Returns tools in OpenAI's form; the conventions omit the `function` level."""
-    tools = unpacked(logged, "gen_ai.tool.definitions", "attributes")
+    tools = take_json(logged, "gen_ai.tool.definitions", "attributes")
     if not isinstance(tools, list):
         return None
     for index, tool in enumerate(tools):
@@ -404,12 +408,12 @@ def _tools(logged: dict[str, Any]) -> list[Any] | None:
 def _time(span: dict[str, Any]) -> float | None:
     """Returns the call's start time; OTLP writes nanoseconds as text."""
     for key in ("start_time_unix_nano", "time_unix_nano"):
-        where = find(span, key)
-        nanoseconds = number(*where) if where else None
+        where = find_field(span, key)
+        nanoseconds = parse_number(*where) if where else None
         if nanoseconds:
             return round(nanoseconds / 1e9, 6)
-    named = (find(span, key) for key in ("start_time", "start_timestamp", "timestamp"))
-    return first(*(take_time(*where) for where in named if where), fields(span)["time"])
+    named = (find_field(span, key) for key in ("start_time", "start_timestamp", "timestamp"))
+    return first_value(*(take_time(*where) for where in named if where), fields(span)["time"])
 
 
 def _times(span: dict[str, Any], logged: dict[str, Any]) -> dict[str, float | None]:
@@ -419,7 +423,7 @@ def _times(span: dict[str, Any], logged: dict[str, Any]) -> dict[str, float | No
     """
     began = _time(span)
     streamed = object_of(logged.get("response_data")) or {}
-    duration = number(logged, "duration") if STREAMED in streamed else None
+    duration = parse_number(logged, "duration") if STREAMED in streamed else None
     if began is not None and duration is not None and 0 <= duration <= LONGEST_S:
         return {"time": round(began - duration, 6), "seconds": duration}
     return {"time": began, "seconds": seconds_of(span, began)}

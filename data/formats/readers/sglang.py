@@ -23,12 +23,19 @@ from typing import Any
 
 from outrider.data.exchange import Exchange, Place, Record, Reject
 from outrider.data.files.packing import CUT_MARK
-from outrider.data.files.rows import Sample, parse_row, with_other_lines
+from outrider.data.files.rows import FileSample, parse_row, with_other_lines
 from outrider.data.files.sources import LogFile, read_ahead
 from outrider.data.formats.calls.finish_reasons import finish_reason
 from outrider.data.formats.calls.openai import stop_strings
 from outrider.data.formats.calls.sampling import sampling_of
-from outrider.data.formats.fields import first, take, take_ids, take_number, take_text, take_time
+from outrider.data.formats.fields import (
+    first_value,
+    take,
+    take_ids,
+    take_number,
+    take_text,
+    take_time,
+)
 from outrider.data.formats.rows.engine_lines import LEFT_OUT, LINES_LEFT_OUT, engine_lines
 
 FINISHED = "request.finished"
@@ -42,7 +49,7 @@ KEPT, DOTS = 1024, "..."
 LEVEL_3 = "start SGLang with --log-requests-level 3"
 
 
-def recognizes(sample: Sample) -> bool:
+def recognizes(sample: FileSample) -> bool:
     return bool(_EVENT.search(sample.head) or _TEXT_EVENT.search(sample.head))
 
 
@@ -50,7 +57,7 @@ def records(files: Sequence[LogFile], scratch: Path) -> Iterator[Record | Reject
     for file in read_ahead(files):
         yield from with_other_lines(
             _item(Place(file.name, number), line)
-            for number, line in file.counted(engine_lines(file))
+            for number, line in file.count_rows_read(engine_lines(file))
         )
 
 
@@ -101,7 +108,7 @@ def _exchange(
     _check_whole(answered, "out", ("text", "output_ids"))
     if any(asked.get(key) for key in ("image_data", "video_data", "audio_data", "input_embeds")):
         raise Reject("not_text", "the request has inputs other than text")
-    prompt_ids = first(
+    prompt_ids = first_value(
         take_ids(asked, "input_ids", "obj"), take_ids(answered, "prompt_token_ids", "out")
     )
     prompt_text = take(asked, "text", str, "obj")

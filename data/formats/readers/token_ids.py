@@ -13,11 +13,11 @@ import re
 from typing import Any
 
 from outrider.data.exchange import Exchange, Record, Reject
-from outrider.data.files.rows import Sample
+from outrider.data.files.rows import FileSample
 from outrider.data.formats.calls.finish_reasons import end_by_limit, finish_reason
 from outrider.data.formats.calls.openai import reasoning_and_content
 from outrider.data.formats.calls.sampling import NUMBERS, sampling_of
-from outrider.data.formats.fields import first, mapping, take, take_ids, take_text
+from outrider.data.formats.fields import first_value, take, take_ids, take_mapping, take_text
 from outrider.data.formats.rows.row_fields import fields
 from outrider.data.formats.wrappers import open_row
 
@@ -34,7 +34,7 @@ _FORCES = re.compile(r"\bstructured_outputs=(?!None)|\bguided_decoding=(?!None)"
 """Parameters as vLLM prints `SamplingParams`."""
 
 
-def recognizes(sample: Sample) -> bool:
+def recognizes(sample: FileSample) -> bool:
     return any(
         any(row.keys() >= keys for keys in (PAIR_OF_IDS, GENERATED, MASKED)) for row in sample.rows
     )
@@ -55,7 +55,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
         )
     # Texts logged with the ids are used only to compare retokenized text with the ids.
     reasoning, content = reasoning_and_content(row)
-    ended = first(take(row, "finish_reason", str, "row"), "stop")
+    ended = first_value(take(row, "finish_reason", str, "row"), "stop")
     return [
         Exchange(
             record.place,
@@ -97,9 +97,9 @@ def _split_by_mask(row: dict[str, Any]) -> dict[str, Any]:
     if not ids or len(ids) != len(mask) or mask[-1] != 1 or not set(mask) <= {0, 1}:
         raise Reject("incomplete_pair", "loss_mask does not end with the response")
     prompt_length = len(mask) - mask[::-1].index(0) if 0 in mask else 0
-    about = mapping(row, "metadata", "row")
+    about = take_mapping(row, "metadata", "row")
     return {
-        **mapping(about, "sampling_params", "metadata"),
+        **take_mapping(about, "sampling_params", "metadata"),
         "prompt_token_ids": ids[:prompt_length],
         "completion_token_ids": ids[prompt_length:],
         "finish_reason": about.get("finish_reason"),

@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 
 from outrider.data.exchange import Exchange, Place, Record, Reject
 from outrider.data.files.packing import CUT_MARK
-from outrider.data.files.rows import FILE_CUT, Sample, parse_row, with_other_lines
+from outrider.data.files.rows import FILE_CUT, FileSample, parse_row, with_other_lines
 from outrider.data.files.sources import LONGEST_LINE, LogFile, read_ahead
 from outrider.data.formats.calls.finish_reasons import end_by_limit, finish_reason
 from outrider.data.formats.calls.sampling import NUMBERS, constraint_of
@@ -173,7 +173,7 @@ class _Waiting:
         return Record(self.place, payload, self.rows)
 
 
-def recognizes(sample: Sample) -> bool:
+def recognizes(sample: FileSample) -> bool:
     return any(_event(line) for line in sample.head.split(b"\n"))
 
 
@@ -194,9 +194,9 @@ def _join(files: Sequence[LogFile]) -> Iterator[Record | Reject | Place | None]:
     """
     waiting: dict[str, _Waiting] = {}
     for file in read_ahead(files):
-        with file.kept_open():
+        with file.keep_open():
             limits = _limits(file)
-            for number, line in file.counted(engine_lines(file)):
+            for number, line in file.count_rows_read(engine_lines(file)):
                 place = Place(file.name, number)
                 if line is None:
                     yield Reject("line_too_long", f"more than {LONGEST_LINE >> 20} MB", place)

@@ -1,7 +1,7 @@
 """Events of changes to a table's rows, as Debezium and other replication tools write them.
 
-    current({"before": {...}, "after": {...}, "op": "u", "ts_ms": 1782900000400})       # the after
-    check_kept(row)     # a `Reject` if the row was deleted where it was logged
+    row_after_change({"before": {...}, "after": {...}, "op": "u", "ts_ms": 1782900000400})       #
+    the after check_not_deleted(row)     # a `Reject` if the row was deleted where it was logged
 
 - Debezium: `op` is r (snapshot), c, u or d, between the row before and after; also as `payload`
 - its flattened events (`ExtractNewRecordState`) have `__deleted`, AWS DMS' files `Op`
@@ -17,7 +17,7 @@ import re
 from typing import Any
 
 from outrider.data.exchange import DELETES, Reject
-from outrider.data.formats.rows.paths import normal_name
+from outrider.data.formats.rows.paths import normalize_key
 
 OPERATIONS = frozenset({"r", "c", "u", "d", "t", "m"})
 """Values of Debezium's `op`: read, create, update, delete, truncate, message."""
@@ -56,14 +56,14 @@ def event_of(row: dict[str, Any]) -> dict[str, Any] | None:
     return None
 
 
-def current(row: dict[str, Any]) -> dict[str, Any] | None:
+def row_after_change(row: dict[str, Any]) -> dict[str, Any] | None:
     """Returns the row after a change; None if it is no event, or the row was deleted."""
     event = event_of(row)
     after = None if event is None else event.get("after")
     return after if isinstance(after, dict) else None
 
 
-def check_kept(row: dict[str, Any]) -> None:
+def check_not_deleted(row: dict[str, Any]) -> None:
     """Raises a `Reject` if a row was deleted, or is the event of a deletion."""
     event = event_of(row) or row
     is_event = event is not row or IMAGES & row.keys()
@@ -77,7 +77,7 @@ def check_kept(row: dict[str, Any]) -> None:
         raise Reject(DELETES, "is_deleted = 1: a row was deleted; export the table with FINAL")
     after = event.get("after")
     columns = after if isinstance(after, dict) else event
-    lacking = [normal_name(key) for key, value in columns.items() if value == UNAVAILABLE]
+    lacking = [normalize_key(key) for key, value in columns.items() if value == UNAVAILABLE]
     if any(map(_OF_TEXT.search, lacking)):
         raise Reject(
             "content_not_logged",

@@ -13,7 +13,7 @@ from typing import Any
 
 from outrider.data.exchange import Reject
 from outrider.data.files.python_text import OBJECT
-from outrider.data.files.rows import decode
+from outrider.data.files.rows import parse_value
 from outrider.data.files.sources import LONGEST_LINE
 
 BASE64 = ("eyJ", "eyA", "ewo", "ew0", "ZGF0YT", "UE9TVC", "SFRUUC", "H4sI")
@@ -109,6 +109,6 @@ def object_of(value: Any) -> dict[str, Any] | None:
 def json_of(text: str) -> Any:
     """Returns the value of JSON text; None if it is invalid. Callers must not change it."""
     try:
-        return decode(text.encode("utf-8", "surrogatepass"))
+        return parse_value(text.encode("utf-8", "surrogatepass"))
     except Reject:
         return None

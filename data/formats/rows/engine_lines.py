@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from outrider.data.files.container_lines import STAMPED, unwrapped
+from outrider.data.files.container_lines import STAMPED, join_container_lines
 from outrider.data.files.packing import HEAD
 from outrider.data.files.record_lines import Line, lines_in
 from outrider.data.files.rows import framing, rows_in
@@ -53,7 +53,7 @@ def engine_lines(file: LogFile) -> Numbered:
             yield from lines_of(content, file.name)
             return
         stored = lines_of(content, file.name) if is_text else rows_in(content, file.name)
-        yield from unwrapped(_oldest_first(_lines(stored)), LONGEST_LINE)
+        yield from join_container_lines(_oldest_first(_lines(stored)), LONGEST_LINE)
 
 
 def _lines(stored: Iterable[tuple[int, Any]]) -> Numbered:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from outrider.common.files import SCRATCH
 from outrider.data.exchange import DUPLICATE, Place, Record, Reject
-from outrider.data.files.rows import Row, rows
+from outrider.data.files.rows import Row, read_rows
 from outrider.data.files.sources import LONGEST_LINE, LogFile, read_ahead
 from outrider.data.formats.rows.embedded import json_of
 
@@ -27,7 +27,7 @@ ROW_OVERHEAD = 200
 """Memory that a row takes in addition to its content, in bytes."""
 
 
-class Member(NamedTuple):
+class JoinRow(NamedTuple):
     """One of several rows that share an id."""
 
     side: str
@@ -83,7 +83,7 @@ def grouped_records(
 
 def _groups(
     database: sqlite3.Connection, files: Sequence[LogFile]
-) -> Iterator[list[Member] | Reject]:
+) -> Iterator[list[JoinRow] | Reject]:
     """Yields the rows of each id, ordered by its first row; a reject for those of too many MB."""
     database.execute("CREATE INDEX by_key ON rows (key)")
     for key, first, count, size in database.execute(
@@ -97,7 +97,7 @@ def _groups(
             (first if is_large else key,),
         )
         members = [
-            Member(side, Place(files[at].name, line), row, model)
+            JoinRow(side, Place(files[at].name, line), row, model)
             for side, at, line, row, model in joined_rows
         ]
         if is_large:
@@ -109,10 +109,10 @@ def _groups(
 
 def model_of(body: dict[str, Any]) -> str | None:
     """Returns the model that a request or a response names."""
-    return storable(body.get("model"))
+    return sqlite_text(body.get("model"))
 
 
-def storable(value: Any) -> str | None:
+def sqlite_text(value: Any) -> str | None:
     """Returns a text as SQLite stores it, without lone surrogates; None if empty or no text."""
     return value.encode("utf-8", "replace").decode() or None if isinstance(value, str) else None
 
@@ -125,7 +125,7 @@ def _stored(
         "CREATE TABLE rows (key TEXT, side TEXT, file INT, line INT, row BLOB, model TEXT)"
     )
     for index, file in enumerate(read_ahead(files)):
-        for number, row in rows(file):
+        for number, row in read_rows(file):
             try:
                 key, side, model = member_of(row)
             except Reject as reject:
@@ -150,7 +150,7 @@ def database_in(folder: Path) -> sqlite3.Connection:
 
 
 def _records(
-    members: list[Member], asked_models: set[str | None], content_of: ContentOf
+    members: list[JoinRow], asked_models: set[str | None], content_of: ContentOf
 ) -> Iterator[Record | Reject]:
     """Yields the records of one id.
 
@@ -158,7 +158,7 @@ def _records(
     requests of one model differ, those of each folder.
     """
     for of_model in _by_model(members, asked_models):
-        groups: dict[str, list[Member]] = {"": of_model}
+        groups: dict[str, list[JoinRow]] = {"": of_model}
         if _is_ambiguous(of_model, content_of):
             groups = {}
             for member in of_model:
@@ -175,14 +175,14 @@ def _records(
                 yield from _pairs(together)
 
 
-def _by_model(members: list[Member], asked_models: set[str | None]) -> list[list[Member]]:
+def _by_model(members: list[JoinRow], asked_models: set[str | None]) -> list[list[JoinRow]]:
     """Groups the rows of one id by the model that was asked.
 
     A response has the request's name for the model, unless that is an alias or has no date
     (`gpt-4o-2024-08-06`): then no request of the log has the response's name. Failed requests have
     none (vLLM's run-batch). Such rows belong to those whose other half has no name, either.
     """
-    named: dict[str, list[Member]] = {}
+    named: dict[str, list[JoinRow]] = {}
     for member in members:
         if member.model is not None and member.model in asked_models:
             named.setdefault(member.model, []).append(member)
@@ -196,16 +196,16 @@ def _by_model(members: list[Member], asked_models: set[str | None]) -> list[list
     return [*named.values(), *([rest] if rest else [])]
 
 
-def _is_request(member: Member) -> bool:
+def _is_request(member: JoinRow) -> bool:
     return member.side == "request"
 
 
-def _is_ambiguous(members: Iterable[Member], content_of: ContentOf) -> bool:
+def _is_ambiguous(members: Iterable[JoinRow], content_of: ContentOf) -> bool:
     rows = {member.row for member in members if _is_request(member)}
     return len(rows) > 1 and len(set(map(content_of, rows))) > 1
 
 
-def _pairs(members: list[Member]) -> Iterator[Record | Reject]:
+def _pairs(members: list[JoinRow]) -> Iterator[Record | Reject]:
     """Yields each response with its request; further requests are copies of it, or retries."""
     requests, whole, chunks = (
         [member for member in members if member.side == side]
@@ -228,12 +228,12 @@ def _pairs(members: list[Member]) -> Iterator[Record | Reject]:
 
 
 def _asked(
-    members: list[Member], requests: list[Member], responses: list[list[Member]]
-) -> list[Member | None]:
+    members: list[JoinRow], requests: list[JoinRow], responses: list[list[JoinRow]]
+) -> list[JoinRow | None]:
     """Returns the request of each response: of a retried one, the last request before it."""
     if len(requests) == len(responses):
         return list(requests)
-    before: dict[Place, Member | None] = {}
+    before: dict[Place, JoinRow | None] = {}
     last = next(iter(requests), None)
     for member in members:
         last = member if _is_request(member) else last

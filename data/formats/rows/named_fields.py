@@ -1,10 +1,10 @@
 """Values under the names that the recipe's `traffic.fields` gives to fields of an exchange.
 
-    with naming({"user": ("author_id",)}):
-        named({"author_id": "ada"})         # {"user": "ada"}
+    with use_field_paths({"user": ("author_id",)}):
+        field_values({"author_id": "ada"})         # {"user": "ada"}
 
 Names are paths from the top of a row. What is inside a row, such as a call of a list, takes its
-values (`carried`).
+values (`inherited_fields`).
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from typing import Any
 
 from outrider.data.exchange import Exchange, Reject
 from outrider.data.formats.rows.embedded import object_of
-from outrider.data.formats.rows.paths import Field, find, value_at
+from outrider.data.formats.rows.paths import Field, find_field, value_at
 
 _NAMED: ContextVar[Mapping[str, tuple[str, ...]]] = ContextVar(
     "traffic.fields", default=MappingProxyType({})
@@ -27,7 +27,7 @@ CARRIED = "outrider.fields"
 
 
 @contextlib.contextmanager
-def naming(paths: Mapping[str, tuple[str, ...]]) -> Iterator[None]:
+def use_field_paths(paths: Mapping[str, tuple[str, ...]]) -> Iterator[None]:
     """Reads the fields in `paths` from there alone, in this process, within the context."""
     token = _NAMED.set(paths)
     try:
@@ -36,18 +36,18 @@ def naming(paths: Mapping[str, tuple[str, ...]]) -> Iterator[None]:
         _NAMED.reset(token)
 
 
-def named_paths() -> Mapping[str, tuple[str, ...]]:
+def field_paths() -> Mapping[str, tuple[str, ...]]:
     """Returns the paths of the recipe's `traffic.fields`, by the name of the field."""
     return _NAMED.get()
 
 
-def named(*rows: dict[str, Any]) -> dict[str, Any]:
+def field_values(*rows: dict[str, Any]) -> dict[str, Any]:
     """Returns the values of the recipe's fields in the first row that has each; None elsewhere.
 
-    What rows around a row had (`carried`) counts before its own values.
+    What rows around a row had (`inherited_fields`) counts before its own values.
     """
     values: dict[str, Any] = {}
-    for name, paths in named_paths().items():
+    for name, paths in field_paths().items():
         logged = (_named_value(row, name, paths) for row in rows)
         values[name] = next((value for value in logged if value is not None), None)
     return values
@@ -55,10 +55,10 @@ def named(*rows: dict[str, Any]) -> dict[str, Any]:
 
 def _named_value(row: dict[str, Any], name: str, paths: tuple[str, ...]) -> Any:
     """Returns the value at the first path that a row has."""
-    around = carried_in(row)
+    around = stored_inherited_fields(row)
     if around.get(name) is not None:
         return around[name]
-    places = (_exact(row, path.split(".")) or find(row, path) for path in paths)
+    places = (_exact(row, path.split(".")) or find_field(row, path) for path in paths)
     values = (value_at(place, is_time=name == "time") for place in places if place)
     return next((value for value in values if value is not None), None)
 
@@ -76,19 +76,19 @@ def _exact(row: dict[str, Any], parts: list[str]) -> Field | None:
     return None
 
 
-def carried(row: dict[str, Any]) -> dict[str, Any]:
+def inherited_fields(row: dict[str, Any]) -> dict[str, Any]:
     """Returns what the rows inside a row take from it.
 
     Names of the recipe are paths from the top of a row, and what is inside may have the same keys.
     """
-    values = {name: value for name, value in named(row).items() if value is not None}
+    values = {name: value for name, value in field_values(row).items() if value is not None}
     return {CARRIED: values} if values else {}
 
 
-def carried_in(row: dict[str, Any]) -> dict[str, Any]:
+def stored_inherited_fields(row: dict[str, Any]) -> dict[str, Any]:
     """Returns what a row has taken from those around it; a log may have anything under the key."""
     values = row.get(CARRIED)
-    return values if isinstance(values, dict) and named_paths() else {}
+    return values if isinstance(values, dict) and field_paths() else {}
 
 
 def with_named(
@@ -100,11 +100,11 @@ def with_named(
     the earliest time counts.
     """
     outcomes = list(outcomes)
-    if not named_paths():
+    if not field_paths():
         return outcomes
-    values = named(*rows)
+    values = field_values(*rows)
     if are_joined and values.get("time") is not None:
-        times = (named(row)["time"] for row in rows)
+        times = (field_values(row)["time"] for row in rows)
         values["time"] = min(time for time in times if time is not None)
     if "session" in values:
         values["trace"] = None

@@ -13,7 +13,7 @@ import re
 from typing import Any
 
 from outrider.data.exchange import Reject
-from outrider.data.formats.rows.paths import find
+from outrider.data.formats.rows.paths import find_field
 
 STATUSES = (
     *("status_code", "response_status_code", "response_status", "response_code"),
@@ -105,7 +105,7 @@ def check_completion(row: dict[str, Any], request: Any, response: Any) -> None:
         _check_api(row, request if isinstance(request, dict) else {}, answer)
 
 
-def check_served(row: dict[str, Any]) -> None:
+def check_access_row(row: dict[str, Any]) -> None:
     """Raises a `Reject` if an access log's row without texts failed, or is of another endpoint."""
     check_status(row)
     if "method" in row and not row.keys().isdisjoint(STATUSES):
@@ -164,7 +164,7 @@ def _check_api(row: dict[str, Any], request: dict[str, Any], answer: dict[str, A
 def _check_endpoint(row: dict[str, Any], request: dict[str, Any]) -> None:
     """Raises a `Reject` if a row is a gateway's statistics, or has another endpoint's path."""
     for counted, remedy in STATISTICS.items():
-        where = find(row, counted)
+        where = find_field(row, counted)
         payload = where.holder.get("payload", {}) if where else None
         if isinstance(payload, dict) and "response" not in payload:
             raise Reject("content_not_logged", remedy)

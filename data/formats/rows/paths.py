@@ -1,6 +1,6 @@
 """Places in rows by the paths of their keys, whatever spelling the keys have.
 
-    find({"userProperties": {"user-id": "ada"}}, "user_properties.user_id")
+    find_field({"userProperties": {"user-id": "ada"}}, "user_properties.user_id")
     # Field({"user-id": "ada"}, "user-id")
 
 Names are compared in snake case, without the marks that begin them: `startTime`, `START_TIME` and
@@ -34,28 +34,28 @@ class Field(NamedTuple):
 
 
 @functools.lru_cache(4096)
-def normal_name(key: str) -> str:
+def normalize_key(key: str) -> str:
     """Returns a name in snake case, without `@`, `$`, PostHog's `$ai_`, or `_` before it."""
     name = _HUMP.sub("_", key).lower().replace("-", "_").removeprefix("$ai_").lstrip("@$_")
     return name.removesuffix(" [utc]")  # Azure's portal
 
 
-def find(row: dict[str, Any], path: str) -> Field | None:
+def find_field(row: dict[str, Any], path: str) -> Field | None:
     """Returns the object and key at a path; OpenTelemetry's keys have dots themselves."""
-    return find_in(row, names_of(row), normal_path(path))
+    return find_in(row, names_of(row), normalize_path(path))
 
 
 @functools.lru_cache(4096)
-def normal_path(path: str) -> str:
+def normalize_path(path: str) -> str:
     """A path in snake case."""
-    return ".".join(map(normal_name, path.split(".")))
+    return ".".join(map(normalize_key, path.split(".")))
 
 
 def names_of(row: dict[str, Any]) -> dict[str, str]:
-    """Key of a row by its `normal_name`; the first of several."""
+    """Key of a row by its `normalize_key`; the first of several."""
     names: dict[str, str] = {}
     for key in row:
-        names.setdefault(normal_name(key), key)
+        names.setdefault(normalize_key(key), key)
     return names
 
 

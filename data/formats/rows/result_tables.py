@@ -1,12 +1,12 @@
 """Rows of query results, whose columns' names are apart from their values.
 
-rows_of({"meta": [{"name": "request"}], "data": [["{...}"], ["{...}"]]})
+query_result_rows({"meta": [{"name": "request"}], "data": [["{...}"], ["{...}"]]})
 # [{"request": "{...}"}, {"request": "{...}"}]
 """
 
 from typing import Any
 
-from outrider.data.formats.rows.paths import normal_name
+from outrider.data.formats.rows.paths import normalize_key
 
 LAYOUTS = (
     ("manifest.schema.columns", "result.data_array"),
@@ -26,7 +26,7 @@ PAIRS = "results"
 """Path of rows that are lists of a field and a value: CloudWatch Logs Insights."""
 
 
-def rows_of(document: dict[str, Any]) -> list[dict[str, Any]] | None:
+def query_result_rows(document: dict[str, Any]) -> list[dict[str, Any]] | None:
     """Returns the rows of a query's result as objects; None for any other document."""
     for columns_path, rows_path in LAYOUTS:
         rows = _list_at(document, rows_path)
@@ -93,7 +93,7 @@ def _list_at(document: dict[str, Any], path: str) -> list[Any] | None:
     for name in path.split("."):
         if not isinstance(value, dict):
             return None
-        value = next((inner for key, inner in value.items() if normal_name(key) == name), None)
+        value = next((inner for key, inner in value.items() if normalize_key(key) == name), None)
     return value if isinstance(value, list) else None
 
 
@@ -113,6 +113,6 @@ def _plain(cell: Any) -> Any:
     if not isinstance(cell, dict) or len(cell) > 1:
         return cell
     key, value = next(iter(cell.items()), ("isNull", True))
-    if normal_name(key) == "is_null":
+    if normalize_key(key) == "is_null":
         return None
-    return value if key == "v" or normal_name(key).endswith("_value") else cell
+    return value if key == "v" or normalize_key(key).endswith("_value") else cell

@@ -6,19 +6,19 @@
 Names are compared in any spelling (paths.py). Those of the recipe's `traffic.fields` replace the
 known ones of a field:
 
-    with naming({"user": ("author_id",)}):
+    with use_field_paths({"user": ("author_id",)}):
         fields({"author_id": "ada", "user_id": "bot"})["user"]      # "ada"
 """
 
 from typing import Any
 
-from outrider.data.formats.fields import number, take_time
-from outrider.data.formats.rows.named_fields import named
+from outrider.data.formats.fields import parse_number, take_time
+from outrider.data.formats.rows.named_fields import field_values
 from outrider.data.formats.rows.paths import (
     Field,
     find_in,
     names_of,
-    normal_path,
+    normalize_path,
     value_at,
 )
 
@@ -146,7 +146,7 @@ def fields(row: dict[str, Any]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     is_run = all(key in row for key in PROJECT)
     names = names_of(row)
-    configured = named(row)
+    configured = field_values(row)
     of_trace = find_in(row, names, ANONYMOUS)
     trace = None if of_trace is None else value_at(of_trace, is_time=False)
     for name, paths in FIELDS.items():
@@ -154,7 +154,7 @@ def fields(row: dict[str, Any]) -> dict[str, Any]:
             values[name] = configured[name]
             continue
         allowed = (path for path in paths if not (is_run and path == "session_id"))
-        places = (find_in(row, names, normal_path(path)) for path in allowed)
+        places = (find_in(row, names, normalize_path(path)) for path in allowed)
         read = (value_at(place, is_time=name == "time") for place in places if place is not None)
         unknown = (None, trace) if name == "user" else (None,)
         values[name] = next((value for value in read if value not in unknown), None)
@@ -194,7 +194,7 @@ def _seconds_of_nginx(row: dict[str, Any], names: dict[str, str]) -> float | Non
     """Returns the duration in a line of nginx's log; None for any other row."""
     if "request_time" not in names or _end_of_nginx(row, names) is None:
         return None
-    took = number(row, names["request_time"])
+    took = parse_number(row, names["request_time"])
     return took if took is not None and 0 < took < LONGEST_CALL_S else None
 
 
@@ -236,7 +236,7 @@ def _seconds_of(row: dict[str, Any], names: dict[str, str], time: float | None) 
     for unit, paths in DURATIONS.items():
         for path in paths:
             where = find_in(row, names, path)
-            duration = None if where is None else number(*where)
+            duration = None if where is None else parse_number(*where)
             if duration is not None and 0 < duration * unit < LONGEST_S:
                 return duration * unit
     if time is None:

@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from outrider.data.exchange import Reject
-from outrider.data.formats.fields import first, mapping, take
-from outrider.data.formats.rows.paths import normal_name
+from outrider.data.formats.fields import first_value, take, take_mapping
+from outrider.data.formats.rows.paths import normalize_key
 
 HOLDERS = ("attributes", "span_attributes", "log_attributes", "tags", "custom_dimensions")
 """Names of what holds the attributes, in order of preference."""
@@ -67,7 +67,7 @@ _OF_CALL = re.compile(
 _OF_ANSWER = re.compile("completion|output")
 
 IS_AROUND = "outrider.is_around"
-"""Key that `marked` sets in a span around another one of the same call."""
+"""Key that `mark_outer_spans` sets in a span around another one of the same call."""
 
 ALL_HOLDERS = frozenset({*HOLDERS, *TYPED})
 
@@ -101,9 +101,9 @@ def spans_of(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def attributes_of(holder: dict[str, Any]) -> dict[str, Any]:
     """Returns the attributes of a span, log record or event, possibly empty."""
-    names = {normal_name(key): key for key in holder}
+    names = {normalize_key(key): key for key in holder}
     found = [_plain_attributes(holder, names[name]) for name in HOLDERS if name in names]
-    typed = [mapping(holder, names[name], "span") for name in TYPED if name in names]
+    typed = [take_mapping(holder, names[name], "span") for name in TYPED if name in names]
     if typed:
         found.append({key: value for part in typed for key, value in part.items()})
     if has_genai(holder):
@@ -132,8 +132,8 @@ def has_genai(attributes: dict[str, Any]) -> bool:
 def has_genai_attributes(row: dict[str, Any]) -> bool:
     """Whether a row is a span or log record with the GenAI conventions' attributes."""
     if has_genai(row):
-        return any(map(_OF_SPAN.fullmatch, map(normal_name, row)))
-    if ALL_HOLDERS.isdisjoint(map(normal_name, row)):
+        return any(map(_OF_SPAN.fullmatch, map(normalize_key, row)))
+    if ALL_HOLDERS.isdisjoint(map(normalize_key, row)):
         return False
     try:
         return has_genai(attributes_of(row))
@@ -141,7 +141,7 @@ def has_genai_attributes(row: dict[str, Any]) -> bool:
         return False
 
 
-def marked(spans: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def mark_outer_spans(spans: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns spans of which those are marked that have a child with the same texts.
 
     A framework's instrumentation and that of its client both write a span for a call.
@@ -166,7 +166,7 @@ def _parent_of(span: dict[str, Any]) -> str | None:
     for reference in references if isinstance(references, list) else ():
         if isinstance(reference, dict) and reference.get("refType") == "CHILD_OF":
             return _id_of(reference)
-    value = first(*(_named(span, name) for name in ("parent_span_id", "parent_id")))
+    value = first_value(*(_named(span, name) for name in ("parent_span_id", "parent_id")))
     return value if isinstance(value, str) and value else None
 
 
@@ -186,15 +186,15 @@ def _texts_of(span: dict[str, Any]) -> dict[str, Any]:
 
 
 def _named(holder: dict[str, Any], name: str) -> Any:
-    return next((value for key, value in holder.items() if normal_name(key) == name), None)
+    return next((value for key, value in holder.items() if normalize_key(key) == name), None)
 
 
 def _plain_attributes(holder: dict[str, Any], key: str) -> dict[str, Any]:
     value = holder[key]
     is_pairs = isinstance(value, list)
-    if normal_name(key) == "tags" and (is_pairs or not isinstance(value, dict)):
+    if normalize_key(key) == "tags" and (is_pairs or not isinstance(value, dict)):
         return _of_pairs(value) if isinstance(value, list) and _are_pairs(value) else {}
-    return _of_pairs(value) if is_pairs else mapping(holder, key, "span")
+    return _of_pairs(value) if is_pairs else take_mapping(holder, key, "span")
 
 
 def of_typed_pairs(value: list[Any]) -> dict[str, Any] | None:
@@ -235,7 +235,7 @@ def plain_value(value: Any) -> Any:
     if not value:
         return None
     (key, held), *_ = value.items()
-    kind = normal_name(key)
+    kind = normalize_key(key)
     if kind in ("array_value", "kvlist_value"):
         values = take(take(value, key, dict, "value") or {}, "values", list, key) or []
         return _of_pairs(values) if kind == "kvlist_value" else list(map(plain_value, values))

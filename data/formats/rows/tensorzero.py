@@ -17,7 +17,7 @@ TEMPLATE = {"type": "template"}
 """A block in place of a system message whose text is not in the table."""
 
 
-def of_tensorzero(row: dict[str, Any]) -> dict[str, Any] | None:
+def translate_tensorzero(row: dict[str, Any]) -> dict[str, Any] | None:
     """Returns an inference with OpenAI's messages; None for any other row.
 
     A message with blocks that are no texts keeps them, and is rejected as such.

@@ -9,7 +9,7 @@ from typing import Any
 from outrider.common.redaction import has_credentials
 from outrider.data.formats.fields import take_time
 from outrider.data.formats.rows.embedded import object_of
-from outrider.data.formats.rows.paths import TYPED, normal_path
+from outrider.data.formats.rows.paths import TYPED, normalize_path
 from outrider.data.formats.rows.row_fields import FIELDS
 
 LONGEST_ID = 100
@@ -42,14 +42,14 @@ def names_in(row: dict[str, Any]) -> tuple[str, ...]:
             members = itertools.islice(inner.items(), MOST_NAMES)
             paths += [f"{key}.{name}" for name, of_name in members if _is_short(of_name)]
     plain = (path for path in paths if len(path) <= LONGEST_NAME and _PLAIN_NAME.fullmatch(path))
-    listed = (path for path in plain if normal_path(path) not in _known_paths())
+    listed = (path for path in plain if normalize_path(path) not in _known_paths())
     return tuple(path for path in listed if not has_credentials(path))[:MOST_NAMES]
 
 
 @functools.cache
 def _known_paths() -> frozenset[str]:
     """Returns the paths that are read without being named."""
-    return frozenset(map(normal_path, itertools.chain.from_iterable(FIELDS.values())))
+    return frozenset(map(normalize_path, itertools.chain.from_iterable(FIELDS.values())))
 
 
 def _is_table(holder: dict[str, Any]) -> bool:

@@ -14,7 +14,7 @@ import re
 import shlex
 from dataclasses import dataclass
 
-from outrider.serving.commands.forms.variables import VARIABLE, resolved
+from outrider.serving.commands.forms.variables import VARIABLE, expand_variables
 
 _IF = re.compile(r"if[ \t]+(.+?)[ \t]*(?:;[ \t]*then)?")
 _ELIF = re.compile(r"elif[ \t]+(.+?)[ \t]*(?:;[ \t]*then)?")
@@ -262,7 +262,7 @@ class _Reader:
         if assigned := _ASSIGNED.fullmatch(words):
             is_certain = self.loops <= 0 and (self.condition is None or self.condition.is_certain)
             is_certain = is_certain and not self.unknown.intersection(_names_in(assigned[2]))
-            value = resolved(assigned[2].strip("'\""), self.variables)
+            value = expand_variables(assigned[2].strip("'\""), self.variables)
             if is_certain and len(value) <= LONGEST_VALUE and not re.search(r"[$`]", value):
                 self.variables[assigned[1]] = value
                 self.unknown.discard(assigned[1])
@@ -278,7 +278,7 @@ class _Reader:
         """The value of a word; None if it is not known."""
         if self.unknown.intersection(_names_in(word)):
             return None
-        value = resolved(word, self.variables)
+        value = expand_variables(word, self.variables)
         return None if re.search(r"[$`]", value) else value
 
     def _value_of(self, test: str) -> bool | None:
@@ -310,7 +310,7 @@ class _Reader:
                 for name, default in zip(names, has_default, strict=True)
             ):
                 return None
-        return _compared([resolved(word, self.variables) for word in words])
+        return _compared([expand_variables(word, self.variables) for word in words])
 
 
 def _names_in(text: str) -> list[str]:

@@ -1,6 +1,6 @@
 """Other programs that start vLLM with its own arguments, and their words as those of `vllm serve`.
 
-    of_launcher("dynamo.vllm", ["--model", "org/model", "--is-prefill-worker"])
+    translate_launcher("dynamo.vllm", ["--model", "org/model", "--is-prefill-worker"])
     # ["--model", "org/model"]
 
     words_of_prefixes("-e SM_VLLM_MODEL=org/model -e SM_VLLM_SEED=3")
@@ -177,7 +177,7 @@ _SWITCHES = {"true": "--", "false": "--no-", "": "--"}
 """What is before the name of a flag without a value."""
 
 
-def of_launcher(module: str, words: Sequence[str]) -> list[str]:
+def translate_launcher(module: str, words: Sequence[str]) -> list[str]:
     """Returns the words of a launcher's command that are vLLM's, under vLLM's names."""
     launcher = LAUNCHERS[module]
     kept: list[str] = []
@@ -236,7 +236,7 @@ def _of_runpod(variables: Mapping[str, str], image: re.Match[str]) -> list[str]:
     return words and [*words, *(word for word in further if word != END)]
 
 
-def of_nim(variables: Mapping[str, str], words: Sequence[str]) -> list[str]:
+def translate_nim(variables: Mapping[str, str], words: Sequence[str]) -> list[str]:
     """Returns the words of vLLM's command in a NIM container.
 
     Arguments after `nim-serve` come before those of NIM_PASSTHROUGH_ARGS, and these before the

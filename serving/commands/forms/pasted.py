@@ -1,6 +1,7 @@
 """Texts as people copy them: from chats, documents, mails, notebooks, terminals, a shell's history.
 
-as_typed("vllm serve m –tensor-parallel-size 4")    # "vllm serve m --tensor-parallel-size 4"
+strip_paste_marks("vllm serve m –tensor-parallel-size 4")    # "vllm serve m --tensor-parallel-size
+4"
 """
 
 import ast
@@ -12,7 +13,7 @@ import unicodedata
 from collections.abc import Iterator
 from typing import Any
 
-from outrider.serving.commands.forms.python_values import follow, value_of
+from outrider.serving.commands.forms.python_values import follow_assignments, value_of
 from outrider.serving.commands.forms.variables import IMAGE_USED, VARIABLE
 
 LOGGED = ("log", "message", "MESSAGE", "msg", "textPayload")
@@ -74,7 +75,7 @@ LEAST_NUMBERED = 3
 """Numbered lines that a text has at least if it is a shell's history."""
 
 
-def as_typed(text: str) -> str:
+def strip_paste_marks(text: str) -> str:
     """Returns a text with the marks that a shell reads, without what is around each line."""
     text = _of_notebook(_lines_of_records(text))
     text = _of_mail(_HELM.sub("", text))
@@ -206,7 +207,7 @@ def _add_names(python: str, known: dict[str, Any]) -> None:
     with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
         statements = ast.parse(_MAGIC_LINE.sub(r"\1pass", python)).body
         own_scope = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-        follow([one for one in statements if not isinstance(one, own_scope)], known)
+        follow_assignments([one for one in statements if not isinstance(one, own_scope)], known)
 
 
 def _with_values(command: str, known: dict[str, Any]) -> str:

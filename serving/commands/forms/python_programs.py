@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from outrider.serving.commands.forms.python_values import (
     defaults_in,
-    follow,
+    follow_assignments,
     named_arguments,
     value_of,
 )
@@ -54,7 +54,7 @@ def _program(text: str) -> _Program | None:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     known: dict[str, Any] = defaults_in(tree)
-    follow(tree.body, known)
+    follow_assignments(tree.body, known)
     return _Program(tree, known)
 
 

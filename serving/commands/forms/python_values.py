@@ -1,7 +1,7 @@
 """Values of the expressions in a Python program, which is not executed.
 
     known = defaults_in(tree)
-    follow(tree.body, known)
+    follow_assignments(tree.body, known)
     value_of(ast.parse("MODEL + '-FP8'", mode="eval").body, known)    # "Qwen/Qwen3-8B-FP8"
 
 Constants, lists, dictionaries and texts of them are followed through assignments, and attributes to
@@ -77,7 +77,7 @@ def named_arguments(call: ast.Call, known: dict[str, Any]) -> dict[str, Any]:
     return named
 
 
-def follow(statements: list[ast.stmt], known: dict[str, Any]) -> None:
+def follow_assignments(statements: list[ast.stmt], known: dict[str, Any]) -> None:
     """Follows assignments, also in functions, whose names are taken for one program's."""
     for statement in statements:
         if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
@@ -93,9 +93,9 @@ def follow(statements: list[ast.stmt], known: dict[str, Any]) -> None:
         elif isinstance(statement, ast.If):
             test = value_of(statement.test, known)
             is_known = test is None or isinstance(test, bool | int | float | list)
-            follow(statement.body if not is_known or test else statement.orelse, known)
+            follow_assignments(statement.body if not is_known or test else statement.orelse, known)
         else:
-            follow(getattr(statement, "body", []), known)
+            follow_assignments(getattr(statement, "body", []), known)
 
 
 def _set_item(target: ast.Subscript, value: Any, known: dict[str, Any]) -> None:

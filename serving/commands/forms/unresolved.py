@@ -7,7 +7,7 @@ why_unresolved("vllm serve m -tp $SLURM_GPUS_ON_NODE", ["$SLURM_GPUS_ON_NODE"])
 import re
 from collections.abc import Iterator
 
-from outrider.common.redaction import redacted
+from outrider.common.redaction import redact
 from outrider.serving.commands.forms.templates import EXPRESSION
 from outrider.serving.commands.forms.variable_files import missing_files
 from outrider.serving.commands.forms.variables import VARIABLE
@@ -43,7 +43,7 @@ RENDERED = {
 
 def why_unresolved(text: str, words: list[str]) -> str:
     """Names variables without a value as they are written, what sets them, and what to do."""
-    first, *further = dict.fromkeys(redacted(word) for word in words)
+    first, *further = dict.fromkeys(redact(word) for word in words)
     names = list(dict.fromkeys(_names_in(words)))
     setters = dict.fromkeys(setter for name in names if (setter := _setter_of(name)))
     files = missing_files(text)

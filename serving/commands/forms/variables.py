@@ -1,6 +1,6 @@
 """Values of shell variables and of integer arithmetic in a serve command's words.
 
-    resolved("$((NODES * ${LOCAL:-8}))", {"NODES": "2"})      # "16"
+    expand_variables("$((NODES * ${LOCAL:-8}))", {"NODES": "2"})      # "16"
 
 What has no value stays as it is written, and the caller refuses it by name.
 """
@@ -51,7 +51,7 @@ _OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
 """Operations of the shell's arithmetic. Its division is that of integers."""
 
 
-def resolved(word: str, variables: Mapping[str, str]) -> str:
+def expand_variables(word: str, variables: Mapping[str, str]) -> str:
     """Replaces variables that have a value, or a default in the word itself, and computes sums."""
     length = 0
 

@@ -25,12 +25,12 @@ from outrider.speculators.checkpoints.safetensors_headers import tensor_headers
 from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.kinds.dflash.shape import (
     cpu_refusal,
+    dflash_speculators_config,
     is_dflash,
-    most_drafts,
-    plain_config,
-    read_shape,
-    served_shape,
-    speculators_config,
+    max_dflash_drafts,
+    plain_dflash_config,
+    read_dflash_shape,
+    served_dflash_shape,
     tensor_names,
 )
 from outrider.speculators.kinds.eagle3.check import check_head
@@ -68,13 +68,13 @@ class DFlash(Eagle3):
         self, config: Mapping[str, Any], target_config: Mapping[str, Any], path: object
     ) -> EagleShape:
         """Reads the shape of the head whose config.json is at `path`."""
-        return read_shape(config, target_config, path)
+        return read_dflash_shape(config, target_config, path)
 
     def served_shape(
         self, config: Mapping[str, Any], target_config: Mapping[str, Any], path: object
     ) -> EagleShape:
         """The shape of a head that may have several layers or a window."""
-        return served_shape(config, target_config, path)
+        return served_dflash_shape(config, target_config, path)
 
     def served_config(
         self, config: Mapping[str, Any], target_config: Mapping[str, Any], path: object
@@ -86,9 +86,9 @@ class DFlash(Eagle3):
         """Refuses heads of several layers."""
         return cpu_refusal(config)
 
-    def most_drafts(self, config: Mapping[str, Any]) -> int | None:
+    def max_drafts(self, config: Mapping[str, Any]) -> int | None:
         """Slots of the head's block that draft."""
-        return most_drafts(config)
+        return max_dflash_drafts(config)
 
     def new_module(self, shape: EagleShape, target_ids_D: "Tensor | None") -> "StoredHead":
         """The module, without initial weights."""
@@ -100,7 +100,7 @@ class DFlash(Eagle3):
         self, target_config: Mapping[str, Any], head: HeadConfig, drafts: int
     ) -> dict[str, Any]:
         """config.json of a new head, in the plain layout."""
-        return plain_config(target_config, head, drafts)
+        return plain_dflash_config(target_config, head, drafts)
 
     def names(self, stored: Iterable[str]) -> dict[str, str]:
         """Maps tensor names in the module to stored names."""
@@ -110,7 +110,7 @@ class DFlash(Eagle3):
         self, config: Mapping[str, Any], target_config: Mapping[str, Any], target: str, drafts: int
     ) -> dict[str, Any] | None:
         """config.json in the format of vllm-project/speculators."""
-        return speculators_config(config, target_config, target, drafts)
+        return dflash_speculators_config(config, target_config, target, drafts)
 
     def load_refusals(self, directory: Path) -> list[str]:
         """Refuses weights of other layers than config.json's."""

@@ -25,7 +25,7 @@ from outrider.speculators.kinds.eagle3.shape import EagleShape
 from outrider.speculators.layers.attention import RMSNorm
 from outrider.speculators.layers.decoder_layer import GatedMLP
 from outrider.speculators.layers.llama_attention import LlamaAttention
-from outrider.speculators.unroll import Slots, merge, row_of
+from outrider.speculators.unroll import Slots, merge_attention, unroll_row
 
 
 class DFlashHead(StoredHead):
@@ -45,7 +45,7 @@ class DFlashHead(StoredHead):
         """Drafts from every anchor with a block of `first` + depth slots."""
         inputs_BTX = slots.inputs_BTX
         token_ids_BT = slots.token_ids_BT
-        row = row_of(slots.sequence_BT, slots.anchor_BT, inputs_BTX.device)
+        row = unroll_row(slots.sequence_BT, slots.anchor_BT, inputs_BTX.device)
         anchors_N = row.anchors_N
         if not len(anchors_N):
             return anchors_N, [inputs_BTX.new_zeros(0, self.shape.hidden, dtype=ends.dtype)] * depth
@@ -59,7 +59,7 @@ class DFlashHead(StoredHead):
         # qwen3_dflash.py, `precompute_and_store_context_kv`).
         context_PH = self.hidden_norm(self.fc(inputs_BTX.flatten(0, 1)[row.slots_P].to(ends.dtype)))
         tables_P = attention.tables(position[row.slots_P])
-        key_APD = attention.rotated(attention.keys(context_PH), tables_P)
+        key_APD = attention.apply_rotary(attention.keys(context_PH), tables_P)
         value_APD = attention.values(context_PH)
         normed_NH = layer.input_layernorm(known_NH)
         normed_1H = layer.input_layernorm(mask_1H)
@@ -68,19 +68,19 @@ class DFlashHead(StoredHead):
         # All mask slots have the same input: one key, rotated to each position, serves all anchors.
         mask_key_G1D = attention.keys(normed_1H)
         keys = [
-            attention.rotated(attention.keys(normed_NH), tables[0]),
-            *(attention.rotated(mask_key_G1D, rotation) for rotation in tables[1:]),
+            attention.apply_rotary(attention.keys(normed_NH), tables[0]),
+            *(attention.apply_rotary(mask_key_G1D, rotation) for rotation in tables[1:]),
         ]
         values = [attention.values(normed_NH), *[attention.values(normed_1H)] * (count - 1)]
         states = []
         scale = attention.softmax_scale
         for s in range(self.first, count):
             x_NH, normed = (mask_1H, normed_1H) if s else (known_NH, normed_NH)
-            q_AND = attention.rotated(attention.queries(normed), tables[s])
+            q_AND = attention.apply_rotary(attention.queries(normed), tables[s])
             prefix_ANV, log_sum_exp_AN = row.attend_prefix(q_AND, key_APD, value_APD, scale)
             # Every slot attends to all slots of its block, also later ones: the block is not
             # causal.
-            attended_ANV = merge(
+            attended_ANV = merge_attention(
                 prefix_ANV=prefix_ANV,
                 log_sum_exp_AN=log_sum_exp_AN,
                 q_AND=q_AND,
@@ -88,7 +88,7 @@ class DFlashHead(StoredHead):
                 values=values,
                 scale=scale,
             )
-            states.append(self.norm(layer.finish(x_NH, attended_ANV)))
+            states.append(self.norm(layer.finish_layer(x_NH, attended_ANV)))
         return anchors_N, states
 
 
@@ -112,7 +112,7 @@ class BlockLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(hidden, eps)
         self.mlp = GatedMLP(hidden, shape.intermediate)
 
-    def finish(self, x_NH: Tensor, attended_AND: Tensor) -> Tensor:
+    def finish_layer(self, x_NH: Tensor, attended_AND: Tensor) -> Tensor:
         """The residual stream after the layer, for inputs [N or 1, H]."""
-        residual_NH = x_NH + self.self_attn.combine(attended_AND)
+        residual_NH = x_NH + self.self_attn.project_output(attended_AND)
         return residual_NH + self.mlp(self.post_attention_layernorm(residual_NH))

@@ -1,7 +1,7 @@
 """Reads and writes the config.json of DFlash heads. No torch.
 
-    shape = read_shape(config, target_config, path)          # either published layout
-    plain_config(target_config, HeadConfig(), drafts=256)    # for a new head
+    shape = read_dflash_shape(config, target_config, path)          # either published layout
+    plain_dflash_config(target_config, HeadConfig(), drafts=256)    # for a new head
 
 There are two published layouts: the plain one, a Qwen3 configuration with a `dflash_config`
 section, and that of vllm-project/speculators. In the plain one, `target_layer_ids` refer to layer
@@ -20,9 +20,9 @@ from outrider.speculators.kinds.eagle3.shape import (
     LAYER_OF_SPECULATORS,
     EagleShape,
     check_layers,
-    checkpoint_names,
     chosen_layers,
     chosen_theta,
+    eagle_checkpoint_names,
     layer_config,
     llama_widths,
     of_speculators,
@@ -62,15 +62,15 @@ def is_dflash(config: Mapping[str, Any]) -> bool:
     )
 
 
-def read_shape(
+def read_dflash_shape(
     config: Mapping[str, Any], target_config: Mapping[str, Any], path: object
 ) -> EagleShape:
     """Reads the config.json at `path`; raises an `OutriderError` if the head is not unrolled."""
     _check_unrolled(config, path)
-    return served_shape(config, target_config, path)
+    return served_dflash_shape(config, target_config, path)
 
 
-def served_shape(
+def served_dflash_shape(
     config: Mapping[str, Any], target_config: Mapping[str, Any], path: object
 ) -> EagleShape:
     """The shape of a head that the engine serves; `_check_unrolled` has what is not unrolled."""
@@ -78,7 +78,7 @@ def served_shape(
     check_head_keys(layer, path)
     section = config.get(SECTION) or {}
     _check_served(layer, section, config, path)
-    layers = layers_read(config, path)
+    layers = dflash_layers(config, path)
     mask = section.get(MASK_TOKEN, config.get(MASK_TOKEN))
     key = LAYER_IDS_OF_SPECULATORS if "speculators_model_type" in config else f"{LAYER_IDS} + 1"
     check_layers(layers, target_config["num_hidden_layers"], f"{path}: {key}")
@@ -106,7 +106,7 @@ def served_shape(
     )
 
 
-def layers_read(config: Mapping[str, Any], path: object) -> list[int]:
+def dflash_layers(config: Mapping[str, Any], path: object) -> list[int]:
     """The target's layers before which the engine reads the states, as EAGLE-3 numbers them."""
     if "speculators_model_type" in config:
         return list(config.get(LAYER_IDS_OF_SPECULATORS) or [])
@@ -123,7 +123,7 @@ def layers_read(config: Mapping[str, Any], path: object) -> list[int]:
     return layers
 
 
-def most_drafts(config: Mapping[str, Any], from_anchor: bool = False) -> int | None:
+def max_dflash_drafts(config: Mapping[str, Any], from_anchor: bool = False) -> int | None:
     """Drafts of the block that the head was trained with; None if config.json has no block.
 
     The first of `block_size` slots drafts only with `sample_from_anchor`; `from_anchor` is its
@@ -137,7 +137,9 @@ def most_drafts(config: Mapping[str, Any], from_anchor: bool = False) -> int | N
     return int(block) if from_anchor else int(block) - 1
 
 
-def plain_config(target_config: Mapping[str, Any], head: HeadConfig, drafts: int) -> dict[str, Any]:
+def plain_dflash_config(
+    target_config: Mapping[str, Any], head: HeadConfig, drafts: int
+) -> dict[str, Any]:
     """config.json of a new head, in the plain layout."""
     layers = chosen_layers(target_config, head)
     return {
@@ -155,7 +157,7 @@ def plain_config(target_config: Mapping[str, Any], head: HeadConfig, drafts: int
     }
 
 
-def speculators_config(
+def dflash_speculators_config(
     config: Mapping[str, Any], target_config: Mapping[str, Any], target: str, drafts: int
 ) -> dict[str, Any]:
     """config.json in the format of vllm-project/speculators.
@@ -164,7 +166,7 @@ def speculators_config(
     numbered as in EAGLE-3, are at the top level. `sliding_window_non_causal` is true because
     vLLM 0.32 takes false to mean a causal block, even with full attention.
     """
-    shape = read_shape(config, target_config, "config.json")
+    shape = read_dflash_shape(config, target_config, "config.json")
     of_the_head = ("architectures", "draft_vocab_size", SECTION, "torch_dtype")
     return {
         **of_speculators(
@@ -189,7 +191,7 @@ def speculators_config(
 def tensor_names(stored: Iterable[str]) -> dict[str, str]:
     """Maps tensor names in the module to stored names."""
     names = {}
-    for name, stored_name in checkpoint_names(stored).items():
+    for name, stored_name in eagle_checkpoint_names(stored).items():
         if name.startswith(LAYER):
             name = LAYER_OF_SPECULATORS + name.removeprefix(LAYER)
         names[name] = stored_name

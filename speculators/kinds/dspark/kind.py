@@ -25,13 +25,13 @@ from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.kinds.dflash.kind import DFlash
 from outrider.speculators.kinds.dspark.shape import (
     ARCHITECTURE,
+    dspark_speculators_config,
     is_dspark,
-    most_drafts,
+    max_dspark_drafts,
     nested_refusals,
-    plain_config,
-    read_shape,
-    served_shape,
-    speculators_config,
+    plain_dspark_config,
+    read_dspark_shape,
+    served_dspark_shape,
 )
 from outrider.speculators.kinds.eagle3.shape import EagleShape
 
@@ -56,17 +56,17 @@ class DSpark(DFlash):
         self, config: Mapping[str, Any], target_config: Mapping[str, Any], path: object
     ) -> EagleShape:
         """Reads the shape of the head whose config.json is at `path`."""
-        return read_shape(config, target_config, path)
+        return read_dspark_shape(config, target_config, path)
 
     def served_shape(
         self, config: Mapping[str, Any], target_config: Mapping[str, Any], path: object
     ) -> EagleShape:
         """The shape of a head that may have several layers or a window."""
-        return served_shape(config, target_config, path)
+        return served_dspark_shape(config, target_config, path)
 
-    def most_drafts(self, config: Mapping[str, Any]) -> int | None:
+    def max_drafts(self, config: Mapping[str, Any]) -> int | None:
         """Slots of the head's block that draft."""
-        return most_drafts(config)
+        return max_dspark_drafts(config)
 
     def new_module(self, shape: EagleShape, target_ids_D: "Tensor | None") -> "StoredHead":
         """The module, without initial weights."""
@@ -78,13 +78,13 @@ class DSpark(DFlash):
         self, target_config: Mapping[str, Any], head: HeadConfig, drafts: int
     ) -> dict[str, Any]:
         """config.json of a new head, in DeepSeek's layout."""
-        return plain_config(target_config, head, drafts)
+        return plain_dspark_config(target_config, head, drafts)
 
     def speculators_config(
         self, config: Mapping[str, Any], target_config: Mapping[str, Any], target: str, drafts: int
     ) -> dict[str, Any] | None:
         """config.json in the format of vllm-project/speculators."""
-        return speculators_config(config, target_config, target, drafts)
+        return dspark_speculators_config(config, target_config, target, drafts)
 
     def recognizes(self, config: Mapping[str, Any]) -> bool:
         """True for the config.json of a DSpark head in Qwen3's format."""

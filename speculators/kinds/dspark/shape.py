@@ -1,7 +1,7 @@
 """Reads and writes the config.json of DSpark heads. No torch.
 
-    shape = read_shape(config, target_config, path)          # either published layout
-    plain_config(target_config, HeadConfig(), drafts=256)    # for a new head
+    shape = read_dspark_shape(config, target_config, path)          # either published layout
+    plain_dspark_config(target_config, HeadConfig(), drafts=256)    # for a new head
 
 The plain layout, that of DeepSeek's heads, is a Qwen3 configuration with all keys at the top level,
 including DFlash's block keys. Missing keys take the defaults of vLLM 0.32 (qwen3_dspark.py,
@@ -63,27 +63,27 @@ def nested_refusals(config: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def read_shape(
+def read_dspark_shape(
     config: Mapping[str, Any], target_config: Mapping[str, Any], path: object
 ) -> EagleShape:
     """Reads the config.json at `path`; raises an `OutriderError` if the head is not unrolled."""
     _check_heads(config, path)
-    shape = dflash.read_shape(config, target_config, path)
+    shape = dflash.read_dflash_shape(config, target_config, path)
     return dataclasses.replace(shape, markov_rank=config["markov_rank"])
 
 
-def served_shape(
+def served_dspark_shape(
     config: Mapping[str, Any], target_config: Mapping[str, Any], path: object
 ) -> EagleShape:
     """The shape of a head that may have several layers or a window."""
     _check_heads(config, path)
-    shape = dflash.served_shape(config, target_config, path)
+    shape = dflash.served_dflash_shape(config, target_config, path)
     return dataclasses.replace(shape, markov_rank=config["markov_rank"])
 
 
-def most_drafts(config: Mapping[str, Any]) -> int | None:
+def max_dspark_drafts(config: Mapping[str, Any]) -> int | None:
     """Drafts of the head's block; in DeepSeek's layout, all its slots draft."""
-    return dflash.most_drafts(config, from_anchor="speculators_model_type" not in config)
+    return dflash.max_dflash_drafts(config, from_anchor="speculators_model_type" not in config)
 
 
 def _check_heads(config: Mapping[str, Any], path: object) -> None:
@@ -102,9 +102,11 @@ def _check_heads(config: Mapping[str, Any], path: object) -> None:
         )
 
 
-def plain_config(target_config: Mapping[str, Any], head: HeadConfig, drafts: int) -> dict[str, Any]:
+def plain_dspark_config(
+    target_config: Mapping[str, Any], head: HeadConfig, drafts: int
+) -> dict[str, Any]:
     """config.json of a new head, in DeepSeek's layout."""
-    config = dflash.plain_config(target_config, head, drafts)
+    config = dflash.plain_dflash_config(target_config, head, drafts)
     block = config.pop(dflash.SECTION)
     return {
         **config,
@@ -115,13 +117,13 @@ def plain_config(target_config: Mapping[str, Any], head: HeadConfig, drafts: int
     }
 
 
-def speculators_config(
+def dspark_speculators_config(
     config: Mapping[str, Any], target_config: Mapping[str, Any], target: str, drafts: int
 ) -> dict[str, Any]:
     """DFlash's config.json in the speculators format, plus the two heads' keys."""
     heads = {"markov_rank": config["markov_rank"], **HEADS}
     apart = {*heads, dflash.MASK_TOKEN, dflash.LAYER_IDS}
-    twin = dflash.speculators_config(config, target_config, target, drafts)
+    twin = dflash.dflash_speculators_config(config, target_config, target, drafts)
     layer = twin["transformer_layer_config"]
     return {
         **twin,

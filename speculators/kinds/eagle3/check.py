@@ -13,8 +13,8 @@ from outrider.speculators.checkpoints.checks import (
     check_finite,
     check_header_shape,
     check_vocabulary_size,
-    foreign,
     header_named,
+    wrong_target_error,
 )
 from outrider.speculators.checkpoints.layout import CheckpointLayout
 from outrider.speculators.checkpoints.model_config import check_head_keys, read_head_config
@@ -50,7 +50,7 @@ def check_head(directory: Path, target: CheckpointLayout, in_words: str, states:
     check_vocabulary_size(path, layer, target)
     hidden = config.get("target_hidden_size") or layer.get("hidden_size")
     if hidden != target.config["hidden_size"]:
-        raise foreign(
+        raise wrong_target_error(
             path=path,
             key="hidden_size",
             value=hidden,
@@ -113,7 +113,7 @@ def check_embedding(directory: Path, target: CheckpointLayout) -> None:
     vLLM keeps and serves such an embedding, but the unroll reads the target's.
     """
     embedding = header_named(tensor_headers(directory), EMBEDDING)
-    name, _ = target.ends
+    name, _ = target.embedding_and_head
     if embedding is None:
         return
     original = tensor_headers(target.directory, target.files([name]))[name]

@@ -1,7 +1,7 @@
 """Reads an EAGLE-3 head, and writes one that vLLM and SGLang load.
 
     head = kind.load(directory, target_dir, torch.float32)
-    kind.write(kind.trained(head, head.state_dict()), origin, out_dir)
+    kind.write(kind.trained_tensors(head, head.state_dict()), origin, out_dir)
 
 A directory holds config.json and the head's tensors: fc, `midlayer.*` (`layers.0.*` in the layout
 of vllm-project/speculators), norm, lm_head with a row for each draft token, and the draft
@@ -32,7 +32,7 @@ from outrider.speculators.draft_vocabulary import chosen_ids, mixed_ids
 from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.heads import DraftHead
 from outrider.speculators.kinds.eagle3.check import check_embedding, mapped_tokens
-from outrider.speculators.kinds.eagle3.closed_form import fit as fit_head
+from outrider.speculators.kinds.eagle3.closed_form import fit_head
 from outrider.speculators.kinds.eagle3.layer import EagleHead, StoredHead
 from outrider.speculators.kinds.eagle3.shape import (
     D2T,
@@ -42,7 +42,7 @@ from outrider.speculators.kinds.eagle3.shape import (
     T2D,
     EagleShape,
     check_width,
-    checkpoint_names,
+    eagle_checkpoint_names,
 )
 from outrider.speculators.kinds.protocol import Origin
 
@@ -79,7 +79,7 @@ class HeadKind(Protocol):
         """config.json from which an engine reads the states that the head was made for."""
 
 
-def load(
+def load_head(
     kind: HeadKind,
     directory: Path,
     target_dir: Path,
@@ -117,7 +117,7 @@ def load(
     return head
 
 
-def start(
+def start_head(
     kind: HeadKind, origin: Origin, dtype: torch.dtype, device: torch.device | str, seed: int
 ) -> StoredHead:
     """Loads the base's head, or creates one with a draft vocabulary.
@@ -131,7 +131,7 @@ def start(
     to `origin.rows` if they are given (closed_form.py).
     """
     if origin.base_dir is not None:
-        head = load(
+        head = load_head(
             kind,
             directory=origin.base_dir,
             target_dir=origin.target_dir,
@@ -211,7 +211,9 @@ def _follow(head: StoredHead, counts_FV: Tensor, target_dir: Path) -> None:
     head.target_ids_D.copy_(ids_D)
 
 
-def trained(head: StoredHead, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+def trained_head_tensors(
+    head: StoredHead, state: Mapping[str, Tensor]
+) -> Iterator[tuple[str, Tensor]]:
     """Yields (name in the plain layout, tensor), including the draft vocabulary."""
     yield from state.items()
     ids_D = head.target_ids_D
@@ -222,7 +224,7 @@ def trained(head: StoredHead, state: Mapping[str, Tensor]) -> Iterator[tuple[str
         yield T2D, torch.zeros(head.shape.vocab, dtype=torch.bool).index_fill_(0, ids_D, True)
 
 
-def write(
+def write_head(
     kind: HeadKind, changed: Iterable[tuple[str, Tensor]], origin: Origin, out_dir: Path
 ) -> None:
     """Publishes the head's directory atomically.
@@ -259,12 +261,12 @@ def write_for_speculators(
     stored = _stored(directory)
     renamed = {
         name.replace(LAYER, LAYER_OF_SPECULATORS): stored.raw(of_head)
-        for name, of_head in checkpoint_names(stored.layout.weight_map).items()
+        for name, of_head in eagle_checkpoint_names(stored.layout.weight_map).items()
     }
     write_checkpoint(twin, renamed, out_dir / "speculators")
 
 
-def swap_tensors(kind: HeadKind, directory: Path) -> Iterator[tuple[str, Tensor]]:
+def head_swap_tensors(kind: HeadKind, directory: Path) -> Iterator[tuple[str, Tensor]]:
     """Yields (stored name, tensor) of the head and d2t, without the embedding."""
     stored = _stored(directory)
     names = kind.names(stored.layout.weight_map)

@@ -1,6 +1,6 @@
 """Initializes, by ridge regression, EAGLE-3 heads that use Llama's attention.
 
-    fit(head, ends, rows, seed)      # the head drafts before its first training step
+    fit_head(head, ends, rows, seed)      # the head drafts before its first training step
 
 Every matrix that writes into the residual stream is the solution of a least-squares problem with
 outputs y_{i+1+s}, the state from which the target predicts the token of draft s:
@@ -71,7 +71,7 @@ class Ridge:
             for _ in range(2)
         )
 
-    def wanted(self, rows: Iterable[Batch]) -> Iterator[Batch]:
+    def take_needed_rows(self, rows: Iterable[Batch]) -> Iterator[Batch]:
         """Yields rows until the regression has enough anchors."""
         for row in rows:
             if self.anchors >= ANCHORS_PER_FEATURE * len(self.fitted[0]):
@@ -117,13 +117,13 @@ def _solution(gram_XX: Tensor, cross_XY: Tensor, strength: float) -> Tensor:
 
 
 @torch.no_grad()
-def fit(head: EagleHead, ends: TargetEnds, rows: Rows, seed: int) -> None:
+def fit_head(head: EagleHead, ends: TargetEnds, rows: Rows, seed: int) -> None:
     """Fits fc, attention, MLP and last norm of a randomly initialized head."""
     hidden = head.shape.hidden
     states = head.shape.states
     ridge = Ridge(states + hidden, hidden, head.fc.weight.device)
     sum_H = torch.zeros(hidden, device=head.fc.weight.device)
-    for row in ridge.wanted(rows()):
+    for row in ridge.take_needed_rows(rows()):
         anchors_N = row.anchor_BT.flatten().nonzero()[:, 0]
         a_NX = row.inputs_BTX.flatten(0, 1)[anchors_N].to(ends.dtype)
         e_NH = head.midlayer.input_layernorm(ends.embed(row.token_ids_BT.flatten()[anchors_N + 1]))
@@ -194,7 +194,7 @@ def _fit_mlp(head: EagleHead, ends: TargetEnds, rows: Rows, drafts: int) -> None
     with contextlib.ExitStack() as hooks:
         for module in (down, head.norm):
             hooks.enter_context(module.register_forward_hook(see))
-        for row in ridge.wanted(rows()):
+        for row in ridge.take_needed_rows(rows()):
             seen.clear()
             anchors_N, _ = head.unroll(ends, row, drafts)
             for s in range(drafts):

@@ -41,11 +41,11 @@ from outrider.speculators.kinds.eagle3.shape import (
     auxiliary_layers,
     check_layers,
     check_width,
-    checkpoint_names,
     completed_config,
+    eagle_checkpoint_names,
     is_latent,
     layer_config,
-    plain_config,
+    plain_eagle_config,
     twin_config,
 )
 from outrider.speculators.kinds.protocol import Origin, TrainableKind
@@ -88,11 +88,11 @@ class Eagle3(TrainableKind):
         self, target_config: Mapping[str, Any], head: HeadConfig, drafts: int
     ) -> dict[str, Any]:
         """config.json (plain layout) of a new head; `drafts`: draft vocabulary size."""
-        return plain_config(target_config, head, drafts)
+        return plain_eagle_config(target_config, head, drafts)
 
     def names(self, stored: Iterable[str]) -> dict[str, str]:
         """Maps tensor names in the module to stored names."""
-        return checkpoint_names(stored)
+        return eagle_checkpoint_names(stored)
 
     def speculators_config(
         self, config: Mapping[str, Any], target_config: Mapping[str, Any], target: str, drafts: int
@@ -157,7 +157,7 @@ class Eagle3(TrainableKind):
         """True if the head has DeepSeek's attention."""
         return is_latent(config)
 
-    def fitted(self, config: Mapping[str, Any]) -> bool:
+    def can_fit_start(self, config: Mapping[str, Any]) -> bool:
         """True for a head that drafts token by token, if closed_form.py fits its shape."""
         return not self.fixed_k and self.shape(config, layer_config(config), "config.json").fits
 
@@ -212,31 +212,33 @@ class Eagle3(TrainableKind):
         device: "torch.device | str" = "cpu",
     ) -> "StoredHead":
         """Loads the head of a directory in either layout."""
-        from outrider.speculators.kinds.eagle3.checkpoint import load
+        from outrider.speculators.kinds.eagle3.checkpoint import load_head
 
-        return load(self, directory=directory, target_dir=target_dir, dtype=dtype, device=device)
+        return load_head(
+            self, directory=directory, target_dir=target_dir, dtype=dtype, device=device
+        )
 
     def start(
         self, origin: Origin, dtype: "torch.dtype", device: "torch.device | str", seed: int
     ) -> "StoredHead":
         """The base's head, or a new one, fitted to `origin.rows` if they are given."""
-        from outrider.speculators.kinds.eagle3.checkpoint import start
+        from outrider.speculators.kinds.eagle3.checkpoint import start_head
 
-        return start(self, origin=origin, dtype=dtype, device=device, seed=seed)
+        return start_head(self, origin=origin, dtype=dtype, device=device, seed=seed)
 
-    def trained(
+    def trained_tensors(
         self, drafter: "Drafter", state: Mapping[str, "Tensor"]
     ) -> Iterator[tuple[str, "Tensor"]]:
         """Yields (name in the plain layout, tensor), including the draft vocabulary."""
-        from outrider.speculators.kinds.eagle3.checkpoint import trained
+        from outrider.speculators.kinds.eagle3.checkpoint import trained_head_tensors
 
-        return trained(cast("StoredHead", drafter), state)
+        return trained_head_tensors(cast("StoredHead", drafter), state)
 
     def write(self, changed: Iterable[tuple[str, "Tensor"]], origin: Origin, out_dir: Path) -> None:
         """Publishes the head, in the base's layout if there is a base."""
-        from outrider.speculators.kinds.eagle3.checkpoint import write
+        from outrider.speculators.kinds.eagle3.checkpoint import write_head
 
-        write(self, changed, origin, out_dir)
+        write_head(self, changed, origin, out_dir)
 
     def write_other_formats(
         self, directory: Path, target_dir: Path, target: str, drafts: int, out_dir: Path
@@ -255,9 +257,9 @@ class Eagle3(TrainableKind):
 
     def swap_tensors(self, directory: Path) -> Iterator[tuple[str, "Tensor"]]:
         """Yields (stored name, tensor) of the head and d2t, without the embedding."""
-        from outrider.speculators.kinds.eagle3.checkpoint import swap_tensors
+        from outrider.speculators.kinds.eagle3.checkpoint import head_swap_tensors
 
-        return swap_tensors(self, directory)
+        return head_swap_tensors(self, directory)
 
     def swappable(self, first: Path, second: Path) -> bool:
         """True if shapes and target layers are equal; draft tokens may differ."""

@@ -82,9 +82,9 @@ class EagleHead(StoredHead, ChainDrafter):
         """Queries and keys [A, N, D], values [A, N, V]."""
         return self.midlayer.project(x_NX, position_N)
 
-    def finish(self, x_NX: Tensor, attended_ANV: Tensor) -> tuple[Tensor, Tensor]:
+    def finish_layer(self, x_NX: Tensor, attended_ANV: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the next depth's state and the head's input."""
-        out_NH = self.midlayer.finish(x_NX, attended_ANV)
+        out_NH = self.midlayer.finish_layer(x_NX, attended_ANV)
         u_NH = self.norm(out_NH)
         # llama_eagle3.py:286: which of the two the next draft reads depends on the checkpoint.
         return (u_NH if self.shape.norm_output else out_NH), u_NH
@@ -125,10 +125,10 @@ class EagleLayer(nn.Module):
         )
         return self.self_attn.project(normed_NX, position_N)
 
-    def finish(self, x_NX: Tensor, attended_ANV: Tensor) -> Tensor:
+    def finish_layer(self, x_NX: Tensor, attended_ANV: Tensor) -> Tensor:
         """The residual stream after the layer, given input and attended values."""
         state_NH = x_NX.chunk(2, dim=-1)[1]
         # llama_eagle3.py:110 and 117: the residual is taken after or before the norm.
         residual_NH = self.hidden_norm(state_NH) if self.norm_before_residual else state_NH
-        residual_NH = residual_NH + self.self_attn.combine(attended_ANV)
+        residual_NH = residual_NH + self.self_attn.project_output(attended_ANV)
         return residual_NH + self.mlp(self.post_attention_layernorm(residual_NH))

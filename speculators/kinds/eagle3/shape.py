@@ -1,7 +1,7 @@
 """Shape and tensor names of an EAGLE-3 head, from config.json. No torch.
 
     shape = EagleShape.read(config, target_config, path)     # either published layout
-    plain_config(target_config, HeadConfig(), drafts=256)    # for a new head
+    plain_eagle_config(target_config, HeadConfig(), drafts=256)    # for a new head
 
 There are two published layouts: the plain one of vLLM and SGLang, and that of
 vllm-project/speculators, with a section for the layer (`transformer_layer_config`). Missing keys
@@ -136,7 +136,7 @@ class EagleShape:
             drafts=config.get("draft_vocab_size") or layer["vocab_size"],
             target_hidden=config.get("target_hidden_size") or hidden,
             hidden=hidden,
-            layers=layers_read(config, target_config, path),
+            layers=eagle_layers(config, target_config, path),
             intermediate=layer["intermediate_size"],
             norm_eps=layer["rms_norm_eps"],
             heads=heads,
@@ -164,7 +164,7 @@ class EagleShape:
         )
 
 
-def checkpoint_names(stored: Iterable[str]) -> dict[str, str]:
+def eagle_checkpoint_names(stored: Iterable[str]) -> dict[str, str]:
     """Maps tensor names in the plain layout to stored names."""
     names = {}
     for name in stored:
@@ -241,7 +241,7 @@ def layer_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return config.get("transformer_layer_config") or config
 
 
-def layers_read(
+def eagle_layers(
     config: Mapping[str, Any], target_config: Mapping[str, Any], path: object
 ) -> tuple[int, ...]:
     """Layers before which the head reads the residual stream: config.json's, or vLLM's default."""
@@ -313,7 +313,9 @@ def default_layers(count: int) -> tuple[int, ...]:
     return tuple(sorted({index for index in (2, count // 2, count - 3) if 1 <= index <= count}))
 
 
-def plain_config(target_config: Mapping[str, Any], head: HeadConfig, drafts: int) -> dict[str, Any]:
+def plain_eagle_config(
+    target_config: Mapping[str, Any], head: HeadConfig, drafts: int
+) -> dict[str, Any]:
     """config.json of a new head, in vLLM's and SGLang's layout."""
     return {
         **_attention(target_config, head),

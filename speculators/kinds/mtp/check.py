@@ -1,6 +1,6 @@
 """Tensor names of MTP layers, and checks against the target. No torch.
 
-    layer_names(read_layout(directory))      # {"model.layers.61.eh_proj.weight", ...}
+    mtp_tensor_names(read_layout(directory))      # {"model.layers.61.eh_proj.weight", ...}
 
 Checkpoints store the layer as `model.layers.{num_hidden_layers}.*`, with separate tensors for
 each expert. An MTP directory must contain the same tensors as the target's own MTP layer.
@@ -17,7 +17,7 @@ from outrider.speculators.checkpoints.checks import (
     check_names,
     check_same_rows,
     check_vocabulary_size,
-    foreign,
+    wrong_target_error,
 )
 from outrider.speculators.checkpoints.layout import (
     DERIVED,
@@ -60,7 +60,7 @@ UNQUANTIZED = {"F32", "F16", "BF16"}
 """Dtypes between which the engine converts."""
 
 
-def layer_names(layout: CheckpointLayout) -> set[str]:
+def mtp_tensor_names(layout: CheckpointLayout) -> set[str]:
     """Names of the layer's tensors, with scales but without shared copies."""
     return set(_of_layer(layout.weight_map, layer_prefix(layout.config)))
 
@@ -83,7 +83,7 @@ def check_mtp(directory: Path, target: CheckpointLayout) -> None:
     own_layer = architecture_of(target.config, target.directory / "config.json").layer
     for key in (*SAME_AS_TARGET, *(own_layer.keys if own_layer else ())):
         if config.get(key) != target.config.get(key):
-            raise foreign(
+            raise wrong_target_error(
                 path=path,
                 key=key,
                 value=config.get(key),
@@ -93,11 +93,11 @@ def check_mtp(directory: Path, target: CheckpointLayout) -> None:
     prefix = layer_prefix(target.config)
     headers = tensor_headers(directory)
     target_headers = tensor_headers(
-        target.directory, target.files([*layer_names(target), *target.ends])
+        target.directory, target.files([*mtp_tensor_names(target), *target.embedding_and_head])
     )
     layer = _of_layer(headers, prefix)
     _check_tensors(directory, layer, _of_layer(target_headers, prefix), target.directory)
-    for copy, end in zip(SHARED_WITH_TARGET, target.ends, strict=True):
+    for copy, end in zip(SHARED_WITH_TARGET, target.embedding_and_head, strict=True):
         for name in {prefix + copy, end} & headers.keys():
             check_same_rows(headers[name], target_headers[end])
     check_finite(layer)

@@ -1,6 +1,6 @@
 """Reads MTP layers, and writes directories that the serving engine loads.
 
-    speculator = load_mtp(target_dir)                  # or a directory that `write` made
+    speculator = load_mtp(target_dir)                  # or a directory that `write_mtp` made
 
 The functions implement the kind's methods (mtp/kind.py). The layer's tensors are
 `model.layers.{num_hidden_layers}.*`, separate for each expert. A speculator's directory holds only
@@ -30,7 +30,7 @@ from outrider.speculators.checkpoints.tensors import (
     fill,
     write_checkpoint,
 )
-from outrider.speculators.kinds.mtp.check import layer_names, layer_prefix
+from outrider.speculators.kinds.mtp.check import layer_prefix, mtp_tensor_names
 from outrider.speculators.kinds.mtp.layer import MTPSpeculator
 from outrider.speculators.kinds.protocol import Origin
 from outrider.speculators.layers.decoder_layer import MixtureOfExperts, expert_name
@@ -67,16 +67,16 @@ def load_mtp(
         gate.e_score_correction_bias = gate.e_score_correction_bias.float()
     stored = CheckpointTensors(layout)
     prefix = layer_prefix(layout.config)
-    stored_names = {name.removeprefix(prefix) for name in layer_names(layout)}
+    stored_names = {name.removeprefix(prefix) for name in mtp_tensor_names(layout)}
     stacks = dict(speculator.named_parameters()) | dict(speculator.named_buffers())
-    views = checkpoint_names({name: stack.detach() for name, stack in stacks.items()})
+    views = mtp_checkpoint_tensors({name: stack.detach() for name, stack in stacks.items()})
     scales = {name + SCALE_SUFFIX for name in views} & stored_names
     check_names(layout.directory, stored_names, views.keys() | scales)
     fill(views, lambda suffix: stored.read(prefix + suffix, torch.float32), directory)
     return speculator
 
 
-def start(
+def start_mtp(
     origin: Origin, dtype: torch.dtype, device: torch.device | str, seed: int
 ) -> MTPSpeculator:
     """The base's MTP layer; only trained weights are parameters (`speculator.train`).
@@ -96,7 +96,9 @@ def start(
     return speculator
 
 
-def trained(speculator: MTPSpeculator, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+def trained_mtp_tensors(
+    speculator: MTPSpeculator, state: Mapping[str, Tensor]
+) -> Iterator[tuple[str, Tensor]]:
     """Yields the trained weights under the checkpoint's names without the prefix.
 
     Adapters are merged into their experts in float32.
@@ -104,13 +106,13 @@ def trained(speculator: MTPSpeculator, state: Mapping[str, Tensor]) -> Iterator[
     buffers = {name for name, _ in speculator.named_buffers()}
     weights = {name: value for name, value in state.items() if name not in buffers}
     adapters = {name: weights.pop(EXPERTS + name) for name in ADAPTERS if EXPERTS + name in weights}
-    yield from checkpoint_names(weights).items()
+    yield from mtp_checkpoint_tensors(weights).items()
     if adapters:
         mlp = cast(MixtureOfExperts, speculator.block.mlp)
-        yield from cast(AdaptedExperts, mlp.experts).merged(adapters)
+        yield from cast(AdaptedExperts, mlp.experts).merge_adapters(adapters)
 
 
-def write(changed: Iterable[tuple[str, Tensor]], origin: Origin, out_dir: Path) -> None:
+def write_mtp(changed: Iterable[tuple[str, Tensor]], origin: Origin, out_dir: Path) -> None:
     """Publishes the layer with the `changed` tensors, named without the prefix.
 
     The rest is copied from the base byte for byte.
@@ -121,16 +123,16 @@ def write(changed: Iterable[tuple[str, Tensor]], origin: Origin, out_dir: Path) 
     written: dict[str, Tensor] = {}
     for suffix, tensor in changed:
         written |= stored.encode(prefix + suffix, tensor.detach().cpu())
-    for name in layer_names(layout) - written.keys():
+    for name in mtp_tensor_names(layout) - written.keys():
         written[name] = stored.raw(name)
     write_checkpoint(layout.config, written, out_dir)
 
 
-def swap_tensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
+def mtp_swap_tensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
     """Yields (full name, tensor as stored), without copies of embedding and head."""
     layout = read_layout(directory)
     stored = CheckpointTensors(layout)
-    for name in sorted(layer_names(layout)):
+    for name in sorted(mtp_tensor_names(layout)):
         yield name, stored.raw(name)
 
 
@@ -147,14 +149,14 @@ def write_nextn(directory: Path, out_dir: Path) -> None:
     prefix = layer_prefix(config)
     renamed = {
         "model.layers.0." + name.removeprefix(prefix): tensor
-        for name, tensor in swap_tensors(directory)
+        for name, tensor in mtp_swap_tensors(directory)
     }
     nextn = config["architectures"][0] + "NextN"
     config |= {"architectures": [nextn], "num_hidden_layers": 1}
     write_checkpoint(config, renamed, out_dir / "sglang_nextn")
 
 
-def checkpoint_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def mtp_checkpoint_tensors(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of a speculator's state dict under the checkpoint's names."""
     views: dict[str, Tensor] = {}
     for name, tensor in state.items():

@@ -19,7 +19,12 @@ from outrider.common.errors import OutriderError
 from outrider.speculators.checkpoints.layout import CheckpointLayout
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream
 from outrider.speculators.head_config import HeadConfig
-from outrider.speculators.kinds.mtp.check import check_mtp, check_mtp_target, is_shared, layer_names
+from outrider.speculators.kinds.mtp.check import (
+    check_mtp,
+    check_mtp_target,
+    is_shared,
+    mtp_tensor_names,
+)
 from outrider.speculators.kinds.protocol import Origin, TrainableKind, TrainedParameters
 
 if TYPE_CHECKING:
@@ -73,7 +78,7 @@ class MTP(TrainableKind):
 
     def native_tensors(self, target: CheckpointLayout) -> set[str]:
         """Names of the layer's tensors, without copies of embedding and head."""
-        return layer_names(target)
+        return mtp_tensor_names(target)
 
     def check_target(self, target_dir: Path, base_dir: Path | None, config_only: bool) -> None:
         """Checks that target and base have a layer that training can read."""
@@ -111,23 +116,23 @@ class MTP(TrainableKind):
         self, origin: Origin, dtype: "torch.dtype", device: "torch.device | str", seed: int
     ) -> "MTPSpeculator":
         """The base's layer, with the parameters of `speculator.train`."""
-        from outrider.speculators.kinds.mtp.checkpoint import start
+        from outrider.speculators.kinds.mtp.checkpoint import start_mtp
 
-        return start(origin, dtype, device, seed)
+        return start_mtp(origin, dtype, device, seed)
 
-    def trained(
+    def trained_tensors(
         self, drafter: "Drafter", state: Mapping[str, "Tensor"]
     ) -> Iterator[tuple[str, "Tensor"]]:
         """Yields the trained weights, named without the layer's prefix."""
-        from outrider.speculators.kinds.mtp.checkpoint import trained
+        from outrider.speculators.kinds.mtp.checkpoint import trained_mtp_tensors
 
-        return trained(cast("MTPSpeculator", drafter), state)
+        return trained_mtp_tensors(cast("MTPSpeculator", drafter), state)
 
     def write(self, changed: Iterable[tuple[str, "Tensor"]], origin: Origin, out_dir: Path) -> None:
         """Publishes the changed tensors, and the base's bytes of all others."""
-        from outrider.speculators.kinds.mtp.checkpoint import write
+        from outrider.speculators.kinds.mtp.checkpoint import write_mtp
 
-        write(changed, origin, out_dir)
+        write_mtp(changed, origin, out_dir)
 
     def write_other_formats(
         self, directory: Path, target_dir: Path, target: str, drafts: int, out_dir: Path
@@ -139,9 +144,9 @@ class MTP(TrainableKind):
 
     def swap_tensors(self, directory: Path) -> Iterator[tuple[str, "Tensor"]]:
         """Yields the layer's tensors, without copies of embedding and head."""
-        from outrider.speculators.kinds.mtp.checkpoint import swap_tensors
+        from outrider.speculators.kinds.mtp.checkpoint import mtp_swap_tensors
 
-        return swap_tensors(directory)
+        return mtp_swap_tensors(directory)
 
     def stays_with_target(self, name: str) -> bool:
         """True for embedding, head and KV cache scales."""

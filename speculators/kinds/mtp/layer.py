@@ -57,9 +57,9 @@ class MTPSpeculator(ChainDrafter):
         """Queries and keys [A, N, D], values [A, N, V]."""
         return self.block.project(x_NH, position_N)
 
-    def finish(self, x_NH: Tensor, attended_ANV: Tensor) -> tuple[Tensor, Tensor]:
+    def finish_layer(self, x_NH: Tensor, attended_ANV: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the next depth's state and the head's input."""
-        out_NH = self.block.finish(x_NH, attended_ANV)
+        out_NH = self.block.finish_layer(x_NH, attended_ANV)
         u_NH = self.norm(out_NH)
         # vLLM feeds back the normed state for DeepSeek (deepseek_mtp.py:144) and the unnormed one
         # for GLM-4.5 (glm4_moe_mtp.py:127).

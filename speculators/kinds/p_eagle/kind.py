@@ -32,7 +32,7 @@ from outrider.speculators.kinds.eagle3.shape import (
     auxiliary_layers,
     layer_config,
     mask_token,
-    plain_config,
+    plain_eagle_config,
     spare_token,
 )
 from outrider.speculators.kinds.protocol import KPerBatchSize
@@ -109,7 +109,9 @@ class PEagle(Eagle3):
         self, target_config: Mapping[str, Any], head: HeadConfig, drafts: int
     ) -> dict[str, Any]:
         """An EAGLE-3 head's config.json, plus a mask token (`spare_token`)."""
-        return plain_config(target_config, head, drafts) | {MASK_TOKEN: spare_token(target_config)}
+        return plain_eagle_config(target_config, head, drafts) | {
+            MASK_TOKEN: spare_token(target_config)
+        }
 
     def check_target(self, target_dir: Path, base_dir: Path | None, config_only: bool) -> None:
         """Runs EAGLE-3's checks, and checks that the base has a mask token."""

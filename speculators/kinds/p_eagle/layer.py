@@ -24,9 +24,9 @@ class ParallelHead(EagleHead):
         self.mask_hidden = nn.Parameter(torch.empty(1, 1, shape.states))
         self.mask_token = shape.mask_token
 
-    def finish(self, x_NX: Tensor, attended_ANV: Tensor) -> tuple[Tensor, Tensor]:
+    def finish_layer(self, x_NX: Tensor, attended_ANV: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the next slot's state [1, H] and the head's input."""
-        _, u_NH = super().finish(x_NX, attended_ANV)
+        _, u_NH = super().finish_layer(x_NX, attended_ANV)
         # The stored state holds all auxiliary states and goes through `fc` (vLLM 0.32:
         # v1/spec_decode/llm_base_proposer.py:1411).
         return self.first_state(self.mask_hidden[0]), u_NH

@@ -4,7 +4,12 @@ import os
 
 import pytest
 
-from outrider.common.cluster.environment import OF_ENGINES, OF_RANKS, adopt, passed_on
+from outrider.common.cluster.environment import (
+    OF_ENGINES,
+    OF_RANKS,
+    forwarded_variables,
+    set_missing_variables,
+)
 
 VARIABLES = {
     "NCCL_SOCKET_IFNAME": "eth0",
@@ -24,7 +29,7 @@ def command(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_engines_and_ranks_get_what_they_read() -> None:
     ours = {
-        prefixes: passed_on(prefixes).keys() & VARIABLES.keys()
+        prefixes: forwarded_variables(prefixes).keys() & VARIABLES.keys()
         for prefixes in (OF_ENGINES, OF_RANKS)
     }
     both = {"NCCL_SOCKET_IFNAME", "PYTORCH_ALLOC_CONF"}
@@ -32,9 +37,9 @@ def test_engines_and_ranks_get_what_they_read() -> None:
 
 
 def test_a_node_s_own_variables_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    variables = passed_on(OF_ENGINES)
+    variables = forwarded_variables(OF_ENGINES)
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "bond0")
     monkeypatch.delenv("VLLM_USE_DEEP_GEMM")
-    adopt(variables)
+    set_missing_variables(variables)
     assert os.environ["NCCL_SOCKET_IFNAME"] == "bond0"
     assert os.environ["VLLM_USE_DEEP_GEMM"] == "0"

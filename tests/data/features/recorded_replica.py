@@ -10,7 +10,7 @@ import torch
 
 from outrider.common.errors import OutriderError
 from outrider.data.config import CaptureConfig
-from outrider.data.features.capture_plan import Piece, pieces, state_bytes
+from outrider.data.features.capture_plan import CaptureBatch, capture_batches, state_bytes
 from outrider.data.features.replica import ReplicaSetup
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import LoggedRow
@@ -32,7 +32,7 @@ CANARY = 31337
 """A token id that stands for customer text."""
 
 
-def plan(count: int, rows: int = 2, tokens: int = 400) -> list[Piece]:
+def plan(count: int, rows: int = 2, tokens: int = 400) -> list[CaptureBatch]:
     """`count` pieces of `rows` rows, each of about `tokens` tokens."""
     made = []
     for index in range(count * rows):
@@ -43,7 +43,7 @@ def plan(count: int, rows: int = 2, tokens: int = 400) -> list[Piece]:
                 row_id=f"s{index}", token_ids=ids, completion_start=5, temperature=0.6, top_p=0.95
             )
         )
-    planned = list(pieces(made, rows * tokens))
+    planned = list(capture_batches(made, rows * tokens))
     assert len(planned) == count
     return planned
 
@@ -66,7 +66,7 @@ class RecordedReplica:
             raise OutriderError(why)
         return {"host": "here", "start_s": 0.0, "pid": os.getpid()}
 
-    def capture(self, piece: Piece) -> list[SequenceStates]:
+    def capture(self, piece: CaptureBatch) -> list[SequenceStates]:
         """The states of a piece; a byte for each is appended to RECORDED_CAPTURED."""
         time.sleep(0.02)
         rows = [

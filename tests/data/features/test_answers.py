@@ -12,7 +12,7 @@ from datasets import Dataset
 
 from outrider.data.config import MOST_FURTHER, further_answers
 from outrider.data.features.answers import further_rows, logged_id, stored_answers, with_further
-from outrider.data.features.capture_plan import rows_of
+from outrider.data.features.capture_plan import capture_rows
 from outrider.serving.engine import AskedRow, LoggedRow
 
 ROWS = [
@@ -166,7 +166,7 @@ def test_further_answers_follow_the_logged_rows_and_regenerated_ones_replace_the
     def row(row_id, token_ids, start):
         return LoggedRow(row_id, token_ids, start, temperature=0.6, top_p=0.95, top_k=20)
 
-    assert list(rows_of(table, limit=20, answers=answers)) == [
+    assert list(capture_rows(table, limit=20, answers=answers)) == [
         row("0-1", [7] + [8] * 10 + [END], 1),
         row("0-2", [7, 7, 5], 2),
         row("0-1+1", [7, 4, 4], 1),

@@ -6,7 +6,7 @@ from datasets import Dataset
 from outrider.common.errors import OutriderError
 from outrider.data.config import CaptureConfig
 from outrider.data.features.capture import capture
-from outrider.data.features.capture_plan import fit
+from outrider.data.features.capture_plan import drop_overlong_rows
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.speculators.features import FeatureSpec, FeatureStream
 from tests.data.split.test_split import table
@@ -16,7 +16,9 @@ def test_a_sequence_at_the_limit_fits_and_a_prompt_at_the_limit_is_dropped():
     """The engine prefills 99 tokens of max_model_len 100: it also samples one."""
     ids = [[7] * length for length in (99, 100, 109, 120)]
     starts = [5, 98, 98, 99]
-    table, counts = fit(Dataset.from_dict({"token_ids": ids, "completion_start": starts}), 100)
+    table, counts = drop_overlong_rows(
+        Dataset.from_dict({"token_ids": ids, "completion_start": starts}), 100
+    )
     assert len(table) == 3
     assert (counts.cut, counts.cut_tokens, counts.dropped) == (2, 11, 1)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.data.features.capture_plan import pieces, unfinished
+from outrider.data.features.capture_plan import capture_batches, unfinished_batches
 from outrider.data.features.feature_store import JOURNAL, MANIFEST, FeatureStore
 from outrider.serving.engine import LoggedRow
 from tests.data.features.stand_in_capture import BATCH_TOKENS, SEQUENCES
@@ -57,7 +57,7 @@ def test_killed_at_random_moments_a_capture_ends_with_the_same_store(
         )
         for index in range(SEQUENCES)
     ]
-    plan = list(pieces(rows, BATCH_TOKENS))
+    plan = list(capture_batches(rows, BATCH_TOKENS))
     whole = tmp_path / "whole"
     killed = tmp_path / "killed"
     chance = random.Random(kills)
@@ -74,7 +74,9 @@ def test_killed_at_random_moments_a_capture_ends_with_the_same_store(
         code = process.wait()
         # The last line may be torn: that sequence was not yet on its way to the disk.
         again = log.read_text().split("\n")[:-1] if log.exists() else []
-        allowed = {row_id for piece in unfinished(plan, durable) for row_id in piece.row_ids}
+        allowed = {
+            row_id for piece in unfinished_batches(plan, durable) for row_id in piece.row_ids
+        }
         assert set(again) <= allowed, "a whole piece captured twice"
         durable = on_disk(killed)
         if code == 0:

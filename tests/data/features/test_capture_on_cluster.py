@@ -74,7 +74,7 @@ def kill_a_replica(out_dir, killed):
     while not (out_dir / JOURNAL).exists() or (out_dir / JOURNAL).read_text().count("\n") < 2:
         time.sleep(0.05)
     mark = os.environ[process_tree.MARK].split(":")[-1]  # that of the open session
-    living = process_tree.members(mark)
+    living = process_tree.marked_processes(mark)
     actors = [process for process in living if "ray::CaptureReplica" in " ".join(process.cmdline())]
     killed.append(len(actors))
     actors[0].kill()

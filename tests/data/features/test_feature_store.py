@@ -10,7 +10,13 @@ import torch
 from outrider.common.errors import OutriderError
 from outrider.data.config import CaptureConfig
 from outrider.data.features.capture import capture_ids
-from outrider.data.features.feature_store import JOURNAL, FeatureStore, decode, encode, join_stores
+from outrider.data.features.feature_store import (
+    JOURNAL,
+    FeatureStore,
+    decode_states,
+    encode_states,
+    join_stores,
+)
 from outrider.data.features.feature_writer import FeatureWriter
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream, SequenceStates
 from tests.data.features.stand_in_capture import WIDTH, StandIn
@@ -174,7 +180,7 @@ def test_each_value_is_off_by_at_most_half_a_step_of_e4m3():
     bf16 adds 2^-9 of the value.
     """
     h_TH = states(64, 256)
-    back_TH = decode(encode(h_TH, "fp8"))
+    back_TH = decode_states(encode_states(h_TH, "fp8"))
     assert back_TH.dtype == torch.bfloat16
     largest_T1 = h_TH.float().abs().amax(-1, keepdim=True)
     bound_TH = (h_TH.float().abs() / 16).maximum(
@@ -193,7 +199,7 @@ def test_zeros_stay_zeros_and_what_is_not_finite_stays_so():
     h_TH[1] = 0
     h_TH[2, 5] = float("nan")
     h_TH[3, 6] = float("inf")
-    back_TH = decode(encode(h_TH, "fp8"))
+    back_TH = decode_states(encode_states(h_TH, "fp8"))
     assert torch.equal(back_TH[1], torch.zeros(32).bfloat16())
     assert not back_TH[2].isfinite().all() and not back_TH[3].isfinite().all()
 

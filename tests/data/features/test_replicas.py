@@ -95,7 +95,7 @@ def test_a_private_cluster_loses_nothing_and_leaves_nothing():
         assert replicas.lost == 1
         listening = {
             connection.laddr.ip
-            for process in process_tree.members(mark)
+            for process in process_tree.marked_processes(mark)
             for connection in process.net_connections()
             if connection.status == psutil.CONN_LISTEN
         }
@@ -105,7 +105,7 @@ def test_a_private_cluster_loses_nothing_and_leaves_nothing():
         )
         assert logged and str(CANARY) not in logged
     assert not folder.exists()
-    assert not process_tree.members(mark)
+    assert not process_tree.marked_processes(mark)
 
 
 def test_a_killed_node_s_pieces_go_to_the_others_and_a_new_node_joins(capsys):
@@ -220,8 +220,8 @@ def test_nothing_is_left_of_a_driver_that_was_stopped(number):
         [sys.executable, "-c", DRIVER], stdout=subprocess.PIPE, text=True, cwd=ROOT
     )
     mark, folder = process.stdout.readline().split()
-    assert len(process_tree.members(mark)) > 4 and Path(folder).is_dir()
+    assert len(process_tree.marked_processes(mark)) > 4 and Path(folder).is_dir()
     process.send_signal(number)
     process.wait()
-    assert process_tree.wait_until(lambda: not process_tree.members(mark), 60)
+    assert process_tree.wait_until(lambda: not process_tree.marked_processes(mark), 60)
     assert process_tree.wait_until(lambda: not Path(folder).exists(), 60)

@@ -15,7 +15,7 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.data.config import CaptureConfig
 from outrider.data.features.feature_store import FeatureStore
-from outrider.data.streamed import STREAM, Streamed, streaming
+from outrider.data.streamed import STREAM, StreamedCapture, stream_features
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.speculators.features import SequenceStates
 from tests.cluster_nodes import local_nodes
@@ -53,7 +53,7 @@ def test_training_ends_with_the_same_bits_when_a_capture_node_dies(tmp_path: Pat
         cluster = ClusterConfig(
             address=nodes.address, capture_replicas=2, cores_per_replica=1, in_flight_gb=1e-5
         )
-        streamed = Streamed(
+        streamed = StreamedCapture(
             target=TargetConfig(model=str(corpus.target_dir)),
             engine=EngineConfig(),
             capture=CaptureConfig(batch_tokens=120),
@@ -66,13 +66,13 @@ def test_training_ends_with_the_same_bits_when_a_capture_node_dies(tmp_path: Pat
         )
         with (
             pytest.raises(OutriderError, match=r"in_flight_gb: the share of each of 1 training"),
-            streaming(streamed, 1, tmp_path / "stream", ReplayedReplica),
+            stream_features(streamed, 1, tmp_path / "stream", ReplayedReplica),
         ):
             pass
         cluster = cluster.model_copy(update={"in_flight_gb": 1e-4})
         streamed = dataclasses.replace(streamed, cluster=cluster)
         with (
-            streaming(streamed, 1, tmp_path / "stream", ReplayedReplica),
+            stream_features(streamed, 1, tmp_path / "stream", ReplayedReplica),
             once_at_step(tmp_path / "streamed", 3, lambda: nodes.kill(first)),
         ):
             corpus.at(tmp_path / "stream").train(

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from outrider.data.files.container_lines import unwrapped
+from outrider.data.files.container_lines import join_container_lines
 from tests.data.files.packers import DRIVERS, LIMIT, TIME, cri, json_file, with_times
 
 STAMP = f"{TIME} ".encode()
@@ -14,7 +14,7 @@ STAMP = f"{TIME} ".encode()
 
 def read(stored: bytes, longest: int = 10**7) -> list[tuple[int, bytes | None]]:
     lines = enumerate(stored.splitlines(), start=1)
-    return list(unwrapped(lines, longest))
+    return list(join_container_lines(lines, longest))
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
@@ -73,7 +73,7 @@ def test_a_character_that_json_file_has_cut_is_not_invented():
     ],
 )
 def test_other_lines_are_unchanged(line):
-    assert [line] == [text for _, text in unwrapped(iter([(1, line)]), 10**6)]
+    assert [line] == [text for _, text in join_container_lines(iter([(1, line)]), 10**6)]
 
 
 def test_compose_writes_the_service_first():
@@ -182,9 +182,9 @@ def test_lines_of_other_formats_and_other_text_are_unchanged(line):
 )
 def test_syslog_s_time_stays_and_its_host_and_program_go(before):
     line = b"INFO 07-01 10:00:00 [x.py:1] Received request a: params"
-    (unwrapped_line,) = unwrapped(iter([(1, before + line)]), 1 << 30)
+    (unwrapped_line,) = join_container_lines(iter([(1, before + line)]), 1 << 30)
     assert unwrapped_line == (1, b"2026-07-01T10:00:00.25+00:00 " + line)
-    (object_line,) = unwrapped(iter([(1, before + b'{"a": 1}')]), 1 << 30)
+    (object_line,) = join_container_lines(iter([(1, before + b'{"a": 1}')]), 1 << 30)
     assert object_line == (1, b'{"a": 1}')
 
 
@@ -193,4 +193,4 @@ def test_syslog_s_time_stays_and_its_host_and_program_go(before):
 )
 def test_what_is_no_program_s_name_stays(text):
     line = b"2026-07-01T10:00:00.25Z " + text
-    assert list(unwrapped(iter([(1, line)]), 1 << 30)) == [(1, line)]
+    assert list(join_container_lines(iter([(1, line)]), 1 << 30)) == [(1, line)]

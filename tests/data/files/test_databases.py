@@ -8,7 +8,7 @@ import sqlite3
 import pytest
 
 from outrider.common.errors import OutriderError
-from outrider.data.files.rows import rows
+from outrider.data.files.rows import read_rows
 from outrider.data.files.sources import log_files, members_of
 
 TEXTS = [
@@ -39,7 +39,7 @@ def tables_in(path, kind):
     """The rows of each table, as the formats see them."""
     (file,) = log_files(str(path))
     return {
-        member.member.name: [json.loads(row) for _, row in rows(member)]
+        member.member.name: [json.loads(row) for _, row in read_rows(member)]
         for member in members_of(file, kind)
     }
 
@@ -159,7 +159,7 @@ def test_objects_that_are_printed_over_lines_between_others_are_rows(tmp_path):
         lines += [json.dumps(payload, indent=4), "INFO: 127.0.0.1 POST", '{"id": "line"}']
     path.write_text("\n".join([*lines, "{", '    "id": 9,']))
     (file,) = log_files(str(path))
-    read = [(number, bytes(row)) for number, row in rows(file)]
+    read = [(number, bytes(row)) for number, row in read_rows(file)]
     objects = [json.loads(row) for _, row in read if row.startswith(b"{") and row.endswith(b"}")]
     single = {"id": "line"}
     assert objects == [row for payload in payloads for row in (payload, single)]

@@ -7,7 +7,7 @@ import pytest
 from outrider.common.errors import OutriderError
 from outrider.data.files import rows as framing
 from outrider.data.files import sources
-from outrider.data.files.rows import parse_row, rows
+from outrider.data.files.rows import parse_row, read_rows
 from outrider.data.files.sources import LogFile, log_files
 from tests.data.formats.test_golden import GOLDEN
 
@@ -31,7 +31,7 @@ def file_of(tmp_path, content: bytes, name="log.json") -> LogFile:
 
 
 def read(file):
-    return [None if row is None else parse_row(row) for _, row in rows(file)]
+    return [None if row is None else parse_row(row) for _, row in read_rows(file)]
 
 
 FRAMINGS = {
@@ -62,13 +62,13 @@ def test_lists_of_lists_are_rows(tmp_path, separator):
     """Zipkin's API has a list of traces, and its clients write a batch a line."""
     batches = [json.dumps(VALUES[:2]), json.dumps(VALUES[2:])]
     text = separator.join(batches) if separator else f"[{', '.join(batches)}]"
-    rows_of_file = [row for _, row in rows(file_of(tmp_path, text.encode()))]
+    rows_of_file = [row for _, row in read_rows(file_of(tmp_path, text.encode()))]
     assert list(map(parse_row, rows_of_file)) == VALUES
 
 
 def test_a_broken_line_damages_nothing_but_itself(tmp_path):
     lines = [b'{"a": {"b": [1, ', b'{"a": 1}', b'{"a": ', b'{"b": 2}']
-    assert [row for _, row in rows(file_of(tmp_path, b"\n".join(lines)))] == lines
+    assert [row for _, row in read_rows(file_of(tmp_path, b"\n".join(lines)))] == lines
 
 
 @pytest.mark.parametrize("limit_at", ["line", "element"])
@@ -105,20 +105,20 @@ def test_compressed_files_and_their_damage(tmp_path):
             with pytest.raises(
                 OutriderError, match=rf"log.jsonl{suffix}: damaged or truncated (gzip|zstd)"
             ):
-                list(rows(file_of(tmp_path, damaged, f"log.jsonl{suffix}")))
+                list(read_rows(file_of(tmp_path, damaged, f"log.jsonl{suffix}")))
 
 
 def test_a_damaged_table_is_named(tmp_path):
     table = (GOLDEN / "messages" / "train-00000-of-00001.parquet").read_bytes()
     with pytest.raises(OutriderError, match=r"cut\.parquet: damaged Parquet"):
-        list(rows(file_of(tmp_path, table[:-9], "cut.parquet")))
+        list(read_rows(file_of(tmp_path, table[:-9], "cut.parquet")))
 
 
 def test_blank_lines_without_end_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "MOST_BLANK", 100)
     path = tmp_path / "x"
     path.write_bytes(b'{"a": 1}\n' * 10 + b" \r\n" * 200 + b'{"a": 2}\n')
-    assert len(list(rows(log_files(str(path))[0]))) == 11, "ten for each row are allowed"
+    assert len(list(read_rows(log_files(str(path))[0]))) == 11, "ten for each row are allowed"
     path.write_bytes(b'{"a": 1}\n' + b" \r\n" * 200)
     with pytest.raises(OutriderError, match=r"x: 111 of the first 112 lines are blank; remove"):
-        list(rows(log_files(str(path))[0]))
+        list(read_rows(log_files(str(path))[0]))

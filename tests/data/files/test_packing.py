@@ -22,7 +22,7 @@ from outrider.common.errors import OutriderError
 from outrider.common.fingerprint import value_digest
 from outrider.data.exchange import Exchange, Reject
 from outrider.data.files import packing
-from outrider.data.files.rows import parse_row, rows
+from outrider.data.files.rows import parse_row, read_rows
 from outrider.data.files.sources import log_files
 from outrider.data.formats import files_by_format
 from tests.data.files.packers import (
@@ -235,7 +235,7 @@ def test_damaged_compression_is_named(tmp_path, codec, damage):
     path = tmp_path / "log"
     path.write_bytes(content)
     with pytest.raises(OutriderError, match=f"log: damaged or truncated {codec}"):
-        list(rows(log_files(str(path))[0]))
+        list(read_rows(log_files(str(path))[0]))
 
 
 LINES = "".join(f'{{"n": {number}, "text": "{"x" * (number % 7)}"}}\n' for number in range(400))
@@ -251,12 +251,12 @@ TABLE = "n,text\n" + "".join(f'{number},"x, {number}"\n' for number in range(400
 def test_a_gzip_without_its_end_is_read_up_to_the_cut(tmp_path, text, share):
     whole_path = tmp_path / "whole.gz"
     whole_path.write_bytes(gzip.compress(text.encode()))
-    whole = [parse_row(row) for _, row in rows(log_files(str(whole_path))[0])]
+    whole = [parse_row(row) for _, row in read_rows(log_files(str(whole_path))[0])]
     stored = whole_path.read_bytes()
     path = tmp_path / "cut.gz"
     path.write_bytes(stored[: round((len(stored) - 1) * share)])
     (file,) = log_files(str(path))
-    *complete, last = [row for _, row in rows(file)]
+    *complete, last = [row for _, row in read_rows(file)]
     parsed = [parse_row(row) for row in complete]
     assert parsed == whole[: len(parsed)] and len(parsed) > 0.5 * share * len(whole) - 20
     with pytest.raises(Reject) as rejected:
@@ -279,7 +279,7 @@ def test_rows_of_utf_16_that_are_no_text_are_rejected_alone(tmp_path):
     path = tmp_path / "log.json"
     lines = '{"a": "x"}\n{"b": "\ud83d"}\n{"c": 1}\n'
     path.write_bytes(b"\xff\xfe" + lines.encode("utf-16-le", "surrogatepass") + b"\x7b")
-    found = [row for _, row in rows(log_files(str(path))[0])]
+    found = [row for _, row in read_rows(log_files(str(path))[0])]
     assert found[0] == b'{"a": "x"}' and found[2] == b'{"c": 1}'
     assert found[1] is not None and b"\xed\xa0\xbd" in found[1]
 

@@ -12,7 +12,7 @@ import pytest
 
 from outrider.common.errors import OutriderError
 from outrider.data.files import packing, sources, tables
-from outrider.data.files.rows import framing, rows
+from outrider.data.files.rows import framing, read_rows
 from outrider.data.files.sources import log_files
 from tests.data.files.packers import as_csv
 
@@ -25,7 +25,7 @@ ROWS = [
 def read(tmp_path, text: str):
     path = tmp_path / "x"
     path.write_text(text, encoding="utf-8", newline="")
-    return [row for _, row in rows(log_files(str(path))[0])]
+    return [row for _, row in read_rows(log_files(str(path))[0])]
 
 
 @pytest.mark.parametrize("delimiter", [",", "\t", ";", "|"])
@@ -81,7 +81,7 @@ def test_a_dictionary_s_large_value_is_decoded_row_by_row(tmp_path, monkeypatch)
     for batch in tables._parquet(parquet, path.stat().st_size, "x"):
         sizes.append(batch.nbytes)
     assert sum(sizes) >= 64 * 2**19 and max(sizes) <= 2**20 + 2**10
-    assert [row["text"] == value for _, row in rows(log_files(str(path))[0])] == [True] * 64
+    assert [row["text"] == value for _, row in read_rows(log_files(str(path))[0])] == [True] * 64
 
 
 def test_a_table_of_a_few_bytes_that_would_fill_the_memory_is_named(tmp_path, monkeypatch):
@@ -89,11 +89,11 @@ def test_a_table_of_a_few_bytes_that_would_fill_the_memory_is_named(tmp_path, mo
     pq.write_table(pa.table({"text": ["a" * 2**21] * 8}), path, compression="zstd")
     monkeypatch.setattr(tables, "BATCH_BYTES", 2**20)
     with pytest.raises(OutriderError, match=r"x.parquet: row group 1: 8 rows of 2 MB in a file of"):
-        list(rows(log_files(str(path))[0]))
+        list(read_rows(log_files(str(path))[0]))
     monkeypatch.setattr(tables, "BATCH_BYTES", 2**28)
     monkeypatch.setattr(tables, "LONGEST_LINE", 2**17)
     with pytest.raises(OutriderError, match=r"row group 1: .*values of more than"):
-        list(rows(log_files(str(path))[0]))
+        list(read_rows(log_files(str(path))[0]))
 
 
 DAMAGED = """
@@ -147,7 +147,7 @@ def test_backslashes_that_a_database_doubled_are_single_again(tmp_path, content)
     cell = json.dumps(content).replace("\\", "\\\\")
     path.write_text(f"id\trequest\tnote\n1\t{cell}\ttwo\\nlines\\tand \\\\ more\n2\t{cell}\t\\N\n")
     (file,) = log_files(str(path))
-    first, second = [row for _, row in rows(file)]
+    first, second = [row for _, row in read_rows(file)]
     assert first == {"id": "1", "request": content, "note": "two\nlines\tand \\ more"}
     assert second == {"id": "2", "request": content}
 
@@ -157,7 +157,7 @@ def test_json_in_tabs_that_was_not_escaped_stays_as_it_is(tmp_path):
     content = {"text": 'a "quoted"\nline\\nabla'}
     path.write_text(f"id\trequest\n1\t{json.dumps(content)}\n")
     (file,) = log_files(str(path))
-    assert [row for _, row in rows(file)] == [{"id": "1", "request": content}]
+    assert [row for _, row in read_rows(file)] == [{"id": "1", "request": content}]
 
 
 @pytest.mark.parametrize(
@@ -198,4 +198,4 @@ def test_a_compressed_table_takes_a_limited_part_of_the_disk(
     path.write_bytes(gzip.compress(content + bytes(2**22)))
     (file,) = log_files(str(path))
     with pytest.raises(OutriderError, match="compressed again and has more than"):
-        list(rows(file))
+        list(read_rows(file))

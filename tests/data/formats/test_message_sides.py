@@ -7,7 +7,7 @@ import pytest
 from outrider.data.exchange import Exchange
 from outrider.data.files.rows import parse_row
 from outrider.data.files.sources import log_files
-from outrider.data.formats.calls.message_sides import message_sides, nested
+from outrider.data.formats.calls.message_sides import message_sides, nest_lists
 from tests.data.formats.test_elsewhere import read_rows
 from tests.data.logs import pair, read_exchanges, write_log
 
@@ -101,7 +101,7 @@ def test_the_end_of_a_traced_call(tmp_path, logged, end):
 
 def test_flattened_lists_are_nested_in_order():
     logged = {"a.1.b": 2, "a.0.b": 1, "a.0.c.1.d": 4, "a.0.c.0.d": 3, "e": 5}
-    assert nested(logged) == {"a": [{"b": 1, "c": [{"d": 3}, {"d": 4}]}, {"b": 2}], "e": 5}
+    assert nest_lists(logged) == {"a": [{"b": 1, "c": [{"d": 3}, {"d": 4}]}, {"b": 2}], "e": 5}
 
 
 @pytest.mark.parametrize("key", ["data", "records", "logEvents", "hits", "runs"])

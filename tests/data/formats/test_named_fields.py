@@ -11,12 +11,12 @@ from outrider.data.config import FieldsConfig, TrafficConfig
 from outrider.data.exchange import Exchange
 from outrider.data.files.sources import log_files
 from outrider.data.formats import OWN_NAMES
-from outrider.data.formats.rows.named_fields import naming
+from outrider.data.formats.rows.named_fields import use_field_paths
 from outrider.data.formats.rows.row_fields import fields
 from outrider.data.formats.rows.span_attributes import is_otlp
 from outrider.data.formats.rows.unread_names import names_in
 from outrider.data.ingest.ingest import ingest
-from outrider.data.ingest.inspection import inspect
+from outrider.data.ingest.inspection import inspect_log
 from outrider.data.sequences import load_sequences
 from tests.data.formats.test_golden import FOLDERS, GOLDEN
 from tests.data.formats.test_message_rows import MESSAGES, expected, read, rows_of
@@ -33,7 +33,7 @@ IN_SEVERAL_ROWS = {"message_rows"}
 
 
 def exchanges_in(path: Path, named: FieldsConfig = OWN) -> list[Exchange]:
-    with naming(named.paths()):
+    with use_field_paths(named.paths()):
         outcomes = list(read_exchanges(log_files(str(path))))
     return [outcome for outcome in outcomes if isinstance(outcome, Exchange)]
 
@@ -79,7 +79,7 @@ def test_a_table_of_messages_is_recognized_by_the_application_s_name(tmp_path):
         for row in rows_of("c1")
     ]
     path = write_log(tmp_path / "messages.jsonl", rows)
-    with naming(FieldsConfig(session="thread").paths()):
+    with use_field_paths(FieldsConfig(session="thread").paths()):
         assert read(path) == expected("c1")
     assert len(MESSAGES) == len(rows)
 
@@ -121,7 +121,7 @@ def test_a_name_outside_counts_for_the_request_inside(tmp_path):
 
 def test_the_known_names_count_again_outside_the_context():
     row = {"author_id": "ada", "user_id": "bot"}
-    with naming({"user": ("author_id",)}):
+    with use_field_paths({"user": ("author_id",)}):
         assert fields(row)["user"] == "ada"
         assert fields({"user_id": "bot"})["user"] is None
     assert fields(row)["user"] == "bot"
@@ -182,7 +182,7 @@ def test_a_log_without_known_names_is_advised_to_name_its_own(text_target, tmp_p
     for number, (named, advised) in enumerate(
         ((FieldsConfig(), True), (OWN, False)),
     ):
-        described = inspect(
+        described = inspect_log(
             text_target,
             TrafficConfig(path=str(log), fields=named),
             SplitConfig(),
@@ -262,12 +262,12 @@ def test_observations_of_a_trace_have_their_own_values(tmp_path):
     ],
 )
 def test_a_path_is_first_read_as_it_is_written(row, path):
-    with naming({"user": (path,)}):
+    with use_field_paths({"user": (path,)}):
         assert fields(row)["user"] == "ada"
 
 
 def test_an_integer_id_in_a_column_with_gaps_is_a_float():
-    with naming({"user": ("uid",)}):
+    with use_field_paths({"user": ("uid",)}):
         assert fields({"uid": 12345.0})["user"] == "12345"
         assert fields({"uid": 0.5})["user"] is None
 

@@ -7,7 +7,7 @@ import pytest
 
 from outrider.data.exchange import Exchange, Reject
 from outrider.data.files.sources import log_files
-from outrider.data.formats.rows.result_tables import rows_of
+from outrider.data.formats.rows.result_tables import query_result_rows
 from tests.data.logs import pair, read_exchanges
 
 NAMES = ["time", "who", "request", "response"]
@@ -86,7 +86,7 @@ def test_the_rows_of_any_result_are_read(tmp_path, name, indent):
     ],
 )
 def test_other_documents_are_no_results(document):
-    assert rows_of(document) is None
+    assert query_result_rows(document) is None
 
 
 def test_a_result_without_calls_is_refused(tmp_path):

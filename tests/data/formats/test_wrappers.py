@@ -256,8 +256,8 @@ def test_each_json_text_is_decoded_once(shape, collector, monkeypatch):
         texts[text] += 1
         return decode(text)
 
-    decode = embedded.decode
-    monkeypatch.setattr(embedded, "decode", counted)
+    decode = embedded.parse_value
+    monkeypatch.setattr(embedded, "parse_value", counted)
     record = Record(Place("log.jsonl", 1), json.dumps(row).encode())
     once = parse_record("openai_pairs", record)
     assert set(texts.values()) <= {1}

@@ -17,7 +17,7 @@ from outrider.common.process_tree import wait_until
 from outrider.data.config import PrivacyConfig, TrafficConfig
 from outrider.data.exchange import Reject
 from outrider.data.files.sources import log_files
-from outrider.data.formats.rows.change_events import check_kept
+from outrider.data.formats.rows.change_events import check_not_deleted
 from outrider.data.ingest import chunks
 from outrider.data.ingest.chunks import Work
 from outrider.data.ingest.ingest import ingest
@@ -305,7 +305,7 @@ def test_an_interrupted_ingest_goes_on(text_target, log, tmp_path, small_chunks,
 
 
 def test_parts_of_other_inputs_are_not_used(text_target, log, tmp_path, monkeypatch):
-    monkeypatch.setattr("outrider.data.ingest.ingest.check", None)  # stops before the table
+    monkeypatch.setattr("outrider.data.ingest.ingest.check_ingest", None)  # stops before the table
     changed_target = shutil.copytree(text_target, tmp_path / "target")
     (changed_target / "generation_config.json").write_text('{"temperature": 0.5}')
     longer = tmp_path / "longer.jsonl"
@@ -406,13 +406,13 @@ def test_a_log_of_changes_with_a_deletion_is_refused(text_target, tmp_path):
 )
 def test_deletions_are_recognized_in_each_tools_form(deletion):
     with pytest.raises(Reject) as rejected:
-        check_kept(deletion)
+        check_not_deleted(deletion)
     assert rejected.value.reason == "deletes_rows"
 
 
 @pytest.mark.parametrize("row", [{"op": "d"}, {"type": "delete"}, {"Op": "I"}, good_rows(1)[0]])
 def test_other_rows_are_no_deletions(row):
-    check_kept(row)
+    check_not_deleted(row)
 
 
 def test_a_row_that_is_marked_as_deleted_is_set_aside(text_target, tmp_path):

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from outrider.data.config import SplitConfig, TrafficConfig
-from outrider.data.ingest.inspection import advise, inspect
-from outrider.data.ingest.traffic_facts import facts
+from outrider.data.ingest.inspection import advise, inspect_log
+from outrider.data.ingest.traffic_facts import traffic_facts
 from outrider.data.sequences import load_sequences
 from tests.data.logs import pair, screenings, write_log
 
@@ -26,7 +26,7 @@ def look_at(text_target, tmp_path):
         for name, rows in logs.items():
             write_log(tmp_path / f"{name}.jsonl", rows)
         config = TrafficConfig(path=str(tmp_path / "*.jsonl"))
-        return inspect(
+        return inspect_log(
             text_target, config, SplitConfig(), tmp_path / "scratch", rows_per_file=rows_per_file
         )
 
@@ -187,7 +187,7 @@ def test_rows_with_hard_labels_are_counted_and_what_vllm_refuses_is_named(look_a
     description = look_at(log=daily(60, **fields))
     assert description["constraints"] == {"grammar": 20, "min_p": 20}
     assert description["rejects"] == {"beam_search": 1}
-    (text,) = [text for name, text in facts(description) if name == "constraints"]
+    (text,) = [text for name, text in traffic_facts(description) if name == "constraints"]
     assert text.startswith("40 exchanges sampled otherwise (grammar 20, min_p 20): 20 with a")
     aside, refused = description["advice"][-2:]
     assert "1 of 60 exchanges are set aside" in aside and "beam_search 1" in aside

@@ -6,8 +6,8 @@ from scipy.stats import poisson
 
 from outrider.data.config import TrafficConfig
 from outrider.data.ingest.ingest import ingest
-from outrider.data.ingest.load import covered, load_in_words, load_of, measured_sizes
-from outrider.data.ingest.traffic_facts import facts
+from outrider.data.ingest.load import busy_time_shares, load_in_words, load_of, measured_sizes
+from outrider.data.ingest.traffic_facts import traffic_facts
 from tests.data.logs import pair, screenings, write_log
 
 
@@ -22,7 +22,7 @@ def test_shares_of_the_busy_time_by_hand() -> None:
     found = load([0, 2, 100], [5, 4, 4])
     assert found["busy_share"] == {"1": 0.7, "2": 0.3}
     assert (found["p50"], found["p90"], found["p99"], found["max"]) == (1, 2, 2, 2)
-    assert covered(found, [8, 1]) == pytest.approx({1: 0.7, 8: 0.3})
+    assert busy_time_shares(found, [8, 1]) == pytest.approx({1: 0.7, 8: 0.3})
     assert (found["durations_logged"], found["durations_estimated"]) == (3, 0)
     assert "durations are logged" in load_in_words(found)
     # The second begins when the first ends.
@@ -44,9 +44,11 @@ def test_requests_of_many_users_are_a_poisson_process(seed) -> None:
     idle = poisson.pmf(0, mean)
     for size in (1, 2, int(mean) + 1, int(2 * mean) + 2):
         expected = (poisson.cdf(size, mean) - idle) / (1 - idle)
-        assert covered(found, [size])[size] == pytest.approx(expected, abs=0.04)
+        assert busy_time_shares(found, [size])[size] == pytest.approx(expected, abs=0.04)
     sizes = [1, 3, 7]
-    assert sum(covered(found, sizes).values()) == pytest.approx(covered(found, [7])[7])
+    assert sum(busy_time_shares(found, sizes).values()) == pytest.approx(
+        busy_time_shares(found, [7])[7]
+    )
 
 
 def test_durations_that_were_not_logged_are_estimated() -> None:
@@ -89,5 +91,5 @@ def test_the_ingest_describes_the_load(text_target, tmp_path) -> None:
     summary = ingest(text_target, TrafficConfig(path=str(log)), tmp_path / "out", workers=0)
     # In the first and the last second one request, then two and three in turn.
     assert summary["load"]["max"] == 3 and summary["load"]["durations_logged"] == 20
-    words = dict(facts(summary))["concurrency"]
+    words = dict(traffic_facts(summary))["concurrency"]
     assert words.startswith("at most 2 / 3 / 3 requests in flight in 50 / 90 / 99 % of the busy")

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from outrider.data.ingest import log_tail
-from outrider.data.ingest.log_tail import cut, find_unread, unread_rows
+from outrider.data.ingest.log_tail import cut_window, find_unread, unread_rows
 
 
 @pytest.fixture(autouse=True)
@@ -71,12 +71,12 @@ def test_every_line_is_read_once_however_the_log_is_rotated(tmp_path, seed):
         row_limit = rng.randrange(1, 40)
         if unread_rows(unread) < row_limit:
             continue
-        position |= cut(unread, row_limit, tmp_path / str(number))
+        position |= cut_window(unread, row_limit, tmp_path / str(number))
         rows = read_slice(tmp_path / str(number))
         assert len(rows) == row_limit
         read += rows
     if unread := find_unread(str(logging.folder), position):
-        cut(unread, unread_rows(unread), tmp_path / "rest")
+        cut_window(unread, unread_rows(unread), tmp_path / "rest")
         read += read_slice(tmp_path / "rest")
     assert sorted(read) == sorted(logging.written)
 
@@ -84,11 +84,11 @@ def test_every_line_is_read_once_however_the_log_is_rotated(tmp_path, seed):
 def test_a_line_without_its_end_is_left_for_later(tmp_path):
     log = tmp_path / "log.jsonl"
     log.write_text('{"line": 0}\n{"li')
-    position = cut(find_unread(str(log), {}), 1, tmp_path / "first")
+    position = cut_window(find_unread(str(log), {}), 1, tmp_path / "first")
     assert find_unread(str(log), position) == []
     with log.open("a") as file:
         file.write('ne": 1}\n')
-    cut(find_unread(str(log), position), 1, tmp_path / "second")
+    cut_window(find_unread(str(log), position), 1, tmp_path / "second")
     assert read_slice(tmp_path / "second") == ['{"line": 1}']
     for path in (tmp_path / "first", *(tmp_path / "first").iterdir()):
         assert path.stat().st_mode & 0o077 == 0
@@ -102,6 +102,6 @@ def test_a_table_is_read_whole_once_it_is_settled(tmp_path, monkeypatch):
     os.utime(tmp_path / "rows.parquet", (long_ago, long_ago))
     unread = find_unread(str(tmp_path), {})
     assert unread_rows(unread) == 30
-    position = cut(unread, 10, tmp_path / "slice")
+    position = cut_window(unread, 10, tmp_path / "slice")
     assert pq.read_table(next((tmp_path / "slice").iterdir())).num_rows == 30
     assert find_unread(str(tmp_path / "rows.parquet"), position) == []

@@ -50,7 +50,7 @@ def test_one_part_is_mapped_at_a_time_and_batches_are_the_rows_in_order(
     monkeypatch.setattr("outrider.data.ingest.chunks.CHUNK_RECORDS", 2)
     ingest(text_target, TrafficConfig(path=str(log)), out, workers=0)
     assert mapped == [False] * 5
-    batches = list(table.batches_of(out / "sequences"))
+    batches = list(table.record_batches(out / "sequences"))
     assert not is_mapped(out)
     assert {batch.schema for batch in batches} == {SCHEMA}
     rows = [row for batch in batches for row in batch.to_pylist()]

@@ -17,7 +17,7 @@ from outrider.data.features.capture import ONLY_FINAL, capture_in_process
 from outrider.data.features.capture_plan import CapturePlan
 from outrider.data.features.feature_store import FeatureStore
 from outrider.data.ingest.ingest import ingest
-from outrider.data.on_policy.check import check_traffic
+from outrider.data.on_policy.check import check_on_policy
 from outrider.data.sequences import load_sequences
 from outrider.data.split.slices import name_slices, write_slices
 from outrider.data.tokenize.tokens import load_tokenizer
@@ -119,7 +119,7 @@ def captured(engine, nano_r1, run, config, features=ONLY_FINAL):
 def judged(engine, nano_r1, sequences):
     """Summaries of the capture and of the check, and its report."""
     summary = captured(engine, nano_r1, sequences, SMALL_SHARDS, features=LAYERS)
-    checked = check_traffic(
+    checked = check_on_policy(
         sequences / "sequences", sequences, sequences / "features", MIN_ON_POLICY
     )
     return summary, checked, json.loads((sequences / "features" / "on_policy.json").read_text())
@@ -200,7 +200,7 @@ def test_a_logged_grammar_is_part_of_the_distribution(engine, nano_r1, tmp_path)
         assert summary["constraints"] == ({"grammar": 24} if name == "with" else {})
         divide_by_turns(run)
         captured(engine, nano_r1, run, CaptureConfig())
-        check_traffic(run / "sequences", run, run / "features", min_on_policy=None)
+        check_on_policy(run / "sequences", run, run / "features", min_on_policy=None)
         for row in rows:
             row["request"].pop("response_format", None)
     reports = [
@@ -317,7 +317,7 @@ def test_responses_with_personal_data_are_given_anew(engine, nano_r1, tmp_path):
         ended += ids[-1] == END
         assert END not in ids[start:-1]
     assert ended, "no answer ended by itself: the engine's end token is lost"
-    check_traffic(tmp_path / "sequences", tmp_path, tmp_path / "features", MIN_ON_POLICY)
+    check_on_policy(tmp_path / "sequences", tmp_path, tmp_path / "features", MIN_ON_POLICY)
     report = json.loads((tmp_path / "features" / "on_policy.json").read_text())
     assert report["slices"]["fidelity"]["regenerate"]["verdict"]["own"] is True
     assert report["slices"]["fidelity"]["regenerate"]["below_1e4"] < 0.01

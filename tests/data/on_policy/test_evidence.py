@@ -9,9 +9,9 @@ from outrider.data.on_policy.evidence import (
     HEAD,
     REST,
     ROUNDING_NATS,
-    Evidence,
-    is_own,
-    judge,
+    OnPolicyEvidence,
+    is_on_policy,
+    judge_evidence,
 )
 from outrider.serving.token_scores import COLUMNS, TEMPERATURES
 from tests.data.toy_target import LENGTH, SEQUENCES, ToyTarget, together
@@ -42,7 +42,7 @@ def evidence():
         distance = abs(index - TEMPERATURES.index(0.8))
         sums_SPC[0, REST, COLUMNS.index(f"fit_{temperature:g}")] = -25.0 - distance
         sums_SPC[1, HEAD, COLUMNS.index(f"stray_{temperature:g}")] = 13.0 - index
-    return Evidence(
+    return OnPolicyEvidence(
         columns=list(COLUMNS),
         sums_SPC=sums_SPC,
         temperature_S=np.array([0.6, 0.6, 1.0]),
@@ -146,7 +146,7 @@ CASES = {
 def test_each_cause_is_named(case, seed):
     text, logged, cause, words = CASES[case]
     toy = ToyTarget(seed)
-    verdict = judge(toy.evidence(text(toy), **logged))
+    verdict = judge_evidence(toy.evidence(text(toy), **logged))
     assert (verdict.own, verdict.cause) == (False, cause), verdict.text
     assert words in verdict.text
 
@@ -158,16 +158,16 @@ def test_its_own_text_is_its_own(temperature, top_p):
     for seed in range(8):
         toy = ToyTarget(seed)
         evidence = toy.evidence(toy.drawn(temperature, top_p), temperature, top_p)
-        verdict = judge(evidence)
+        verdict = judge_evidence(evidence)
         assert verdict.own is True and verdict.cause == "own", verdict.text
-        assert is_own(evidence)
+        assert is_on_policy(evidence)
 
 
 def test_few_sequences_of_another_kind_are_told_from_the_rest():
     toy = ToyTarget()
     on_policy = [toy.evidence(toy.drawn()) for _ in range(2)]
     foreign = toy.evidence(another_model(toy)).take(slice(0, 12))
-    verdict = judge(together(*on_policy, foreign))
+    verdict = judge_evidence(together(*on_policy, foreign))
     assert (verdict.own, verdict.cause) == (False, "foreign")
     assert verdict.text.startswith(f"12 of {2 * SEQUENCES + 12} sequences are off-policy: ")
 
@@ -176,5 +176,5 @@ def test_too_little_text_says_nothing():
     toy = ToyTarget()
     sequences = FEWEST_TOKENS // LENGTH
     scrambled = toy.evidence(shifted(toy))
-    assert judge(scrambled.take(slice(0, sequences))).own is None
-    assert judge(scrambled.take(slice(0, sequences + 1))).own is False
+    assert judge_evidence(scrambled.take(slice(0, sequences))).own is None
+    assert judge_evidence(scrambled.take(slice(0, sequences + 1))).own is False

@@ -10,20 +10,20 @@ from outrider.common.errors import OutriderError
 from outrider.data.features.feature_store import FeatureStore
 from outrider.data.features.feature_writer import FeatureWriter
 from outrider.data.on_policy.check import (
-    check_traffic,
-    examine,
+    check_on_policy,
+    judge_sequences,
     load_parts,
-    require,
-    two_lines,
+    report_lines,
+    require_on_policy,
     write_quarantine,
 )
-from outrider.data.on_policy.evidence import Evidence
+from outrider.data.on_policy.evidence import OnPolicyEvidence
 from outrider.serving.token_scores import COLUMNS
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, SequenceStates
 from tests.data.toy_target import ToyTarget
 
 
-def store_of(groups: dict[str, Evidence], directory):
+def store_of(groups: dict[str, OnPolicyEvidence], directory):
     """A feature store and a table with the scores of each group.
 
     The sequences are named `NAME-0`, `NAME-1`, ...
@@ -84,7 +84,7 @@ def slices_of(table):
 
 def test_the_foreign_slice_is_named_and_set_aside(on_policy, foreign, tmp_path):
     store, table = store_of({"own": on_policy, "foreign": foreign.take(slice(0, 20))}, tmp_path)
-    report = examine(store, table, parts_of(table), slices_of(table), min_on_policy=0.95)
+    report = judge_sequences(store, table, parts_of(table), slices_of(table), min_on_policy=0.95)
     tenants = report["slices"]["tenant"]
     assert tenants["own"]["verdict"]["own"] is True and tenants["own"]["quarantined"] == 0
     assert (
@@ -98,7 +98,7 @@ def test_the_foreign_slice_is_named_and_set_aside(on_policy, foreign, tmp_path):
     assert aside["foreign-3"] == pytest.approx(foreign.own_share()[3], abs=1e-3)
     for path in (tmp_path / "quarantine.json", tmp_path / "on_policy.json"):
         assert path.stat().st_mode & 0o77 == 0
-    require(report)
+    require_on_policy(report)
 
 
 def with_constraint(table, prefix):
@@ -111,7 +111,7 @@ def test_sequences_sampled_otherwise_are_neither_judged_nor_set_aside(on_policy,
     store, table = store_of({"own": on_policy, "foreign": foreign.take(slice(0, 20))}, tmp_path)
     table = with_constraint(table, "foreign")
     slices = slices_of(table)
-    report = examine(store, table, parts_of(table), slices, min_on_policy=0.95)
+    report = judge_sequences(store, table, parts_of(table), slices, min_on_policy=0.95)
     unchecked = report["slices"]["tenant"]["foreign"]
     assert (unchecked["not_checked"], unchecked["sequences"], unchecked["quarantined"]) == (
         20,
@@ -121,15 +121,15 @@ def test_sequences_sampled_otherwise_are_neither_judged_nor_set_aside(on_policy,
     assert unchecked["verdict"]["cause"] == "not_checked" and unchecked["verdict"]["own"] is None
     assert report["all"]["verdict"]["own"] is True and report["all"]["not_checked"] == 20
     assert json.loads((tmp_path / "quarantine.json").read_text())["sequences"] == {}
-    first, second = two_lines(report)
+    first, second = report_lines(report)
     assert first.startswith(f"On-policy: yes. {len(on_policy)} sequences")
     assert "Not checked: 20, replayed and trained on with hard labels" in second
-    require(report)
-    everything = examine(
+    require_on_policy(report)
+    everything = judge_sequences(
         store, with_constraint(table, ""), parts_of(table), slices, min_on_policy=1
     )
-    assert two_lines(everything)[0].startswith(f"On-policy: not checked. All {len(table)} seq")
-    require(everything)
+    assert report_lines(everything)[0].startswith(f"On-policy: not checked. All {len(table)} seq")
+    require_on_policy(everything)
 
 
 def test_parts_are_loaded_without_what_is_set_aside(tmp_path):
@@ -160,6 +160,6 @@ def test_a_run_stops_where_most_is_foreign(on_policy, foreign, tmp_path):
         OutriderError,
         match=r"60 of 70 captured sequences are off-policy .*null: keep",
     ):
-        check_traffic(tmp_path / "sequences", tmp_path, tmp_path / "features", 0.95)
-    outcome = check_traffic(tmp_path / "sequences", tmp_path, tmp_path / "features", None)
+        check_on_policy(tmp_path / "sequences", tmp_path, tmp_path / "features", 0.95)
+    outcome = check_on_policy(tmp_path / "sequences", tmp_path, tmp_path / "features", None)
     assert outcome["quarantined"] == 0 and outcome["verdict"]["cause"] == "foreign"

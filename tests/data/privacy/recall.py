@@ -18,7 +18,7 @@ from collections import Counter
 from pathlib import Path
 
 from outrider.data.config import PrivacyConfig
-from outrider.data.privacy.detection import Finder
+from outrider.data.privacy.detection import PersonalDataFinder
 
 LABELLED = Path(__file__).with_name("labelled.jsonl")
 
@@ -53,14 +53,14 @@ def recall_by_kind(rows):
     counts = Counter(row["kind"] for row in rows)
     missed = []
     for kind in counts:
-        finder = Finder(with_optional_kinds(kind))
+        finder = PersonalDataFinder(with_optional_kinds(kind))
         missed += [row for row in rows if row["kind"] == kind and not is_found(finder, row)]
     return counts, missed
 
 
 def false_alarms(texts):
     """Returns what is found in texts, and their number of words."""
-    finder = Finder(PrivacyConfig(mode="report"))
+    finder = PersonalDataFinder(PrivacyConfig(mode="report"))
     alarms = [(one.kind, text[one.start : one.end]) for text in texts for one in finder.find(text)]
     return alarms, sum(len(text.split()) for text in texts)
 
@@ -82,7 +82,7 @@ def masked_figures(receipts):
 
     Lines with a telephone or a card, and the line after each, are left out.
     """
-    finder = Finder(PrivacyConfig(mode="surrogate"))
+    finder = PersonalDataFinder(PrivacyConfig(mode="surrogate"))
     counts = Counter()
     masked = []
     for text in receipts:

@@ -11,7 +11,7 @@ import pytest
 
 from outrider.data.config import PrivacyConfig, TrafficConfig
 from outrider.data.ingest.ingest import ingest
-from outrider.data.privacy.detection import Finder
+from outrider.data.privacy.detection import PersonalDataFinder
 from tests.data.logs import pair, write_log
 
 SURROGATE = PrivacyConfig(mode="surrogate")
@@ -114,7 +114,7 @@ NOT_PROMISED = [
 def covers(text: str, value: str) -> bool:
     start = text.index(value)
     end = start + len(value)
-    spans = Finder(SURROGATE).find(text)
+    spans = PersonalDataFinder(SURROGATE).find(text)
     return any(span.start <= start and span.end >= end for span in spans)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from outrider.common.errors import OutriderError
 from outrider.data.config import PersonalKind, PrivacyConfig
-from outrider.data.privacy.detection import PIECE, RESERVED_DOMAINS, Finder
+from outrider.data.privacy.detection import PIECE, RESERVED_DOMAINS, PersonalDataFinder
 from outrider.data.privacy.guard import PrivacyGuard
 from tests.data.personal import EXAMPLES
 from tests.data.privacy.recall import SECOND, false_alarms, labelled_rows, recall_by_kind
@@ -19,12 +19,14 @@ from tests.fuzzing import examples
 
 @pytest.fixture(scope="module")
 def default():
-    return Finder(PrivacyConfig(mode="report"))
+    return PersonalDataFinder(PrivacyConfig(mode="report"))
 
 
 @pytest.fixture(scope="module")
 def every():
-    return Finder(PrivacyConfig(mode="report", entities=list(typing.get_args(PersonalKind))))
+    return PersonalDataFinder(
+        PrivacyConfig(mode="report", entities=list(typing.get_args(PersonalKind)))
+    )
 
 
 def found(finder, text, before=""):
@@ -82,7 +84,7 @@ def test_a_telephone_number_needs_a_word_or_a_shape_of_its_own(default):
     assert found(default, r"{\"\u7535\u8bdd\": \"13812345678\"}") == [
         ("PHONE_NUMBER", "13812345678")
     ]
-    only_us = Finder(PrivacyConfig(mode="report", phone_regions=["US"]))
+    only_us = PersonalDataFinder(PrivacyConfig(mode="report", phone_regions=["US"]))
     assert found(only_us, "tel 030 901820, tel 2127365000") == [("PHONE_NUMBER", "2127365000")]
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from outrider.common.errors import OutriderError
 from outrider.data.config import PrivacyConfig
 from outrider.data.exchange import Exchange, Place, Reject
-from outrider.data.privacy.detection import Finder
+from outrider.data.privacy.detection import PersonalDataFinder
 from outrider.data.privacy.guard import (
     IDS_ONLY,
     REGENERATE,
@@ -251,7 +251,7 @@ def texts_with_values(draw):
 
 
 EVERY = PrivacyConfig(mode="surrogate", entities=sorted({kind for kind, _, _ in EXAMPLES}))
-FINDER = Finder(EVERY)
+FINDER = PersonalDataFinder(EVERY)
 
 
 @examples(80)

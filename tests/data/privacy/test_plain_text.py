@@ -59,5 +59,5 @@ def test_a_surrogate_keeps_the_separators_of_the_original():
     text = json.dumps({"card": "4111\u00a01111\t2"})
     plain = PlainText(text)
     start = plain.text.index("4111")
-    respelled = plain.respelled(start, start + 11, "5222 3333\t4")
+    respelled = plain.respell_span(start, start + 11, "5222 3333\t4")
     assert respelled == r"5222\u00a03333\t4"

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from outrider.data.config import PrivacyConfig
-from outrider.data.privacy.detection import RESERVED_DOMAINS, Finder
+from outrider.data.privacy.detection import RESERVED_DOMAINS, PersonalDataFinder
 from outrider.data.privacy.plain_text import PlainText
 from outrider.data.privacy.surrogates import Replacements, Surrogates
 from tests.data.personal import EXAMPLES
@@ -35,7 +35,7 @@ def test_a_surrogate_has_the_shape_of_its_value(kind, before, value):
     if kind not in FREE_SHAPE:
         assert shape(drawn) == shape(value)
     if kind in CHECKED:
-        finder = Finder(PrivacyConfig(mode="report", entities=[kind]))
+        finder = PersonalDataFinder(PrivacyConfig(mode="report", entities=[kind]))
         kinds_and_lengths = [
             (one.kind, one.end - one.start) for one in finder.find(f"{before} {drawn}")
         ]

@@ -2,7 +2,12 @@ import random
 from collections import Counter, defaultdict
 
 from outrider.data.sequences import load_sequences
-from outrider.data.split.rounds import choose_sequences, held_back, training_parts, unseen
+from outrider.data.split.rounds import (
+    choose_sequences,
+    held_back_ids,
+    select_unseen,
+    training_parts,
+)
 from tests.data.split.test_split import prompt, table
 
 NOBODY = defaultdict(str)
@@ -48,12 +53,12 @@ def test_no_round_trains_on_sessions_that_are_held_back(tmp_path):
     parts = training_parts(data, validation_fraction=0.1, gap_minutes=30)
     of = sessions_of(data)
     trained, validating = ({of[name] for name in parts[part]} for part in ("train", "validation"))
-    assert set(parts["validation"]) == set(held_back(data, 0.1))
+    assert set(parts["validation"]) == set(held_back_ids(data, 0.1))
     assert 1 <= len(validating) <= 9 and not trained & validating
     assert len(parts["train"]) + len(parts["validation"]) == len(rows)
     # Also in another window.
     window = load_sequences(table(tmp_path / "b", rows[:80]))
-    again = {sessions_of(window)[name] for name in held_back(window, 0.1)}
+    again = {sessions_of(window)[name] for name in held_back_ids(window, 0.1)}
     assert again == validating & set(window["session"])
 
 
@@ -67,6 +72,6 @@ def test_the_gate_leaves_out_trained_sessions_and_prompts(tmp_path):
         ("t1", 33.0, prompt(101)),
         ("t2", 34.0, prompt(102)),
     ]
-    selection = unseen(trained, load_sequences(table(tmp_path / "b", newest)), 30, 0.9)
+    selection = select_unseen(trained, load_sequences(table(tmp_path / "b", newest)), 30, 0.9)
     assert sorted(selection.left_out.values()) == [1, 1]
     assert selection.sessions == {"0-2": "t1", "0-3": "t2"}

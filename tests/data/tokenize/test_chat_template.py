@@ -3,7 +3,7 @@
 import pytest
 from transformers import AutoTokenizer
 
-from outrider.data.tokenize.chat_template import as_the_engine_reads, render
+from outrider.data.tokenize.chat_template import as_the_engine_reads, render_prompt
 
 
 def call(name, arguments):
@@ -64,7 +64,7 @@ def test_a_developers_message_is_the_systems_where_the_template_knows_no_other(
         "{% for m in messages %}{{ m['role'] == 'developer' and m['content'] or '' }}{% endfor %}"
     )
     monkeypatch.setattr(tokenizer, "chat_template", knowing)
-    assert render(tokenizer, messages, {}) == "two"
+    assert render_prompt(tokenizer, messages, {}) == "two"
 
 
 def test_a_prefilled_turn_is_left_open(tokenizer):
@@ -78,5 +78,5 @@ def test_a_prefilled_turn_is_left_open(tokenizer):
         ({"continue_final_message": True}, '{"verdict":'),
         ({}, ended),
     ):
-        text = render(tokenizer, prefilled, arguments)
+        text = render_prompt(tokenizer, prefilled, arguments)
         assert text.endswith(f"<｜User｜>Look her up.<｜Assistant｜>{end}")

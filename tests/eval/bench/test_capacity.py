@@ -10,21 +10,21 @@ from outrider.eval.bench.capacity import (
     BLOCK_SECONDS,
     CLOSE,
     LEAST_SENT,
-    Limits,
+    LatencyLimits,
     limits_of,
     measure_capacity,
     summarise_capacity,
 )
-from outrider.eval.bench.prompts import HeldoutRequests, Traffic
+from outrider.eval.bench.prompts import HeldoutRequests, ScenarioRequests
 from outrider.eval.config import CostConfig, EvalConfig, SloConfig
 from outrider.eval.results.parts import VARIANTS
-from outrider.eval.summary import priced
+from outrider.eval.summary import price_capacity
 from outrider.serving.client import Sampling
 from tests.eval.sample_results import queued_block, sample_blocks
 
 SECONDS_EACH = {"none": 2.0, "base": 1.6, "custom": 1.0}
 """Service times: 8 seats serve 4, 5 and 8 requests a second."""
-LIMITS = Limits(ttft_ms=400.0, tpot_ms=1000.0, source="eval.slo")
+LIMITS = LatencyLimits(ttft_ms=400.0, tpot_ms=1000.0, source="eval.slo")
 
 
 class Endpoint:
@@ -53,7 +53,7 @@ class Endpoint:
         return block
 
     def measure(self):
-        everything = Traffic("all", ["a"], [None], 64, {})
+        everything = ScenarioRequests("all", ["a"], [None], 64, {})
         closed = [{**block, "output_tokens": 80 * len(block["request_tokens"])} for block in CLOSED]
         blocks = measure_capacity(
             context=SimpleNamespace(settings=self.settings, say=lambda line: None),
@@ -105,7 +105,7 @@ def test_nothing_is_claimed_of_rates_that_were_not_measured() -> None:
     ends = {variant: (found.of(variant).within, found.of(variant).beyond) for variant in VARIANTS}
     assert ends == {"none": (None, None), "base": (1.0, None), "custom": (None, 40.0)}
     assert found.custom.saturated == 40 and found.custom.tokens_per_s is None
-    prices = priced(found, CostConfig(gpu_hour_price=3.6), gpus=8).per_million_tokens
+    prices = price_capacity(found, CostConfig(gpu_hour_price=3.6), gpus=8).per_million_tokens
     assert (prices.none, prices.custom) == (None, None)
     assert prices.base == pytest.approx(8000 / found.base.tokens_per_s)
     # A rate above one that failed does not count, however it went.
@@ -122,8 +122,10 @@ def test_limits_that_are_not_set_are_those_without_speculation() -> None:
     assert found.ttft_ms == pytest.approx(expected)
     assert found.source == "no speculation, concurrency 1"
     tight = settings.model_copy(update={"slo": SloConfig(tpot_ms=20)})
-    assert limits_of(tight, CLOSED) == Limits(
+    assert limits_of(tight, CLOSED) == LatencyLimits(
         found.ttft_ms, 20, "eval.slo.tpot_ms, else no speculation, concurrency 1"
     )
-    assert not Limits(1e9, 1.0, "").hold(none[0]) and not Limits(0.1, 1e9, "").hold(none[0])
-    assert Limits(1e9, 1e9, "").hold(none[0])
+    assert not LatencyLimits(1e9, 1.0, "").hold(none[0]) and not LatencyLimits(0.1, 1e9, "").hold(
+        none[0]
+    )
+    assert LatencyLimits(1e9, 1e9, "").hold(none[0])

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from outrider.common.fingerprint import Kept
+from outrider.common.fingerprint import CachedResult
 from outrider.eval.bench import servers as module
-from outrider.eval.bench.closed_loop import measure
+from outrider.eval.bench.closed_loop import measure_closed_loop
 from outrider.eval.bench.counted import counted_passes
 from outrider.eval.bench.metrics import SpeedRatios
 from outrider.eval.bench.prompts import Prompt
 from outrider.eval.bench.servers import Servers
 from outrider.eval.config import EvalConfig
 from outrider.eval.results.parts import CURRENT
-from outrider.eval.speed_checks import demands
+from outrider.eval.speed_checks import speed_demands
 from outrider.serving.client import Sampling, SpeculationCounters
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.load_generator import BlockResult, LoadGenerator, RequestResult
@@ -94,9 +94,9 @@ def measured(
     side_by_side: bool = True,
     plan: Any = PLAN,
     say: Any = lambda line: None,
-    finished: Kept | None = None,
+    finished: CachedResult | None = None,
 ) -> list[dict[str, Any]]:
-    """The blocks that `measure` records with these servers."""
+    """The blocks that `measure_closed_loop` records with these servers."""
     speculators = {"base": mtp("base"), "custom": custom} | (LOOKUP if "lookup" in plan else {})
     target = TargetConfig()
     serving = ServingConfig()
@@ -113,7 +113,7 @@ def measured(
         log_dir=tmp_path,
         side_by_side=side_by_side,
     ) as servers:
-        return measure(
+        return measure_closed_loop(
             servers,
             mode="eager",
             plan=plan,
@@ -255,7 +255,7 @@ def test_engines_start_again_while_a_comparison_of_two_is_open(sent, tmp_path, s
     assert 1 + max(block["start"] for block in blocks) == expected
     row = SpeedRatios(evaluation, timed(5), main=1).summarise(blocks)["1"]
     assert (row.starts, row.none_starts) == (None, expected)
-    none = next(one for one in demands({"1": row}, 1, evaluation.gate) if one.kind == "none")
+    none = next(one for one in speed_demands({"1": row}, 1, evaluation.gate) if one.kind == "none")
     assert none.outcome == ("passed" if starts == 6 else "undecided")
     if starts < 3:
         assert "raise eval.starts and eval.repeats to 3" in none.what_decides(5)
@@ -281,7 +281,7 @@ def test_an_interrupted_measurement_continues_after_its_last_whole_repeat(
 ) -> None:
     """Interrupted in every repeat; the prompts and the end are those of one measurement."""
     evaluation = EvalConfig(concurrency=[1], requests=4, repeats=6, starts=3, measure=measure)
-    finished = Kept(tmp_path / "repeats.json", "the same settings")
+    finished = CachedResult(tmp_path / "repeats.json", "the same settings")
 
     def interrupt(line: str) -> None:
         """Stops in the repeat after the one that began the measurement."""

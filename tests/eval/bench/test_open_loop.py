@@ -10,13 +10,13 @@ import pytest
 
 from outrider.eval.bench.open_loop import (
     customers_arrivals,
+    is_saturated,
     measure_rates,
     rate_figures,
     rate_row,
-    saturated,
     summarise_rates,
 )
-from outrider.eval.bench.prompts import HeldoutRequests, Traffic
+from outrider.eval.bench.prompts import HeldoutRequests, ScenarioRequests
 from outrider.eval.config import EvalConfig
 from outrider.serving.client import Sampling, SpeculationCounters
 from outrider.serving.load_generator import BlockResult, RequestResult
@@ -26,10 +26,10 @@ from tests.eval.sample_results import queued_block
 @pytest.mark.parametrize("seed", range(20))
 def test_a_server_that_keeps_up_is_not_saturated_and_one_that_is_overrun_is(seed):
     # 8 seats of 2 s each serve 4 requests a second.
-    assert not saturated(queued_block(1.0, 2.0, seed=seed))
-    assert not saturated(queued_block(2.8, 2.0, seed=seed))
-    assert saturated(queued_block(8.0, 2.0, seed=seed))
-    assert saturated(queued_block(40.0, 2.0, seed=seed))
+    assert not is_saturated(queued_block(1.0, 2.0, seed=seed))
+    assert not is_saturated(queued_block(2.8, 2.0, seed=seed))
+    assert is_saturated(queued_block(8.0, 2.0, seed=seed))
+    assert is_saturated(queued_block(40.0, 2.0, seed=seed))
 
 
 def block(arrivals, ttft_ms, latencies, **others):
@@ -47,11 +47,11 @@ def test_neither_half_of_the_rule_is_enough():
     flat = [50.0] * 6
     growing = [50.0, 60.0, 90.0, 150.0, 400.0, 900.0]
     last_one_long = [1.0] * 5 + [9.0]
-    assert not saturated(block(arrivals, flat, last_one_long))
-    assert not saturated(block(arrivals, growing, [1.0] * 6))
-    assert saturated(block(arrivals, growing, last_one_long))
+    assert not is_saturated(block(arrivals, flat, last_one_long))
+    assert not is_saturated(block(arrivals, growing, [1.0] * 6))
+    assert is_saturated(block(arrivals, growing, last_one_long))
     # Requests may overtake each other: it is the last end that counts, not the last request's.
-    assert not saturated(block(arrivals, growing, [7.0, 1.0, 1.0, 1.0, 1.0, 1.0]))
+    assert not is_saturated(block(arrivals, growing, [7.0, 1.0, 1.0, 1.0, 1.0, 1.0]))
 
 
 def test_figures_are_counted_by_hand():
@@ -90,7 +90,9 @@ def test_ratios_are_of_a_request_s_own_speed_and_paired_by_request():
 def test_variants_get_the_same_requests_at_the_same_times(apart):
     times = np.cumsum([0, 5, 1, 1, 30, 2, 7, 4, 4, 9]) + 1.7e9
     sent = []
-    traffic = [Traffic("chats", [f"prompt {i}" for i in range(10)], times.tolist(), 64, {})]
+    traffic = [
+        ScenarioRequests("chats", [f"prompt {i}" for i in range(10)], times.tolist(), 64, {})
+    ]
 
     def run_block(url, prompts, concurrency, sampling, max_tokens, arrivals):
         """Each request is answered after 0.5 s with 20 tokens."""

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from outrider.common.fingerprint import Kept
+from outrider.common.fingerprint import CachedResult
 from outrider.eval.bench import outputs as module
-from outrider.eval.bench.outputs import CONTROL_PROMPTS, collect
+from outrider.eval.bench.outputs import CONTROL_PROMPTS, collect_outputs
 from outrider.eval.bench.prompts import HeldoutRequests, Prompt
 from outrider.eval.config import EvalConfig
 from outrider.eval.results.parts import Drafters
@@ -48,8 +48,8 @@ def context_in(folder):
     return SimpleNamespace(
         settings=EvalConfig(engine_modes=["eager"], verification_max_tokens=16),
         serving=ServingConfig(engine=EngineConfig(max_num_seqs=2)),
-        cached=lambda name, model, work: model.model_validate(
-            Kept(folder / f"{name}.json", "").run(lambda: work().model_dump(mode="json"))
+        cached_measurement=lambda name, model, work: model.model_validate(
+            CachedResult(folder / f"{name}.json", "").run(lambda: work().model_dump(mode="json"))
         ),
         say=lambda line: None,
     )
@@ -88,7 +88,7 @@ K = Drafters[int](base=2, custom=3)
 def test_the_control_has_few_prompts_unless_a_response_differs(endpoint, tmp_path):
     """In other batches: in reverse order, with half as many in flight."""
     servers = Asked(endpoint)
-    outputs = collect(context_in(tmp_path / "equal"), servers, "eager", K, REQUESTS)
+    outputs = collect_outputs(context_in(tmp_path / "equal"), servers, "eager", K, REQUESTS)
     assert servers.variants[-2:] == ["custom", "none"]
     assert endpoint.asked == [3, 2, 1, 0] and len(endpoint.asked) == CONTROL_PROMPTS
     assert outputs.control.token_ids == outputs.greedy.none.token_ids[:CONTROL_PROMPTS]
@@ -103,11 +103,11 @@ def test_the_control_has_few_prompts_unless_a_response_differs(endpoint, tmp_pat
 
     spoilt = iter(range(1000))
     endpoint.spoils = lambda prompt: next(spoilt) == 8  # in base's greedy pass
-    outputs = collect(context_in(tmp_path / "other"), servers, "eager", K, REQUESTS)
+    outputs = collect_outputs(context_in(tmp_path / "other"), servers, "eager", K, REQUESTS)
     assert outputs.greedy.base != outputs.greedy.none and len(outputs.control.token_ids) == 6
 
     # Where servers alternate nothing is known of base and custom yet.
     endpoint.spoils = lambda prompt: False
     apart = Asked(endpoint, apart=True)
-    outputs = collect(context_in(tmp_path / "apart"), apart, "eager", K, REQUESTS)
+    outputs = collect_outputs(context_in(tmp_path / "apart"), apart, "eager", K, REQUESTS)
     assert len(outputs.control.token_ids) == 6

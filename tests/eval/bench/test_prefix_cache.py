@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from outrider.eval.bench import prefix_cache
-from outrider.eval.bench.closed_loop import measure
+from outrider.eval.bench.closed_loop import measure_closed_loop
 from outrider.eval.bench.metrics import SpeedRatios
 from outrider.eval.bench.prefix_cache import (
     ProductionCache,
     customers_log,
     held_prefixes,
 )
-from outrider.eval.bench.prompts import Prompt, spread
+from outrider.eval.bench.prompts import Prompt, spread_sessions
 from outrider.eval.bench.servers import Servers
 from outrider.eval.config import EvalConfig
 from outrider.serving.client import KvCache, Sampling
@@ -315,7 +315,9 @@ def test_timed_requests_find_in_real_servers_what_the_log_holds(short_r1, tmp_pa
             token_ids=row["token_ids"][: row["completion_start"]],
             text=row["prompt_text"],
         )
-        for row in (heldout[index] for index in spread([row["session"] for row in heldout]))
+        for row in (
+            heldout[index] for index in spread_sessions([row["session"] for row in heldout])
+        )
     ]
     # Each block of concurrency 1 or 2 has one turn of each of the four sessions.
     settings = EvalConfig(
@@ -345,7 +347,7 @@ def test_timed_requests_find_in_real_servers_what_the_log_holds(short_r1, tmp_pa
             log_dir=tmp_path,
         ) as servers,
     ):
-        blocks = measure(
+        blocks = measure_closed_loop(
             servers,
             mode="eager",
             plan={"none": None, "base": 2, "custom": 2},

@@ -10,8 +10,8 @@ from outrider.eval.bench.prompts import (
     EVERYTHING,
     customers_sampling,
     mean_context,
-    select,
-    spread,
+    select_requests,
+    spread_sessions,
 )
 from outrider.eval.config import EvalConfig, ScenarioConfig
 from outrider.serving import client
@@ -35,15 +35,15 @@ def config(max_tokens=64, **scenarios):
 
 
 def test_without_rates_nothing_and_without_scenarios_everything_is_sent():
-    assert select(HELDOUT, EvalConfig(), SERVING) == []
-    (everything,) = select(HELDOUT, config(), SERVING)
+    assert select_requests(HELDOUT, EvalConfig(), SERVING) == []
+    (everything,) = select_requests(HELDOUT, config(), SERVING)
     assert everything.name == EVERYTHING and everything.max_tokens == 64
     assert everything.texts == [f"prompt {p}" for p in reversed(PROMPTS)], "the log's order"
     assert everything.times == sorted(HELDOUT["time"])
 
 
 def test_ranges_in_tokens_hold_both_ends_and_take_both_lengths():
-    (chosen,) = select(
+    (chosen,) = select_requests(
         HELDOUT,
         config(a=ScenarioConfig(prompt_tokens=(100, 300), response_tokens=(70, None))),
         SERVING,
@@ -59,7 +59,7 @@ def test_quantiles_are_of_the_held_out_part():
         short=ScenarioConfig(prompt_tokens=("0%", "50%")),
         long=ScenarioConfig(prompt_tokens=("50%", "100%"), max_tokens=9),
     )
-    short, long = select(HELDOUT, halves, SERVING)
+    short, long = select_requests(HELDOUT, halves, SERVING)
     assert short.texts == [f"prompt {p}" for p in reversed(PROMPTS[:20])] and short.max_tokens == 64
     assert long.texts == [f"prompt {p}" for p in reversed(PROMPTS[20:])] and long.max_tokens == 9
 
@@ -69,7 +69,7 @@ LONG = ScenarioConfig(prompt_tokens=(250, None), max_tokens=200)
 
 def test_prompts_that_leave_no_room_for_the_longest_answer_are_left_out():
     serving = ServingConfig(engine=EngineConfig(max_model_len=561))
-    (chosen,) = select(HELDOUT, config(long=LONG), serving)
+    (chosen,) = select_requests(HELDOUT, config(long=LONG), serving)
     assert chosen.described.requests == 12, "250 to 360, and one token behind the longest answer"
 
 
@@ -88,7 +88,7 @@ def test_prompts_that_leave_no_room_for_the_longest_answer_are_left_out():
 )
 def test_too_few_requests_are_an_error_with_the_lengths_that_there_are(scenario, message):
     with pytest.raises(OutriderError, match=message):
-        select(HELDOUT, config(narrow=scenario), SERVING)
+        select_requests(HELDOUT, config(narrow=scenario), SERVING)
 
 
 def test_the_most_frequent_combination_is_sent_with_every_parameter(monkeypatch):
@@ -110,7 +110,7 @@ def test_the_most_frequent_combination_is_sent_with_every_parameter(monkeypatch)
 
 def test_rows_of_a_session_are_as_far_apart_as_there_are_sessions():
     sessions = [f"s{row // 5}" for row in range(40)]
-    order = spread(sessions)
+    order = spread_sessions(sessions)
     assert sorted(order) == list(range(40)) and order != list(range(40))
     for first in range(0, 40, 8):
         assert len({sessions[row] for row in order[first : first + 8]}) == 8
@@ -119,7 +119,7 @@ def test_rows_of_a_session_are_as_far_apart_as_there_are_sessions():
 
 
 def test_a_long_session_is_spread_over_the_whole_order():
-    order = spread(["long"] * 20 + [f"s{row}" for row in range(20)])
+    order = spread_sessions(["long"] * 20 + [f"s{row}" for row in range(20)])
     positions = [position for position, row in enumerate(order) if row < 20]
     gaps = [after - before for before, after in itertools.pairwise(positions)]
     assert max(gaps) <= 8 and positions[0] < 8 and positions[-1] >= 32

@@ -12,7 +12,7 @@ import torch
 
 from outrider.common.errors import OutriderError
 from outrider.eval.bench import servers as module
-from outrider.eval.bench.servers import OVERHEAD, Servers, covering, weight_bytes
+from outrider.eval.bench.servers import OVERHEAD, Servers, covering_schedule, weight_bytes
 from outrider.eval.results.parts import CURRENT
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
@@ -193,7 +193,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_one_engine_serves_both_only_if_it_can_load_both(folder, base, groups):
     named = base if base in ("none", "ngram") else folder / base
-    speculators = {"base": Speculator.named(named), "custom": Speculator.named(folder / "two")}
+    speculators = {
+        "base": Speculator.from_name(named),
+        "custom": Speculator.from_name(folder / "two"),
+    }
     servers = opened(folder / "logs", False, speculators)
     turns = [("none", None), ("base", 3), ("custom", 3), (CURRENT, 3)]
     assert [[variant for variant, _ in group] for group in servers.groups(turns)] == groups
@@ -213,7 +216,9 @@ def test_vllm_s_schedule_has_every_number():
     from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 
     for numbers, seats in (([0, 2, 5], 8), ([1, 2, 3, 4, 5], 5), ([3], 1)):
-        lookup = build_dynamic_sd_schedule_lookup(covering(numbers, seats), seats, max(numbers))
+        lookup = build_dynamic_sd_schedule_lookup(
+            covering_schedule(numbers, seats), seats, max(numbers)
+        )
         assert set(lookup[1:]) == set(numbers)
 
 

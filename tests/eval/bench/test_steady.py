@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from outrider.eval.bench.closed_loop import record_of
-from outrider.eval.bench.metrics import pooled
+from outrider.eval.bench.metrics import pool_blocks
 from outrider.serving.client import SpeculationCounters
 from outrider.serving.load_generator import BlockResult, RequestResult
 
@@ -48,7 +48,7 @@ def test_speculation_gains_in_short_blocks_what_it_gains_in_endless_ones(slots: 
 
     def gains(counts: list[int]) -> np.ndarray:
         none, custom = (loop(counts, slots, *each) for each in variants)
-        steady = [pooled([record_of([each], slots)]).tokens_per_s for each in (none, custom)]
+        steady = [pool_blocks([record_of([each], slots)]).tokens_per_s for each in (none, custom)]
         return np.array([none.seconds / custom.seconds, steady[1] / steady[0]])
 
     lengths = np.exp(random.normal(4, 0.8, 40 * slots)).astype(int) + 2

@@ -1,7 +1,7 @@
 """`/metrics` of simulated servers, in the text that vLLM wrote for real ones.
 
     text = served_text(length=2.95, load=4.0, tpot_ms=3.1)
-    confirm(sample_report(), Window([scrape_of(text, tmp_path / "seen.txt")]))
+    confirm(sample_report(), MetricsWindow([scrape_of(text, tmp_path / "seen.txt")]))
 
 The counts of `recorded/` are replaced; names, labels and order of the lines stay vLLM's.
 """

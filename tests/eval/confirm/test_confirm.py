@@ -10,9 +10,9 @@ import pytest
 
 from outrider.common.errors import OutriderError
 from outrider.eval.confirm.confirm import START_NOISE, Confirmation, check_model, confirm
-from outrider.eval.confirm.expectation import Expected, expected
+from outrider.eval.confirm.expectation import ExpectedFigures, expected_figures
 from outrider.eval.confirm.figures import LENGTH, LENGTH_CHANGE, TPOT, TPOT_CHANGE, TTFT, Cause
-from outrider.eval.confirm.scrape import Window, read_scrape
+from outrider.eval.confirm.scrape import MetricsWindow, read_scrape
 from outrider.eval.results.parts import Drafters
 from outrider.eval.results.report import Report
 from outrider.eval.results.sections import Quantiles
@@ -27,15 +27,15 @@ from tests.eval.confirm.served import (
 
 
 @functools.cache
-def custom() -> Expected:
-    return expected(sample_report(), "custom")
+def custom() -> ExpectedFigures:
+    return expected_figures(sample_report(), "custom")
 
 
 def confirmed(folder: Path, before: str | None = None, **served: Any) -> Confirmation:
     """A simulated server, by default as fast as the report has it for its load and K."""
     served = {"tpot_ms": custom().tpot_ms(served.get("load", 1.0), served.get("k", 3))} | served
-    seen = Window([scrape_of(served_text(**served), folder / "seen.txt")])
-    old = None if before is None else Window([scrape_of(before, folder / "before.txt")])
+    seen = MetricsWindow([scrape_of(served_text(**served), folder / "seen.txt")])
+    old = None if before is None else MetricsWindow([scrape_of(before, folder / "before.txt")])
     return confirm(sample_report(), seen, old)
 
 
@@ -136,7 +136,7 @@ def test_more_drafts_than_were_replayed(tmp_path: Path) -> None:
     report = sample_report().model_copy(
         update={"replay": replay.model_copy(update={"by_k": shorter}), "served": served}
     )
-    seen = Window([scrape_of(served_text(), tmp_path / "seen.txt")])
+    seen = MetricsWindow([scrape_of(served_text(), tmp_path / "seen.txt")])
     result = confirm(report, seen)
     assert result.figures[LENGTH].reading == "higher"
     assert [*causes(result, LENGTH)] == ["K"]
@@ -145,7 +145,7 @@ def test_more_drafts_than_were_replayed(tmp_path: Path) -> None:
 
 def test_before_and_after_a_restart(tmp_path: Path) -> None:
     """Base at K = 2 accepts 0.6 of its drafts in the sample report."""
-    base = expected(sample_report(), "base")
+    base = expected_figures(sample_report(), "base")
     before = served_text(k=2, accepted=0.6, load=1.0, tpot_ms=base.tpot_ms(1.0), seed=1)
     result = confirmed(tmp_path, before)
     assert result.reading == "as reported"
@@ -161,7 +161,7 @@ def test_before_and_after_a_restart(tmp_path: Path) -> None:
 
 
 def test_before_without_speculation(tmp_path: Path) -> None:
-    none = expected(sample_report(), "none")
+    none = expected_figures(sample_report(), "none")
     text = served_text(k=2, accepted=0.6, load=4.0, tpot_ms=none.tpot_ms(4.0))
     lines = [line for line in text.splitlines() if "spec_decode" not in line]
     result = confirmed(tmp_path, "\n".join(lines), load=4.0)
@@ -173,7 +173,7 @@ def test_before_without_speculation(tmp_path: Path) -> None:
 
 def recorded_report() -> Report:
     """The sample's report with the acceptance that a real server had at K = 3, within 6 %."""
-    window = Window([read_scrape(str(RECORDED / "k3_first.txt"))])
+    window = MetricsWindow([read_scrape(str(RECORDED / "k3_first.txt"))])
     length = window.acceptance_length
     replay = sample_report().replay
     assert replay is not None
@@ -186,7 +186,7 @@ def recorded_report() -> Report:
 
 
 def test_a_real_server_with_another_k() -> None:
-    seen = Window([read_scrape(str(RECORDED / "k2_first.txt"))])
+    seen = MetricsWindow([read_scrape(str(RECORDED / "k2_first.txt"))])
     result = confirm(recorded_report(), seen)
     length = result.figures[LENGTH]
     assert length.ratio.value < 0.97 and seen.k == 2
@@ -197,7 +197,7 @@ def test_a_real_server_with_another_k() -> None:
     # 24 requests do not show what K takes away, and the answer names it all the same.
     assert length.reading == "as reported"
     assert "although K is 2 instead of 3 (x 0.9" in result.answer
-    twice = Window([read_scrape(str(RECORDED / "k2_second.txt"))])
+    twice = MetricsWindow([read_scrape(str(RECORDED / "k2_second.txt"))])
     more = confirm(recorded_report(), twice)
     assert more.figures[LENGTH].reading == "lower"
     assert [*causes(more, LENGTH)] == ["K"]
@@ -205,7 +205,7 @@ def test_a_real_server_with_another_k() -> None:
 
 def test_a_real_server_with_another_load() -> None:
     now, then = (read_scrape(str(RECORDED / f"k3_{name}.txt")) for name in ("second", "first"))
-    result = confirm(recorded_report(), Window([now.since(then)]))
+    result = confirm(recorded_report(), MetricsWindow([now.since(then)]))
     # Eight requests at once, until the last ones ended; the sample's tokens take 2.4 ms.
     assert "5.94 requests share a step instead of 1" in causes(result, TPOT)["load"].words
     assert result.figures[TPOT].reading == "higher"
@@ -219,7 +219,7 @@ def test_too_few_requests_are_undecided_and_how_many_would_do(tmp_path: Path) ->
         update={"low": replay.custom.value * 0.93, "high": replay.custom.value / 0.93}
     )
     report = report.model_copy(update={"replay": replay.model_copy(update={"custom": vague})})
-    few = Window([scrape_of(served_text(requests=30), tmp_path / "few.txt")])
+    few = MetricsWindow([scrape_of(served_text(requests=30), tmp_path / "few.txt")])
     length = confirm(report, few).figures[LENGTH]
     assert length.reading == "undecided" and length.requests_needed is not None
     assert (
@@ -227,14 +227,14 @@ def test_too_few_requests_are_undecided_and_how_many_would_do(tmp_path: Path) ->
         in confirm(report, few).answer
     )
     enough = served_text(requests=length.requests_needed + 10)
-    decided = confirm(report, Window([scrape_of(enough, tmp_path / "more.txt")]))
+    decided = confirm(report, MetricsWindow([scrape_of(enough, tmp_path / "more.txt")]))
     assert decided.figures[LENGTH].reading == "as reported"
 
 
 def test_a_report_without_an_interval(tmp_path: Path) -> None:
     """Kinds that are not replayed have one of the ratio only."""
     report = sample_report().model_copy(update={"replay": None})
-    seen = Window([scrape_of(served_text(), tmp_path / "seen.txt")])
+    seen = MetricsWindow([scrape_of(served_text(), tmp_path / "seen.txt")])
     length = confirm(report, seen).figures[LENGTH]
     assert length.reported == pytest.approx(report.counted.custom.acceptance_length)
     assert length.reading == "undecided" and length.requests_needed is None
@@ -261,13 +261,13 @@ def test_a_report_without_an_interval(tmp_path: Path) -> None:
 )
 def test_counts_that_show_nothing(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(OutriderError, match=message):
-        confirm(sample_report(), Window([scrape_of(text, tmp_path / "seen.txt")]))
+        confirm(sample_report(), MetricsWindow([scrape_of(text, tmp_path / "seen.txt")]))
 
 
 def test_an_empty_window(tmp_path: Path) -> None:
     scrape = scrape_of(served_text(), tmp_path / "seen.txt")
     with pytest.raises(OutriderError, match=r"0 finished requests.*leave --since out"):
-        confirm(sample_report(), Window([scrape.since(scrape)]))
+        confirm(sample_report(), MetricsWindow([scrape.since(scrape)]))
 
 
 def test_another_model(tmp_path: Path) -> None:
@@ -312,7 +312,7 @@ def test_a_mean_of_quantiles() -> None:
     values = random.lognormal(math.log(20), 0.3, 100_000)
     row = next(iter(sample_report().served.values())).speed["1"]
     block = row.custom.model_copy(update={"tpot_ms": Quantiles.of(values)})
-    one = Expected(
+    one = ExpectedFigures(
         k=3,
         k_by_load=(),
         lengths=[1.8],
@@ -329,7 +329,7 @@ def test_a_schedule_has_its_k_at_each_load() -> None:
     schedule = Drafters[list[tuple[int, int, int]]](base=[(1, 8, 2)], custom=[(1, 2, 3), (3, 8, 1)])
     choice = sample_report().choice.model_copy(update={"k_per_batch_size": schedule})
     report = sample_report().model_copy(update={"choice": choice, "by_batch_size": True})
-    scheduled = expected(report, "custom")
+    scheduled = expected_figures(report, "custom")
     assert [scheduled.k_at(load) for load in (0.4, 2.4, 2.6, 30)] == [3, 3, 1, 3]
     assert scheduled.k_effect(1.0, 3) == 1
     assert scheduled.k_effect(5.0, 1) == 1

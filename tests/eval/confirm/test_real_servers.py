@@ -13,9 +13,9 @@ from transformers import AutoTokenizer
 
 from outrider.eval.confirm.confirm import Confirmation, confirm
 from outrider.eval.confirm.figures import LENGTH, TPOT
-from outrider.eval.confirm.scrape import Scrape, Window, read_scrape
+from outrider.eval.confirm.scrape import MetricsWindow, Scrape, read_scrape
 from outrider.eval.results.report import Report
-from outrider.eval.stats.clusters import clustered
+from outrider.eval.stats.clusters import clustered_estimate
 from outrider.serving.client import Completion, Sampling, complete
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.server import Server
@@ -35,7 +35,7 @@ def plain_server(target: TargetConfig, k: int, log: Path) -> Server:
     The hooks stay: on a CPU, vLLM without them accepts 1.1 tokens per step of this target, with
     them 2.0.
     """
-    drafting = Drafting(Speculator.named(target.directory()), k)
+    drafting = Drafting(Speculator.from_name(target.directory()), k)
     server = Server(target, EngineConfig(kv_cache_gb=0.25), drafting, log_path=log)
     at = server.command.index("--worker-extension-cls")
     del server.command[at : at + 2]
@@ -57,7 +57,7 @@ def report_of(completions: Sequence[Completion], target: TargetConfig) -> Report
     """The sample's report with the acceptance of these responses at K = 3."""
     counts = [completion.counters for completion in completions]
     sums_N2 = np.array([[one.generation_tokens - 1, one.drafts] for one in counts], float)
-    length = clustered(
+    length = clustered_estimate(
         sums_N2, [str(row) for row in range(len(counts))], lambda sums: sums[..., 0] / sums[..., 1]
     )
     reached = np.sum([one.accepted_per_position for one in counts], axis=0)
@@ -109,7 +109,7 @@ def counted(
     before = read_scrape(server.url)
     answers(server, prompts, concurrency)
     now: Scrape = read_scrape(server.url)
-    return confirm(report, Window([now.since(before)]))
+    return confirm(report, MetricsWindow([now.since(before)]))
 
 
 def test_the_same_traffic(report: Report, server: Server, prompts: list[list[int]]) -> None:
@@ -142,7 +142,7 @@ def test_another_k(
 ) -> None:
     with plain_server(target, 1, folder / "k1.log") as server:
         answers(server, prompts * 6, 2)
-        result = confirm(report, Window([read_scrape(server.url)]))
+        result = confirm(report, MetricsWindow([read_scrape(server.url)]))
     length = result.figures[LENGTH]
     assert length.reading == "lower", result.answer
     assert "K" in [cause.name for cause in length.because], result.answer

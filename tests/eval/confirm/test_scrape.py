@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.common.errors import OutriderError
-from outrider.eval.confirm.scrape import Scrape, Window, check_distinct, read_scrape
+from outrider.eval.confirm.scrape import MetricsWindow, Scrape, check_distinct, read_scrape
 from outrider.serving.client import read_counters
 from tests.eval.confirm.served import RECORDED, recorded, rewritten, scrape_of
 from tests.fuzzing import examples
@@ -22,7 +22,7 @@ OTHER = str(RECORDED / "k2_second.txt")
 
 
 def test_counts_since_the_start() -> None:
-    window = Window([read_scrape(SECOND)])
+    window = MetricsWindow([read_scrape(SECOND)])
     assert window.requests == 48
     assert window.k == window.most_drafts == 3
     # 1,920 tokens, of which 48 are first ones, in 950 steps.
@@ -37,19 +37,19 @@ def test_counts_since_the_start() -> None:
 
 
 def test_counts_since_an_earlier_scrape() -> None:
-    window = Window([read_scrape(SECOND).since(read_scrape(FIRST))])
+    window = MetricsWindow([read_scrape(SECOND).since(read_scrape(FIRST))])
     assert window.requests == 24
     assert window.response_tokens == 32
     # The pass had eight requests at once until the last ones ended.
     assert window.load is not None and 5 < window.load < 8
-    first = Window([read_scrape(FIRST)])
+    first = MetricsWindow([read_scrape(FIRST)])
     assert first.load is not None and 1.5 < first.load < 2
     assert first.steps + window.steps == 950
 
 
 def test_length_at_fewer_drafts() -> None:
     """At the engine's own K nothing is cut off, and without drafts one token a step is left."""
-    window = Window([read_scrape(SECOND)])
+    window = MetricsWindow([read_scrape(SECOND)])
     lengths = [window.length_at(k) for k in range(4)]
     assert lengths[3] == window.acceptance_length
     assert lengths == sorted(lengths)
@@ -58,7 +58,7 @@ def test_length_at_fewer_drafts() -> None:
 
 def test_replicas_are_summed() -> None:
     servers = [read_scrape(SECOND), read_scrape(OTHER)]
-    pooled, parts = Window(servers), [Window([server]) for server in servers]
+    pooled, parts = MetricsWindow(servers), [MetricsWindow([server]) for server in servers]
     assert pooled.requests == sum(part.requests for part in parts)
     assert pooled.steps == sum(part.steps for part in parts)
     assert 2 < pooled.k < 3
@@ -71,7 +71,10 @@ def test_engines_of_a_server_run_at_once(tmp_path: Path) -> None:
     text = recorded("k3_second")
     lines = [line for line in text.splitlines() if 'engine="0"' in line]
     both = "\n".join([text, *(line.replace('engine="0"', 'engine="1"') for line in lines)])
-    one, two = Window([read_scrape(SECOND)]), Window([scrape_of(both, tmp_path / "both.txt")])
+    one, two = (
+        MetricsWindow([read_scrape(SECOND)]),
+        MetricsWindow([scrape_of(both, tmp_path / "both.txt")]),
+    )
     assert two.requests == 2 * one.requests
     assert two.acceptance_length == pytest.approx(one.acceptance_length)
     assert one.load is not None and two.load == pytest.approx(2 * one.load)
@@ -81,10 +84,10 @@ def test_several_api_servers_count_a_step_more_than_once(tmp_path: Path) -> None
     """Their counts have no load: that of the scrape's moment is taken."""
     text = recorded("two_frontends")
     # 575 iterations in the two passes that took one API server 386.
-    assert Window([scrape_of(text, tmp_path / "idle.txt")]).load is None
+    assert MetricsWindow([scrape_of(text, tmp_path / "idle.txt")]).load is None
     labels = 'vllm:num_requests_running{engine="0",model_name="short_r1"}'
     scrape = scrape_of(rewritten(text, {labels: 5}), tmp_path / "busy.txt")
-    window = Window([scrape])
+    window = MetricsWindow([scrape])
     assert window.load == 5
     assert window.acceptance_length == pytest.approx((1897 - 48) / 923)
     assert (window.k, window.requests) == (3, 48)
@@ -105,7 +108,10 @@ def test_text_that_prometheus_relabeled(
     ]
     order.shuffle(lines)
     path = tmp_path_factory.mktemp("federated") / "scrape.txt"
-    seen, plain = Window([scrape_of("\n".join(lines), path)]), Window([read_scrape(SECOND)])
+    seen, plain = (
+        MetricsWindow([scrape_of("\n".join(lines), path)]),
+        MetricsWindow([read_scrape(SECOND)]),
+    )
     assert seen.acceptance_length == plain.acceptance_length
     assert (seen.k, seen.load, seen.tpot_ms) == (plain.k, plain.load, plain.tpot_ms)
 
@@ -191,7 +197,7 @@ def test_damaged_text_is_read_or_refused(
         damaged = damaged[: data.draw(st.integers(0, len(damaged)))]
     path = tmp_path_factory.mktemp("damaged") / "scrape.txt"
     try:
-        window = Window([scrape_of(damaged, path)])
+        window = MetricsWindow([scrape_of(damaged, path)])
     except OutriderError as refused:
         assert "\n" not in str(refused)
     else:
@@ -223,7 +229,7 @@ def address() -> Iterator[str]:
 def test_addresses(address: str, path: str) -> None:
     scrape: Scrape = read_scrape(address + path)
     counters = read_counters(address)
-    window = Window([scrape])
+    window = MetricsWindow([scrape])
     assert tuple(window.accepted_by_position) == counters.accepted_per_position
     assert window.steps == counters.drafts  # an MTP layer drafts in every step
 

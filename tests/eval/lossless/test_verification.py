@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from outrider.common.errors import OutriderError
-from outrider.eval.bench.outputs import Outputs, Recorded
+from outrider.eval.bench.outputs import Outputs, RecordedOutputs
 from outrider.eval.bench.prompts import Prompt
 from outrider.eval.config import EvalConfig
 from outrider.eval.context import EvaluationContext, EvaluationData, EvaluationFolders
 from outrider.eval.lossless import verification
-from outrider.eval.lossless.verification import findings, judge_tasks
+from outrider.eval.lossless.verification import engine_findings, judge_tasks
 from outrider.eval.replay.replay import replay
 from outrider.eval.results.parts import Drafters, Variants
 from outrider.serving.client import Sampling, SpeculationCounters
@@ -75,7 +75,7 @@ def test_the_checks_read_the_states_of_the_outputs(tmp_path):
         )
 
     def recorded(ids, sampling):
-        return Recorded(token_ids=ids, counted=[counted(ids, sampling)] + [NOTHING] * 2)
+        return RecordedOutputs(token_ids=ids, counted=[counted(ids, sampling)] + [NOTHING] * 2)
 
     one = Sampling(0.0, 1.0)
     two = Sampling(0.6, 0.95)
@@ -83,17 +83,17 @@ def test_the_checks_read_the_states_of_the_outputs(tmp_path):
     greedy_custom = recorded(other, one)
     more = replace(greedy_custom.counters, drafts=1.25 * greedy_custom.counters.drafts)
     fewer = replace(sampled_pass.counters, drafts=40)
-    custom = Recorded(token_ids=sampled, counted=[fewer, NOTHING, NOTHING])
+    custom = RecordedOutputs(token_ids=sampled, counted=[fewer, NOTHING, NOTHING])
     outputs = Outputs(
         samplings={"greedy": one, "sampled": two},
         greedy=Variants(
             none=recorded(greedy, one), base=recorded(greedy, one), custom=greedy_custom
         ),
         sampled=Variants(none=sampled_pass, base=sampled_pass, custom=custom),
-        control=Recorded(token_ids=other[:2], counted=[NOTHING] * 2),
-        repeated=Recorded(token_ids=[other[0], greedy[1]], counted=[more, NOTHING]),
+        control=RecordedOutputs(token_ids=other[:2], counted=[NOTHING] * 2),
+        repeated=RecordedOutputs(token_ids=[other[0], greedy[1]], counted=[more, NOTHING]),
     )
-    mtp = Speculator.named(target)
+    mtp = Speculator.from_name(target)
     context = EvaluationContext(
         recipe="a_test",
         target=TargetConfig(model=str(target)),
@@ -104,7 +104,7 @@ def test_the_checks_read_the_states_of_the_outputs(tmp_path):
         data=EvaluationData(tmp_path, {}, tmp_path),
         folders=EvaluationFolders(*[tmp_path] * 4),
     )
-    found = findings(
+    found = engine_findings(
         context=context,
         k=Drafters[int](base=K, custom=K),
         prompts=prompts,
@@ -174,7 +174,7 @@ def test_tasks_leave_out_prompts_without_an_answer_and_count_errors(monkeypatch)
             for text in texts
         ]
         same, other = (
-            Recorded(token_ids=[[answer, 0] for answer in ids], counted=[NOTHING] * len(ids))
+            RecordedOutputs(token_ids=[[answer, 0] for answer in ids], counted=[NOTHING] * len(ids))
             for ids in ([5] * len(texts), answers)
         )
         outputs = Outputs(

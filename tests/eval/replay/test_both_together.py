@@ -16,13 +16,13 @@ from outrider.eval.replay.both_together import (
     PROBABILITIES,
     SCORES,
     Anchors,
-    Rule,
+    LookupRule,
     StepTime,
     anchors_of,
-    combine,
-    expected,
+    combine_drafters,
     fewest_steps,
-    fit,
+    fit_rule,
+    mean_accepted_by_bin,
 )
 from outrider.eval.replay.lookups import LoggedText, lookup_sums
 from outrider.eval.replay.replay import replay
@@ -30,7 +30,7 @@ from outrider.eval.replay.sums import ReplaySums
 from outrider.speculators.acceptance import pad_anchors, replay_chain
 from outrider.speculators.kinds import kind_named
 from outrider.speculators.kinds.protocol import Lookup
-from outrider.speculators.lookup_history import Response
+from outrider.speculators.lookup_history import EarlierResponse
 from tests.eval.replay_case import replay_case, states_of
 
 MOST = 4
@@ -41,7 +41,7 @@ TIME = StepTime(head_ms=1.3, lookup_ms=0.9, pass_ms=0.1)
 def rule(handicap, head=0.0, lookup=0.0):
     """A rule whose tables hold one value each."""
     shape = (len(SCORES) + 1, len(LENGTHS) + 1)
-    return Rule(np.full(len(PROBABILITIES) + 1, head), np.full(shape, lookup), handicap)
+    return LookupRule(np.full(len(PROBABILITIES) + 1, head), np.full(shape, lookup), handicap)
 
 
 ALWAYS_HEAD, ALWAYS_LOOKUP = rule(math.inf), rule(-math.inf)
@@ -91,13 +91,13 @@ def steps_of(accepted, picks):
 @given(anchors(), st.floats(-2, 2))
 def test_steps_are_the_literal_walk(given, handicap):
     random = np.random.default_rng(0)
-    tables = Rule(
+    tables = LookupRule(
         random.uniform(0, MOST, len(PROBABILITIES) + 1),
         random.uniform(0, MOST, (len(SCORES) + 1, len(LENGTHS) + 1)),
         handicap,
     )
     picks = tables.picks_lookup(given)
-    combined = combine(given, tables)
+    combined = combine_drafters(given, tables)
     start = 0
     for r, (head, lookup) in enumerate(responses(given)):
         own = picks[start : start + len(head)].tolist()
@@ -117,7 +117,7 @@ def test_steps_equal_the_chain_s_on_the_two_matrices(given, handicap):
     a_NK = torch.where(torch.tensor(picks)[:, None], matrix(given.lookup_N), matrix(given.head_N))
     anchors_R = torch.tensor(given.anchors_R)
     chain = replay_chain(pad_anchors(a_NK, anchors_R), anchors_R)
-    combined = combine(given, rule(handicap, head=1.0, lookup=1.5))
+    combined = combine_drafters(given, rule(handicap, head=1.0, lookup=1.5))
     assert (chain.steps_RK[:, -1].numpy() == combined.steps_R).all()
 
 
@@ -125,7 +125,7 @@ def test_steps_equal_the_chain_s_on_the_two_matrices(given, handicap):
 def test_one_drafter_alone_is_its_own_replay(given):
     anchors_R = torch.tensor(given.anchors_R)
     for one, accepted_N in ((ALWAYS_HEAD, given.head_N), (ALWAYS_LOOKUP, given.lookup_N)):
-        combined = combine(given, one)
+        combined = combine_drafters(given, one)
         chain = replay_chain(pad_anchors(matrix(accepted_N), anchors_R), anchors_R)
         assert (combined.steps_R == chain.steps_RK[:, -1].numpy()).all()
         assert combined.lookup_steps_R.sum() == (combined.steps_R.sum() if one.handicap < 0 else 0)
@@ -143,27 +143,27 @@ def test_the_bound_is_the_best_of_all_choices(given):
 
 @given(anchors(), st.floats(-3, 3))
 def test_no_rule_takes_fewer_steps_than_the_bound(given, handicap):
-    steps = combine(given, fit(given, TIME)).steps_R.sum()
+    steps = combine_drafters(given, fit_rule(given, TIME)).steps_R.sum()
     assert fewest_steps(given) <= steps
-    assert fewest_steps(given) <= combine(given, rule(handicap, 1.0, 1.0)).steps_R.sum()
+    assert fewest_steps(given) <= combine_drafters(given, rule(handicap, 1.0, 1.0)).steps_R.sum()
 
 
 @given(anchors())
 def test_the_fitted_rule_is_at_least_as_fast_as_either_on_validation(given):
     def time(one):
-        combined = combine(given, one)
+        combined = combine_drafters(given, one)
         return TIME.of_steps(combined.steps_R, combined.lookup_steps_R).sum()
 
-    assert time(fit(given, TIME)) <= min(time(ALWAYS_HEAD), time(ALWAYS_LOOKUP))
+    assert time(fit_rule(given, TIME)) <= min(time(ALWAYS_HEAD), time(ALWAYS_LOOKUP))
 
 
 def test_means_of_bins_by_hand():
     """Two bins of a feature; within each, two of another. PRIOR is 10 anchors."""
     accepted = np.array([0, 1, 4, 3])  # mean 2
-    table = expected([(np.array([0.1, 0.2, 0.5, 0.9]), [0.5])], accepted)
+    table = mean_accepted_by_bin([(np.array([0.1, 0.2, 0.5, 0.9]), [0.5])], accepted)
     low, high = (1 + 10 * 2) / 12, (7 + 10 * 2) / 12  # 0.5 is in the bin above
     assert table == pytest.approx([low, high])
-    table = expected(
+    table = mean_accepted_by_bin(
         [(np.array([0.1, 0.2, 0.5, 0.9]), [0.5]), (np.array([1, 1, 0, 1]), [1])], accepted
     )
     assert table == pytest.approx(
@@ -183,8 +183,8 @@ def test_a_rule_compares_the_bins_of_each_anchor():
         length_N=np.array([3, 4, 4]),
         lookup_N=np.zeros(3, int),
     )
-    assert Rule(head, lookup, 0.5).picks_lookup(given).tolist() == [True, True, False]
-    assert not Rule(head, lookup, 0.75).picks_lookup(given).any()
+    assert LookupRule(head, lookup, 0.5).picks_lookup(given).tolist() == [True, True, False]
+    assert not LookupRule(head, lookup, 0.75).picks_lookup(given).any()
 
 
 def many_anchors(number=4000):
@@ -206,11 +206,13 @@ def test_a_slow_pass_of_the_head_gives_the_lookup_fewer_steps():
     given = many_anchors()
     shares = []
     for pass_ms in (0.0, 10.0):
-        combined = combine(given, fit(given, dataclasses.replace(TIME, pass_ms=pass_ms)))
+        combined = combine_drafters(
+            given, fit_rule(given, dataclasses.replace(TIME, pass_ms=pass_ms))
+        )
         shares.append(combined.lookup_steps_R.sum() / combined.steps_R.sum())
     assert shares[0] > 0.3 and shares[1] == 0
-    free = combine(given, fit(given, StepTime(head_ms=1, lookup_ms=1, pass_ms=0)))
-    alone = [combine(given, one).steps_R.sum() for one in (ALWAYS_HEAD, ALWAYS_LOOKUP)]
+    free = combine_drafters(given, fit_rule(given, StepTime(head_ms=1, lookup_ms=1, pass_ms=0)))
+    alone = [combine_drafters(given, one).steps_R.sum() for one in (ALWAYS_HEAD, ALWAYS_LOOKUP)]
     assert free.steps_R.sum() < 0.9 * min(alone)
 
 
@@ -256,15 +258,15 @@ def test_both_alone_equal_their_replays_for_every_number_of_drafts(case, kind, s
         )
         for name in ("r0", "r1", "r2", "r3", "r4")
     ]
-    responses = [Response(text.token_ids_T[3:]) for text in texts[::2]]
+    responses = [EarlierResponse(text.token_ids_T[3:]) for text in texts[::2]]
     directory = kind_named(kind).prepare(responses, tmp_path, max_gb=1.0, shared=True)
     lookup = Lookup(kind, settings, kind_named(kind).history(directory))
     head = replayed(case, case.target, by_anchor=True)
     sums = lookup_sums(lookup, texts)
     for k in range(1, K + 1):
         given = anchors_of(head, k, texts=texts, lookup=lookup, lookup_k=2 * k)
-        assert (combine(given, ALWAYS_HEAD).steps_R == head.steps_RK[:, k - 1]).all()
-        assert (combine(given, ALWAYS_LOOKUP).steps_R == sums.steps_RK[:, 2 * k - 1]).all()
+        assert (combine_drafters(given, ALWAYS_HEAD).steps_R == head.steps_RK[:, k - 1]).all()
+        assert (combine_drafters(given, ALWAYS_LOOKUP).steps_R == sums.steps_RK[:, 2 * k - 1]).all()
     assert head.acceptance_length()[-1] > 1.3
     assert given.lookup_N.any() and (given.length_N[given.lookup_N > 0] > 0).all()
     assert (given.score_N[given.lookup_N > 0] > 0).all() == (kind == "suffix")
@@ -294,7 +296,7 @@ def test_sampled_drafts_have_no_number_of_accepted_ones(case):
 
 def test_drafts_by_anchor_are_joined_selected_and_kept(case):
     sums = replayed(case, case.target, by_anchor=True)
-    parts = [sums.selected(sums.sequence_ids[:2]), sums.selected(sums.sequence_ids[2:])]
-    assert ReplaySums.joined(parts).anchors == sums.anchors
+    parts = [sums.select(sums.sequence_ids[:2]), sums.select(sums.sequence_ids[2:])]
+    assert ReplaySums.join(parts).anchors == sums.anchors
     loaded = ReplaySums.from_dict(json.loads(json.dumps(sums.as_dict())))
     assert [tuple(anchors) for anchors in loaded.anchors] == sums.anchors

@@ -16,12 +16,12 @@ from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import AskedRow, Engine, open_engine
 from outrider.serving.speculator import Drafting, Speculator
 from outrider.serving.vllm_hooks.draft_recorder import DRAFT_EXTENSION
-from outrider.speculators.base import planned
+from outrider.speculators.base import planned_config
 from outrider.speculators.config import SpeculatorConfig
 from outrider.speculators.kinds import trainable_kind
-from outrider.speculators.parity import ParityConfig, complaint, in_words
+from outrider.speculators.parity import ParityConfig, parity_failure, parity_in_words
 from outrider.training.config import TrainingConfig
-from outrider.training.distributed.launch import train
+from outrider.training.distributed.launch import launch_training
 from tests.gpu.inputs import logged_rows
 from tests.training.corpus import training_spec
 
@@ -48,7 +48,7 @@ def test_a_briefly_trained_head_drafts_and_is_counted_as_predicted(
     kind = trainable_kind(kind_name)
     speculator = SpeculatorConfig(kind=kind_name, depth=K)
     target_config = read_json(nano_r1 / "config.json")
-    spec = kind.features(planned(speculator, target_config), target_config)
+    spec = kind.features(planned_config(speculator, target_config), target_config)
     rows = logged_rows(TRAINED + ASKED)
     with open_engine(target, few) as engine:
         capture_ids(engine, rows[:TRAINED], tmp_path / "features", features=spec)
@@ -61,7 +61,7 @@ def test_a_briefly_trained_head_drafts_and_is_counted_as_predicted(
     )
     parts = {"train": names[8:], "validation": names[:8]}
     states = tmp_path / "features"
-    result = train(training_spec(tmp_path, nano_r1, states, parts, speculator, training))
+    result = launch_training(training_spec(tmp_path, nano_r1, states, parts, speculator, training))
     assert result["best"]["acceptance_length"][-1] > LEAST[kind_name]
     head = tmp_path / "speculator"
     asked = [
@@ -70,12 +70,12 @@ def test_a_briefly_trained_head_drafts_and_is_counted_as_predicted(
         )
         for name, token_ids, start in rows[TRAINED:]
     ]
-    drafting = Drafting(Speculator.named(head), K)
+    drafting = Drafting(Speculator.from_name(head), K)
     with open_engine(target, few, drafting, extension=DRAFT_EXTENSION) as engine:
         before = counted(engine)[DRAFTS]
         answers = engine.answer(asked)
         steps = counted(engine)[DRAFTS] - before
-        reads = Speculator.named(head).features(nano_r1)
+        reads = Speculator.from_name(head).features(nano_r1)
         written = [
             (row.row_id, [*row.token_ids, *answer], len(row.token_ids))
             for row, answer in zip(asked, answers, strict=True)
@@ -86,13 +86,13 @@ def test_a_briefly_trained_head_drafts_and_is_counted_as_predicted(
     found = draft_parity(
         recording=recording, speculator_dir=head, target_dir=nano_r1, k=K, parity=PARITY
     )
-    assert complaint(found, PARITY) is None, found
+    assert parity_failure(found, PARITY) is None, found
     described = [
         {"sequence_id": name, "session": name, "temperature": 0.0, "top_p": 1.0, "top_k": 0}
         for name, _, _ in written
     ]
     predicted = float(replay(head, nano_r1, store, described, depth=K).steps_RK[:, K - 1].sum())
-    print(f"{in_words(found)}, steps {predicted} {steps}")
+    print(f"{parity_in_words(found)}, steps {predicted} {steps}")
     assert predicted == pytest.approx(steps, rel=0.01)  # dflash has 0.6 %
     tokens = sum(len(answer) - 1 for answer in answers)
     assert tokens / steps > LEAST[kind_name]

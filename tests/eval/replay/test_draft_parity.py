@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from outrider.common.errors import OutriderError
-from outrider.eval.replay.draft_parity import Recording, Step, draft_parity, record
+from outrider.eval.replay.draft_parity import RecordedStep, Recording, draft_parity, record
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.speculator import Drafting, Speculator
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp
-from outrider.speculators.parity import MOST_NATS, ParityConfig, compared, complaint
+from outrider.speculators.parity import MOST_NATS, ParityConfig, parity_failure, parity_sums
 from outrider.speculators.unroll import Slots, unroll_anchors
 from tests.shipped_traffic import token_ids, with_token_ids
 from tests.tiny import HIDDEN, VOCAB, save_drafter, write_tiny_target
@@ -48,12 +48,12 @@ def test_the_unroll_and_the_engine_draft_the_same_tokens_at_every_depth(
     few_seats = EngineConfig(
         max_num_seqs=4, kv_cache_gb=0.25
     )  # fewer than requests: steps of unlike requests mix
-    drafting = Drafting(Speculator.named(short_r1), 4)
+    drafting = Drafting(Speculator.from_name(short_r1), 4)
     recordings = {}
     with open_engine(target, few_seats, drafting, extension=DRAFT_EXTENSION) as engine:
         for name, directory in speculators.items():
             swap(engine, directory, short_r1, short_r1)
-            spec = Speculator.named(directory).features(short_r1)
+            spec = Speculator.from_name(directory).features(short_r1)
             recordings[name] = record(engine, spec, prompts, parity.max_tokens)
     for name, recording in recordings.items():
         found = draft_parity(
@@ -63,7 +63,7 @@ def test_the_unroll_and_the_engine_draft_the_same_tokens_at_every_depth(
             k=4,
             parity=parity,
         )
-        assert complaint(found, parity) is None, found
+        assert parity_failure(found, parity) is None, found
         for n, equal, near_ties, nats in found:
             assert n > 150 and equal >= 0.97 * n and equal + near_ties >= 0.98 * n, found
             assert nats < 0.05 * n, found
@@ -75,7 +75,7 @@ def test_the_unroll_and_the_engine_draft_the_same_tokens_at_every_depth(
         k=4,
         parity=parity,
     )
-    assert "Usual causes" in complaint(crossed, parity)
+    assert "Usual causes" in parity_failure(crossed, parity)
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,7 @@ def tiny(tmp_path_factory):
                 logprob, draft = ends.logits(states[depth][0]).log_softmax(-1).max(-1)
                 tokens.append(int(draft))
                 logprobs.append(float(logprob))
-            steps.append(Step(request, anchor, tokens, tokens[-DEPTH:], logprobs))
+            steps.append(RecordedStep(request, anchor, tokens, tokens[-DEPTH:], logprobs))
     return target, Recording(steps, hidden)
 
 
@@ -145,7 +145,7 @@ def test_the_number_of_drafts_does_not_decide_whether_a_sound_engine_is_refused(
     def refused(share: float) -> float:
         found = random.binomial(drafts, share, (400, depths))
         sums = ([(drafts, drafts - other, 0, 0.01 * drafts) for other in row] for row in found)
-        return np.mean([complaint(each, config) is not None for each in sums])
+        return np.mean([parity_failure(each, config) is not None for each in sums])
 
     assert max(refused(share) for share in (0.004, 0.006, 0.008)) <= 0.05
     assert refused(0.05) > 0.7 and (drafts < 200 or refused(0.05) > 0.9)
@@ -168,7 +168,7 @@ def test_what_drafts_otherwise_is_refused_with_the_usual_causes(tiny, tmp_path, 
     target, recording = tiny
     speculator, recording = break_it(load_mtp(target), recording)
     save_drafter(speculator, target, tmp_path / "broken")
-    why = complaint(
+    why = parity_failure(
         draft_parity(
             recording=recording,
             speculator_dir=tmp_path / "broken",
@@ -185,5 +185,5 @@ def test_a_near_tie_is_told_from_another_draft():
     q_ND = torch.tensor([[0.5, 0.49, 0.01], [0.5, 0.49, 0.01], [0.5, 0.3, 0.2], [0.5, 0.49, 0.01]])
     draft_N = torch.tensor([0, 1, 1, 2])
     others_N = q_ND[torch.arange(4), draft_N].log() + torch.tensor([0.0, 0.5, 0.0, -3.0])
-    found = compared(q_ND.log(), draft_N, others_N, ParityConfig(near_tie_nats=0.05))
+    found = parity_sums(q_ND.log(), draft_N, others_N, ParityConfig(near_tie_nats=0.05))
     assert found.tolist() == pytest.approx([4, 1, 1, 0.5 + MOST_NATS])

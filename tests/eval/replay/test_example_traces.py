@@ -52,7 +52,7 @@ def test_walks_are_the_speculators_own_drafts_and_replays_steps(case):
 
 def test_examples_are_where_custom_gains_least_usually_and_most(case):
     sums = replayed(case)
-    base = sums.selected(sums.sequence_ids)
+    base = sums.select(sums.sequence_ids)
     base.steps_RK[:, 1] *= [1, 5, 2, 4, 3]
     speculators = {"base": case.target, "custom": case.target}
     found = sample_responses(

@@ -13,9 +13,9 @@ from outrider.common.errors import OutriderError
 from outrider.eval.replay.heldout_replay import replay_figures
 from outrider.eval.replay.lookups import NUMBERS, LoggedText, best_settings, lookup_sums
 from outrider.eval.replay.regions import NAMES, Regions
-from outrider.eval.replay.sums import compare
+from outrider.eval.replay.sums import compare_replays
 from outrider.eval.results.parts import Drafters
-from outrider.eval.results.sections import Choice
+from outrider.eval.results.sections import KChoice
 from outrider.speculators.acceptance import pad_anchors, replay_chain
 from outrider.speculators.kinds import KINDS
 from outrider.speculators.kinds.ngram import LONGEST, SHORTEST, NGramLookup
@@ -157,10 +157,11 @@ def test_a_lookup_is_compared_at_the_largest_k_of_both() -> None:
     """Its own figures have its own K; the report needs both."""
     replays = {"base": sample_replay(0.5), "custom": sample_replay(0.7, depth=24)}
     replays["ceiling"] = sample_replay(0.9)
-    choice = Choice(k=Drafters[int](base=2, custom=24), main_concurrency=1)
+    choice = KChoice(k=Drafters[int](base=2, custom=24), main_concurrency=1)
     figures = replay_figures(replays, choice)
     assert (
-        figures.k == 4 and figures.ratio == compare(replays["base"], replays["custom"], 4)["ratio"]
+        figures.k == 4
+        and figures.ratio == compare_replays(replays["base"], replays["custom"], 4)["ratio"]
     )
     lengths = {name: len(shares) for name, shares in figures.cumulative.items()}
     assert lengths == {"base": 2, "custom": 24, "ceiling": 4}

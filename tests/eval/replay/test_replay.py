@@ -13,15 +13,15 @@ from outrider.eval.replay.perfect_drafter import PerfectDrafter
 from outrider.eval.replay.regions import NAMES, TIMED
 from outrider.eval.replay.replay import (
     CEILING,
-    Replayed,
-    Response,
+    ReplayModel,
+    ReplayResponse,
     acceptances,
-    batches,
-    load_replayed,
+    load_replay_model,
     replay,
+    replay_batches,
     unroll_responses,
 )
-from outrider.eval.replay.sums import ARRAYS, ReplaySums, compare, length_at
+from outrider.eval.replay.sums import ARRAYS, ReplaySums, compare_replays, length_at
 from outrider.eval.stats.clusters import INDEPENDENT
 from outrider.serving.client import Sampling
 from outrider.speculators.acceptance import pad_anchors, replay_chain, target_distribution
@@ -131,8 +131,8 @@ def test_timed_tokens_are_those_of_a_response_that_was_cut(case, timed):
     """Against a literal sum of visits of the anchors whose next token is served."""
     sums = replayed(case, by_region=True, timed_tokens=timed)
     assert [name for name, _ in sums.regions][-2:] == [TIMED, TIMED]
-    model = load_replayed(case.target, case.target, "float32")
-    (batch,) = batches(case.store, case.rows, None)
+    model = load_replay_model(case.target, case.target, "float32")
+    (batch,) = replay_batches(case.store, case.rows, None)
     a_NK, anchors_R, _ = acceptances(model, False, batch, DEPTH)
     visits_RAK = replay_chain(pad_anchors(a_NK, anchors_R), anchors_R).visits_RAK.numpy()
     # A response of n served tokens has n - 1 after its first, one for each of its first anchors.
@@ -157,7 +157,7 @@ def test_sums_survive_json_and_compare_pairs_them(case):
     for name in ARRAYS:
         assert np.allclose(getattr(loaded, name), getattr(sums, name), atol=1e-6), name
     slow = dataclasses.replace(loaded, steps_RK=2 * loaded.steps_RK)
-    estimates = compare(slow, loaded, 2)
+    estimates = compare_replays(slow, loaded, 2)
     assert estimates["ratio"].value == pytest.approx(2.0)
     assert estimates["ratio"].low is None and estimates["ratio"].clusters == 3  # too few sessions
     length = sums.acceptance_length()[1]
@@ -384,12 +384,12 @@ def test_a_region_has_only_the_responses_with_tokens_there(six):
 
 
 def test_selected_responses_keep_the_given_order_and_sessions(six):
-    chosen = six.selected(["r4", "of one token", "r1"], sessions={"r4": "session r4"})
+    chosen = six.select(["r4", "of one token", "r1"], sessions={"r4": "session r4"})
     assert chosen.sequence_ids == ["r4", "r1"] and chosen.sessions == ["session r4", "s1"]
     assert chosen.tokens_R.tolist() == [50, 20]
-    joined = ReplaySums.joined([six.selected(["r0", "r1"]), six.selected(["r2"])])
+    joined = ReplaySums.join([six.select(["r0", "r1"]), six.select(["r2"])])
     assert joined.tokens_R.tolist() == [10, 20, 30] and joined.regions == six.regions
-    assert ReplaySums.joined([joined]).as_dict() == joined.as_dict()
+    assert ReplaySums.join([joined]).as_dict() == joined.as_dict()
 
 
 def test_written_sums_have_six_decimals(six):
@@ -415,7 +415,7 @@ def test_a_batch_is_filled_up_to_its_limit_in_order(case, monkeypatch, lengths, 
         rows.append(case.rows[0] | {"sequence_id": f"r{number}"})
     found = [
         [len(response.states.token_ids) for response in batch]
-        for batch in batches(store, rows, None)
+        for batch in replay_batches(store, rows, None)
     ]
     assert found == expected
 
@@ -439,12 +439,12 @@ def test_a_drafter_reads_the_streams_of_its_spec(case, responses):
             "layer_2": torch.randn(len(states.token_ids), 7).bfloat16(),
         }
         states = dataclasses.replace(states, streams=states.streams | layers)
-        batch.append(Response(row, states, Sampling(0.0, 1.0)))
+        batch.append(ReplayResponse(row, states, Sampling(0.0, 1.0)))
 
     def given(*streams):
         spec = FeatureSpec(tuple(FeatureStream(*stream) for stream in streams))
         drafter = RecordingDrafter()
-        drafted = unroll_responses(Replayed(drafter, case.ends, spec, "cpu"), batch, DEPTH)
+        drafted = unroll_responses(ReplayModel(drafter, case.ends, spec, "cpu"), batch, DEPTH)
         return drafted, drafter.slots
 
     _, slots = given(("layer_2", 7), ("layer_1", 5))

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from outrider.eval.replay.regions import NAMES, Regions
-from outrider.eval.replay.slices import by_prompt_length, sliced
+from outrider.eval.replay.slices import by_prompt_length, slice_results
 from outrider.eval.replay.sums import ReplaySums
 
 K = 2
@@ -44,13 +44,13 @@ def test_a_slice_is_a_ratio_of_its_own_sums():
             "loses": ["q4", "q5", "q6", "q7"],
         }
     }
-    gains, loses = sliced(base, custom, 2, slices)["tenant"]
+    gains, loses = slice_results(base, custom, 2, slices)["tenant"]
     assert gains.ratio.observations == 4
     assert gains.base.value == pytest.approx(46 / 24) and gains.custom.value == pytest.approx(
         46 / 12
     )
     assert gains.ratio.value == pytest.approx(2) and loses.ratio.value == pytest.approx(6 / 8)
-    assert sliced(base, custom, 1, slices)["tenant"][0].ratio.value == pytest.approx(1)
+    assert slice_results(base, custom, 1, slices)["tenant"][0].ratio.value == pytest.approx(1)
 
 
 def test_regions_within_responses_and_those_without_a_step():
@@ -60,7 +60,7 @@ def test_regions_within_responses_and_those_without_a_step():
     custom_steps = [[[3, 2], [2, 2], [5, 4], [0, 0]], [[5, 2], [0, 0], [5, 2], [0, 0]]]
     base = sums([[5, 5], [5, 5]], ["a", "b"], tokens, base_steps, regions)
     custom = sums([[5, 4], [5, 2]], ["a", "b"], tokens, custom_steps, regions)
-    table = sliced(base, custom, 2, {})
+    table = slice_results(base, custom, 2, {})
     assert set(table) == {"part"}  # `place` has a single part with steps
     reasoning, answer = table["part"]
     assert reasoning.ratio.observations == 2 and answer.ratio.observations == 1

@@ -7,7 +7,7 @@ import pytest
 
 from outrider.common.errors import OutriderError
 from outrider.eval.report.change import change
-from outrider.eval.report.compare import compare, history, rendered, short_names
+from outrider.eval.report.compare import compare_runs, history, render_comparison, short_names
 from outrider.eval.results.parts import VARIANTS, Drafters, interval
 from outrider.eval.results.report import SpeculatorIdentity
 from tests.eval.sample_results import SPREAD, estimate, sample_results
@@ -34,7 +34,7 @@ def runs(tmp_path_factory):
 
 
 def test_figures_of_all_runs_and_a_dash_where_one_has_none(runs):
-    compared = compare(runs)
+    compared = compare_runs(runs)
     by_name = compared.figures
     assert by_name["verdict"] == ["ship"] * 3 and by_name["K, base and custom"] == ["2 / 3"] * 3
     assert by_name["kind of custom"] == ["mtp", "mtp", "eagle3"]
@@ -49,15 +49,15 @@ def test_runs_on_two_model_runners_are_noted(tmp_path):
     runners = first.runners.model_copy(update=dict.fromkeys(VARIANTS, "v2"))
     for name, whole in (("cpu", first), ("gpu", report(9, 2, 3, runners=runners))):
         whole.write(tmp_path / name / "report.json")
-    compared = compare([tmp_path / "cpu", tmp_path / "gpu"])
+    compared = compare_runs([tmp_path / "cpu", tmp_path / "gpu"])
     figure = "model runner, none / base / custom"
     assert compared.figures[figure] == ["V1 / V1 / V1", "V2 / V2 / V2"]
     assert compared.notes == [f"The runs differ in {figure}: compare their figures with care."]
 
 
 def test_page_and_terminal_say_what_changed(runs):
-    compared = compare(runs)
-    page, markdown = (rendered(compared, form) for form in ("html", "markdown"))
+    compared = compare_runs(runs)
+    page, markdown = (render_comparison(compared, form) for form in ("html", "markdown"))
     for form in (page, markdown):
         assert "drift: it gains less over base" in form and "1.50 [1.47, 1.53]" in form
         assert "abababababab" in form and "cdcdcd" not in form
@@ -65,9 +65,9 @@ def test_page_and_terminal_say_what_changed(runs):
 
 
 def test_the_page_begins_with_title_date_and_which_run_gains(runs):
-    compared = compare(runs)
+    compared = compare_runs(runs)
     title = "3 runs of nano_r1 on resume_screening compared, 2025-10-09 to 2026-01-16"
-    page, markdown = (rendered(compared, form) for form in ("html", "markdown"))
+    page, markdown = (render_comparison(compared, form) for form in ("html", "markdown"))
     assert page.count(title) == 2 and f"<h1>{title}</h1>" in page
     assert markdown.startswith(f"# {title}\n\nWhich run gains most cannot be told: ")
     assert "march: nano_r1 on resume_screening, 2025-10-09; custom is an MTP layer" in markdown
@@ -84,13 +84,13 @@ def test_names_are_short_if_they_differ():
 
 def test_one_run_is_no_comparison(runs):
     with pytest.raises(OutriderError, match="name at least two runs"):
-        compare(runs[:1])
+        compare_runs(runs[:1])
 
 
 def test_a_run_without_exact_replay_is_refused(tmp_path):
     report(0, 2, 3, replay=None).write(tmp_path / "report.json")
     with pytest.raises(OutriderError, match="has no exact replay"):
-        compare([tmp_path])
+        compare_runs([tmp_path])
 
 
 def test_a_speculator_is_followed_in_time_whatever_the_order():

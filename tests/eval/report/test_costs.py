@@ -6,7 +6,7 @@ from outrider.eval.config import CostConfig
 from outrider.eval.report.costs import cost_sentence, cost_table, saving
 from outrider.eval.report.speeds import prices, tiles
 from outrider.eval.results.parts import Estimate
-from outrider.eval.summary import money
+from outrider.eval.summary import serving_costs
 from tests.eval.report.test_first_screen import with_ratio
 
 COST = CostConfig(gpu_hour_price=3.6, currency="EUR", tokens_per_s=2000.0)
@@ -16,7 +16,7 @@ def priced(low: float = 1.2, high: float = 1.6):
     """A report with prices, in which custom / n-gram lookup has this interval."""
     report = with_ratio(low, high)
     settings = report.settings | {"cost": COST.model_dump(mode="json")}
-    cost = money(report.served, COST, gpus=8)
+    cost = serving_costs(report.served, COST, gpus=8)
     return report.model_copy(update={"cost": cost, "settings": settings})
 
 

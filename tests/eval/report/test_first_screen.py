@@ -3,8 +3,8 @@
 import pytest
 
 from outrider.eval.report.first_screen import (
-    advice,
-    inverted,
+    invert_ratio,
+    serving_advice,
     title,
     verdict_sentences,
 )
@@ -63,11 +63,11 @@ def test_it_says_whether_the_free_lookup_wins(low, high, words):
 
 
 def test_an_inverted_ratio_has_inverted_ends():
-    ratio = inverted(Estimate(value=0.5, low=0.4, high=0.8))
+    ratio = invert_ratio(Estimate(value=0.5, low=0.4, high=0.8))
     assert (ratio.value, ratio.low, ratio.high) == (2.0, 1.25, 2.5)
 
 
 def test_advice_names_the_command_and_repeats_no_figure():
-    words = advice(with_ratio(0.5, 0.8))
+    words = serving_advice(with_ratio(0.5, 0.8))
     assert words.startswith("Ship n-gram lookup instead: `outrider eval RECIPE --speculator ngram`")
-    assert advice(with_ratio(1.2, 1.5)) == ""
+    assert serving_advice(with_ratio(1.2, 1.5)) == ""

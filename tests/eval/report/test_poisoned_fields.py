@@ -20,8 +20,8 @@ from rich.console import Console
 from outrider.common.errors import OutriderError
 from outrider.common.files import write_json
 from outrider.common.inert import printable
-from outrider.eval.report.formatting import render
-from outrider.eval.report.report import contents, print_summary
+from outrider.eval.report.formatting import render_report
+from outrider.eval.report.report import contents, print_first_screen
 from outrider.eval.results.report import Report
 from outrider.serving.bundle.model_card import model_card
 from tests.eval.sample_run import write_sample_run
@@ -86,7 +86,7 @@ def assert_inert_markdown(text: str, place: object) -> None:
 def assert_inert_terminal(values: dict[str, Any], place: object) -> None:
     """The summary has no control characters, and rich's markup is shown."""
     screen = io.StringIO()
-    print_summary(values, Console(file=screen, force_terminal=False, width=200))
+    print_first_screen(values, Console(file=screen, force_terminal=False, width=200))
     shown = screen.getvalue()
     assert printable(shown) == shown, place
     assert "rich" not in shown or "[bold red]" in shown, place
@@ -119,8 +119,8 @@ def test_no_text_of_a_report_acts_on_its_page_in_markdown_or_in_a_terminal(run: 
         for keys in free:
             poisoned = replaced(poisoned, keys, text)
         values = contents(Report.model_validate(poisoned), [])
-        pages.append(render("report.j2", "html", **values))
-        assert_inert_markdown(render("report.j2", "markdown", **values), text)
+        pages.append(render_report("report.j2", "html", **values))
+        assert_inert_markdown(render_report("report.j2", "markdown", **values), text)
         assert_inert_terminal(values, text)
     assert pages[0].count("HYPERLINK(1)") >= FEWEST_SHOWN
     assert printable(pages[0]) == pages[0]

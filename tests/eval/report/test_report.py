@@ -11,15 +11,15 @@ import torch
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import write_json
-from outrider.common.lost_ends import lost_ends as cut
+from outrider.common.lost_ends import count_lost_ends as cut
 from outrider.data.features.feature_writer import FeatureWriter
 from outrider.eval.config import CostConfig, EvalConfig
-from outrider.eval.gate import judge
-from outrider.eval.report.report import lost_ends, sections_of, write_report
+from outrider.eval.gate import judge_findings
+from outrider.eval.report.report import lost_ends_in_words, sections_of, write_report
 from outrider.eval.results.parts import VARIANTS, interval
 from outrider.eval.results.report import Report
-from outrider.eval.results.sections import Block, OnPolicy, Served, SpeedRow
-from outrider.eval.summary import HOURS_A_MONTH, money, summary
+from outrider.eval.results.sections import Block, OnPolicy, ServedSpeed, SpeedRow
+from outrider.eval.summary import HOURS_A_MONTH, report_summary, serving_costs
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, SequenceStates
 from tests.eval.sample_results import sample_replay, sample_results
 from tests.eval.sample_run import sample_on_policy, write_sample_run
@@ -76,7 +76,9 @@ def test_the_page_explains_itself_outside_the_checkout(forms, results, tmp_path,
     unchecked["all"] |= {"not_checked": 3, "masked": 2}
     own_text = OnPolicy(cause="foreign", text="of another model", sequences=9, not_checked=3)
     off_policy = results.model_copy(update={"own_text": own_text, "on_policy": unchecked})
-    judged = off_policy.model_copy(update={"verdict": judge(off_policy, EvalConfig().gate)})
+    judged = off_policy.model_copy(
+        update={"verdict": judge_findings(off_policy, EvalConfig().gate)}
+    )
     texts = [*forms]
     for report in (sample_results(custom_speed=0.5), judged):
         texts += rendered(report, tmp_path)
@@ -215,7 +217,7 @@ def test_what_was_cut_or_raised_is_in_every_form(results, tmp_path):
     raised = {"errors": 3, "first_error": "KeyError at checks.py, line 7"}
     task = results.verification.task.model_copy(update=raised)
     verification = results.verification.model_copy(update={"task": task})
-    lost = (*lost_ends(tmp_path, tmp_path), "1 prompt is not sent")
+    lost = (*lost_ends_in_words(tmp_path, tmp_path), "1 prompt is not sent")
     update = {"lost_ends": lost, "verification": verification}
     for form in rendered(results.model_copy(update=update), tmp_path):
         assert "max_model_len = 100: of 2 responses 1 are cut off (21 tokens lost)" in form
@@ -243,7 +245,7 @@ def test_further_answers_of_the_target_are_told(results, tmp_path):
 def test_acceptance_is_at_equal_k_and_speed_at_each_one_s_own(results, tmp_path):
     """Base's own K is 2: at 3 it delivers more tokens per step, and slower."""
     base = sample_replay(0.6).acceptance_length()[2]
-    line = summary(results)
+    line = report_summary(results)
     speed = results.served["eager"].speed["1"]
     acceptance = line["acceptance_length"]
     assert acceptance["k"] == {"base": 3, "custom": 3} and line["k"] == {"base": 2, "custom": 3}
@@ -255,7 +257,7 @@ def test_acceptance_is_at_equal_k_and_speed_at_each_one_s_own(results, tmp_path)
     found = results.model_copy(update={"replay": None, "slices": {}})
     for form in rendered(found, tmp_path):
         assert "engine, at K = 2 / 3" in form
-    assert summary(found)["acceptance_length"]["ratio"] == results.counted.ratio.value
+    assert report_summary(found)["acceptance_length"]["ratio"] == results.counted.ratio.value
 
 
 @pytest.mark.parametrize("custom_speed", [1.4, 0.5])
@@ -303,12 +305,12 @@ def served(none, base, custom):
         variant: Block.model_construct(tokens_per_s=speed) for variant, speed in speeds.items()
     }
     row = SpeedRow.model_construct(**blocks)
-    return {"compiled": Served.model_construct(speed={"8": row})}
+    return {"compiled": ServedSpeed.model_construct(speed={"8": row})}
 
 
 def test_cost_and_hours_are_those_by_hand():
     cost = CostConfig(gpu_hour_price=3.6, tokens_per_s=2000.0)
-    row = money(served(500.0, 1000.0, 1250.0), cost, gpus=8)["compiled"]["8"]
+    row = serving_costs(served(500.0, 1000.0, 1250.0), cost, gpus=8)["compiled"]["8"]
     # 8 GPUs at 3.6 an hour are 0.008 a second.
     assert row.per_million_tokens.model_dump() == pytest.approx(
         {"none": 16.0, "base": 8.0, "custom": 6.4}

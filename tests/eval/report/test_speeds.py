@@ -2,7 +2,7 @@
 
 import pytest
 
-from outrider.eval.report.speeds import LONGEST, loads, tiles
+from outrider.eval.report.speeds import LONGEST, load_bars, tiles
 from outrider.eval.results.parts import Estimate
 from tests.eval.report.test_first_screen import with_ratio
 from tests.eval.sample_results import sample_results
@@ -10,7 +10,7 @@ from tests.eval.sample_results import sample_results
 
 def test_every_variant_is_charted_at_each_load():
     results = sample_results()
-    charted = loads(results)
+    charted = load_bars(results)
     assert [load.label for load in charted][:2] == [
         "1 request, eager",
         "4 requests at a time, eager",
@@ -26,14 +26,14 @@ def test_every_variant_is_charted_at_each_load():
 
 
 def test_a_bar_is_the_share_of_custom_s_speed_within_its_interval():
-    base = loads(sample_results())[0].rows[2]
-    custom = loads(sample_results())[0].rows[3]
+    base = load_bars(sample_results())[0].rows[2]
+    custom = load_bars(sample_results())[0].rows[3]
     assert custom.length / base.length == pytest.approx(base.over.value)
     assert base.low < base.length < base.high <= 100
 
 
 def test_a_wide_interval_does_not_shorten_the_other_bars():
-    charted = loads(with_ratio(0.01, 100))
+    charted = load_bars(with_ratio(0.01, 100))
     assert charted[0].rows[-1].length == 100 / LONGEST
     assert charted[0].rows[1].high == 100
 
@@ -49,7 +49,7 @@ def test_base_at_the_k_in_use_is_a_bar_of_its_own():
         "served": {"eager": served.model_copy(update={"speed": speed})},
         "settings": results.settings | {"current_k": 1},
     }
-    charted = loads(results.model_copy(update=update))
+    charted = load_bars(results.model_copy(update=update))
     # One engine mode is not named.
     assert charted[0].label == "1 request"
     assert [bar.name for bar in charted[0].rows][2] == "base, K = 1"

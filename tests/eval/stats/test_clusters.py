@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from outrider.common.jackknife import LEAST_SESSIONS, degrees_of_freedom
-from outrider.eval.stats.clusters import INDEPENDENT, clustered, jackknife_margin, trend_of
+from outrider.eval.stats.clusters import INDEPENDENT, clustered_estimate, jackknife_margin, trend_of
 
 
 def ratio(sums):
@@ -46,7 +46,7 @@ def test_an_interval_is_wrong_on_one_side_in_three_percent_at_most(spread):
 @pytest.mark.parametrize("sessions", range(1, LEAST_SESSIONS))
 def test_few_sessions_have_no_interval(sessions):
     base, custom = simulated(np.random.default_rng(sessions), sessions, 1)
-    found = clustered(np.stack([base[0], custom[0]], axis=1), range(sessions), ratio)
+    found = clustered_estimate(np.stack([base[0], custom[0]], axis=1), range(sessions), ratio)
     assert (found.low, found.high, found.clusters) == (None, None, sessions)
     assert found.value == pytest.approx(base.sum() / custom.sum())
 
@@ -58,7 +58,7 @@ def test_the_interval_is_the_jackknife_s_and_its_degrees_the_matrix_s():
     random = np.random.default_rng(2)
     (base,), (custom,) = simulated(random, 7, 1)
     rows = np.stack([base, custom], axis=1) / 3
-    found = clustered(np.repeat(rows, 3, axis=0), np.repeat(np.arange(7), 3), ratio)
+    found = clustered_estimate(np.repeat(rows, 3, axis=0), np.repeat(np.arange(7), 3), ratio)
 
     without = [np.log(np.delete(base, g).sum() / np.delete(custom, g).sum()) for g in range(7)]
     variance = 6 / 7 * sum((each - np.mean(without)) ** 2 for each in without)
@@ -76,7 +76,7 @@ def test_the_interval_is_the_jackknife_s_and_its_degrees_the_matrix_s():
 
 def test_one_session_that_holds_everything_leaves_no_interval():
     rows = np.array([[3.0, 2.0], *[[0.0, 0.0]] * 7])
-    found = clustered(rows, range(8), ratio)
+    found = clustered_estimate(rows, range(8), ratio)
     assert found.value == 1.5 and found.low is None
 
 
@@ -91,8 +91,8 @@ def test_users_that_differ_make_the_interval_theirs(users):
         size = np.exp(0.5 * random.standard_normal(60))
         factor_S = np.exp(0.1 * random.standard_normal(users))[user_S]
         rows = np.stack([size * factor_S * np.exp(0.05 * random.standard_normal(60)), size], axis=1)
-        named = clustered(rows, range(60), ratio, users=[f"u{user}" for user in user_S])
-        wrong += named.low > 1, clustered(rows, range(60), ratio).low > 1
+        named = clustered_estimate(rows, range(60), ratio, users=[f"u{user}" for user in user_S])
+        wrong += named.low > 1, clustered_estimate(rows, range(60), ratio).low > 1
     assert f"60 sessions of {users} users" in named.over
     assert wrong[0] / trials < 0.045 and wrong[1] / trials > 0.12
 
@@ -111,8 +111,8 @@ def test_few_or_very_unequal_users_do_not_pass_for_many(spread, noise):
         size = np.exp(0.5 * random.standard_normal(30))
         factor_S = np.exp(noise * random.standard_normal(5) - noise**2 / 2)[user_S]
         rows = np.stack([size * factor_S * np.exp(0.05 * random.standard_normal(30)), size], axis=1)
-        found = clustered(rows, range(30), ratio, users=[f"u{user}" for user in user_S])
-        alone += clustered(rows, range(30), ratio).low > 1
+        found = clustered_estimate(rows, range(30), ratio, users=[f"u{user}" for user in user_S])
+        alone += clustered_estimate(rows, range(30), ratio).low > 1
         wrong = wrong + (found.low > 1)
         shown = shown + (1.3 * found.low > 1)
     assert wrong / trials <= 0.025 and shown / trials > 0.6 and alone / trials > 0.05
@@ -121,12 +121,13 @@ def test_few_or_very_unequal_users_do_not_pass_for_many(spread, noise):
 def test_five_sessions_are_enough_for_an_interval():
     base, custom = simulated(np.random.default_rng(5), LEAST_SESSIONS, 1)
     rows = np.stack([base[0], custom[0]], axis=1)
-    found = clustered(rows, range(LEAST_SESSIONS), ratio)
+    found = clustered_estimate(rows, range(LEAST_SESSIONS), ratio)
     assert found.low is not None and found.low < found.value < found.high
     # Five users have an interval too: theirs, without an assumption.
     users = [*"abcde"]
     assert (
-        clustered(rows, range(LEAST_SESSIONS), ratio, users=users).over == "5 sessions of 5 users"
+        clustered_estimate(rows, range(LEAST_SESSIONS), ratio, users=users).over
+        == "5 sessions of 5 users"
     )
 
 
@@ -134,8 +135,8 @@ def test_five_sessions_are_enough_for_an_interval():
 def test_few_users_add_the_larger_of_measured_and_assumed_noise_by_hand(gains):
     """Six sessions of three users with equal traffic; z(0.975) = 1.959964."""
     rows = np.array([[gain, 1.0] for gain in gains for _ in range(2)])
-    plain = clustered(rows, range(6), ratio)
-    named = clustered(rows, range(6), ratio, users=[*"aabbcc"])
+    plain = clustered_estimate(rows, range(6), ratio)
+    named = clustered_estimate(rows, range(6), ratio, users=[*"aabbcc"])
     mean = sum(gains) / 3
     logs = [math.log((3 * mean - gain) / 2) for gain in gains]  # without one user's sessions
     center = sum(logs) / 3
@@ -151,8 +152,8 @@ def test_few_users_add_the_larger_of_measured_and_assumed_noise_by_hand(gains):
 def test_two_users_of_whom_one_has_all_gains_get_the_assumed_noise():
     """Without that user there is no ratio, so nothing is measured; half of each sum is theirs."""
     rows = np.array([[1.0 + 0.1 * row, 1.0] for row in range(6)] + [[0.0, 1.0]] * 6)
-    plain = clustered(rows, range(12), ratio)
-    named = clustered(rows, range(12), ratio, users=[*"a" * 6, *"b" * 6])
+    plain = clustered_estimate(rows, range(12), ratio)
+    named = clustered_estimate(rows, range(12), ratio, users=[*"a" * 6, *"b" * 6])
     # User a has all of one sum and half of the other: 3/4; b the other quarter.
     margin = 1.959964 * 0.1 * math.sqrt(0.75**2 + 0.25**2)
     sessions_margin = math.log(plain.high / plain.value)
@@ -163,8 +164,8 @@ def test_two_users_of_whom_one_has_all_gains_get_the_assumed_noise():
 def test_many_users_of_whom_one_has_all_gains_leave_no_interval():
     rows = np.array([[1.0, 1.0]] * 6 + [[0.0, 1.0]] * 6)
     users = [*"a" * 6, *"bcdefg"]
-    assert clustered(rows, range(12), ratio).low is not None
-    found = clustered(rows, range(12), ratio, users=users)
+    assert clustered_estimate(rows, range(12), ratio).low is not None
+    found = clustered_estimate(rows, range(12), ratio, users=users)
     assert found.low is None and found.over.endswith("with the wider interval over users")
 
 
@@ -172,8 +173,8 @@ def test_unknown_users_are_assumed_to_be_three_who_differ():
     """Independent margins add as the root of the sum of squares: 1.96 x 0.1 / sqrt(3)."""
     base, custom = simulated(np.random.default_rng(3), 12, 1, noise=0.01)
     rows = np.stack([base[0], custom[0]], axis=1)
-    plain = clustered(rows, range(12), ratio)
-    found = clustered(rows, range(12), ratio, users=[""] * 12)
+    plain = clustered_estimate(rows, range(12), ratio)
+    found = clustered_estimate(rows, range(12), ratio, users=[""] * 12)
     assert found.by_session == (plain.low, plain.high) and plain.by_session is None
     margin = math.hypot(math.log(plain.high / plain.value), 1.959964 * 0.1 / math.sqrt(3))
     assert math.log(found.high / found.value) == pytest.approx(margin)
@@ -190,7 +191,7 @@ def test_users_that_are_not_logged_do_not_make_an_interval_too_narrow():
         size = np.exp(0.5 * random.standard_normal(100))
         factor_S = np.exp(0.1 * random.standard_normal(8) - 0.005)[user_S]
         rows = np.stack([size * factor_S, size], axis=1)
-        found = clustered(rows, range(100), ratio, users=[""] * 100)
+        found = clustered_estimate(rows, range(100), ratio, users=[""] * 100)
         wrong += found.low > 1, found.by_session[0] > 1
     assert wrong[0] / trials <= 0.03 and wrong[1] / trials > 0.1
 
@@ -198,10 +199,10 @@ def test_users_that_are_not_logged_do_not_make_an_interval_too_narrow():
 def test_what_an_interval_speaks_for():
     base, custom = simulated(np.random.default_rng(3), 12, 1, noise=0.01)
     rows = np.stack([base[0], custom[0]], axis=1)
-    plain = clustered(rows, range(12), ratio)
+    plain = clustered_estimate(rows, range(12), ratio)
 
     def over(*users):
-        found = clustered(rows, range(12), ratio, users=users)
+        found = clustered_estimate(rows, range(12), ratio, users=users)
         return found.over, found.low == plain.low
 
     # An id that all share is not a user, so users are unknown, as without ids.
@@ -212,7 +213,7 @@ def test_what_an_interval_speaks_for():
     assert over(*["a", "b", "c"] * 4) == (few, False)
     gain = np.repeat([1, 1.1, 0.9, 1.2, 0.8, 1], 2) + 0.01 * base[0]
     rows = np.stack([gain, np.ones(12)], axis=1)
-    plain = clustered(rows, range(12), ratio)
+    plain = clustered_estimate(rows, range(12), ratio)
     wider = "12 sessions of 6 users, with the wider interval over users"
     assert over(*np.repeat([*"abcdef"], 2)) == (wider, False)
     # A session of an unknown user counts as one.

@@ -9,8 +9,8 @@ from benchmarks.judge import trials_of
 from benchmarks.simulated_endpoint import DEMO, STANDARD, Setting
 from outrider.eval.config import EvalConfig
 from outrider.eval.results.parts import ClusteredEstimate
-from outrider.eval.stats.clusters import clustered
-from outrider.eval.stats.power import UNIT_NOISE, in_words, power, spread_of
+from outrider.eval.stats.clusters import clustered_estimate
+from outrider.eval.stats.power import UNIT_NOISE, power, power_in_words, spread_of
 
 
 def blocks_differ(random: np.random.Generator, count: int) -> np.ndarray:
@@ -55,7 +55,7 @@ def test_the_spread_between_sessions_is_read_from_an_interval() -> None:
     steps_S = random.lognormal(4, 0.7, sessions)
     sums_S2 = np.stack([steps_S, steps_S * np.exp(0.1 * random.standard_normal(sessions))], axis=1)
     names = [str(session) for session in range(sessions)]
-    ratio = clustered(sums_S2, names, lambda sums: sums[..., 1] / sums[..., 0])
+    ratio = clustered_estimate(sums_S2, names, lambda sums: sums[..., 1] / sums[..., 0])
     spread = spread_of(ratio, sessions)
     assert spread == pytest.approx(0.1, rel=0.15)
     none = ClusteredEstimate(value=1, low=None, high=None, observations=4, clusters=4, over="4")
@@ -64,10 +64,10 @@ def test_the_spread_between_sessions_is_read_from_an_interval() -> None:
 
 def test_the_words_name_what_is_assumed_and_what_helps() -> None:
     settings = EvalConfig(concurrency=[1], **STANDARD)
-    text = in_words(sessions=30, settings=settings)
+    text = power_in_words(sessions=30, settings=settings)
     share = math.floor(10 * power(gain=0.1, sessions=30, settings=settings))
     assert text.startswith(f"30 held-out sessions: a true +10% over base is shown in about {share}")
     assert "with 60 sessions in" in text and "traffic.users" not in text
-    assert "with logged users or traffic.users, in" in in_words(
+    assert "with logged users or traffic.users, in" in power_in_words(
         sessions=30, settings=settings, unknown_users=True
     )

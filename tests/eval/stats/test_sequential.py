@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from outrider.eval.config import EvalConfig
-from outrider.eval.stats.intervals import ERRORS_A_MARGIN, given_passed
-from outrider.eval.stats.sequential import Looks, looks_of
+from outrider.eval.stats.intervals import ERRORS_A_MARGIN, correct_for_selection
+from outrider.eval.stats.sequential import InterimLooks, interim_looks
 from outrider.eval.stats.speed_ratio import trimmed_mean
 from tests.eval.stats.machine_noise import machine_noise
 
@@ -14,7 +14,7 @@ TRIALS = 1500
 
 @pytest.mark.parametrize("first, last", [(1, 1), (2, 2), (1, 4), (2, 8), (3, 40)])
 def test_looks_spend_five_percent_in_all(first, last):
-    looks = Looks(first, last)
+    looks = InterimLooks(first, last)
     spent = [1 - looks.level(repeats) for repeats in looks.repeats]
     assert sum(spent) == pytest.approx(0.05) and looks.repeats[-1] == last
     if first == last:
@@ -22,12 +22,12 @@ def test_looks_spend_five_percent_in_all(first, last):
 
 
 def test_looks_double_and_the_last_keeps_most():
-    assert Looks(2, 8).repeats == [2, 4, 8]
+    assert InterimLooks(2, 8).repeats == [2, 4, 8]
     # A look after more than half of the repeats is left out.
-    assert Looks(2, 12).repeats == [2, 4, 12] and Looks(3, 8).repeats == [3, 8]
-    assert Looks(2, 8).level(2) == pytest.approx(1 - 0.05 / 16)
-    assert Looks(2, 8).level(4) == pytest.approx(1 - 0.05 * 3 / 16)
-    assert Looks(2, 8).level(8) == pytest.approx(1 - 0.05 * 12 / 16)
+    assert InterimLooks(2, 12).repeats == [2, 4, 12] and InterimLooks(3, 8).repeats == [3, 8]
+    assert InterimLooks(2, 8).level(2) == pytest.approx(1 - 0.05 / 16)
+    assert InterimLooks(2, 8).level(4) == pytest.approx(1 - 0.05 * 3 / 16)
+    assert InterimLooks(2, 8).level(8) == pytest.approx(1 - 0.05 * 12 / 16)
 
 
 @pytest.mark.parametrize(
@@ -36,12 +36,12 @@ def test_looks_double_and_the_last_keeps_most():
 )
 def test_only_a_full_measurement_has_a_single_look(measure, repeats, expected):
     settings = EvalConfig(measure=measure, repeats=repeats)
-    assert looks_of(settings).repeats == expected
+    assert interim_looks(settings).repeats == expected
 
 
 def measured(random: np.random.Generator, truth: float, scale: float) -> tuple[bool, float, bool]:
     """Any low end above 1; at the look where it stops, the reported ratio and if it covers."""
-    looks = Looks(2, 8)
+    looks = InterimLooks(2, 8)
     shown = False
     reported = None
     logs = np.log(truth) + machine_noise(random, 5 * looks.last, scale)
@@ -73,6 +73,6 @@ def test_a_ratio_that_passed_is_corrected_for_it(margin):
     random = np.random.default_rng(0)
     found = 1.1 * np.exp(error * random.standard_normal(6000))
     passed = [ratio for ratio in found if ratio * np.exp(-margin) > 1][:500]
-    corrected = [given_passed(ratio, ratio * np.exp(-margin), 1.0) for ratio in passed]
+    corrected = [correct_for_selection(ratio, ratio * np.exp(-margin), 1.0) for ratio in passed]
     assert min(corrected) >= 1.0 and abs(np.mean(corrected) / 1.1 - 1) < 0.015
     assert margin < 0.09 or np.mean(passed) / 1.1 - 1 > 0.01

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from outrider.eval.results.parts import ClusteredEstimate, Estimate, Interval
-from outrider.eval.stats.clusters import Trend, clustered
+from outrider.eval.stats.clusters import Trend, clustered_estimate
 from outrider.eval.stats.speed_ratio import (
     DRIFT,
     ReplayedLengths,
@@ -25,7 +25,7 @@ from tests.eval.stats.machine_noise import machine_noise, replayed_steps, simula
 
 def replayed_ratio(steps_R2: np.ndarray, level: float = 0.95) -> ReplayedLengths:
     sessions = np.arange(len(steps_R2)) // 4
-    whole = clustered(steps_R2, sessions, lambda s: s[..., 1] / s[..., 0], level)
+    whole = clustered_estimate(steps_R2, sessions, lambda s: s[..., 1] / s[..., 0], level)
     steps = float(steps_R2[:, 1].mean())
     return ReplayedLengths(whole=whole, steps=steps, cut=whole.value, cut_steps=steps)
 

@@ -9,7 +9,7 @@ import pytest
 
 from outrider.common.gpu_cards import CARDS
 from outrider.eval.bench import servers as servers_module
-from outrider.eval.bench.closed_loop import measure
+from outrider.eval.bench.closed_loop import measure_closed_loop
 from outrider.eval.bench.metrics import SpeedRatios
 from outrider.eval.bench.outputs import planned_passes
 from outrider.eval.bench.servers import Servers
@@ -17,11 +17,11 @@ from outrider.eval.config import LOOKUP_NUMBERS
 from outrider.eval.results.parts import DRAFTERS
 from outrider.pipeline.plan.hours import (
     Volume,
+    count_swaps,
     engine_starts,
     rates_of,
     split_volume,
     stage_seconds,
-    swaps,
     with_further_answers,
 )
 from outrider.pipeline.recipe.load import load_recipe
@@ -120,7 +120,7 @@ def test_further_answers_are_priced_as_sampling_capture_and_training() -> None:
     logged = Volume(log=50_000, train=30_000, validation=10_000, heldout=10_000, counted=True)
     volume = with_further_answers(logged, recipe, sequences=100, completion_share=0.5)
     assert (volume.further, volume.sampled) == (90_000, 45_000)
-    assert (volume.trained, volume.captured) == (120_000, 140_000)
+    assert (volume.trained_tokens, volume.captured_tokens) == (120_000, 140_000)
     stages, without = (
         stage_seconds(one, recipe, R1, CHECKPOINT, rates) for one in (volume, logged)
     )
@@ -240,7 +240,7 @@ def test_starts_swaps_and_passes_are_those_of_an_evaluation(
         passes = planned_passes(servers.groups([*drafts.items()]))
         for one in passes:
             servers.server("eager", one.variant, drafts[one.variant])
-        measure(
+        measure_closed_loop(
             servers,
             mode="eager",
             plan=PLAN | {"lookup": 3},
@@ -252,7 +252,7 @@ def test_starts_swaps_and_passes_are_those_of_an_evaluation(
     # Side by side, servers of the largest number may still be up after step timing.
     may_be_up = 2 if data_parallel > 1 and side_by_side else 0
     assert 0 <= engine_starts(recipe) - counted.starts <= may_be_up
-    assert counted.swaps <= swaps(recipe) <= max(2 * counted.swaps, 8)
+    assert counted.swaps <= count_swaps(recipe) <= max(2 * counted.swaps, 8)
     # `_verification_seconds` counts six passes, and a control on all prompts.
     assert [one.again for one in passes].count(False) == 6
     assert [one.variant for one in passes if one.again].count("none") == 1

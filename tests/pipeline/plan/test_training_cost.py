@@ -11,7 +11,7 @@ from rich.console import Console
 from outrider.common.files import write_json
 from outrider.common.gpu_cards import card_named
 from outrider.pipeline.plan import training_cost as pricing
-from outrider.pipeline.plan.plan import plan, print_plan
+from outrider.pipeline.plan.plan import plan_stages, print_plan
 from outrider.pipeline.plan.target_size import WORKSPACE, target_size
 from outrider.pipeline.plan.training_cost import Memory, price
 from outrider.pipeline.provenance import Gpu
@@ -94,7 +94,7 @@ def test_a_hub_model_with_its_config_alone_is_not_downloaded(r1_target, tmp_path
             f"outrider.pipeline.plan.{module}.local_target", lambda recipe: r1_target
         )
     run_dir = RunDirectory.of(recipe, tmp_path)
-    rows = plan(run_dir, recipe, ["ingest", "capture"], {}, price(run_dir, recipe))
+    rows = plan_stages(run_dir, recipe, ["ingest", "capture"], {}, price(run_dir, recipe))
     assert [row["action"].split(";")[0] for row in rows.values()] == [
         "would run",
         "would run after ingest",

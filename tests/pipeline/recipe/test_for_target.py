@@ -10,7 +10,7 @@ import pytest
 import outrider
 from outrider.common.errors import OutriderError
 from outrider.pipeline import preflight
-from outrider.pipeline.preflight import check, check_target
+from outrider.pipeline.preflight import check_recipe, check_target_and_base
 from outrider.pipeline.recipe.for_target import resolve_for_target, with_target_defaults
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.recipe.recipe import Recipe
@@ -135,7 +135,7 @@ def test_a_template_names_what_it_needs(
 
 def test_fp8_blocks_pass_and_other_quantizations_do_not(tmp_path: Path) -> None:
     target = write_fp8_copy(write_tiny_target(tmp_path / "source"), tmp_path / "target")
-    check_target(target)
+    check_target_and_base(target)
     config = json.loads((target / "config.json").read_text())
     for other in ({"quant_method": "awq"}, QUANTIZATION | {"weight_block_size": None}):
         (target / "config.json").write_text(json.dumps(config | {"quantization_config": other}))
@@ -143,7 +143,7 @@ def test_fp8_blocks_pass_and_other_quantizations_do_not(tmp_path: Path) -> None:
             OutriderError,
             match=rf"target/config\.json: quantization_config .*{other['quant_method']}",
         ):
-            check_target(target)
+            check_target_and_base(target)
 
 
 def test_a_quantization_that_vllm_does_not_load_is_refused(tmp_path: Path) -> None:
@@ -160,9 +160,9 @@ def test_a_quantization_that_vllm_does_not_load_is_refused(tmp_path: Path) -> No
     words = [f"target.model={target}", f"traffic.path={LOG}", "serving.engine.max_model_len=512"]
     words += ["speculator.kind=eagle3", "speculator.base=ngram"]
     with pytest.raises(OutriderError, match=r"quant_method = bitsandbytes: vLLM 0\.32 does not lo"):
-        check(load_recipe("template", words).recipe, dry_run=True)
+        check_recipe(load_recipe("template", words).recipe, dry_run=True)
     words.append("serving.engine.extra_arguments.quantization=bitsandbytes")
-    check(load_recipe("template", words).recipe, dry_run=True)
+    check_recipe(load_recipe("template", words).recipe, dry_run=True)
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
@@ -171,7 +171,7 @@ def test_another_vllm_than_the_tested_one_is_refused(
 ) -> None:
     monkeypatch.setattr(preflight, "vllm_version", lambda: "0.33.0")
     with pytest.raises(OutriderError, match=r"vLLM 0\.33\.0 has not .*pip install vllm==0\.32\.0"):
-        check(load_recipe("resume_screening").recipe, dry_run)
+        check_recipe(load_recipe("resume_screening").recipe, dry_run)
 
 
 def test_a_deprecated_quantization_is_refused_unless_it_is_allowed(tmp_path: Path) -> None:
@@ -186,6 +186,6 @@ def test_a_deprecated_quantization_is_refused_unless_it_is_allowed(tmp_path: Pat
     words += ["speculator.kind=eagle3", "speculator.base=ngram"]
     words.append("serving.engine.pipeline_parallel=2")
     with pytest.raises(OutriderError, match=r"quant_method = fbgemm_fp8: deprecated, .* allowed"):
-        check(load_recipe("template", words).recipe, dry_run=True)
+        check_recipe(load_recipe("template", words).recipe, dry_run=True)
     words[-1] = "serving.engine.extra_arguments.allow_deprecated_quantization=true"
-    check(load_recipe("template", words).recipe, dry_run=True)
+    check_recipe(load_recipe("template", words).recipe, dry_run=True)

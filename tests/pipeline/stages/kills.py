@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from outrider.common.files import holder
+from outrider.common.files import lock_holder
 from outrider.common.process_tree import wait_until
 from outrider.pipeline.run_dir import RunDirectory
 from tests.shipped_traffic import logged_rows
@@ -126,7 +126,7 @@ def _mark_of(process: psutil.Process) -> str | None:
 def assert_nothing_runs(command: Command, run_dir: Path) -> None:
     """No process of a killed command is left, so none holds a port, and the run is not locked."""
     assert wait_until(lambda: not command.alive(), PATIENCE_S), command.alive()
-    assert holder(run_dir / ".lock") is None
+    assert lock_holder(run_dir / ".lock") is None
 
 
 def files_below(folder: Path) -> dict[str, bytes]:

@@ -15,7 +15,7 @@ from outrider.eval.results.sections import KindSpeed
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
-from outrider.pipeline.runner import perform
+from outrider.pipeline.runner import perform_stage
 from outrider.pipeline.stages.evaluate import CHOOSE_KIND, EVALUATE_KINDS
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp
 from tests.eagle3_head import write_eagle3_head
@@ -68,7 +68,7 @@ def test_the_fastest_kind_is_published_and_evaluated(run, monkeypatch, step_s) -
         "none": {1: {0: 1e-7}},
     }
     monkeypatch.setattr(choose_kind_module, "_time_kinds", lambda *_: StepTimes(seconds=seconds))
-    perform(CHOOSE_KIND, directory, recipe, {})
+    perform_stage(CHOOSE_KIND, directory, recipe, {})
     choice = [KindSpeed.model_validate(each) for each in read_json(directory.kind_choice)]
     speeds = {each.kind: each.tokens_per_s(1) for each in choice}
     chosen = choice[0].kind
@@ -91,8 +91,8 @@ def test_the_fastest_kind_is_published_and_evaluated(run, monkeypatch, step_s) -
         assert context.speculators["custom"].kind == chosen
         return {"verdict": "ship", "kind": chosen}
 
-    monkeypatch.setattr("outrider.eval.evaluate.evaluate", evaluated)
-    perform(EVALUATE_KINDS, directory, recipe, {})
+    monkeypatch.setattr("outrider.eval.evaluate.run_evaluation", evaluated)
+    perform_stage(EVALUATE_KINDS, directory, recipe, {})
     assert directory.result_of("evaluate")["kind"] == chosen
     if chosen == "ngram":  # what an earlier choice has published is gone
         assert not directory.speculator.exists() and not directory.metrics.exists()
@@ -128,8 +128,8 @@ def test_a_trained_kind_that_is_slower_than_lookup_in_servers_is_followed_by_loo
         verdict = "undecided" if context.kinds[0].kind == "eagle3" else "ship"
         return {"verdict": verdict, "kind": context.kinds[0].kind}
 
-    monkeypatch.setattr("outrider.eval.evaluate.evaluate", measured)
-    perform(EVALUATE_KINDS, directory, recipe, {})
+    monkeypatch.setattr("outrider.eval.evaluate.run_evaluation", measured)
+    perform_stage(EVALUATE_KINDS, directory, recipe, {})
     order = ["eagle3", "mtp", "ngram", "p_eagle"]
     others = [kind for kind in evaluated[0] if kind not in ("eagle3", "ngram")]
     assert sorted(evaluated[0]) == order and evaluated[0][0] == "eagle3"

@@ -74,7 +74,7 @@ def test_lookup_has_a_bundle_without_weights(nano_r1, tmp_path):
     assert set(manifest["files"]) == {"serve.sh"} == set(check_files(out))
     flags = read_serve_flags(out, "/mnt/speculator").arguments["speculative_config"]
     assert flags["method"] == "ngram" and flags["num_speculative_tokens"] == 4
-    assert Speculator.named(out) == Speculator("ngram")
+    assert Speculator.from_name(out) == Speculator("ngram")
     assert base_of(str(out), nano_r1).kind.name == "ngram"
     assert "It has no weights" in model_card(out, "acme/lookup")
     with pytest.raises(OutriderError, match=r"ngram has nothing to load.*serve\.sh"):

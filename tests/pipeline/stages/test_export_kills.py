@@ -22,7 +22,7 @@ from outrider.pipeline.run_dir import RunDirectory
 from outrider.serving.bundle.bundle_digest import bundle_digest
 from outrider.serving.speculator import Speculator
 from outrider.speculators.kinds.suffix import SuffixLookup
-from outrider.speculators.lookup_history import HISTORY_FILE, Response
+from outrider.speculators.lookup_history import HISTORY_FILE, EarlierResponse
 from tests.eval.sample_results import sample_results
 from tests.pipeline.stages.kills import Command, assert_nothing_runs, files_below, stages_script
 
@@ -38,7 +38,7 @@ def write_evaluated(run: RunDirectory, nano_r1: Path) -> None:
     words = [f"target.model={nano_r1}", "speculator.kind=suffix", "export.tolerance=null"]
     recipe = load_recipe("resume_screening", words).recipe
     random_ids = np.random.default_rng(0).integers(0, 4000, (RESPONSES, LENGTH), np.int32)
-    responses = [Response(ids, f"session {n}") for n, ids in enumerate(random_ids)]
+    responses = [EarlierResponse(ids, f"session {n}") for n, ids in enumerate(random_ids)]
     folder = lookup_folder(run.evaluation, "suffix")
     folder.mkdir(parents=True, mode=0o700)
     SuffixLookup().prepare(responses, folder, max_gb=1.0, shared=True)

@@ -17,8 +17,8 @@ from outrider.serving.admin.swap import (
     Candidate,
     SpeculatorBroken,
     check_unchanged,
-    checked,
-    in_service,
+    read_candidate,
+    read_served,
     release_files,
     swap,
 )
@@ -34,7 +34,7 @@ K = 3
 
 @pytest.fixture
 def current(nano_r1: Path) -> Candidate:
-    return in_service(nano_r1)
+    return read_served(nano_r1)
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def good(nano_r1: Path, tmp_path: Path) -> Path:
 
 
 def load(folder: Path, current: Candidate, target: Path, digest: str = "") -> Candidate:
-    return checked(
+    return read_candidate(
         directory=folder,
         current=current,
         target_dir=target,
@@ -118,11 +118,11 @@ def test_weights_are_read_once_until_a_file_changes(
     read: list[set[str]] = []
     monkeypatch.setattr(swap_module, "check_finite", lambda headers: read.append({*headers}))
     for _ in range(3):
-        new = checked(good, current, nano_r1)
+        new = read_candidate(good, current, nano_r1)
     assert read == [{*new.forms}]
     for reads, change in enumerate((touched, replaced), 2):
         change(good)
-        checked(good, current, nano_r1)
+        read_candidate(good, current, nano_r1)
         assert len(read) == reads
 
 
@@ -132,7 +132,7 @@ def test_a_damaged_checkpoint_is_refused_again(
     edit_tensors(good, lambda tensors: [tensor.fill_(torch.nan) for tensor in tensors.values()])
     for _ in range(2):
         with pytest.raises(OutriderError, match="not a finite number"):
-            checked(good, current, nano_r1)
+            read_candidate(good, current, nano_r1)
 
 
 def test_files_that_are_no_whole_checkpoint_are_refused(
@@ -150,7 +150,7 @@ def test_files_that_are_no_whole_checkpoint_are_refused(
 
 
 def test_a_head_in_another_layout_of_names_fits(nano_r1: Path, tmp_path: Path) -> None:
-    own = in_service(write_eagle3_head(nano_r1, tmp_path / "own", layers=(2, 8, 13)))
+    own = read_served(write_eagle3_head(nano_r1, tmp_path / "own", layers=(2, 8, 13)))
     other = write_eagle3_head(nano_r1, tmp_path / "roots" / "other", seed=1, layers=(2, 8, 13))
 
     def rename(tensors: dict[str, torch.Tensor]) -> None:

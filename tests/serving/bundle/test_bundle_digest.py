@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.common.errors import OutriderError
-from outrider.serving.bundle.bundle_digest import bundle_digest, check_files, listing
+from outrider.serving.bundle.bundle_digest import bundle_digest, check_files, list_files
 from outrider.serving.bundle.bundle_places import local_bundle
 from tests.fuzzing import changed, examples
 
@@ -25,7 +25,7 @@ def bundle(tmp_path: Path) -> Path:
 
 
 def listed(folder: Path, **changed: str) -> None:
-    found = listing(folder)
+    found = list_files(folder)
     found["files"] |= changed
     found["sizes"] |= dict.fromkeys(changed, 0)
     (folder / "bundle.json").write_text(json.dumps(found))
@@ -78,7 +78,7 @@ def test_a_name_outside_of_the_bundle_is_refused(bundle: Path, name: str) -> Non
 def test_a_manifest_has_digests_and_the_sizes_of_the_files_up_to_a_limit(
     bundle: Path, key: str, value: object, message: str
 ) -> None:
-    manifest = listing(bundle)
+    manifest = list_files(bundle)
     if key == "sizes":
         value = manifest["sizes"] | {"twin/model.safetensors": value}
     (bundle / "bundle.json").write_text(json.dumps(manifest | {key: value}))

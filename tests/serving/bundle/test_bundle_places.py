@@ -9,7 +9,7 @@ import pytest
 
 from outrider.common.errors import OutriderError
 from outrider.serving.bundle.bundle_digest import bundle_digest
-from outrider.serving.bundle.bundle_places import local_bundle, pinned, put_bundle
+from outrider.serving.bundle.bundle_places import local_bundle, pin_location, put_bundle
 from tests.serving.exported import write_exported
 
 MEMORY = fsspec.filesystem("memory")
@@ -29,7 +29,7 @@ def test_a_bundle_comes_back_without_what_is_not_listed(url: str, tmp_path: Path
     with local_bundle(url) as directory:
         assert bundle_digest(directory) == bundle_digest(tmp_path / "bundle")
         assert not (directory / "extra.safetensors").exists()
-    assert pinned(url) == url
+    assert pin_location(url) == url
 
 
 @pytest.mark.attack("bundles")

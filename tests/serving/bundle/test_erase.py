@@ -15,7 +15,7 @@ from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.serve_flags import bundle_command, read_serve_flags
 from outrider.serving.speculator import Drafting, Speculator
 from outrider.speculators.kinds.suffix import FACTOR, SuffixLookup
-from outrider.speculators.lookup_history import HISTORY_FILE, Response, read_history
+from outrider.speculators.lookup_history import HISTORY_FILE, EarlierResponse, read_history
 from tests.serving.exported import files, write_exported
 
 SETTINGS = {FACTOR: 2.0}
@@ -24,7 +24,9 @@ SETTINGS = {FACTOR: 2.0}
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
     """Ten responses of five sessions."""
-    responses = [Response(np.array([n, n, n], np.int32), f"session {n // 2}") for n in range(10)]
+    responses = [
+        EarlierResponse(np.array([n, n, n], np.int32), f"session {n // 2}") for n in range(10)
+    ]
     directory = SuffixLookup().prepare(responses, tmp_path / "made", max_gb=1.0, shared=True)
     drafting = Drafting(Speculator("suffix", directory, SETTINGS), 6)
     out = tmp_path / "bundle"
@@ -36,7 +38,7 @@ def test_a_bundle_has_the_history_and_the_server_gets_it(bundle: Path) -> None:
     manifest = read_json(bundle / "bundle.json")
     assert set(manifest["files"]) == {"serve.sh", HISTORY_FILE}
     assert (bundle / HISTORY_FILE).stat().st_mode & 0o777 == 0o600
-    assert Speculator.named(bundle) == Speculator("suffix", bundle, SETTINGS)
+    assert Speculator.from_name(bundle) == Speculator("suffix", bundle, SETTINGS)
     given = read_serve_flags(bundle, "/mnt/speculator").arguments["speculative_config"]
     assert given["model"] == "/mnt/speculator" and given[FACTOR] == 2.0
     command, _ = bundle_command(bundle)
@@ -90,4 +92,4 @@ def test_a_bundle_without_a_history_and_a_changed_one_are_refused(
 def test_settings_of_a_hostile_bundle_are_refused(bundle: Path, settings: object) -> None:
     manifest = read_json(bundle / "bundle.json") | {"settings": settings}
     with pytest.raises(OutriderError, match="settings"):
-        Drafting.of_manifest(manifest, bundle)
+        Drafting.from_manifest(manifest, bundle)

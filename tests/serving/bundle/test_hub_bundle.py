@@ -16,7 +16,7 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import write_json
-from outrider.serving.bundle.bundle_places import local_bundle, pinned, put_bundle
+from outrider.serving.bundle.bundle_places import local_bundle, pin_location, put_bundle
 from outrider.serving.bundle.model_card import model_card
 from tests.serving.exported import R1, files, write_exported
 
@@ -113,7 +113,7 @@ def test_a_bundle_is_one_commit_and_comes_back(
     (server.folder / "extra.safetensors").write_bytes(b"weights")
     with local_bundle(address) as directory:
         assert files(directory) == files(bundle)
-    assert pinned(address) == f"hf://{REPOSITORY}@{SHA}"
+    assert pin_location(address) == f"hf://{REPOSITORY}@{SHA}"
     assert {each.args[0] for each in server.downloaded.call_args_list} == {SHA}
 
 

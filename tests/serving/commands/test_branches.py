@@ -7,7 +7,7 @@ import pytest
 
 from outrider.serving.commands.find import find_command
 from outrider.serving.commands.forms.branches import with_decided_branches
-from outrider.serving.commands.forms.variables import resolved
+from outrider.serving.commands.forms.variables import expand_variables
 
 SCRIPT = """
 DEBUG="${{DEBUG:-0}}"
@@ -134,7 +134,7 @@ def test_a_variable_of_an_undecided_branch_decides_nothing() -> None:
     ],
 )
 def test_arithmetic_of_integers_is_computed(word: str, value: str) -> None:
-    assert resolved(word, {"NODES": "2", "GPUS": "8"}) == value
+    assert expand_variables(word, {"NODES": "2", "GPUS": "8"}) == value
 
 
 def test_arrays_have_comments_and_quotations_with_parentheses() -> None:
@@ -197,4 +197,4 @@ def test_a_case_without_a_value_stays_and_its_variables_decide_nothing() -> None
     ],
 )
 def test_words_are_expanded_as_bash_does(word: str, value: str) -> None:
-    assert resolved(word, {"SIZE": "7bX", "A": "ab"}) == value
+    assert expand_variables(word, {"SIZE": "7bX", "A": "ab"}) == value

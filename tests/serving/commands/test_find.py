@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from outrider.common.errors import OutriderError
 from outrider.serving.commands.find import find_command
-from outrider.serving.commands.forms.pasted import as_typed
+from outrider.serving.commands.forms.pasted import strip_paste_marks
 from outrider.serving.commands.forms.unresolved import UNRESOLVED
 
 SETTINGS = '{"method": "mtp", "num_speculative_tokens": 1}'
@@ -436,7 +436,7 @@ def test_pm2s_files_in_yaml_are_read() -> None:
 @pytest.mark.parametrize("dashes", ["—", "–", "–-", "-–", "\u2011\u2011", "\u2212-"])
 def test_dashes_of_word_processors_are_hyphens(dashes: str) -> None:
     text = f"hi\n\nvllm serve org/m {dashes}max-num-seqs 64 {dashes}dtype bfloat16\n"
-    words = find_command("x", as_typed(text))[1]
+    words = find_command("x", strip_paste_marks(text))[1]
     assert words == ["org/m", "--max-num-seqs", "64", "--dtype", "bfloat16"]
 
 

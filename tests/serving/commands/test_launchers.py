@@ -4,7 +4,7 @@ import pytest
 
 from outrider.common.errors import OutriderError
 from outrider.serving.commands.find import find_command
-from outrider.serving.commands.forms.launchers import of_launcher, words_of_prefixes
+from outrider.serving.commands.forms.launchers import translate_launcher, words_of_prefixes
 
 SERVE = ["vllm", "serve", "--model", "org/model"]
 
@@ -32,7 +32,7 @@ SERVE = ["vllm", "serve", "--model", "org/model"]
 def test_a_launcher_s_own_flags_are_left_out(
     module: str, words: list[str], expected: list[str]
 ) -> None:
-    assert of_launcher(module, words) == expected
+    assert translate_launcher(module, words) == expected
     assert find_command("x", f"python3 -m {module} " + " ".join(words))[1] == expected
 
 
@@ -110,8 +110,8 @@ def test_variables_of_vllm_itself_stay_next_to_those_of_a_container() -> None:
 
 
 def test_kserve_makes_float16_of_auto() -> None:
-    assert of_launcher("huggingfaceserver", ["--model_id=m"])[1:] == ["--dtype", "float16"]
-    given = of_launcher("huggingfaceserver", ["--model_id=m", "--dtype", "auto"])
+    assert translate_launcher("huggingfaceserver", ["--model_id=m"])[1:] == ["--dtype", "float16"]
+    given = translate_launcher("huggingfaceserver", ["--model_id=m", "--dtype", "auto"])
     assert given[1:] == ["--dtype", "float16"]
 
 
@@ -142,4 +142,4 @@ def test_keys_behind_a_dot_stay_as_they_are_written() -> None:
     """vLLM's parser replaces underscores before the first dot only."""
     words = ["--max_model_len", "4096", "--speculative_config.num_speculative_tokens", "3"]
     expected = ["--max-model-len", "4096", "--speculative-config.num_speculative_tokens", "3"]
-    assert of_launcher("dynamo.vllm", words)[:4] == expected
+    assert translate_launcher("dynamo.vllm", words)[:4] == expected

@@ -11,7 +11,7 @@ from outrider.common.errors import OutriderError
 from outrider.serving.commands.find import find_command
 from outrider.serving.commands.forms.gcloud import words_of_gcloud
 from outrider.serving.commands.forms.llama_swap import words_of_llama_swap
-from outrider.serving.commands.forms.pasted import as_typed
+from outrider.serving.commands.forms.pasted import strip_paste_marks
 from outrider.serving.commands.serve_command import read_serve_command
 
 SETTINGS = '{"method": "mtp", "num_speculative_tokens": 1}'
@@ -34,7 +34,7 @@ def notebook(*cells: str, kind: str = "code") -> str:
 )
 def test_a_notebooks_cells_are_a_script(cell: str) -> None:
     text = notebook("%env VLLM_USE_DEEP_GEMM=1\nimport os", "import torch\n", cell)
-    variables, words = find_command("x", as_typed(text))
+    variables, words = find_command("x", strip_paste_marks(text))
     assert words == WORDS
     assert variables == {"VLLM_USE_DEEP_GEMM": "1"}
 
@@ -58,17 +58,17 @@ def test_a_notebooks_cells_are_a_script(cell: str) -> None:
 def test_a_notebooks_command_has_the_values_of_python(command: str, expected: list[str]) -> None:
     cells = ["owner = 'org'\n%env A=b\nsize = 2 * 4", "!pip install vllm\nsize = 8"]
     text = notebook(*cells, "model = f'{owner}/model'", f"!{command}")
-    assert find_command("x", as_typed(text))[1] == expected
+    assert find_command("x", strip_paste_marks(text))[1] == expected
 
 
 def test_a_notebooks_prose_is_no_command() -> None:
     with pytest.raises(OutriderError, match="no `vllm serve`"):
-        find_command("x", as_typed(notebook(SCRIPT, kind="markdown")))
+        find_command("x", strip_paste_marks(notebook(SCRIPT, kind="markdown")))
 
 
 def test_other_json_stays() -> None:
     text = '{"cells": [], "nbformat": 4'
-    assert as_typed(text) == text
+    assert strip_paste_marks(text) == text
 
 
 def test_a_mail_is_decoded_and_its_quoted_lines_are_read() -> None:
@@ -76,10 +76,10 @@ def test_a_mail_is_decoded_and_its_quoted_lines_are_read() -> None:
     body = f"Hi,\n\n{quoted}\nGrüße\n> On 12 Nov, Jo wrote:\n>> the vllm command? I have =20\n"
     message = email.message.EmailMessage()
     message.set_content(body, cte="quoted-printable")
-    assert find_command("x", as_typed(message.as_string()))[1] == WORDS
+    assert find_command("x", strip_paste_marks(message.as_string()))[1] == WORDS
     # A part that was copied from the source has no header.
     encoded = quopri.encodestring(quoted.replace("-tp 8", f"-tp 8 --seed=0 {'x' * 70}").encode())
-    words = find_command("x", as_typed(encoded.decode()))[1]
+    words = find_command("x", strip_paste_marks(encoded.decode()))[1]
     assert words[:4] == ["org/model", "-tp", "8", "--seed=0"]
 
 
@@ -92,7 +92,7 @@ def test_a_mail_is_decoded_and_its_quoted_lines_are_read() -> None:
     ],
 )
 def test_what_only_looks_like_a_mail_stays(text: str) -> None:
-    assert as_typed(text) == text
+    assert strip_paste_marks(text) == text
 
 
 def test_a_pdfs_letters_are_a_keyboards() -> None:
@@ -101,7 +101,7 @@ def test_a_pdfs_letters_are_a_keyboards() -> None:
         " ––speculative\u2011con\ufb01g ‘{“method”: “ngram”,\n    “num_speculative_tokens”: 4}’\n"
         "    ––dtype half\n"
     )
-    assert find_command("x", as_typed(typeset))[1] == [
+    assert find_command("x", strip_paste_marks(typeset))[1] == [
         *("org/my-model", "--max-num-seqs", "96", "--speculative-config"),
         *('{"method": "ngram",\n    "num_speculative_tokens": 4}', "--dtype", "half"),
     ]
@@ -113,11 +113,11 @@ def zsh(*commands: str) -> str:
 
 def test_zshs_history_is_one_command_a_line() -> None:
     long = SCRIPT.rstrip().replace("\\\n", "\\\\\n")
-    assert find_command("x", as_typed(zsh("cd ~", "nvidia-smi", long, long)))[1] == WORDS
+    assert find_command("x", strip_paste_marks(zsh("cd ~", "nvidia-smi", long, long)))[1] == WORDS
     with pytest.raises(OutriderError, match="2 different commands"):
-        find_command("x", as_typed(zsh("vllm serve org/model -tp 2", long)))
+        find_command("x", strip_paste_marks(zsh("vllm serve org/model -tp 2", long)))
     commented = zsh("# start\\\nvllm serve org/model -tp 2")
-    assert find_command("x", as_typed(commented))[1] == ["org/model", "-tp", "2"]
+    assert find_command("x", strip_paste_marks(commented))[1] == ["org/model", "-tp", "2"]
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,9 @@ def test_other_ends_are_read(end: str) -> None:
 def test_helms_values_begin_below_their_title() -> None:
     spec = {"modelURL": "org/model", "vllmConfig": {"tensorParallelSize": 8}}
     values = yaml.safe_dump({"servingEngineSpec": {"modelSpec": [spec]}})
-    words = find_command("x", as_typed(f"$ helm get values v\nUSER-SUPPLIED VALUES:\n{values}"))[1]
+    words = find_command(
+        "x", strip_paste_marks(f"$ helm get values v\nUSER-SUPPLIED VALUES:\n{values}")
+    )[1]
     assert words[0] == "org/model"
     assert words[words.index("--tensor-parallel-size") + 1] == "8"
 

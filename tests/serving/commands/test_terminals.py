@@ -6,7 +6,7 @@ from outrider.common.errors import OutriderError
 from outrider.serving.commands.find import find_command
 from outrider.serving.commands.forms.terminals import Typed, as_script, is_terminal, typed_in
 from outrider.serving.commands.serve_command import read_serve_command
-from outrider.serving.commands.surroundings import completed
+from outrider.serving.commands.surroundings import complete_text
 
 COMPOSE = """services:
   vllm:
@@ -44,7 +44,7 @@ PROMPTS = (
 
 
 def words_in(text: str) -> list[str]:
-    return find_command("copied.txt", completed(text, None))[1]
+    return find_command("copied.txt", complete_text(text, None))[1]
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)

@@ -15,7 +15,7 @@ from outrider.serving.admin.address import Address
 from outrider.serving.admin.live_flags import ADMIN, TOKEN_FILE, admin_token, live_environment
 from outrider.serving.admin.replica import REQUESTS, ROUTE
 from outrider.serving.vllm_hooks import admin_route
-from outrider.serving.vllm_hooks.admin_route import AdminRoute, bound
+from outrider.serving.vllm_hooks.admin_route import AdminRoute, bind_socket
 
 
 def client(speculative: Any = None, **parallel: Any) -> Any:
@@ -115,8 +115,8 @@ def test_the_token_file_is_private_and_written_once(tmp_path: Path) -> None:
 
 def test_a_socket_that_somebody_answers_at_is_not_taken(tmp_path: Path) -> None:
     address = Address(path=str(tmp_path / "admin"))
-    with contextlib.closing(bound(address)):
+    with contextlib.closing(bind_socket(address)):
         assert (tmp_path / "admin").stat().st_mode & 0o777 == 0o600
         with pytest.raises(OutriderError, match="another server listens there"):
-            bound(address)
-    bound(address).close()  # its server is gone
+            bind_socket(address)
+    bind_socket(address).close()  # its server is gone

@@ -49,9 +49,9 @@ def held_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     for name in ("READ_S", "SWAP_S", "ANSWER_S"):
         monkeypatch.setattr(live_speculator, name, 0.2)
     started_with = SimpleNamespace(kind=KINDS["mtp"], directory=Path("/nowhere"))
-    monkeypatch.setattr(live_speculator, "in_service", lambda _: started_with)
-    monkeypatch.setattr(live_speculator, "checked", read)
-    monkeypatch.setattr(live_speculator, "differing", lambda *_: [])
+    monkeypatch.setattr(live_speculator, "read_served", lambda _: started_with)
+    monkeypatch.setattr(live_speculator, "read_candidate", read)
+    monkeypatch.setattr(live_speculator, "list_differing_arguments", lambda *_: [])
     yield free
     free.set()
 

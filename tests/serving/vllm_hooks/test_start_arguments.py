@@ -5,7 +5,7 @@ import json
 import pytest
 
 from outrider.serving.serve_flags import read_serve_flags
-from outrider.serving.vllm_hooks.start_arguments import differing
+from outrider.serving.vllm_hooks.start_arguments import list_differing_arguments
 from tests.serving.exported import engine, write_exported
 
 YARN = {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}
@@ -32,4 +32,4 @@ def test_arguments_that_differ_from_the_release_s_are_named(tmp_path, changed, n
     manifest = json.loads((bundle / "bundle.json").read_text())
     manifest["serve"]["arguments"] |= changed
     (bundle / "bundle.json").write_text(json.dumps(manifest))
-    assert differing(started, bundle) == names
+    assert list_differing_arguments(started, bundle) == names

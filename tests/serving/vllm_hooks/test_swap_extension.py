@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from outrider.serving.vllm_hooks.swap_extension import load, renew_draft_vocabulary
+from outrider.serving.vllm_hooks.swap_extension import load_drafter_weights, renew_draft_vocabulary
 
 
 class Head(nn.Module):
@@ -25,8 +25,8 @@ class Head(nn.Module):
 def test_every_loaded_parameter_is_named() -> None:
     head = Head()
     weights = {"norm.weight": torch.ones(2, 2), "lm_head.weight": torch.ones(3, 2)}
-    assert load(head, weights.items()) == set(weights)
-    assert load(head, [("lm_head.weight", torch.zeros(3, 2))]) == {"lm_head.weight"}
+    assert load_drafter_weights(head, weights.items()) == set(weights)
+    assert load_drafter_weights(head, [("lm_head.weight", torch.zeros(3, 2))]) == {"lm_head.weight"}
 
 
 def test_sampled_drafts_of_a_new_vocabulary_are_at_its_tokens():

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from outrider.speculators.parity import ParityConfig, complaint
+from outrider.speculators.parity import ParityConfig, parity_failure
 
 HOOKS, ON_CPU = "tests.serving.vllm_hooks.v2_hooks", "tests.serving.vllm_hooks.v2_on_cpu"
 LOOKUP = "tests.serving.vllm_hooks.v2_lookup"
@@ -38,7 +38,7 @@ def test_v2_captures_swaps_and_drafts_as_v1_does(nano_r1, prompts, tmp_path):
         streams.append(load_file(out))
     v1, v2 = found
     assert (v1["v2"], v2["v2"]) == (False, True)
-    assert complaint(v2["found"], ParityConfig()) is None
+    assert parity_failure(v2["found"], ParityConfig()) is None
     torch.testing.assert_close(torch.tensor(v2["states"]), torch.tensor(v1["states"]))
     # Near ties may differ in bf16 (seen: 56 of 63 chains of 3 drafts were equal), and after one in
     # the text the steps differ too: steps from the same text are compared.
@@ -61,7 +61,10 @@ def test_a_kind_of_v2_alone_drafts_as_its_unroll(
     found = on_cpu(DSPARK, short_r1, tmp_path, method, prompts=prompts[:4], folder=tmp_path)
     assert found["first"][0][0] > 30
     for name, wrong in (("first", False), ("second", False), ("crossed", True)):
-        assert (complaint(found[name], ParityConfig()) is not None) is wrong, (name, found[name])
+        assert (parity_failure(found[name], ParityConfig()) is not None) is wrong, (
+            name,
+            found[name],
+        )
 
 
 @pytest.mark.engine

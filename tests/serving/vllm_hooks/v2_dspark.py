@@ -45,7 +45,7 @@ def parities(
     edit_tensors(heads[1], draft_every_third_token)
     for head in heads:
         check_speculator(head, directory)
-    first, second = map(Speculator.named, heads)
+    first, second = map(Speculator.from_name, heads)
     assert first.swaps_with(second)
     drafting = Drafting(first, K, sample_method)
     spec = first.features(directory)

@@ -31,7 +31,7 @@ def main() -> None:
     directory = target.directory()
     parity = ParityConfig(max_tokens=24)
     small = EngineConfig(max_num_batched_tokens=32, max_num_seqs=4)
-    base = Speculator.named(directory)
+    base = Speculator.from_name(directory)
     spec = base.features(directory)
     with open_engine(target, small, Drafting(base, K), extension=DRAFT_EXTENSION) as engine:
         swap(engine, directory, directory, directory)

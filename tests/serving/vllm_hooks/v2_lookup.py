@@ -57,7 +57,7 @@ def main() -> None:
     }
     method = config.speculative_config.method
     runner = "v2" if config.use_v2_model_runner else "v1"
-    assert runner == runner_of(speculator.family, small)
+    assert runner == runner_of(speculator.drafter_kind, small)
     print(json.dumps({"runner": runner, "method": method, "steps": steps, "replayed": replayed}))
 
 

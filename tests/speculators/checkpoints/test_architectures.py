@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.data.features.engine_checks import norm_and_layers
-from outrider.pipeline.preflight import check_target
+from outrider.pipeline.preflight import check_target_and_base
 from outrider.speculators.base import kind_and_base
 from outrider.speculators.checkpoints.layout import read_layout, read_target_config
 from outrider.speculators.checkpoints.target_ends import load_target_ends
@@ -67,13 +67,13 @@ def test_heads_are_trained_for_a_deepseek_in_any_quantization(
     before = load_target_ends(target)
     config = read_json(target / "config.json") | {"quantization_config": quantization}
     (target / "config.json").write_text(json.dumps(config))
-    check_target(target, SpeculatorConfig(kind="eagle3"))
+    check_target_and_base(target, SpeculatorConfig(kind="eagle3"))
     assert torch.equal(load_target_ends(target).lm_head_VH, before.lm_head_VH)
     assert kind_and_base(target) == ("eagle3", "ngram")
     with pytest.raises(
         OutriderError, match=r"read unquantized or in DeepSeek's FP8 only .*eagle3$"
     ):
-        check_target(target, SpeculatorConfig())
+        check_target_and_base(target, SpeculatorConfig())
 
 
 def test_a_quantization_in_a_file_of_its_own_is_read_as_in_vllm(tmp_path: Path) -> None:
@@ -84,9 +84,9 @@ def test_a_quantization_in_a_file_of_its_own_is_read_as_in_vllm(tmp_path: Path) 
     (target / "hf_quant_config.json").write_text(json.dumps(file))
     assert read_target_config(target)["quantization_config"]["quant_algo"] == "NVFP4"
     assert kind_and_base(target) == ("eagle3", "ngram")
-    check_target(target, SpeculatorConfig(kind="eagle3"))
+    check_target_and_base(target, SpeculatorConfig(kind="eagle3"))
     with pytest.raises(OutriderError, match=r"quantization_config has .*modelopt"):
-        check_target(target, SpeculatorConfig())
+        check_target_and_base(target, SpeculatorConfig())
     config = read_json(target / "config.json") | {"quantization_config": QUANTIZATION}
     (target / "config.json").write_text(json.dumps(config))
     assert read_target_config(target)["quantization_config"] == QUANTIZATION  # takes precedence
@@ -100,7 +100,7 @@ def test_a_packed_head_is_refused_in_preflight(names: tuple[str, ...], tmp_path:
     tensors |= {f"lm_head.{name}": torch.zeros(4, dtype=torch.int32) for name in names}
     save_file(tensors, target / "model.safetensors")
     with pytest.raises(OutriderError, match=rf"lm_head is quantized \(lm_head\.{names[0]}"):
-        check_target(target, SpeculatorConfig(kind="eagle3"))
+        check_target_and_base(target, SpeculatorConfig(kind="eagle3"))
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from outrider.common.errors import OutriderError
-from outrider.speculators.checkpoints.fp8 import dequantize, grid, quantize
+from outrider.speculators.checkpoints.fp8 import dequantize, quantize, scale_shape
 from outrider.speculators.checkpoints.layout import fp8_blocks, read_layout
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.kinds import target_tensors
-from outrider.speculators.kinds.mtp.check import layer_names, layer_prefix
-from outrider.speculators.kinds.mtp.checkpoint import checkpoint_names, load_mtp
+from outrider.speculators.kinds.mtp.check import layer_prefix, mtp_tensor_names
+from outrider.speculators.kinds.mtp.checkpoint import load_mtp, mtp_checkpoint_tensors
 from tests.fp8_target import LINEAR, QUANTIZATION, spread, write_fp8_copy
 from tests.tiny import LAYERS, edit_tensors, save_drafter, write_tiny_target
 
@@ -58,7 +58,9 @@ def test_quantizing_is_the_literal_rule(weight: Tensor, powers_of_two: bool) -> 
     weight[:4, :6] *= 448 * 2**-5 / weight[:4, :6].abs().max()  # its scale is a power of two
     value, scale = quantize(weight, BLOCKS, powers_of_two)
     assert value.dtype == torch.float8_e4m3fn and value.shape == weight.shape
-    assert scale.dtype == torch.float32 and tuple(scale.shape) == grid(weight.shape, BLOCKS) == (
+    assert scale.dtype == torch.float32 and tuple(scale.shape) == scale_shape(
+        weight.shape, BLOCKS
+    ) == (
         3,
         3,
     )
@@ -166,7 +168,7 @@ def test_what_changed_is_quantized_and_read_back_as_it_will_be_served(
     prefix = layer_prefix(read_layout(target).config)
     touched = {"mlp.experts.1.up_proj.weight", "self_attn.o_proj.weight"}
     whole = {"eh_proj.weight", "mlp.gate.weight", "hnorm.weight", "shared_head.norm.weight"}
-    views = checkpoint_names(speculator.state_dict())
+    views = mtp_checkpoint_tensors(speculator.state_dict())
     with torch.no_grad():
         for suffix in touched | whole:
             views[suffix].add_(torch.randn_like(views[suffix]) * 0.01)
@@ -180,7 +182,7 @@ def test_what_changed_is_quantized_and_read_back_as_it_will_be_served(
             assert name + "_scale_inv" not in written
         elif suffix.removesuffix("_scale_inv") not in touched:
             assert same_bytes(tensor, original[name]), name
-    again = checkpoint_names(load_mtp(tmp_path / "speculator").state_dict())
+    again = mtp_checkpoint_tensors(load_mtp(tmp_path / "speculator").state_dict())
     powers_of_two = "scale_fmt" in read_layout(target).config["quantization_config"]
     for suffix in touched:
         value, scale = quantize(views[suffix].detach(), (128, 128), powers_of_two)
@@ -194,10 +196,10 @@ def test_only_the_shards_that_are_wanted_are_named_and_read(tmp_path: Path) -> N
     source = write_tiny_target(tmp_path / "source", layers_in_shards=True)
     sharded = write_fp8_copy(source, tmp_path / "sharded")
     layout = read_layout(sharded)
-    assert layout.files(layer_names(layout)) == [SECOND]
+    assert layout.files(mtp_tensor_names(layout)) == [SECOND]
     assert layout.files(target_tensors(layout)) == [FIRST, SECOND]
     wanted = set(target_tensors(layout))
-    assert wanted - layer_names(layout) == {"model.embed_tokens.weight", "lm_head.weight"}
+    assert wanted - mtp_tensor_names(layout) == {"model.embed_tokens.weight", "lm_head.weight"}
     assert not SHARED & wanted and MTP + "self_attn.o_proj.weight_scale_inv" in wanted
     (sharded / FIRST).unlink()
     load_mtp(sharded)

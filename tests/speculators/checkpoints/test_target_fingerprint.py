@@ -9,7 +9,7 @@ import pytest
 from outrider.common.errors import OutriderError
 from outrider.speculators.checkpoints.target_fingerprint import (
     KEY,
-    check_target,
+    check_bundle_target,
     target_fingerprint,
 )
 from outrider.speculators.kinds import check_speculator
@@ -40,9 +40,9 @@ def test_another_target_is_named_with_the_fix(nano_r1: Path, tmp_path: Path) -> 
         KEY: target_fingerprint(other),
     }
     with pytest.raises(OutriderError, match=r"R1 \(\w{12}\), but .*\(\w{12}\).*target\.model"):
-        check_target(manifest, "bundle", nano_r1)
-    check_target(manifest, "bundle", other)
-    check_target({KEY: None}, "bundle", nano_r1)
+        check_bundle_target(manifest, "bundle", nano_r1)
+    check_bundle_target(manifest, "bundle", other)
+    check_bundle_target({KEY: None}, "bundle", nano_r1)
     speculator = shutil.copytree(nano_r1, tmp_path / "speculator")
     (speculator / "bundle.json").write_text(json.dumps(manifest))
     with pytest.raises(OutriderError, match="made for target deepseek-ai/DeepSeek-R1"):

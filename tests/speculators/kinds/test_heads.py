@@ -14,7 +14,7 @@ from outrider.common.files import read_json
 from outrider.speculators.checkpoints.layout import read_layout
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.head_config import HeadConfig
-from outrider.speculators.kinds import check_speculator, kind_of, trainable_kind
+from outrider.speculators.kinds import check_speculator, drafter_kind_of, trainable_kind
 from outrider.speculators.kinds.protocol import Origin
 from outrider.speculators.unroll import Slots, valid_BT
 from tests.dflash_head import write_dflash_head, write_dspark_head
@@ -89,19 +89,19 @@ def test_a_head_is_recognized_written_and_read_again(
     assert layer.mlp.down_proj.weight.std() < 0.03 < head.fc.weight.std()
     scratch = tmp_path / "scratch"
     again = tmp_path / "again"
-    kind.write(kind.trained(head, head.state_dict()), origin, scratch)
+    kind.write(kind.trained_tensors(head, head.state_dict()), origin, scratch)
     config = read_json(scratch / "config.json")
     assert CONFIGS[name].items() <= config.items()
     assert kind.features(config, read_layout(target).config).names == ("layer_1", "layer_2")
     kind.check(scratch, read_layout(target))
     over = Origin(target, scratch)
     warm = kind.start(over, torch.float32, "cpu", seed=2)
-    kind.write(kind.trained(warm, warm.state_dict()), over, again)
+    kind.write(kind.trained_tensors(warm, warm.state_dict()), over, again)
     for file in ("config.json", "model.safetensors"):
         assert (again / file).read_bytes() == (scratch / file).read_bytes()
     assert kind.swappable(scratch, again)
     swapped = dict(kind.swap_tensors(again)).keys()
-    assert swapped == dict(kind.trained(warm, warm.state_dict())).keys() - {"t2d"}
+    assert swapped == dict(kind.trained_tensors(warm, warm.state_dict())).keys() - {"t2d"}
     kind.write_other_formats(again, target, "tiny", 5, tmp_path / "twins")
     twin = tmp_path / "twins" / "speculators"
     published = read_json(twin / "config.json")
@@ -109,7 +109,7 @@ def test_a_head_is_recognized_written_and_read_again(
     assert not published["transformer_layer_config"].keys() & {"pard_token", "markov_rank"}
     assert published[f"{'' if name in BLOCKS else 'eagle_'}aux_hidden_state_layer_ids"] == [1, 2]
     kind.check(twin, read_layout(target))
-    assert kind_of(scratch) is kind_of(twin) is kind
+    assert drafter_kind_of(scratch) is drafter_kind_of(twin) is kind
     one, two = (kind.load(path, target, torch.float32) for path in (again, twin))
     assert one.shape == two.shape and one.state_dict().keys() == two.state_dict().keys()
     for key, tensor in one.state_dict().items():
@@ -151,7 +151,7 @@ def test_a_warm_start_drafts_the_tokens_of_the_traffic(
         for row, token in zip(after, expected, strict=True):
             known = before[base_ids.index(token)] if token in base_ids else new[token]
             torch.testing.assert_close(row, known.expand_as(row))
-    kind.write(kind.trained(head, head.state_dict()), origin, tmp_path / "out")
+    kind.write(kind.trained_tensors(head, head.state_dict()), origin, tmp_path / "out")
     kind.check(tmp_path / "out", read_layout(target))
     again: Any = kind.load(tmp_path / "out", target, torch.float32)
     assert again.target_ids_D.tolist() == expected
@@ -257,7 +257,7 @@ def test_a_head_that_is_not_unrolled_or_served_is_refused(
     write, written = WRITERS[name]
     directory = write(target, tmp_path / "head", **{"layers": LAYERS} | written | options)
     kind = trainable_kind(name)
-    assert kind_of(directory) is kind
+    assert drafter_kind_of(directory) is kind
     with pytest.raises(OutriderError, match=message):
         kind.check(directory, read_layout(target))
 

@@ -6,7 +6,7 @@ import pytest
 from outrider.speculators.kinds.ngram import NGramLookup
 from outrider.speculators.kinds.protocol import NO_DRAFT, Lookup
 from outrider.speculators.kinds.suffix import SuffixLookup
-from outrider.speculators.lookup_history import Response
+from outrider.speculators.lookup_history import EarlierResponse
 
 
 def literal_length(tokens, shortest, longest):
@@ -43,7 +43,7 @@ def test_suffix_lookup_has_matches_at_anchors_that_its_own_steps_skip(tmp_path):
     kind = SuffixLookup()
     random = np.random.default_rng(0)
     responses = [random.integers(0, 4, 40).tolist() for _ in range(5)]
-    earlier = [Response(np.array(response, np.int32)) for response in responses]
+    earlier = [EarlierResponse(np.array(response, np.int32)) for response in responses]
     directory = kind.prepare(earlier, tmp_path, max_gb=1.0, shared=True)
     lookup = Lookup("suffix", history=kind.history(directory))
     ids_T = random.integers(0, 4, 60, dtype=np.int32)

@@ -16,7 +16,7 @@ from tests.speculators.kinds.test_heads import CONFIGS, TWINS, WRITERS
 
 def use(head: Path, target: Path, cache: Path) -> None:
     """What a dry run reads of a head before it reads tensors, and its check."""
-    speculator = Speculator.named(head)
+    speculator = Speculator.from_name(head)
     speculator.features(target)
     check_speculator(head, target)
     served_directory(head, target, cache)

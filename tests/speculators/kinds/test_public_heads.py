@@ -17,7 +17,7 @@ from torch import Tensor
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.pipeline import preflight
-from outrider.pipeline.preflight import check_served, check_target
+from outrider.pipeline.preflight import check_servable, check_target_and_base
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.serving import runner, vllm_arguments
 from outrider.serving.speculator import Drafting, Speculator
@@ -26,7 +26,7 @@ from outrider.speculators.base import unsupported_kinds
 from outrider.speculators.checkpoints.layout import read_layout
 from outrider.speculators.config import SpeculatorConfig
 from outrider.speculators.head_config import HeadConfig
-from outrider.speculators.kinds import check_speculator, kind_of, trainable_kind
+from outrider.speculators.kinds import check_speculator, drafter_kind_of, trainable_kind
 from outrider.speculators.kinds.eagle3.loadable import ARCHITECTURES, SAME_CLASS
 from outrider.speculators.kinds.protocol import Origin
 from tests.dflash_head import write_dflash_head, write_dspark_head
@@ -145,19 +145,19 @@ def test_a_public_head_is_served_and_counted_but_not_trained(
 ) -> None:
     directory = write(qwen3, tmp_path / "head")
     kind = trainable_kind(name)
-    assert kind_of(directory) is kind
+    assert drafter_kind_of(directory) is kind
     check_speculator(directory, qwen3)
-    assert kind.most_drafts(read_json(directory / "config.json")) == most
+    assert kind.max_drafts(read_json(directory / "config.json")) == most
     # The evaluation catches this refusal and counts instead (`EvaluationContext.no_replay`).
     with pytest.raises(OutriderError, match=f"{reason}.*vLLM serves such a head"):
-        Speculator.named(directory).features(qwen3)
+        Speculator.from_name(directory).features(qwen3)
     with pytest.raises(OutriderError, match=f"head/config.json: {reason}.*outrider eval RECIPE"):
         kind.check_target(qwen3, directory, config_only=True)
     base = SpeculatorConfig(kind=name, base=str(directory))
     with pytest.raises(OutriderError, match=reason):
-        check_target(qwen3, base)
+        check_target_and_base(qwen3, base)
     # Other kinds are trained and compared with it.
-    check_target(qwen3, SpeculatorConfig(kind="eagle3", base=str(directory)))
+    check_target_and_base(qwen3, SpeculatorConfig(kind="eagle3", base=str(directory)))
     assert "eagle3" not in unsupported_kinds(str(directory), qwen3)
 
 
@@ -168,14 +168,14 @@ def test_several_layers_of_a_block_need_a_gpu(
     """vLLM's CPU fault is the reason; an EAGLE-3 head of several layers is right there."""
     monkeypatch.setattr(vllm_arguments, "runs_on_cpu", lambda: on_cpu)
     recipe = load_recipe("r1_distill/template").recipe
-    head = Speculator.named(write_z_lab(qwen3, tmp_path / "dflash"))
+    head = Speculator.from_name(write_z_lab(qwen3, tmp_path / "dflash"))
     deep = write_eagle3_head(qwen3, tmp_path / "eagle3", layers=[2, 18, 33], num_hidden_layers=2)
-    check_served(Speculator.named(deep), recipe, "speculator.base")
+    check_servable(Speculator.from_name(deep), recipe, "speculator.base")
     if not on_cpu:
-        check_served(head, recipe, "speculator.base")
+        check_servable(head, recipe, "speculator.base")
         return
     with pytest.raises(OutriderError, match=r"^speculator.base.*norms the keys of all layers"):
-        check_served(head, recipe, "speculator.base")
+        check_servable(head, recipe, "speculator.base")
 
 
 def test_more_drafts_than_the_block_has_are_refused_with_the_number(
@@ -188,7 +188,7 @@ def test_more_drafts_than_the_block_has_are_refused_with_the_number(
         if most is None:
             continue
         directory = write(qwen3, tmp_path / f"{name}-{most}-{len(list(tmp_path.iterdir()))}")
-        speculator = Speculator.named(directory)
+        speculator = Speculator.from_name(directory)
         assert speculator_refusal(Drafting(speculator, most), engine) is None
         refusal = speculator_refusal(Drafting(speculator, most + 1), engine)
         assert refusal is not None and f"at most {most} tokens a step, not {most + 1}" in refusal
@@ -199,9 +199,9 @@ def test_an_export_has_the_block_of_its_own_depth(name: str, qwen3: Path, tmp_pa
     kind = trainable_kind(name)
     origin = Origin(qwen3, None, HeadConfig(draft_vocabulary="all"))
     head: Any = kind.start(origin, torch.float32, "cpu", seed=0)
-    kind.write(kind.trained(head, head.state_dict()), origin, tmp_path / "head")
+    kind.write(kind.trained_tensors(head, head.state_dict()), origin, tmp_path / "head")
     kind.write_other_formats(tmp_path / "head", qwen3, "tiny", 5, tmp_path / "twins")
-    assert kind.most_drafts(read_json(tmp_path / "twins" / "speculators" / "config.json")) == 5
+    assert kind.max_drafts(read_json(tmp_path / "twins" / "speculators" / "config.json")) == 5
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_other_drafters_with_a_dflash_section_are_not_taken_for_dflash(
     keys = {"architectures": [architecture], "model_type": "deepseek_v4"}
     directory = write_dflash_head(qwen3, tmp_path / "head", **keys)
     with pytest.raises(OutriderError, match=rf"\['{architecture}'\].*eval --server URL"):
-        kind_of(directory)
+        drafter_kind_of(directory)
 
 
 def test_a_head_without_rows_for_its_own_vocabulary_is_refused(qwen3: Path, tmp_path: Path) -> None:
@@ -289,22 +289,24 @@ def test_preflight_checks_the_base(
     """K of the endpoint is compared with the block before anything is spent."""
     for module in (vllm_arguments, runner):
         monkeypatch.setattr(module, "runs_on_cpu", lambda: False)
-    monkeypatch.setattr(preflight, "check_traffic", lambda recipe: None)
+    monkeypatch.setattr(preflight, "check_log_paths", lambda recipe: None)
     head = write_z_lab(qwen3, tmp_path / "head")
     options = [f"target.model={qwen3}", f"speculator.base={head}", "speculator.kind=eagle3"]
-    preflight.check(load_recipe("r1_distill/template", options).recipe, dry_run=True)
+    preflight.check_recipe(load_recipe("r1_distill/template", options).recipe, dry_run=True)
     deep = load_recipe("r1_distill/template", [*options, "speculator.depth=16"]).recipe
     with pytest.raises(OutriderError, match=r"speculator.base = .*at most 15 tokens a step"):
-        preflight.check(deep, dry_run=True)
+        preflight.check_recipe(deep, dry_run=True)
 
 
 def refusals(directory: Path, target: Path) -> set[str]:
     """What training from a head, comparing with it in a dry run, and serving it report."""
-    kind = trainable_kind(kind_of(directory).name)
+    kind = trainable_kind(drafter_kind_of(directory).name)
     found = set()
     for check in (
         lambda: kind.check_target(target, directory, config_only=True),
-        lambda: check_target(target, SpeculatorConfig(kind="dflash", base=str(directory)), True),
+        lambda: check_target_and_base(
+            target, SpeculatorConfig(kind="dflash", base=str(directory)), True
+        ),
         lambda: check_speculator(directory, target),
     ):
         with pytest.raises(OutriderError) as raised:
@@ -377,8 +379,8 @@ def test_spec_forge_s_dspark_keys_are_copied_to_where_vllm_looks(
     assert refusal.endswith("at the top level of config.json; copy them there")
     path.write_text(json.dumps({**config, **of_head, "dflash_config": of_block}))
     check_speculator(directory, qwen3)
-    assert kind_of(directory).name == "dspark"
-    assert kind_of(directory).most_drafts(read_json(path)) == 7
+    assert drafter_kind_of(directory).name == "dspark"
+    assert drafter_kind_of(directory).max_drafts(read_json(path)) == 7
 
 
 def printed_by_vllm(code: str, *words: str) -> Any:

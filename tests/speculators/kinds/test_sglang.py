@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from outrider.common.files import read_json, write_json
 from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.kinds.eagle3.kind import Eagle3
-from outrider.speculators.kinds.eagle3.shape import plain_config
+from outrider.speculators.kinds.eagle3.shape import plain_eagle_config
 from outrider.speculators.kinds.mtp.kind import MTP
 from outrider.speculators.kinds.protocol import Origin
 from tests.eagle3_head import write_eagle3_head
@@ -146,7 +146,7 @@ def export_head(target: Path, bundle: Path, base: Path | None = None, **settings
     origin = Origin(target, base, head, (lambda: counts_V[None]) if base is None else None)
     kind = Eagle3()
     module = kind.start(origin, torch.float32, "cpu", seed=1)
-    kind.write(kind.trained(module, module.state_dict()), origin, bundle)
+    kind.write(kind.trained_tensors(module, module.state_dict()), origin, bundle)
     return bundle
 
 
@@ -212,7 +212,7 @@ def results(folder: Path, targets: dict[str, Path], bundles: dict[str, Path]) ->
     for name, target in layer_targets(folder).items():
         for layers in LAYERS:
             head = HeadConfig(layers=layers, layer_type="llama")
-            config = plain_config(read_json(target / "config.json"), head, 64)
+            config = plain_eagle_config(read_json(target / "config.json"), head, 64)
             bundle = write_config(folder / "layers" / name / "_".join(map(str, layers)), config)
             jobs[f"{name}{layers}"] = job(target, bundle, of_layer=False, load=False)
     written = folder / "results.json"

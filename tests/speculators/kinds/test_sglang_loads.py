@@ -189,7 +189,7 @@ def test_a_new_eagle3_head_fills_the_module(
     head_config = HeadConfig(draft_vocabulary=vocabulary, layers=layers, layer_type="llama")
     origin = Origin(target, None, head_config, lambda: counts_V[None])
     head = kind.start(origin, torch.float32, "cpu", seed=1)
-    kind.write(kind.trained(head, head.state_dict()), origin, tmp_path / "head")
+    kind.write(kind.trained_tensors(head, head.state_dict()), origin, tmp_path / "head")
     config = read_json(tmp_path / "head" / "config.json")
     assert config["architectures"] == ["LlamaForCausalLMEagle3"]
     # SGLang has no such order of norms, and would ignore the key.

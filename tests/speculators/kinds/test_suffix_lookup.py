@@ -12,12 +12,12 @@ from outrider.serving.speculator import Speculator
 from outrider.speculators.base import base_of
 from outrider.speculators.kinds.protocol import NO_DRAFT, Lookup
 from outrider.speculators.kinds.suffix import FACTOR, SuffixLookup, lookup_cache
-from outrider.speculators.lookup_history import Response, tenant_key
+from outrider.speculators.lookup_history import EarlierResponse, tenant_key
 
 
 def prepared(responses, folder):
     """The directory of a shared history."""
-    history = [Response(np.array(ids, np.int32)) for ids in responses]
+    history = [EarlierResponse(np.array(ids, np.int32)) for ids in responses]
     return SuffixLookup().prepare(history, folder, max_gb=1.0, shared=True)
 
 
@@ -136,7 +136,7 @@ def test_a_history_that_is_written_again_is_what_replay_searches(tmp_path: Path)
     kind = SuffixLookup()
     ids_T = np.array([1, 7, 8, 3], np.int32)
     for followed_by in (40, 41):
-        earlier = [Response(np.array([7, 8, followed_by], np.int32))]
+        earlier = [EarlierResponse(np.array([7, 8, followed_by], np.int32))]
         directory = kind.prepare(earlier, tmp_path, max_gb=1.0, shared=True)
         lookup = Lookup("suffix", history=kind.history(directory))
         matches = kind.all_matches(ids_T, 1, 1, lookup)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from outrider.speculators.kinds.mtp.checkpoint import (
-    checkpoint_names,
     load_mtp,
+    mtp_checkpoint_tensors,
 )
 from outrider.speculators.kinds.mtp.kind import MTP
 from outrider.speculators.kinds.mtp.layer import MTPSpeculator
@@ -70,7 +70,7 @@ def test_adapted_experts_are_the_literal_sum(target: Path, x_NH: Tensor) -> None
     """Token by token, expert by expert: W x + (alpha / rank) B (A x) in each projection."""
     speculator = adapted(target, moved=True)
     mlp = speculator.block.mlp
-    weights = checkpoint_names(load_mtp(target).state_dict())
+    weights = mtp_checkpoint_tensors(load_mtp(target).state_dict())
     experts = mlp.experts
     scale = 6.0 / 4
     weight_Nk, index_Nk = mlp.gate(x_NH)
@@ -93,11 +93,11 @@ def test_adapted_experts_are_the_literal_sum(target: Path, x_NH: Tensor) -> None
 def test_merged_weights_compute_what_the_adapters_did(target: Path, x_NH: Tensor) -> None:
     speculator = adapted(target, moved=True)
     experts = speculator.block.mlp.experts
-    merged = dict(experts.merged({name: getattr(experts, name) for name in ADAPTERS}))
+    merged = dict(experts.merge_adapters({name: getattr(experts, name) for name in ADAPTERS}))
     plain = load_mtp(target)
     views = {
         name: view
-        for name, view in checkpoint_names(plain.state_dict()).items()
+        for name, view in mtp_checkpoint_tensors(plain.state_dict()).items()
         if ".experts." in name and "shared" not in name
     }
     assert set(merged) == set(views)
@@ -117,10 +117,10 @@ def test_an_expert_whose_adapter_never_moved_keeps_its_bytes(target: Path, tmp_p
     with torch.no_grad():
         experts.gate_up_b[2] = 0
         experts.down_b[2] = 0
-    merged = experts.merged({name: getattr(experts, name) for name in ADAPTERS})
+    merged = experts.merge_adapters({name: getattr(experts, name) for name in ADAPTERS})
     MTP().write(merged, Origin(target, None), tmp_path / "speculator")
-    before = checkpoint_names(load_mtp(target).state_dict())
-    after = checkpoint_names(load_mtp(tmp_path / "speculator").state_dict())
+    before = mtp_checkpoint_tensors(load_mtp(target).state_dict())
+    after = mtp_checkpoint_tensors(load_mtp(tmp_path / "speculator").state_dict())
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == {
         f"mlp.experts.{e}.{p}_proj.weight" for e in (0, 1, 3) for p in ("gate", "up", "down")

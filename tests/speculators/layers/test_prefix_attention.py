@@ -26,7 +26,7 @@ from outrider.speculators.layers.prefix_attention import (
     least_shared_memory,
     small_tiles,
 )
-from outrider.training.packing import Sample, make_samples, plan_epoch
+from outrider.training.packing import TrainingSample, make_samples, plan_epoch
 from tests.shipped_traffic import token_ids, with_token_ids
 from tests.speculators.layers.flex_kernels import Direction, shared_bytes, tiles_of
 
@@ -200,7 +200,7 @@ def rows_of_traffic(workload: str, count: int, row_tokens: int) -> list[Any]:
     raise AssertionError
 
 
-def row_of(samples: list[Sample]) -> tuple[Tensor, list[Span], int]:
+def row_of(samples: list[TrainingSample]) -> tuple[Tensor, list[Span], int]:
     """The anchors and spans of packed samples."""
     places = []
     spans = []

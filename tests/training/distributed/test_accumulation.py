@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from outrider.training.config import TrainingConfig
-from outrider.training.distributed.accelerator import make_accelerator, start_environment
+from outrider.training.distributed.accelerator import make_accelerator, set_training_environment
 from tests.training.forked_ranks import fork_ranks
 
 PROCESSES, ROWS_EACH, WIDTH = 2, 64, 16
@@ -26,7 +26,7 @@ def gradients() -> torch.Tensor:
 
 def measure(folder: Path) -> None:
     """One rank: the gradient norm of one step by ZeRO stage, as DeepSpeed computes it."""
-    start_environment()
+    set_training_environment()
     from accelerate.state import AcceleratorState
     from accelerate.utils import DummyOptim
 

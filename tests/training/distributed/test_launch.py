@@ -8,7 +8,7 @@ import torch
 from outrider.common.cluster.config import ClusterConfig
 from outrider.common.errors import OutriderError
 from outrider.training.config import TrainingConfig
-from outrider.training.distributed.accelerator import start_environment
+from outrider.training.distributed.accelerator import set_training_environment
 from outrider.training.distributed.launch import processes_here
 from outrider.training.distributed.spec import TrainingSpec
 from tests.training.corpus import make_corpus
@@ -54,4 +54,4 @@ def test_a_process_must_see_the_gpu_of_its_rank(monkeypatch, rank: int, gpus: in
     monkeypatch.setenv("LOCAL_RANK", str(rank))
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "")  # restored afterwards
     with pytest.raises(OutriderError, match=f"^LOCAL_RANK = {rank}, but .* sees {gpus} .*srun"):
-        start_environment()
+        set_training_environment()

@@ -20,7 +20,7 @@ from outrider.speculators.kinds.dspark.kind import DSpark
 from outrider.speculators.kinds.dspark.layer import DSparkHead
 from outrider.speculators.unroll import Slots, valid_BT
 from outrider.training.losses import distillation_loss
-from outrider.training.teacher import Served
+from outrider.training.teacher import ServedSampling
 from tests.dflash_head import write_dspark_head
 from tests.speculators.kinds.dflash import test_dflash
 from tests.speculators.kinds.eagle3.test_eagle3_unroll import LAYERS
@@ -132,7 +132,7 @@ def test_gradients_are_those_of_the_written_out_loss(target: Path, tmp_path: Pat
     teacher_NH = torch.randn(count, HIDDEN, dtype=torch.float64)
     token_N = token_BT[0, anchors_N + 2]
     valid_KN = torch.ones(DEPTH, count, dtype=torch.bool)
-    served = Served(torch.ones(count), torch.ones(count), False)
+    served = ServedSampling(torch.ones(count), torch.ones(count), False)
     weight_KN = torch.rand(DEPTH, count, dtype=torch.float64)
 
     _, states = head.unroll(ends, row, DEPTH)

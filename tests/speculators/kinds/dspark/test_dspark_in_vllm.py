@@ -31,7 +31,7 @@ def test_vllm_loads_all_of_an_export_and_drafts_the_same(target: Path, tmp_path:
     for name in ("markov_head.markov_w1.weight", "markov_head.markov_w2.weight"):
         state[name].mul_(4)  # biases as large as the block's logits
     exported = tmp_path / "head"
-    kind.write(kind.trained(head, state), origin, exported)
+    kind.write(kind.trained_tensors(head, state), origin, exported)
     us_NKH = torch.randn(ANCHORS, DEPTH, HIDDEN)
     known_N = torch.randint(0, VOCAB, (ANCHORS,))
     given = tmp_path / "states.safetensors"

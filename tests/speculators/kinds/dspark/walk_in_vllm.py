@@ -28,7 +28,7 @@ def main() -> None:
     )
     from vllm.v1.worker.gpu.spec_decode.dspark.speculator import DSparkSpeculator
 
-    from outrider.serving.vllm_hooks.swap_extension import load, required
+    from outrider.serving.vllm_hooks.swap_extension import load_drafter_weights, required_parameters
     from outrider.speculators.kinds import trainable_kind_of
 
     _, target, head, states, out = sys.argv
@@ -52,9 +52,9 @@ def main() -> None:
         init_distributed_environment(1, 0, meeting, 0, "gloo")
         initialize_model_parallel()
         model = initialize_model(vllm_config=config, model_config=drafter_config)
-        loaded = load(model, kind.swap_tensors(Path(head)))
+        loaded = load_drafter_weights(model, kind.swap_tensors(Path(head)))
         process_weights_after_loading(model, drafter_config, torch.device("cpu"))
-    assert required(model, kind) <= loaded, required(model, kind) - loaded
+    assert required_parameters(model, kind) <= loaded, required_parameters(model, kind) - loaded
     walk = SimpleNamespace(
         model=model,
         num_speculative_steps=depth,

@@ -38,7 +38,7 @@ def scratch(target: Path, **head: Any) -> Origin:
 
 
 def publish(head: EagleHead, origin: Origin, directory: Path) -> Path:
-    EAGLE3.write(EAGLE3.trained(head, head.state_dict()), origin, directory)
+    EAGLE3.write(EAGLE3.trained_tensors(head, head.state_dict()), origin, directory)
     return directory
 
 

@@ -24,7 +24,7 @@ from outrider.speculators.kinds.eagle3.shape import (
     auxiliary_layers,
     completed_config,
     default_layers,
-    plain_config,
+    plain_eagle_config,
 )
 from outrider.speculators.kinds.protocol import Origin
 from tests.eagle3_head import write_eagle3_head
@@ -84,7 +84,7 @@ def ascending(least: int, size: int) -> st.SearchStrategy[list[int]]:
 def test_all_engines_capture_the_layers_of_a_new_head(
     layers: list[int], target: dict[str, Any]
 ) -> None:
-    config = plain_config(target, HeadConfig(layers=tuple(layers), layer_type="llama"), 64)
+    config = plain_eagle_config(target, HeadConfig(layers=tuple(layers), layer_type="llama"), 64)
     assert auxiliary_layers(config, COUNT, "config.json") == tuple(layers)
     assert captured_by_vllm(config) == [tuple(layers)] * 2
     assert captured_by_sglang(config, target) == tuple(layers)
@@ -189,7 +189,7 @@ def test_a_base_is_trained_served_and_exported_with_the_same_layers(tmp_path: Pa
     assert (served / "model.safetensors").samefile(base / "model.safetensors")
     origin = Origin(target, base)
     head = EAGLE3.start(origin, torch.float32, "cpu", 0)
-    EAGLE3.write(EAGLE3.trained(head, head.state_dict()), origin, tmp_path / "custom")
+    EAGLE3.write(EAGLE3.trained_tensors(head, head.state_dict()), origin, tmp_path / "custom")
     for directory in (served, tmp_path / "custom"):
         config = read_json(directory / "config.json")
         assert captured_by_vllm(config, 8) == [layers] * 2
