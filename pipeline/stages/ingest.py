@@ -71,7 +71,7 @@ def _sources(recipe: Recipe) -> dict[str, str]:
 
 INGEST = Stage(
     name="ingest",
-    version=28,
+    version=29,
     needs=(),
     settings=_settings,
     sources=_sources,

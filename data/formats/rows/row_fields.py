@@ -21,6 +21,12 @@ from outrider.data.formats.rows.paths import (
     normalize_path,
     value_at,
 )
+from outrider.data.formats.rows.usual_names import (
+    THREAD_ID,
+    USUAL,
+    has_process_thread,
+    usual_value,
+)
 
 FIELDS = {
     # LangSmith's `session_id` is a project, and a conversation is the thread in `extra.metadata`.
@@ -144,8 +150,8 @@ NOT_SENT = "-"
 def fields(row: dict[str, Any]) -> dict[str, Any]:
     """Returns the values of `FIELDS`; None for a field that was not logged."""
     values: dict[str, Any] = {}
-    is_run = all(key in row for key in PROJECT)
     names = names_of(row)
+    misleading = _misleading(row, names)
     configured = field_values(row)
     of_trace = find_in(row, names, ANONYMOUS)
     trace = None if of_trace is None else value_at(of_trace, is_time=False)
@@ -153,20 +159,33 @@ def fields(row: dict[str, Any]) -> dict[str, Any]:
         if name in configured:
             values[name] = configured[name]
             continue
-        allowed = (path for path in paths if not (is_run and path == "session_id"))
+        allowed = (path for path in paths if path not in misleading)
         places = (find_in(row, names, normalize_path(path)) for path in allowed)
         read = (value_at(place, is_time=name == "time") for place in places if place is not None)
         unknown = (None, trace) if name == "user" else (None,)
         values[name] = next((value for value in read if value not in unknown), None)
+    missing = [name for name, value in values.items() if value is None and name not in configured]
+    for name in USUAL & set(missing):
+        values[name] = usual_value(row, name)
     if "time" not in configured:
         values["time"] = _start_of(row, names, values["time"])
     values["seconds"] = _seconds_of(row, names, values["time"])
-    if values["session"] is None or values["user"] is None:
+    if not HEADERS.keys().isdisjoint(missing):
         sent = _headers(row, names)
-        for name, keys in HEADERS.items():
-            if values[name] is None and name not in configured:
-                values[name] = next((sent[key] for key in keys if sent.get(key)), None)
+        for name in HEADERS.keys() & set(missing):
+            logged = (sent[key] for key in HEADERS[name] if sent.get(key))
+            values[name] = values[name] or next(logged, None)
     return values
+
+
+def _misleading(row: dict[str, Any], names: dict[str, str]) -> set[str]:
+    """Returns the paths of FIELDS that mean something else in this row."""
+    misleading = set()
+    if all(key in row for key in PROJECT):
+        misleading.add("session_id")
+    if has_process_thread(names):
+        misleading.add(THREAD_ID)
+    return misleading
 
 
 def _start_of(row: dict[str, Any], names: dict[str, str], time: float | None) -> float | None:

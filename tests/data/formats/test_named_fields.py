@@ -293,7 +293,7 @@ def test_a_user_s_wrong_name_is_found_although_rows_have_tenants(text_target, tm
 
 def test_a_table_of_messages_is_told_to_name_its_conversations(tmp_path):
     rows = [
-        {"conv_key" if key == "conversation_id" else key: value for key, value in row.items()}
+        {"room" if key == "conversation_id" else key: value for key, value in row.items()}
         for row in rows_of("c1")
     ]
     path = write_log(tmp_path / "messages.jsonl", rows)
