@@ -71,7 +71,7 @@ def _sources(recipe: Recipe) -> dict[str, str]:
 
 INGEST = Stage(
     name="ingest",
-    version=29,
+    version=30,
     needs=(),
     settings=_settings,
     sources=_sources,

@@ -1,6 +1,7 @@
 """The notebook of examples/: its calls exist, and it reaches a verdict."""
 
 import ast
+import importlib
 import inspect
 import json
 from pathlib import Path
@@ -12,15 +13,41 @@ import outrider
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "quickstart.ipynb"
 
 
-def test_the_notebook_makes_the_six_calls_of_the_package() -> None:
+def code_cells() -> list[str]:
+    """The source of each cell with code."""
     notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
-    cells = ["".join(each["source"]) for each in notebook["cells"] if each["cell_type"] == "code"]
-    calls = [node for node in ast.walk(ast.parse("\n".join(cells))) if isinstance(node, ast.Call)]
-    functions = [call.func for call in calls if isinstance(call.func, ast.Attribute)]
-    owned = {each.attr for each in functions if ast.unparse(each.value) == "outrider"}
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    return ["".join(cell["source"]) for cell in cells]
+
+
+def test_the_notebook_makes_the_six_calls_of_the_package() -> None:
+    tree = ast.parse("\n".join(code_cells()))
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    attributes = [call.func for call in calls if isinstance(call.func, ast.Attribute)]
+    called = {node.attr for node in attributes if ast.unparse(node.value) == "outrider"}
     functions = {name for name in outrider.__all__ if inspect.isfunction(getattr(outrider, name))}
     # The six are made of `open`; the other two need a live endpoint.
-    assert owned == functions - {"open", "deploy", "adapt_endpoint"}
+    assert called == functions - {"open", "deploy", "adapt_endpoint"}
+
+
+def test_the_notebook_names_what_exists() -> None:
+    tree = ast.parse("\n".join(code_cells()))
+    imported = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module]
+    modules = {
+        name.name: importlib.import_module(f"{node.module}.{name.name}")
+        for node in imported
+        if node.module.startswith("outrider.")
+        for name in node.names
+    }
+    assert modules
+    used = [
+        (node.value.id, node.attr)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    ]
+    assert [
+        name for name in used if name[0] in modules and not hasattr(modules[name[0]], name[1])
+    ] == []
 
 
 @pytest.mark.slow

@@ -24,6 +24,16 @@ from outrider.data.exchange import Reject
 from outrider.data.files.rows import parse_value
 from outrider.data.formats.calls.message_parts import ROLES
 from outrider.data.formats.calls.sampling import CONSTRAINTS, NUMBERS
+from outrider.data.formats.calls.usual_texts import (
+    END_THINK,
+    answer_name,
+    asked_in_parts,
+    bare_name,
+    choose_answer,
+    is_api_body,
+    is_hidden_thought,
+    thought_name,
+)
 from outrider.data.formats.calls.vercel import vercel_calls, vercel_messages, vercel_tools
 from outrider.data.formats.fields import parse_number, take_count
 from outrider.data.formats.rows.embedded import object_of
@@ -69,8 +79,6 @@ OF_DIFY = frozenset({"role", "text", "files"})
 
 SHORT = frozenset({"reasoning_content", "finish_reason"})
 """Keys next to `content` in a service's own form of an answer, which has no role."""
-
-END_THINK = "</think>"
 
 LANGCHAIN_KINDS = frozenset({"human", "ai", "system", "tool"})
 """LangChain's types of messages that a request or an answer has (langchain_core/messages)."""
@@ -140,6 +148,9 @@ PROMPTFOO = frozenset({"testCase", "promptIdx"})
 _MESSAGES_AS_TEXT = re.compile(r"\s*(?:[\[{]|- role:)")
 """How promptfoo's `parseChatPrompt` tells messages from a text."""
 
+OF_LLM = frozenset({"prompt_json", "response_json"})
+"""Keys of a row of the tool llm, whose prompt is the newest message of a conversation alone."""
+
 PREFERENCES = frozenset({"chosen", "rejected"})
 """Keys of preference data, whose answers are not the endpoint's."""
 
@@ -167,16 +178,17 @@ def message_sides(row: dict[str, Any]) -> MessageSides | None:
             answers = [_choice(*message) for message in messages]
             around = holders
     is_answered = answers is None and _is_short_answer(row)
-    if asked is None and answers is None:
+    if asked is None and not row.keys() >= OF_LLM:
         # With a system message or reasoning apart, the other text is what the user wrote.
         texts = asked_in_texts(row, INPUTS if is_answered else QUESTIONS) or []
         is_certain = len(texts) > 1 or is_answered or _is_of_promptfoo(row)
         asked = texts if is_certain else None
+        asked = asked or asked_in_parts((path, value) for path, value, _ in _values(row))
     if asked and is_answered:
         answer = {"role": "assistant", **{name: row[name] for name in SHORT_ANSWER}}
         return MessageSides(asked, [_choice(answer, row.get("finish_reason"))], [row])
     if asked and not answers:
-        answers, around = _answer_text(row)
+        answers, around = _answer_text(row, asked)
     return MessageSides(asked, answers, around) if asked and answers else None
 
 
@@ -425,8 +437,10 @@ def _has_answer_inside(text: str) -> bool:
     return inner is not None and "completion" in inner and inner.keys() <= WRAPPED_ANSWERS
 
 
-def _answer_text(row: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Returns the answer that a row has as text, and the objects around it."""
+def _answer_text(
+    row: dict[str, Any], asked: Sequence[dict[str, Any]]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Returns the answer to `asked` that a row has as text, and the objects around it."""
     answer: dict[str, Any] = {}
     around: list[dict[str, Any]] = []
     around_empty: list[dict[str, Any]] = []
@@ -447,10 +461,8 @@ def _answer_text(row: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[s
             answer[part] = _only_item(value)
             around = holders if part == "content" else around
         calls_tools = calls_tools or (name in CALLS and bool(value))
-    if answer.keys().isdisjoint(("content", "tool_calls")):
-        content, holders = _text_in_answer(row)
-        answer |= {} if content is None else {"content": content}
-        around = around if content is None else holders
+    if "tool_calls" not in answer:
+        around = _add_usual_texts(answer, row, asked) or around
     # Cut before the reasoning's end, the text is empty; without it, the answer would be rejected.
     if "reasoning_content" in answer and around_empty and not calls_tools:
         answer.setdefault("content", "")
@@ -470,6 +482,42 @@ def _text_in_answer(row: dict[str, Any]) -> tuple[str | None, list[dict[str, Any
         if (is_reply or _IN_ANSWER.fullmatch(path)) and isinstance(value, str) and value:
             return value, holders
     return None, []
+
+
+def _add_usual_texts(
+    answer: dict[str, Any], row: dict[str, Any], asked: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Adds the texts of an answer that have an application's own names.
+
+    Returns the objects around an added answer.
+    """
+    prompt = {message.get("content") for message in asked if isinstance(message["content"], str)}
+    texts = [
+        (path, value, holders)
+        for path, value, holders in _values(row)
+        if isinstance(value, str) and value and value not in prompt and not is_api_body(value)
+    ]
+    thoughts = {text for path, text, _ in texts if thought_name(path)} - SWITCHES
+    if "reasoning_content" not in answer and len(thoughts) == 1:
+        answer["reasoning_content"] = next(iter(thoughts))
+    if "content" in answer:
+        return []
+    content, holders = _text_in_answer(row)
+    if content is not None:
+        answer["content"] = content
+        return holders
+    about = logged_about(row)
+    hides_thought = any(is_hidden_thought(path, value) for path, value, _ in _values(row))
+    is_ended = about["end"] is not None or about["count"] is not None
+    chosen = choose_answer(
+        [text for text in texts if answer_name(text[0]) or bare_name(text[0])],
+        has_thought="reasoning_content" in answer,
+        is_call=is_ended and not hides_thought,
+    )
+    if chosen is None:
+        return []
+    _, answer["content"], holders = chosen
+    return holders
 
 
 def _only_item(value: Any) -> Any:

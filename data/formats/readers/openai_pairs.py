@@ -26,6 +26,7 @@ from outrider.data.formats.calls.cut_texts import check_complete, check_stored, 
 from outrider.data.formats.calls.message_sides import logged_about, message_sides, sent_parameters
 from outrider.data.formats.calls.openai import body, exchanges
 from outrider.data.formats.calls.sampling import NUMBERS
+from outrider.data.formats.calls.usual_texts import is_plain_answer
 from outrider.data.formats.fields import first_value, take_json
 from outrider.data.formats.readers import message_pairs
 from outrider.data.formats.rows.embedded import object_of
@@ -137,9 +138,12 @@ def _are_predictions(answers: Any) -> bool:
 
 
 def _is_answer(logged: Any) -> bool:
-    """Whether a response is its message, or the message's text."""
+    """Whether a response is its message, a list of it, or the message's text."""
+    if isinstance(logged, list) and logged and all(isinstance(item, dict) for item in logged):
+        return all(item.get("role") == "assistant" and "type" not in item for item in logged)
     if isinstance(logged, dict):
-        return logged.get("role") == "assistant" and "type" not in logged
+        is_message = logged.get("role") == "assistant" and "type" not in logged
+        return is_message or is_plain_answer(logged)
     is_text = isinstance(logged, str) and object_of(logged) is None
     return is_text and not is_proxys_text(logged)
 

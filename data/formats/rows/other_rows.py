@@ -77,7 +77,8 @@ STATISTICS = {
 that logs them."""
 
 _PROXY_TEXT = re.compile(
-    r"\s*<|\s*(upstream |no healthy upstream|stream timeout|downstream duration timeout|"
+    r"\s*<(!doctype|\?xml|html|head|body|title|center|h1|error)\b"
+    r"|\s*(upstream |no healthy upstream|stream timeout|downstream duration timeout|"
     + "|".join(re.escape(status.phrase) for status in http.HTTPStatus if status >= 400)
     + ")",
     re.IGNORECASE,
