@@ -137,9 +137,24 @@ COUNTS = (
     "output_token",  # Higress
     *("n_tok", "n_tokens"),
     *("usage.output", "token_usage.output", "tokens.output", "tokens.out"),
+    *("completion_token_count", "output_token_count", "generated_tokens", "tokens_generated"),
+    *("num_completion_tokens", "num_output_tokens", "num_generated_tokens", "response_tokens"),
+    *("tokens_out", "tokens_output", "tokens_completion", "out_tokens"),
 )
-ENDS = ("finish_reason", "finish_reasons", "stop_reason", "done_reason", "finish")
-SENT = frozenset({*NUMBERS, *CONSTRAINTS, "stop", "stop_sequences", "chat_template_kwargs"})
+PROMPT_COUNTS = (
+    *("prompt_tokens", "input_tokens", "token_count.prompt", "tokens.prompt"),
+    *("usage.input", "token_usage.input", "tokens.input", "tokens.in"),
+    *("prompt_token_count", "input_token_count", "num_prompt_tokens", "num_input_tokens"),
+    *("tokens_in", "tokens_input", "tokens_prompt", "in_tokens"),
+)
+"""Names of the number of tokens of a prompt."""
+
+ENDS = (
+    *("finish_reason", "finish_reasons", "stop_reason", "done_reason", "finish"),
+    *("end_reason", "completion_reason", "finish_status"),
+)
+OTHER_NAMES = {"stop_sequences": "stop", "temp": "temperature"}
+SENT = frozenset({*NUMBERS, *CONSTRAINTS, "stop", "chat_template_kwargs", *OTHER_NAMES})
 """Names of a request's parameters."""
 
 PROMPTFOO = frozenset({"testCase", "promptIdx"})
@@ -212,9 +227,10 @@ def sent_parameters(row: dict[str, Any]) -> dict[str, Any]:
     ranks: dict[str, tuple[int, bool]] = {}
     for path, value, holders in _values(row):
         outer, _, name = path.rpartition(".")
-        if name not in SENT or value is None or value == "":
+        is_set = value is not None and value != ""
+        if name not in SENT or not is_set or (name == "temp" and type(value) not in (int, float)):
             continue
-        name = "stop" if name == "stop_sequences" else name
+        name = OTHER_NAMES.get(name, name)
         rank = (len(holders), not OF_RESPONSE.search(outer))
         if name not in sent or rank < ranks[name]:
             sent[name] = vercel_tools(_decoded(value)) if name == "tools" else _decoded(value)
@@ -223,9 +239,15 @@ def sent_parameters(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def logged_about(row: dict[str, Any]) -> dict[str, Any]:
-    """Returns the model, limit, count and end of a call, as far as they were logged."""
+    """Returns the model, limit, counts and end of a call, as far as they were logged."""
     about: dict[str, Any] = {}
-    names = {"model": MODELS, "limit": LIMITS, "count": COUNTS, "end": ENDS}
+    names = {
+        "model": MODELS,
+        "limit": LIMITS,
+        "count": COUNTS,
+        "prompt_count": PROMPT_COUNTS,
+        "end": ENDS,
+    }
     ranks = {
         end: (about_key, rank) for about_key, ends in names.items() for rank, end in enumerate(ends)
     }
@@ -241,6 +263,7 @@ def logged_about(row: dict[str, Any]) -> dict[str, Any]:
     ends = _decoded(about.get("end"))
     about["end"] = ends[0] if isinstance(ends, list) and ends else ends
     about["count"] = take_count(about, "count")
+    about["prompt_count"] = take_count(about, "prompt_count")
     about["limit"] = parse_number(about, "limit")
     return about
 

@@ -88,7 +88,8 @@ def outcomes(
         "messages": openai_messages(sides.asked, "the request's messages"),
         "model": about.get("model"),
     }
-    response = {"usage": {"completion_tokens": about["count"]}, "choices": sides.answers}
+    usage = {"prompt_tokens": about["prompt_count"], "completion_tokens": about["count"]}
+    response = {"usage": usage, "choices": sides.answers}
     for choice in sides.answers:
         (choice["message"],) = openai_messages([choice["message"]], "the answer")
         if choice["finish_reason"] is None:
