@@ -356,7 +356,7 @@ class Run:
 
         from outrider.pipeline.runner import run_stages
 
-        console = Console(stderr=True)
+        console = Console(stderr=True, force_jupyter=False)  # one line each, without widgets
         return run_stages(
             run=self.directory,
             recipe=self.recipe,

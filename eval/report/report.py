@@ -54,7 +54,7 @@ def write_report(report: Report, report_dir: Path, trained_dir: Path) -> Path:
         with publish(path) as temporary:
             temporary.touch(mode=0o666 if report.samples is None else 0o600)  # customer text
             temporary.write_text(text, encoding="utf-8")
-    print_first_screen(values, Console(stderr=True))
+    print_first_screen(values, Console(stderr=True, force_jupyter=False))
     report.write(report_dir / "report.json")  # last: its presence marks the stage as complete
     return page
 

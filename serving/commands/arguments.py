@@ -95,9 +95,11 @@ def arguments_in(source: str, words: Sequence[str]) -> tuple[dict[str, Any], lis
 def _check_one_model(source: str, words: Sequence[str], positional: str, flag: str) -> None:
     """Raises an `OutriderError` if the first word and `--model` are different models.
 
-    A later word may be the value of a flag that the parser does not have.
+    A later word may be the value of a flag that the parser does not have. The first word counts
+    before `model` in the file of --config (vLLM's argparse_utils.py, `_pull_args_from_config`).
     """
-    if flag != positional == words[0]:
+    is_typed = any(word.partition("=")[0] == "--model" for word in words)
+    if is_typed and flag != positional == words[0]:
         raise OutriderError(
             f"{source}: two models, {redact(positional)} and --model {redact(flag)}, with which"
             " vLLM does not start; give the one that the endpoint serves"

@@ -4,6 +4,7 @@ import ast
 import importlib
 import inspect
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -61,3 +62,13 @@ def test_the_notebook_runs(tmp_path: Path) -> None:
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     assert sum("image/svg+xml" in output.get("data", {}) for output in outputs) >= 3
     assert (tmp_path / "bundles" / "quickstart" / "bundle.json").is_file()
+
+
+def test_the_notebook_shows_its_outputs() -> None:
+    """Those of `make notebook`, which name no folder of the machine that ran it."""
+    text = NOTEBOOK.read_text(encoding="utf-8")
+    cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+    outputs = [output for cell in cells for output in cell["outputs"]]
+    assert sum("image/svg+xml" in output.get("data", {}) for output in outputs) == 3
+    assert "outrider init nano_r1" in str(outputs)
+    assert not re.search(r"[\"' ](?:/tmp|/root|/home|/Users)/", text)

@@ -207,6 +207,24 @@ def message_sides(row: dict[str, Any]) -> MessageSides | None:
     return MessageSides(asked, answers, around) if asked and answers else None
 
 
+def asked_in(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns the messages of a row that has a request alone; empty if there are none."""
+    for _, value, _ in _values(row):
+        messages = _messages(value)
+        if messages and not _is_answer(messages[-1]):
+            return [message for message, _ in messages]
+    return asked_in_parts((path, value) for path, value, _ in _values(row))
+
+
+def answers_in(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns the choices of a row that has a response alone; empty if there are none."""
+    for _, value, _ in _values(row):
+        messages = _messages(value)
+        if messages and all(map(_is_answer, messages)):
+            return [_choice(*message) for message in messages]
+    return _answer_text(row, [])[0]
+
+
 def has_message(row: dict[str, Any]) -> bool:
     """Whether a row has anything under a name of messages, a question or an answer."""
     return any(
@@ -500,9 +518,13 @@ def _answer_text(
 def _text_in_answer(row: dict[str, Any]) -> tuple[str | None, list[dict[str, Any]]]:
     """Returns the text in an answer that is an object of an application's own."""
     for path, value, holders in _values(row):
-        has_end = "finish_reason" in holders[-1] or _is_models(holders[-1])
-        is_reply = has_end and _IN_REPLY.fullmatch(path) is not None
-        if (is_reply or _IN_ANSWER.fullmatch(path)) and isinstance(value, str) and value:
+        if not isinstance(value, str) or not value:
+            continue
+        if _IN_ANSWER.fullmatch(path):
+            return value, holders
+        # An object may have thousands of keys, so it is looked through last.
+        is_reply = _IN_REPLY.fullmatch(path) is not None
+        if is_reply and ("finish_reason" in holders[-1] or _is_models(holders[-1])):
             return value, holders
     return None, []
 

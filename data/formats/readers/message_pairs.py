@@ -94,7 +94,7 @@ def outcomes(
         (choice["message"],) = openai_messages([choice["message"]], "the answer")
         if choice["finish_reason"] is None:
             end = about["end"]
-            choice["finish_reason"] = end or _assumed_end(choice["message"], about)
+            choice["finish_reason"] = end or assumed_end(choice["message"], about)
     logged = fields_of([row, *sides.holders])
     logged |= {name: value for name, value in known.items() if value is not None}
     return exchanges(request, response, place, **logged)
@@ -133,7 +133,7 @@ def _check_all_messages(row: dict[str, Any], sides: MessageSides) -> None:
                 )
 
 
-def _assumed_end(message: dict[str, Any], about: dict[str, Any]) -> str:
+def assumed_end(message: dict[str, Any], about: dict[str, Any]) -> str:
     """Returns how an answer without a finish reason ended; one within its reasoning was cut."""
     content = message.get("content")
     if isinstance(content, str) and content.lstrip().startswith(THINK) and END_THINK not in content:

@@ -18,22 +18,36 @@ Client-side logs have this form. Tenant and session are lost unless the rows hav
 is joined separately; if an id is still ambiguous, its rows are rejected as `ambiguous_id`.
 """
 
+import contextlib
 import functools
 import json
+import re
+from collections.abc import Iterator
 from typing import Any
 
 from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.files.rows import FileSample, Row
 from outrider.data.formats.calls.cache_hits import check_generated
-from outrider.data.formats.calls.message_sides import SENT, logged_about, message_sides
+from outrider.data.formats.calls.message_parts import openai_messages
+from outrider.data.formats.calls.message_sides import (
+    SENT,
+    answers_in,
+    asked_in,
+    logged_about,
+    message_sides,
+    sent_parameters,
+)
 from outrider.data.formats.calls.openai import body, exchanges
 from outrider.data.formats.calls.openai_stream import join_chunks
+from outrider.data.formats.calls.usual_texts import is_plain_answer
 from outrider.data.formats.fields import first_value, take_text
+from outrider.data.formats.readers import message_pairs
 from outrider.data.formats.rows.embedded import object_of
 from outrider.data.formats.rows.join import joined_records, model_of
 from outrider.data.formats.rows.other_rows import check_completion
-from outrider.data.formats.rows.paths import find_field
+from outrider.data.formats.rows.paths import find_field, normalize_key
 from outrider.data.formats.rows.row_fields import fields
+from outrider.data.formats.rows.usual_names import HOLDERS
 from outrider.data.formats.sides import sides
 from outrider.data.formats.wrappers import open_row
 
@@ -42,8 +56,16 @@ NO_ID = (
     " each chunk of it, the same request_id, or log them in one row"
 )
 
-SHARED_IDS = ("request_id", "x_request_id", "correlation_id", "req_id", "id", "call_id", "call")
-"""Names of the id, in order of preference."""
+SHARED_IDS = ("request_id", "x_request_id", "correlation_id", "req_id")
+OTHER_IDS = ("id", "call_id", "call", "trace_id", "span_id", "uuid", "rid", "message_id")
+"""Names of the id, in order of preference; between them are those that `OF_CALL` matches."""
+
+OF_CALL = re.compile(
+    r"(?:(?:llm|client|api|http|chat|internal|upstream|x)_?)*"
+    r"(?:request|req|correlation|call|completion|generation|inference|invocation|interaction"
+    r"|transaction|exchange|job)_?(?:id|uuid|guid|key|ref)"
+)
+"""Names that applications give to the id of a call."""
 
 ASKED = ("messages", "prompt", "input", "inputs", "system")
 PARAMETERS = frozenset({
@@ -57,9 +79,23 @@ CALL = "call"
 OF_OTHER_APIS = frozenset({"choices", "response", "done", "eval_count", "type"})
 """Keys of a row whose `message` is no whole answer, or not the only one: Ollama, Anthropic."""
 
+OF_PIECES = frozenset({"choices", "done", "eval_count", "delta"})
+"""Keys of a row that may be a piece of an answer."""
+
 
 def recognizes(sample: FileSample) -> bool:
-    return any(_is_side(row) for row in sample.rows)
+    return any(_is_side(row) for row in sample.rows) or _has_halves(sample)
+
+
+def _has_halves(sample: FileSample) -> bool:
+    """Whether two rows with the same id are an application's own request and response."""
+    ids: dict[str, set[str | None]] = {"request": set(), "response": set()}
+    for row in sample.rows:
+        side = None if message_sides(row) else _side_of_own_form(row)
+        if side is not None:
+            with contextlib.suppress(Reject):  # an id that is no valid text
+                ids[side].add(_id_of(row))
+    return bool((ids["request"] & ids["response"]) - {None})
 
 
 def _is_side(row: dict[str, Any]) -> bool:
@@ -96,7 +132,12 @@ def _side(row: dict[str, Any]) -> str | None:
 
 def _member_of(row: Row | None) -> tuple[str, str, str | None]:
     parsed = open_row(row)
-    side = _side(parsed) or _side_of_other_row(parsed) or _side_inside(parsed)
+    side = (
+        _side(parsed)
+        or _side_of_other_row(parsed)
+        or _side_inside(parsed)
+        or _side_of_own_form(parsed)
+    )
     if str(parsed.get("datainblob")).lower() == "true":  # Azure Machine Learning, above 4 MB
         raise Reject("content_not_logged", "the event's data is a path: its body is in a blob")
     if side is None:
@@ -110,7 +151,7 @@ def _member_of(row: Row | None) -> tuple[str, str, str | None]:
 
 def _id_of(row: dict[str, Any]) -> str | None:
     """Returns the id that request and response share."""
-    for path in SHARED_IDS:
+    for path in (*SHARED_IDS, *_ids_of_call(row), *OTHER_IDS):
         field = find_field(row, path)
         if field is None:
             continue
@@ -120,6 +161,19 @@ def _id_of(row: dict[str, Any]) -> str | None:
         if text := take_text(field.holder, field.key, "row"):
             return text
     return None
+
+
+def _ids_of_call(row: dict[str, Any]) -> Iterator[str]:
+    """Yields the paths of a row's ids under an application's own names."""
+    for key, value in row.items():
+        name = normalize_key(key)
+        if OF_CALL.fullmatch(name):
+            yield name
+        inner = object_of(value) if name in HOLDERS else None
+        for inner_key in inner or ():
+            inner_name = normalize_key(inner_key)
+            if inner_name in SHARED_IDS or OF_CALL.fullmatch(inner_name):
+                yield f"{name}.{inner_name}"
 
 
 def _side_of_other_row(row: dict[str, Any]) -> str | None:
@@ -136,6 +190,18 @@ def _side_inside(row: dict[str, Any]) -> str | None:
     if response is not None:
         return "response"
     return None if request is None else "request"
+
+
+def _side_of_own_form(row: dict[str, Any]) -> str | None:
+    """Like `_side`, for messages or an answer under names of an application's own."""
+    if asked_in(row):
+        return "request"
+    return "response" if _own_answers(row) else None
+
+
+def _own_answers(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns the choices of a row with a whole answer under an application's own names."""
+    return answers_in(row) if OF_PIECES.isdisjoint(row) else []
 
 
 def _asked_in(row: bytes) -> str:
@@ -156,7 +222,17 @@ def _asked_in(row: bytes) -> str:
 
 
 def _request_of(asked: dict[str, Any]) -> dict[str, Any]:
-    return first_value(body(asked, "request"), sides(asked).request, asked)
+    prompt = asked.get("prompt")
+    is_own = isinstance(prompt, list) and all(isinstance(item, dict) for item in prompt)
+    logged = None if is_own else first_value(body(asked, "request"), sides(asked).request)
+    if logged is not None or not asked_in(asked) or "messages" in asked:
+        return first_value(logged, asked)
+    messages = openai_messages(asked_in(asked), "the request's messages")
+    return {
+        **sent_parameters(asked),
+        "model": logged_about(asked).get("model"),
+        "messages": messages,
+    }
 
 
 records = functools.partial(joined_records, member_of=_member_of, content_of=_asked_in)
@@ -178,7 +254,20 @@ def _response_of(answer: dict[str, Any]) -> dict[str, Any]:
         choice = {"message": message, "finish_reason": about["end"]}
         return {"choices": [choice], "usage": {"completion_tokens": about["count"]}}
     inside = {"response": sides(answer).response}
-    return first_value(body(answer, "response"), body(inside, "response"), answer)
+    logged = first_value(body(answer, "response"), body(inside, "response"))
+    if "choices" in answer or not (logged is None or is_plain_answer(logged)):
+        return first_value(logged, answer)
+    choices = _own_answers(answer)
+    about = logged_about(answer)
+    for choice in choices:
+        (choice["message"],) = openai_messages([choice["message"]], "the answer")
+        choice["finish_reason"] = (
+            choice["finish_reason"]
+            or about["end"]
+            or message_pairs.assumed_end(choice["message"], about)
+        )
+    usage = {"prompt_tokens": about["prompt_count"], "completion_tokens": about["count"]}
+    return {"choices": choices, "usage": usage} if choices else answer
 
 
 def parse(record: Record) -> list[Exchange | Reject]:

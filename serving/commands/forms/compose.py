@@ -21,6 +21,10 @@ _OF_COMPOSE = re.compile(
 """What Compose replaces; `$$` is a dollar sign."""
 
 
+EXTENSION = "x-"
+"""How keys begin that Compose itself does not read; YAML's anchors have put them where they are."""
+
+
 def completed_compose(document: Mapping[str, Any], folder: Folder | None) -> dict[str, Any]:
     """Returns a Compose file as `docker compose config` shows it."""
     content = read_near(".env", folder) if folder is not None else None
@@ -35,7 +39,8 @@ def completed_compose(document: Mapping[str, Any], folder: Folder | None) -> dic
         for name, service in services.items()
         if not isinstance(service, Mapping) or active & {"*", *_profiles_of(service, active)}
     }
-    return interpolated | {
+    used = {key: value for key, value in interpolated.items() if not key.startswith(EXTENSION)}
+    return used | {
         "services": {
             name: _with_env_files(service, folder)
             for name, service in (started or services).items()

@@ -8,7 +8,7 @@ import pytest
 
 from outrider.data.exchange import Exchange, Reject
 from outrider.data.files.sources import log_files
-from tests.data.logs import read_exchanges
+from tests.data.logs import read_exchanges, write_log
 
 R1, QWEN = "deepseek-r1", "qwen"
 
@@ -196,3 +196,34 @@ def test_a_line_that_was_printed_twice_is_one_request(tmp_path):
     outcomes = list(read_exchanges(log_files(str(log))))
     assert [type(outcome) for outcome in outcomes] == [Exchange, Reject]
     assert outcomes[1].reason == "duplicate"
+
+
+@pytest.mark.parametrize(
+    "key", ["req_id", "correlationId", "call_uuid", "llm_request_id", "trace_id"]
+)
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"raw_output": "<think>\nR\n</think>\n\nA"},
+        {"bot_reply": "A", "bot_reasoning": "R"},
+        {"response": {"text": "A", "reasoning": "R"}},
+        {"reply": {"role": "assistant", "content": "A", "reasoning": "R"}},
+    ],
+)
+@pytest.mark.parametrize("asked", ["messages", "prompt", "request.messages", "input.chat"])
+def test_an_applications_own_events_are_joined(tmp_path, key, answer, asked) -> None:
+    """By an id of the call and an answer that are named as applications name them."""
+    rows = []
+    for number in range(2):
+        holder, _, name = asked.rpartition(".")
+        messages = [{"role": "user", "content": f"Question {number}"}]
+        prompt = {holder: {name: messages}} if holder else {name: messages}
+        about = {key: f"r-{number}", "model": "deepseek-r1", "user_hash": "ada"}
+        rows.append({**about, "event": "llm.request", "ts": 1_795_447_800 + number, **prompt})
+        rows.append({**about, "event": "llm.response", "finish_reason": "stop", **answer})
+    outcomes = list(read_exchanges(log_files(str(write_log(tmp_path / "log.jsonl", rows)))))
+    assert [type(outcome) for outcome in outcomes] == [Exchange, Exchange]
+    first = outcomes[0]
+    assert first.messages == [{"role": "user", "content": "Question 0"}]
+    assert f"{first.reasoning or ''}{first.content}".count("R") == 1
+    assert (first.user, first.time, first.finish_reason) == ("ada", 1_795_447_800, "stop")

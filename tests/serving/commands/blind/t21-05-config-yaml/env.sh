@@ -1,0 +1,3 @@
+export API_KEY=sk-local
+export VLLM_FLOAT32_MATMUL_PRECISION=high
+export CUDA_VISIBLE_DEVICES=0,1,2,3
