@@ -88,7 +88,7 @@ def _card(name: str) -> Card:
     if card is None:
         known = ", ".join(card.name for card in CARDS)
         raise UsageError(
-            f"--gpu {name}: no data sheet of it here; known are {known};"
+            f"--gpu {name}: unknown GPU; known are {known};"
             " --gpu-memory GB prints the memory without hours"
         )
     return card

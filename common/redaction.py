@@ -88,7 +88,7 @@ def redact(text: str) -> str:
 
 
 def redact_command(words: Sequence[str]) -> list[str]:
-    """Redacts a command line, including secrets in the word after their flag.
+    """Redacts secrets in a command line, including those given as the word after a flag.
 
     Of a serve command nothing is kept: a shell has too many ways to write a secret, and the recipe
     has the values that were read from it.

@@ -81,7 +81,7 @@ def free_answer(
     parts = divided_texts(table, split)
     later = [*parts.new, *parts.repeated]
     if not later:
-        raise OutriderError("no response of the held-out part has two tokens or more")
+        raise OutriderError("no response in the held-out part has two or more tokens")
     answer: dict[str, Any] = {
         "order": _order(table["time"]),
         "history": {"responses": len(parts.history), "of": parts.available["train"]},

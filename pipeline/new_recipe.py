@@ -95,7 +95,7 @@ def write_recipe(
 
     path = to or _default_path(logs)
     if path.exists():
-        raise OutriderError(f"{path}: exists already; name another file with --to")
+        raise OutriderError(f"{path}: already exists; choose another file with --to")
     if not path.parent.is_dir():
         raise OutriderError(f"{path}: no folder {path.parent}; create it, or change --to")
     words = [f"traffic.path={json.dumps(logs)}", f"target.model={json.dumps(target)}"]

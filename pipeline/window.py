@@ -47,7 +47,7 @@ def _next(until: str, now: float) -> float:
 
 
 def gpus_of(recipe: Recipe) -> int:
-    """Number of GPUs that a run holds: its engines', or its training processes if they are more."""
+    """Number of GPUs that a run holds: its engines' or its training's, whichever is larger."""
     from outrider.training.distributed.launch import processes_here
 
     cluster: ClusterConfig = recipe.cluster

@@ -79,7 +79,7 @@ def further_rows(
     end_ids: Collection[int],
     compiles: Callable[[str], bool],
 ) -> list[AskedRow]:
-    """Returns the requests that bring the training part to `up_to` responses, or closer to it.
+    """Returns the requests that bring the training part as near as possible to `up_to` responses.
 
     `train` are the ids of the customer's training part, `limit` is the number of tokens after which
     a row is cut. Every prompt is asked equally often, at most `MOST_FURTHER` times; the last round

@@ -131,7 +131,7 @@ def split_volume(recipe: Recipe, tokens: int, sequences: int | None) -> Volume:
 def with_further_answers(
     volume: Volume, recipe: Recipe, sequences: int, completion_share: float
 ) -> Volume:
-    """Adds the answers that a training part of `sequences` gets, each as long as a logged one.
+    """Adds the answers expected for a training part of `sequences`, each as long as a logged one.
 
     `completion_share` is that of a sequence's tokens.
     """

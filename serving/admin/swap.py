@@ -143,7 +143,8 @@ async def swap(
         raise SpeculatorBroken(f"{new.directory}: not loaded: {broken[0]}")
     if errors:
         raise OutriderError(
-            f"{new.directory}: not loaded, the previous speculator stays in use: {errors[0]}"
+            f"{new.directory}: could not be loaded, so the previous speculator stays in use:"
+            f" {errors[0]}"
         )
     return reports
 
@@ -227,7 +228,7 @@ def _check_form(new: Candidate, current: Candidate) -> None:
 
 @functools.lru_cache(maxsize=32)
 def _check_finite(directory: Path, states: str, names: frozenset[str]) -> None:
-    """Checks the named tensors once for each state of the files (`file_states` as JSON).
+    """Checks the named tensors, again only if the files have changed (`file_states` as JSON).
 
     An evaluation swaps back and forth between the same files: 11.6 GB for R1, which take 10 to 20 s
     to read while the server is idle. A failed check is not cached.

@@ -418,7 +418,7 @@ def _is_file(text: str) -> bool:
 
 
 def _path_of(text: str) -> Path | None:
-    """Returns a text as a path; None if it cannot be one."""
+    """Returns the text as a path, or None if it is not a valid path."""
     is_long = any(len(name.encode("utf-8", "replace")) > LONGEST_NAME for name in text.split("/"))
     if is_long or len(text) >= LONGEST_PATH or "\n" in text or "\0" in text:
         return None

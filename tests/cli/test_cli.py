@@ -243,7 +243,7 @@ def test_a_new_recipe_trains(workplace, nano_r1):
     assert "n-gram lookup  new" in told.stdout
     dry = run("outrider", "train", "log.yaml", "--dry-run", "--quiet", cwd=workplace)
     assert json_line(dry)["recipe"] == "log"
-    assert_one_message(run("outrider", *words, cwd=workplace), "log.yaml: exists already")
+    assert_one_message(run("outrider", *words, cwd=workplace), "log.yaml: already exists")
 
 
 def test_brackets_in_a_changed_key_are_printed_as_they_are(workplace):

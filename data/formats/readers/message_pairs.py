@@ -74,7 +74,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
 def outcomes(
     row: dict[str, Any], sides: MessageSides, place: Place, **known: Any
 ) -> list[Exchange | Reject]:
-    """Returns the exchanges of a row with messages; `known` replaces its fields."""
+    """Returns the exchanges of a row that has messages; values in `known` override its fields."""
     check_generated(row)
     _check_sent(row)
     _check_all_messages(row, sides)

@@ -59,7 +59,7 @@ def _of_columns(document: dict[str, Any]) -> list[dict[str, Any]] | None:
 
 
 def _of_value_lists(document: dict[str, Any]) -> list[dict[str, Any]] | None:
-    """Returns the rows of columns with a list of values each.
+    """Converts columns, each a list of values, to rows.
 
     Logfire has `{"columns": [{"name": ..., "values": [...]}]}`, and a frame of Grafana's data
     sources `{"schema": {"fields": [{"name": ...}]}, "data": {"values": [[...], [...]]}}`.

@@ -30,8 +30,8 @@ def names_in(row: dict[str, Any]) -> tuple[str, ...]:
 
     They are those of two levels.
 
-    A key may be a customer's data, such as an address or a key of an API: only plain names are
-    listed, and of an object of numbers, which may count something by customer, none.
+    A key may be customer data, such as an address or an API key, so only plain names are listed. An
+    object of numbers may have counts by customer, so none of its keys are.
     """
     paths: list[str] = []
     for key, value in itertools.islice(row.items(), MOST_NAMES):

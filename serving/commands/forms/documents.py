@@ -381,7 +381,7 @@ def _of_dstack(task: Mapping[str, Any]) -> list[str]:
 
 
 def _numbers_of_gpus(resources: Any) -> Iterator[str]:
-    """Yields the number of GPUs of each accelerator that a task may get.
+    """Yields the number of GPUs for each accelerator that a task may get.
 
     They are NAME:NUMBER, lists or sets of these, or mappings of names to numbers (its docs, "task
     YAML"). YAML reads the set `{H200:8, B200:8}` as a mapping whose keys are NAME:NUMBER.

@@ -42,7 +42,7 @@ RENDERED = {
 
 
 def why_unresolved(text: str, words: list[str]) -> str:
-    """Names variables without a value as they are written, what sets them, and what to do."""
+    """Lists each variable without a value as it is written, with what sets it and what to do."""
     first, *further = dict.fromkeys(redact(word) for word in words)
     names = list(dict.fromkeys(_names_in(words)))
     setters = dict.fromkeys(setter for name in names if (setter := _setter_of(name)))
