@@ -182,23 +182,14 @@ def message_sides(row: dict[str, Any]) -> MessageSides | None:
     """Returns a row's messages and answers; None unless it has both."""
     if row.keys() >= PREFERENCES:
         return None
-    asked: list[dict[str, Any]] | None = None
-    answers: list[dict[str, Any]] | None = None
-    around: list[dict[str, Any]] = []
-    for _, value, holders in _values(row):
-        messages = _messages(value)
-        if messages and not _is_answer(messages[-1]):
-            asked = asked or [message for message, _ in messages]
-        elif messages and answers is None and all(map(_is_answer, messages)):
-            answers = [_choice(*message) for message in messages]
-            around = holders
+    asked, answers, around = _messages_in(row)
     is_answered = answers is None and _is_short_answer(row)
     if asked is None and not row.keys() >= OF_LLM:
         # With a system message or reasoning apart, the other text is what the user wrote.
         texts = asked_in_texts(row, INPUTS if is_answered else QUESTIONS) or []
         is_certain = len(texts) > 1 or is_answered or _is_of_promptfoo(row)
         asked = texts if is_certain else None
-        asked = asked or asked_in_parts((path, value) for path, value, _ in _values(row))
+        asked = asked or asked_in_parts(_values(row))
     if asked and is_answered:
         answer = {"role": "assistant", **{name: row[name] for name in SHORT_ANSWER}}
         return MessageSides(asked, [_choice(answer, row.get("finish_reason"))], [row])
@@ -209,20 +200,31 @@ def message_sides(row: dict[str, Any]) -> MessageSides | None:
 
 def asked_in(row: dict[str, Any]) -> list[dict[str, Any]]:
     """Returns the messages of a row that has a request alone; empty if there are none."""
-    for _, value, _ in _values(row):
-        messages = _messages(value)
-        if messages and not _is_answer(messages[-1]):
-            return [message for message, _ in messages]
-    return asked_in_parts((path, value) for path, value, _ in _values(row))
+    asked, _, _ = _messages_in(row)
+    return asked or asked_in_parts(_values(row))
 
 
 def answers_in(row: dict[str, Any]) -> list[dict[str, Any]]:
     """Returns the choices of a row that has a response alone; empty if there are none."""
-    for _, value, _ in _values(row):
+    _, answers, _ = _messages_in(row)
+    return answers or _answer_text(row, [])[0]
+
+
+def _messages_in(
+    row: dict[str, Any],
+) -> tuple[list[dict[str, Any]] | None, list[dict[str, Any]] | None, list[dict[str, Any]]]:
+    """Returns a row's first messages, its first choices, and the objects around the latter."""
+    asked: list[dict[str, Any]] | None = None
+    answers: list[dict[str, Any]] | None = None
+    around: list[dict[str, Any]] = []
+    for _, value, holders in _values(row):
         messages = _messages(value)
-        if messages and all(map(_is_answer, messages)):
-            return [_choice(*message) for message in messages]
-    return _answer_text(row, [])[0]
+        if messages and not _is_answer(messages[-1]):
+            asked = asked or [message for message, _ in messages]
+        elif messages and answers is None and all(map(_is_answer, messages)):
+            answers = [_choice(*message) for message in messages]
+            around = holders
+    return asked, answers, around
 
 
 def has_message(row: dict[str, Any]) -> bool:
@@ -536,7 +538,11 @@ def _add_usual_texts(
 
     Returns the objects around an added answer.
     """
-    prompt = {message.get("content") for message in asked if isinstance(message["content"], str)}
+    content = answer.get("content", "")
+    if content and ("reasoning_content" in answer or END_THINK in content):
+        return []
+    contents = (message.get("content") for message in asked)
+    prompt = {content for content in contents if isinstance(content, str)}
     texts = [
         (path, value, holders)
         for path, value, holders in _values(row)

@@ -428,9 +428,8 @@ def _of_chat(
 def _end(choice: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
     """Returns how a choice ended as `Exchange` fields."""
     logged = choice.get("finish_reason")
-    if (
-        logged is None and normalize_reason(choice.get("stop_reason")) in ENDS
-    ):  # Bedrock's DeepSeek-R1
+    # Bedrock's DeepSeek-R1 has no other reason.
+    if logged is None and normalize_reason(choice.get("stop_reason")) in ENDS:
         logged = choice["stop_reason"]
         choice = {key: value for key, value in choice.items() if key != "stop_reason"}
     ended = finish_reason(logged)

@@ -80,14 +80,16 @@ def thought_name(path: str) -> bool:
     return _THOUGHT.fullmatch(path.rpartition(".")[2]) is not None
 
 
-def asked_in_parts(texts: Iterable[tuple[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the system and the user's message among paths and values; none unless both are there.
+def asked_in_parts(
+    values: Iterable[tuple[str, Any, list[dict[str, Any]]]],
+) -> list[dict[str, Any]]:
+    """Returns the system and the user's message among values; none unless both are there.
 
-    One text alone could be a part of the prompt.
+    `values` are as `Text`, but of any type. One text alone could be a part of the prompt.
     """
     systems: set[str] = set()
     questions: set[str] = set()
-    for path, value in texts:
+    for path, value, _ in values:
         name = path.rpartition(".")[2]
         if name in BESIDE and value:
             return []

@@ -21,7 +21,6 @@ from outrider.data.formats.calls.cut_texts import check_whole
 from outrider.data.formats.calls.finish_reasons import end_by_limit
 from outrider.data.formats.calls.message_parts import openai_messages
 from outrider.data.formats.calls.message_sides import (
-    END_THINK,
     PROMPTFOO,
     MessageSides,
     has_message,
@@ -30,6 +29,7 @@ from outrider.data.formats.calls.message_sides import (
     sent_parameters,
 )
 from outrider.data.formats.calls.openai import exchanges
+from outrider.data.formats.calls.usual_texts import END_THINK
 from outrider.data.formats.fields import take_count
 from outrider.data.formats.rows.other_rows import FAILURES, check_access_row, check_status
 from outrider.data.formats.sides import objects_in
@@ -83,21 +83,32 @@ def outcomes(
     for holder in [row, *sides.holders]:
         check_status(holder)
     about = logged_about(row)
-    request = {
-        **sent_parameters(row),
-        "messages": openai_messages(sides.asked, "the request's messages"),
-        "model": about.get("model"),
-    }
-    usage = {"prompt_tokens": about["prompt_count"], "completion_tokens": about["count"]}
-    response = {"usage": usage, "choices": sides.answers}
-    for choice in sides.answers:
-        (choice["message"],) = openai_messages([choice["message"]], "the answer")
-        if choice["finish_reason"] is None:
-            end = about["end"]
-            choice["finish_reason"] = end or assumed_end(choice["message"], about)
+    request = request_of(row, sides.asked, about)
+    response = response_of(sides.answers, about)
     logged = fields_of([row, *sides.holders])
     logged |= {name: value for name, value in known.items() if value is not None}
     return exchanges(request, response, place, **logged)
+
+
+def request_of(
+    row: dict[str, Any], asked: list[dict[str, Any]], about: dict[str, Any]
+) -> dict[str, Any]:
+    """Returns a row's request as the API has it; `about` is its `logged_about`."""
+    return {
+        **sent_parameters(row),
+        "messages": openai_messages(asked, "the request's messages"),
+        "model": about.get("model"),
+    }
+
+
+def response_of(answers: list[dict[str, Any]], about: dict[str, Any]) -> dict[str, Any]:
+    """Returns a response as the API has it, with the end and the counts of `logged_about`."""
+    for choice in answers:
+        (choice["message"],) = openai_messages([choice["message"]], "the answer")
+        if choice["finish_reason"] is None:
+            choice["finish_reason"] = about["end"] or _assumed_end(choice["message"], about)
+    usage = {"prompt_tokens": about["prompt_count"], "completion_tokens": about["count"]}
+    return {"usage": usage, "choices": answers}
 
 
 def _check_sent(row: dict[str, Any]) -> None:
@@ -133,7 +144,7 @@ def _check_all_messages(row: dict[str, Any], sides: MessageSides) -> None:
                 )
 
 
-def assumed_end(message: dict[str, Any], about: dict[str, Any]) -> str:
+def _assumed_end(message: dict[str, Any], about: dict[str, Any]) -> str:
     """Returns how an answer without a finish reason ended; one within its reasoning was cut."""
     content = message.get("content")
     if isinstance(content, str) and content.lstrip().startswith(THINK) and END_THINK not in content:

@@ -20,6 +20,7 @@ is joined separately; if an id is still ambiguous, its rows are rejected as `amb
 
 import contextlib
 import functools
+import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -28,14 +29,12 @@ from typing import Any
 from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.files.rows import FileSample, Row
 from outrider.data.formats.calls.cache_hits import check_generated
-from outrider.data.formats.calls.message_parts import openai_messages
 from outrider.data.formats.calls.message_sides import (
     SENT,
     answers_in,
     asked_in,
     logged_about,
     message_sides,
-    sent_parameters,
 )
 from outrider.data.formats.calls.openai import body, exchanges
 from outrider.data.formats.calls.openai_stream import join_chunks
@@ -151,7 +150,8 @@ def _member_of(row: Row | None) -> tuple[str, str, str | None]:
 
 def _id_of(row: dict[str, Any]) -> str | None:
     """Returns the id that request and response share."""
-    for path in (*SHARED_IDS, *_ids_of_call(row), *OTHER_IDS):
+    # Most rows have one of the first, and need no look at every key.
+    for path in itertools.chain(SHARED_IDS, _ids_of_call(row), OTHER_IDS):
         field = find_field(row, path)
         if field is None:
             continue
@@ -225,14 +225,12 @@ def _request_of(asked: dict[str, Any]) -> dict[str, Any]:
     prompt = asked.get("prompt")
     is_own = isinstance(prompt, list) and all(isinstance(item, dict) for item in prompt)
     logged = None if is_own else first_value(body(asked, "request"), sides(asked).request)
-    if logged is not None or not asked_in(asked) or "messages" in asked:
+    if logged is not None or "messages" in asked:
         return first_value(logged, asked)
-    messages = openai_messages(asked_in(asked), "the request's messages")
-    return {
-        **sent_parameters(asked),
-        "model": logged_about(asked).get("model"),
-        "messages": messages,
-    }
+    messages = asked_in(asked)
+    if not messages:
+        return asked
+    return message_pairs.request_of(asked, messages, logged_about(asked))
 
 
 records = functools.partial(joined_records, member_of=_member_of, content_of=_asked_in)
@@ -258,16 +256,7 @@ def _response_of(answer: dict[str, Any]) -> dict[str, Any]:
     if "choices" in answer or not (logged is None or is_plain_answer(logged)):
         return first_value(logged, answer)
     choices = _own_answers(answer)
-    about = logged_about(answer)
-    for choice in choices:
-        (choice["message"],) = openai_messages([choice["message"]], "the answer")
-        choice["finish_reason"] = (
-            choice["finish_reason"]
-            or about["end"]
-            or message_pairs.assumed_end(choice["message"], about)
-        )
-    usage = {"prompt_tokens": about["prompt_count"], "completion_tokens": about["count"]}
-    return {"choices": choices, "usage": usage} if choices else answer
+    return message_pairs.response_of(choices, logged_about(answer)) if choices else answer
 
 
 def parse(record: Record) -> list[Exchange | Reject]:

@@ -47,7 +47,7 @@ _USER = re.compile(
 )
 _OF_SUBJECT = re.compile(r"(?:id|uuid|guid|uid|key|identifier|hash)")
 _OF_USER = re.compile(r"(?:id|uuid|guid|uid|name|user_?name|e?mail|key|identifier|login|sub|hash)")
-_USERS_ALONE = frozenset({"email", "user_hash", "hashed_user", "safety_identifier"})
+_USERS_ALONE = frozenset({"email", "hashed_user", "safety_identifier"})
 
 _START = re.compile(r"(?:.*_)?(?:start|started|begin|began|request|requested|req|received)(?:_.*)?")
 _TIME = re.compile(
@@ -76,7 +76,6 @@ PROCESS_NAMES = frozenset(
     {"thread_name", "thread_priority", "process_id", "process_name", "pid", "machine_name"}
 )
 """Names next to which THREAD_ID is the process's (Log4j 2's JsonLayout, Serilog, structlog)."""
-
 
 NOT_ALONE = frozenset({"session_id", THREAD_ID})
 """Names that row_fields.py reads at the top of a row, where it knows what else they may be: a
@@ -132,12 +131,15 @@ def _facts(row: dict[str, Any], key: str) -> dict[str, Any] | None:
     return object_of(row[key]) if normalize_key(key) in HOLDERS else None
 
 
+def _short_name(key: str) -> str:
+    """Returns a key as `normalize_key` does; nothing for one that is too long for a name."""
+    return normalize_key(key) if len(key) <= LONGEST_NAME else ""
+
+
 @functools.lru_cache(4096)
 def _names_field(key: str, name: str) -> bool:
     """Whether a key names a session or a user."""
-    if len(key) > LONGEST_NAME:
-        return False
-    normal = normalize_key(key)
+    normal = _short_name(key)
     if name == "session":
         return _SESSION.fullmatch(normal) is not None
     return normal in _USERS_ALONE or _USER.fullmatch(normal) is not None
@@ -146,18 +148,14 @@ def _names_field(key: str, name: str) -> bool:
 @functools.lru_cache(4096)
 def _names_part(key: str, name: str) -> bool:
     """Whether a key of an object about a session or a user is its id."""
-    if len(key) > LONGEST_NAME:
-        return False
     pattern = _OF_SUBJECT if name == "session" else _OF_USER
-    return pattern.fullmatch(normalize_key(key)) is not None
+    return pattern.fullmatch(_short_name(key)) is not None
 
 
 @functools.lru_cache(4096)
 def _names_time(key: str) -> bool | None:
     """Whether a key names a start; None if it names no time of a request."""
-    if len(key) > LONGEST_NAME:
-        return None
-    normal = normalize_key(key)
+    normal = _short_name(key)
     if _TIME.fullmatch(normal) is None or _OTHER_TIME.fullmatch(normal) is not None:
         return None
     return _START.fullmatch(normal) is not None
