@@ -73,6 +73,8 @@ class Exchange:
     """`stop` or `length`."""
     end_is_assumed: bool = False
     """Whether no end was logged; a token count then shows whether there was an EOS token."""
+    token_limit: float | None = None
+    """Limit on the response's tokens, if neither an end nor a count was logged."""
     stop_reason: int | str | None = None
     """Stop string, or id of the stop token, that ended the response instead of the EOS token. A
     stop string is in the text only if the request asked to include it."""

@@ -39,6 +39,9 @@ _UNESCAPED = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "b": "\b", "N": ""}
 """Escapes of `mysql --batch`, PostgreSQL's COPY and ClickHouse's TabSeparatedWithNames."""
 
 
+NO_VALUE = frozenset({"\\N", "-"})
+"""Cells without a value: null of Snowflake, MySQL, PostgreSQL and ClickHouse; Kibana's reports."""
+
 _TYPE = re.compile(
     r"(?:(?:Nullable|LowCardinality|Array|Map|Tuple|DateTime64|FixedString|Decimal|Enum\d+)\(.*\)"
     r"|String|JSON|UUID|Bool|Date|DateTime|U?Int\d+|Float\d+)"
@@ -216,6 +219,7 @@ def csv_rows(content: io.BufferedReader, name: str) -> Iterator[dict[str, Any] |
         header = _column_names(next(lines))
         rows = bounded.rows(lines)
         for _, cells in without_blanks(enumerate(rows, start=1), any, name):
+            cells = ["" if cell in NO_VALUE else cell for cell in cells]
             if dialect and dialect.get("quoting") == csv.QUOTE_NONE:
                 cells = [_ESCAPE.sub(_unescaped, cell) for cell in cells]
             if lines.line_num == 2 and all(map(_TYPE.fullmatch, cells)):

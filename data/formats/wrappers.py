@@ -20,10 +20,12 @@ from outrider.data.formats.calls.attachments import with_attachments
 from outrider.data.formats.calls.cut_texts import is_cut, is_stored
 from outrider.data.formats.calls.message_sides import message_sides
 from outrider.data.formats.fields import first_value
+from outrider.data.formats.rows.call_ids import call_id
 from outrider.data.formats.rows.change_events import check_not_deleted, row_after_change
 from outrider.data.formats.rows.dynamodb import item_of
 from outrider.data.formats.rows.embedded import json_of, object_of, plain_text, text_of_bytes
 from outrider.data.formats.rows.engine_lines import JOURNALD
+from outrider.data.formats.rows.mlflow import with_chunks
 from outrider.data.formats.rows.named_fields import (
     CARRIED,
     field_paths,
@@ -153,7 +155,8 @@ policies in between change them (Gravitee)."""
 
 IDS = frozenset({"request_id", "id"})
 CALLS = ("call_id", "call")
-"""Keys of the id that the rows of an exchange share; `CALLS` count without the usual ones."""
+"""Keys of the id that the rows of an exchange share; `CALLS` are read only of rows around a half,
+of which other ids may be those of a trace or a project."""
 
 INHERITED = {
     "session_id": "session",
@@ -212,10 +215,16 @@ def _around(inner: dict[str, Any], holders: list[dict[str, Any]]) -> dict[str, A
     for holder in reversed(holders):
         outer |= {"request_id": holder["request_id"]} if "request_id" in holder else {}
     if outer.keys().isdisjoint(IDS) and inner.keys().isdisjoint(IDS):
-        calls = (holder.get(name) for holder in holders for name in CALLS)
-        call = next((call for call in calls if isinstance(call, str) and call), None)
+        call = first_value(*map(_valid_call_id, holders))
         outer |= {} if call is None else {"request_id": call}
     return outer
+
+
+def _valid_call_id(row: dict[str, Any]) -> str | None:
+    try:
+        return call_id(row, other_ids=CALLS)
+    except Reject:  # an id that is no valid text
+        return None
 
 
 def _between(
@@ -248,9 +257,9 @@ def _with_plain_columns(row: dict[str, Any]) -> dict[str, Any]:
     values = row.get("metadata.value")
     if isinstance(names, list) and isinstance(values, list) and len(names) == len(values):
         return {**row, "metadata": dict(zip(map(str, names), values, strict=True))}  # Portkey
-    inference = translate_tensorzero(row)
-    if inference is not None:
-        return inference
+    translated = translate_tensorzero(row) or with_chunks(row)
+    if translated is not None:
+        return translated
     row = _with_nested_messages(row)
     lists = {key: value for key, value in row.items() if isinstance(value, list)}
     columns = {key: of_typed_pairs(value) for key, value in lists.items()}

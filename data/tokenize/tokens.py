@@ -36,6 +36,11 @@ NEUTRAL = {
 }
 """Values of parameters that neither the request nor the target's generation_config.json sets."""
 
+ENDED_BELOW = 0.9
+"""Share of a limit on tokens below which a text certainly ended. Texts have fewer tokens than were
+generated where a parser stripped whitespace, or where the model did not write a text's own tokens:
+a few, while a response that was cut has all of them."""
+
 REGENERATE = "regenerate"
 """See `TokenSequence.fidelity`."""
 
@@ -167,6 +172,7 @@ class SequenceBuilder:
             )
         elif completion_ids is None:
             completion_ids = self.retokenize(exchange, prompt_text)
+            _check_ended(exchange, len(completion_ids))
         else:
             self._check_vocabulary(completion_ids)
         if not completion_ids or not prompt_ids:
@@ -305,3 +311,14 @@ class SequenceBuilder:
                 "token_out_of_vocabulary",
                 f"id {max(token_ids)}, but the target has {self.vocabulary}: another model's log?",
             )
+
+
+def _check_ended(exchange: Exchange, tokens: int) -> None:
+    """Raises a `Reject` for a text of as many tokens as its limit, whose end was not logged."""
+    limit = exchange.token_limit
+    if limit is not None and exchange.completion_tokens is None and tokens > ENDED_BELOW * limit:
+        raise Reject(
+            "not_finished",
+            f"{tokens} tokens, and the request's limit is {limit:g}: the response may have been"
+            " cut; log finish_reason, or the count of tokens",
+        )

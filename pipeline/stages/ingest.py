@@ -71,7 +71,7 @@ def _sources(recipe: Recipe) -> dict[str, str]:
 
 INGEST = Stage(
     name="ingest",
-    version=30,
+    version=31,
     needs=(),
     settings=_settings,
     sources=_sources,

@@ -56,21 +56,23 @@ def finish_reason(logged: Any) -> str:
     raise Reject("not_finished", "finish_reason is neither stop nor length")
 
 
-def end_by_limit(limit: float | None, used: int | None) -> str:
+def end_by_limit(limit: float | None, used: int | None) -> str | dict[str, Any]:
     """Returns the end of a response without a finish reason, from its limit and count of tokens.
 
-    It is `length` or `ASSUMED`.
-
-    Raises:
-        Reject: If there is a limit, but no count.
+    It is `length` or `ASSUMED`. Without a count, the limit is kept: the response's tokens, which a
+    reader does not have, decide (`token_limit`).
     """
     if limit is None:
         return ASSUMED
     if used is None:
-        raise Reject(
-            "not_finished", "a token limit without a token count: the response may have been cut"
-        )
+        return {"type": ASSUMED, "limit": limit}
     return "length" if used >= limit else ASSUMED
+
+
+def token_limit(logged: Any) -> float | None:
+    """Returns the limit that `end_by_limit` kept in a finish reason."""
+    is_undecided = isinstance(logged, dict) and logged.get("type") == ASSUMED
+    return logged.get("limit") if is_undecided else None
 
 
 def normalize_reason(logged: Any) -> str | None:

@@ -204,12 +204,10 @@ def text_pair(row: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]] | No
     if text is None:
         return None
     ended = row.get("finish_reason", row.get("stop_reason"))
-    counted = (take_count(request, name) for name in COUNTS)
-    used = next((count for count in counted if count is not None), None)
     if ended is None:
-        # A limit without a count says nothing about the end, which is then rejected as unknown.
-        limit = parse_number(request, "max_tokens")
-        ended = None if limit is not None and used is None else end_by_limit(limit, used)
+        counted = (take_count(request, name) for name in COUNTS)
+        used = next((count for count in counted if count is not None), None)
+        ended = end_by_limit(parse_number(request, "max_tokens"), used)
     choice = {"text": text, "finish_reason": ended}
     return request, {"choices": [choice], "usage": row.get("usage")}
 

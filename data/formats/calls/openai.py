@@ -17,8 +17,8 @@ the request has none; `time` always applies. Sources of each field, in order of 
 - end: `finish_reason` under any producer's name (finish_reasons.py), `stop_reason`, SGLang's
   `matched_stop`; else the reject `not_finished` (for a stream, `stream_cut`)
 - token count: `response.usage`, if there is one choice; else the count is not checked
-- time: `timestamp` (Unix seconds or milliseconds, ISO 8601), `response.created`; else log order.
-  An unreadable time counts as missing
+- time: `timestamp` (Unix seconds or milliseconds, ISO 8601), `response.created`, the time in an id
+  that is a UUIDv7; else log order. An unreadable time counts as missing
 - session: `request.metadata.session_id`, `session_id`, `request.user`; else the first question
 - tenant, route: `request.metadata`, the row
 - sampling: `request.temperature`, `top_p`, `top_k`, `min_p`, penalties, grammars; else the target's
@@ -44,6 +44,7 @@ from outrider.data.formats.calls.finish_reasons import (
     STOP_STRING,
     finish_reason,
     normalize_reason,
+    token_limit,
 )
 from outrider.data.formats.calls.openai_stream import (
     DATA,
@@ -65,6 +66,7 @@ from outrider.data.formats.fields import (
 )
 from outrider.data.formats.rows.named_fields import field_paths
 from outrider.data.formats.rows.other_rows import check_completion
+from outrider.data.formats.rows.row_fields import time_of_uuid
 
 Prompt = str | list[int]
 """A prompt of a text completion."""
@@ -260,7 +262,7 @@ def _exchanges(
         "user": _text_of(request, "user") or _text_of(request, "safety_identifier") or user,
         "tenant": _text_of(metadata, "tenant") or tenant,
         "route": _text_of(metadata, "route") or route,
-        "time": first_value(time, take_time(response, "created")),
+        "time": first_value(time, take_time(response, "created"), time_of_uuid(log_id)),
         "seconds": seconds,
         **sampling_of(request, "request"),
     }
@@ -445,6 +447,7 @@ def _end(choice: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
     return {
         "finish_reason": ended,
         "end_is_assumed": normalize_reason(logged) == ASSUMED,
+        "token_limit": token_limit(logged),
         "stop_reason": stop_reason,
         "stop_strings": strings if is_unknown and stop_reason is None else (),
     }

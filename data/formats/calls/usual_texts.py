@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from outrider.data.formats.rows.paths import normalize_key
+
 END_THINK = "</think>"
 
 _WRITERS = r"(?:(?:raw|full|llm|model|ai|assistant|bot|agent|final|generated|chat|r1|deepseek)_)*"
@@ -109,7 +111,11 @@ def asked_in_parts(
 
 def is_plain_answer(holder: dict[str, Any]) -> bool:
     """Whether an object is an application's own form of an answer: a text and its reasoning."""
-    texts = {key: value for key, value in holder.items() if isinstance(value, str) and value}
+    texts = {
+        normalize_key(key): value
+        for key, value in holder.items()
+        if isinstance(value, str) and value
+    }
     parts = [key for key in texts if _PART.fullmatch(key)]
     if len(parts) != 1 or not API_KEYS.isdisjoint(holder):
         return False

@@ -268,7 +268,7 @@ def _asked(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _answered(row: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
+def _answered(row: dict[str, Any], finish_reason: Any) -> dict[str, Any]:
     """Returns the response's choices, or the whole response if it was logged."""
     answer = take_json_or_text(row, "output", "row")
     if answer is None:
@@ -306,7 +306,7 @@ def _is_message(value: Any) -> bool:
     return value.get("role") == "assistant" or ("content" in value and value.keys() <= MESSAGE)
 
 
-def _finish_reason(parameters: dict[str, Any], used: int | None) -> str:
+def _finish_reason(parameters: dict[str, Any], used: int | None) -> str | dict[str, Any]:
     limit = first_value(
         *(
             parse_number(parameters, key)

@@ -144,7 +144,7 @@ def _check_all_messages(row: dict[str, Any], sides: MessageSides) -> None:
                 )
 
 
-def _assumed_end(message: dict[str, Any], about: dict[str, Any]) -> str:
+def _assumed_end(message: dict[str, Any], about: dict[str, Any]) -> str | dict[str, Any]:
     """Returns how an answer without a finish reason ended; one within its reasoning was cut."""
     content = message.get("content")
     if isinstance(content, str) and content.lstrip().startswith(THINK) and END_THINK not in content:

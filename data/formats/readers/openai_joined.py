@@ -20,10 +20,7 @@ is joined separately; if an id is still ambiguous, its rows are rejected as `amb
 
 import contextlib
 import functools
-import itertools
 import json
-import re
-from collections.abc import Iterator
 from typing import Any
 
 from outrider.data.exchange import Exchange, Record, Reject
@@ -39,14 +36,13 @@ from outrider.data.formats.calls.message_sides import (
 from outrider.data.formats.calls.openai import body, exchanges
 from outrider.data.formats.calls.openai_stream import join_chunks
 from outrider.data.formats.calls.usual_texts import is_plain_answer
-from outrider.data.formats.fields import first_value, take_text
+from outrider.data.formats.fields import first_value
 from outrider.data.formats.readers import message_pairs
+from outrider.data.formats.rows.call_ids import call_id
 from outrider.data.formats.rows.embedded import object_of
 from outrider.data.formats.rows.join import joined_records, model_of
 from outrider.data.formats.rows.other_rows import check_completion
-from outrider.data.formats.rows.paths import find_field, normalize_key
 from outrider.data.formats.rows.row_fields import fields
-from outrider.data.formats.rows.usual_names import HOLDERS
 from outrider.data.formats.sides import sides
 from outrider.data.formats.wrappers import open_row
 
@@ -55,25 +51,12 @@ NO_ID = (
     " each chunk of it, the same request_id, or log them in one row"
 )
 
-SHARED_IDS = ("request_id", "x_request_id", "correlation_id", "req_id")
-OTHER_IDS = ("id", "call_id", "call", "trace_id", "span_id", "uuid", "rid", "message_id")
-"""Names of the id, in order of preference; between them are those that `OF_CALL` matches."""
-
-OF_CALL = re.compile(
-    r"(?:(?:llm|client|api|http|chat|internal|upstream|x)_?)*"
-    r"(?:request|req|correlation|call|completion|generation|inference|invocation|interaction"
-    r"|transaction|exchange|job)_?(?:id|uuid|guid|key|ref)"
-)
-"""Names that applications give to the id of a call."""
-
 ASKED = ("messages", "prompt", "input", "inputs", "system")
 PARAMETERS = frozenset({
     *ASKED, *SENT, "model", "tools", "tool_choice", "functions", "function_call", "n", "best_of",
     "max_tokens", "max_completion_tokens", "logit_bias", "reasoning_effort", "thinking",
 })  # fmt: skip
 """What a request and its retry have in common, beside which a log has fields of its own."""
-
-CALL = "call"
 
 OF_OTHER_APIS = frozenset({"choices", "response", "done", "eval_count", "type"})
 """Keys of a row whose `message` is no whole answer, or not the only one: Ollama, Anthropic."""
@@ -93,7 +76,7 @@ def _has_halves(sample: FileSample) -> bool:
         side = None if message_sides(row) else _side_of_own_form(row)
         if side is not None:
             with contextlib.suppress(Reject):  # an id that is no valid text
-                ids[side].add(_id_of(row))
+                ids[side].add(call_id(row))
     return bool((ids["request"] & ids["response"]) - {None})
 
 
@@ -111,7 +94,7 @@ def _is_side(row: dict[str, Any]) -> bool:
 
 def _side(row: dict[str, Any]) -> str | None:
     """Returns `request`, `response` or `chunk`; None for an unrelated row."""
-    if _id_of(row) is None:
+    if call_id(row) is None:
         return None
     choices = row.get("choices")
     if isinstance(choices, list):
@@ -140,40 +123,12 @@ def _member_of(row: Row | None) -> tuple[str, str, str | None]:
     if str(parsed.get("datainblob")).lower() == "true":  # Azure Machine Learning, above 4 MB
         raise Reject("content_not_logged", "the event's data is a path: its body is in a blob")
     if side is None:
-        raise Reject("no_id" if _id_of(parsed) is None else "incomplete_pair", NO_ID)
-    key = _id_of(parsed)
+        raise Reject("no_id" if call_id(parsed) is None else "incomplete_pair", NO_ID)
+    key = call_id(parsed)
     if key is None:
         raise Reject("no_id", NO_ID)
     body_of_side = object_of(parsed.get("request" if side == "request" else "response"))
     return key.removeprefix("chatcmpl-"), side, model_of(body_of_side or parsed)
-
-
-def _id_of(row: dict[str, Any]) -> str | None:
-    """Returns the id that request and response share."""
-    # Most rows have one of the first, and need no look at every key.
-    for path in itertools.chain(SHARED_IDS, _ids_of_call(row), OTHER_IDS):
-        field = find_field(row, path)
-        if field is None:
-            continue
-        # Under `CALL`, some producers have an object about the caller instead.
-        if field.key == CALL and not isinstance(field.holder[field.key], str):
-            continue
-        if text := take_text(field.holder, field.key, "row"):
-            return text
-    return None
-
-
-def _ids_of_call(row: dict[str, Any]) -> Iterator[str]:
-    """Yields the paths of a row's ids under an application's own names."""
-    for key, value in row.items():
-        name = normalize_key(key)
-        if OF_CALL.fullmatch(name):
-            yield name
-        inner = object_of(value) if name in HOLDERS else None
-        for inner_key in inner or ():
-            inner_name = normalize_key(inner_key)
-            if inner_name in SHARED_IDS or OF_CALL.fullmatch(inner_name):
-                yield f"{name}.{inner_name}"
 
 
 def _side_of_other_row(row: dict[str, Any]) -> str | None:

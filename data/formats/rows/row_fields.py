@@ -10,6 +10,7 @@ known ones of a field:
         fields({"author_id": "ada", "user_id": "bot"})["user"]      # "ada"
 """
 
+import re
 from typing import Any
 
 from outrider.data.formats.fields import parse_number, take_time
@@ -38,8 +39,10 @@ FIELDS = {
         *("gen_ai.conversation.id", "traceloop.association.properties.session_id"),
         "attributes.session.id",  # a column
         "info.trace_metadata.mlflow.trace.session",
-        *("thread_identifier", "episode_id"),  # Respan, TensorZero
+        "thread_identifier",  # Respan
         *("tags.session_id", "parent_request_id"),  # Datadog, Bifrost
+        # TensorZero's own id is of one call if the application sends none with the next.
+        *("tags.conversation_id", "tags.thread_id", "tags.chat_id", "episode_id"),
         *("session", "conversation", "chat_id", "dialog_id", "conv", "conv_id"),
         "metadata.session",  # Portkey
         *("request_metadata.session_id", "request_metadata.conversation_id"),  # Bedrock
@@ -108,6 +111,13 @@ DURATIONS = {
 """Paths of a request's duration, by their unit in seconds. Names without a unit (`latency`) are
 seconds for some producers and milliseconds for others, so they are not read."""
 
+POSTHOG = "properties.latency"
+"""Path of the seconds that a call took in PostHog's event, whose `timestamp` is when the SDK sent
+it, after the call (posthog-python, ai/utils.py)."""
+
+POSTHOG_EVENT = "$ai_"
+"""How the names of PostHog's events about calls begin."""
+
 NGINX_ENDS = ("msec", "time_iso8601", "time_local")
 """nginx's times, the most exact first, of the moment at which it writes a request's line: its end.
 `request_time` is the duration in seconds (ngx_http_core_module), and for others a time."""
@@ -121,6 +131,9 @@ LONGEST_CALL_S = 900
 
 LONGEST_S = 86_400
 """Larger differences of times are no durations of requests."""
+
+UUID_7 = re.compile(r"0[0-9a-f]{7}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}", re.I)
+"""A UUID with its time; the first digit is 0 until the year 2527."""
 
 PROJECT = ("run_type", "session_id")
 """Keys of a LangSmith run, whose `session_id` is the project of all of its runs."""
@@ -178,6 +191,12 @@ def fields(row: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
+def time_of_uuid(text: Any) -> float | None:
+    """Returns the Unix seconds in a UUID of version 7 (RFC 9562, 5.7); None for any other text."""
+    is_timed = isinstance(text, str) and UUID_7.fullmatch(text) is not None
+    return int(text[:8] + text[9:13], 16) / 1000 if is_timed else None
+
+
 def _misleading(row: dict[str, Any], names: dict[str, str]) -> set[str]:
     """Returns the paths of FIELDS that mean something else in this row."""
     misleading = set()
@@ -197,9 +216,22 @@ def _start_of(row: dict[str, Any], names: dict[str, str], time: float | None) ->
         start = None if where is None else value_at(where, is_time=True)
         if isinstance(start, float) and 0 <= time - start <= LONGEST_CALL_S:
             return start
+    took = _seconds_of_posthog(row, names)
+    if took is not None:
+        return round(time - took, 6)
     ended = _end_of_nginx(row, names)
     took = _seconds_of_nginx(row, names)
     return time if ended is None or took is None else round(ended - took, 6)
+
+
+def _seconds_of_posthog(row: dict[str, Any], names: dict[str, str]) -> float | None:
+    """Returns the duration in an event of PostHog; None for any other row."""
+    event = row.get("event")
+    if not isinstance(event, str) or not event.startswith(POSTHOG_EVENT):
+        return None
+    where = find_in(row, names, POSTHOG)
+    took = None if where is None else parse_number(*where)
+    return took if took is not None and 0 < took < LONGEST_CALL_S else None
 
 
 def _end_of_nginx(row: dict[str, Any], names: dict[str, str]) -> float | None:
@@ -250,7 +282,7 @@ def seconds_of(row: dict[str, Any], time: float | None) -> float | None:
 
 
 def _seconds_of(row: dict[str, Any], names: dict[str, str], time: float | None) -> float | None:
-    if took := _seconds_of_nginx(row, names):
+    if took := _seconds_of_nginx(row, names) or _seconds_of_posthog(row, names):
         return took
     for unit, paths in DURATIONS.items():
         for path in paths:

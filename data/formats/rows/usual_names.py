@@ -47,7 +47,7 @@ _USER = re.compile(
 )
 _OF_SUBJECT = re.compile(r"(?:id|uuid|guid|uid|key|identifier|hash)")
 _OF_USER = re.compile(r"(?:id|uuid|guid|uid|name|user_?name|e?mail|key|identifier|login|sub|hash)")
-_USERS_ALONE = frozenset({"email", "hashed_user", "safety_identifier"})
+_USERS_ALONE = frozenset({"email", "end_user", "enduser", "hashed_user", "safety_identifier"})
 
 _START = re.compile(r"(?:.*_)?(?:start|started|begin|began|request|requested|req|received)(?:_.*)?")
 _TIME = re.compile(

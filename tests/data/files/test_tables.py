@@ -45,6 +45,14 @@ def test_empty_cells_are_missing_and_cut_json_stays_text(tmp_path):
     assert read(tmp_path, text) == [{"id": "1", "output": '{"a":'}, {"id": "2", "input": [1]}]
 
 
+@pytest.mark.parametrize("delimiter", [",", "\t"])
+@pytest.mark.parametrize("mark", ["\\N", "-", '"-"'])
+def test_marks_of_no_value_are_missing(tmp_path, delimiter, mark):
+    cells = (["id", "n", "note"], ["1", mark, "a - b"], ["2", "-1", mark])
+    text = "".join(delimiter.join(row) + "\n" for row in cells)
+    assert read(tmp_path, text) == [{"id": "1", "note": "a - b"}, {"id": "2", "n": "-1"}]
+
+
 def test_a_row_with_too_many_cells_is_no_object(tmp_path):
     lines = ["id,input"] + [f"{number},x" for number in range(5)] + ["6,x, and y"]
     assert read(tmp_path, "\n".join(lines))[-1] == b"6,x, and y"

@@ -147,6 +147,17 @@ def test_a_count_shows_whether_a_response_without_a_logged_end_was_cut(builder):
     assert ids(count + 7).agrees_with_usage is False
 
 
+def test_without_a_count_the_text_s_tokens_show_whether_it_reached_its_limit(builder):
+    whole = builder.build(exchange(**R_A))
+    tokens = len(whole.token_ids) - whole.completion_start
+    for limit in (4 * tokens, 1.2 * tokens):
+        assert completion(builder, **R_A, token_limit=limit) == completion(builder, **R_A)
+    for limit in (1.05 * tokens, tokens, tokens - 1):
+        assert reason(builder, **R_A, token_limit=limit) == "not_finished"
+    counted = {"token_limit": tokens, "completion_tokens": tokens}
+    assert builder.build(exchange(**R_A, **counted)).agrees_with_usage
+
+
 @pytest.mark.parametrize(
     ("begun", "fields", "text"),
     [
