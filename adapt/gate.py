@@ -84,10 +84,12 @@ def replay_window(
     if isinstance(replayed_as, Lookup):
         texts = map(LoggedText.of, rows.select_columns(TEXT_COLUMNS))
         return lookup_sums(replayed_as, texts)
+    feature_store = FeatureStore.open(window.features)
+    feature_store.verify(ids)
     return replay(
         speculator=speculator_dir,
         target_dir=recipe.target.training_directory(),
-        feature_store=FeatureStore.open(window.features),
+        feature_store=feature_store,
         rows=rows.select_columns(COLUMNS).to_list(),
         depth=recipe.speculator.depth,
         draft_sample_method=recipe.speculator.draft_sample_method,

@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 
 from outrider.adapt import gate
+from outrider.common.errors import OutriderError
 from outrider.common.files import write_json
+from outrider.data.features.feature_store import FeatureStore
 from outrider.eval.replay.sums import ReplaySums
 from outrider.eval.stats.clusters import INDEPENDENT
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.run_dir import RunDirectory
+from tests.data.features.test_feature_store import fill
 from tests.data.split.test_split import prompt, table
 
 SEQUENCES = 400
@@ -82,3 +85,16 @@ def test_a_round_that_forgets_older_traffic_does_not_ship(
     assert verdict.ships == ships and reason in verdict.reason
     assert verdict.ships == all(check.outcome == "passed" for check in verdict.checks)
     assert verdict.ratio.value == pytest.approx(1.1, rel=0.01)
+
+
+def test_a_window_is_not_replayed_on_states_that_have_changed(tmp_path, nano_r1):
+    changed = window(tmp_path, 1, sessions=3)
+    fill(changed.features, range(3))
+    recipe = load_recipe("resume_screening", [f"target.model={nano_r1}"]).recipe
+    stored = FeatureStore.open(changed.features)
+    path = stored.directory / stored.manifest.shards[0].file
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(OutriderError, match=f"{path}: its SHA-256 is "):
+        gate.replay_window(changed, nano_r1, recipe, ids=["0-0"])
