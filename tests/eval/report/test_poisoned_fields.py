@@ -9,6 +9,7 @@ import html.parser
 import io
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from rich.console import Console
 from outrider.common.errors import OutriderError
 from outrider.common.files import write_json
 from outrider.common.inert import printable
+from outrider.eval.report.compare import compare_runs, render_comparison
 from outrider.eval.report.formatting import render_report
 from outrider.eval.report.report import contents, print_first_screen
 from outrider.eval.results.report import Report
@@ -42,6 +44,18 @@ FEWEST, FEWEST_SHOWN = 140, 60
 KINDS: set[Keys] = {("speculator", "kind"), ("choice", "lookup"), ("both_together", "lookup")}
 """Fields that a page refuses unless they name a kind."""
 
+NAMES: set[Keys] = {
+    *(
+        ("slices",),
+        ("on_policy", "slices"),
+        ("on_policy", "parts"),
+        ("on_policy", "slices", "tenant"),
+    ),
+    *(("traffic", "rejects"), ("traffic", "fidelity"), ("privacy", "found"), ("provenance", "git")),
+    *(("rates", "compiled"), ("scenarios",)),
+}
+"""Objects whose names are a log's, a recipe's or a program's."""
+
 
 def texts(value: Any, keys: Keys = ()) -> Iterator[Keys]:
     """The place of every text below a value."""
@@ -62,6 +76,29 @@ def replaced(tree: Any, keys: Keys, text: str) -> Any:
     for key in keys[:-1]:
         holder = holder[key]
     holder[keys[-1]] = text
+    return changed
+
+
+def names(value: Any, keys: Keys = ()) -> Iterator[Keys]:
+    """The place of every name in an object below a value."""
+    if isinstance(value, dict):
+        yield from ((*keys, key) for key in value)
+        for key, inner in value.items():
+            yield from names(inner, (*keys, key))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from names(inner, (*keys, index))
+
+
+def renamed(tree: Any, keys: Keys, name: str) -> Any:
+    """The tree with this name at a place, and its value in the same order."""
+    changed = copy.deepcopy(tree)
+    holder = changed
+    for key in keys[:-1]:
+        holder = holder[key]
+    values = {name if key == keys[-1] else key: value for key, value in holder.items()}
+    holder.clear()
+    holder.update(values)
     return changed
 
 
@@ -99,30 +136,86 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def accepts(tree: Any, keys: Keys) -> bool:
+def accepts(tree: Any) -> bool:
     """False where only some words are valid."""
     try:
-        Report.model_validate(replaced(tree, keys, POISON))
+        Report.model_validate(tree)
     except ValidationError:
         return False
     return True
 
 
+def poisoned(tree: Any, text: str) -> Any:
+    """The report with this text in all fields that may have any text."""
+    free = [
+        keys for keys in texts(tree) if keys not in KINDS and accepts(replaced(tree, keys, POISON))
+    ]
+    assert len(free) >= FEWEST
+    for keys in free:
+        tree = replaced(tree, keys, text)
+    return tree
+
+
 @pytest.mark.attack("report")
 def test_no_text_of_a_report_acts_on_its_page_in_markdown_or_in_a_terminal(run: Path) -> None:
     tree = json.loads((run / "report.json").read_text())
-    free = [keys for keys in texts(tree) if keys not in KINDS and accepts(tree, keys)]
-    assert len(free) >= FEWEST
     pages = []
     for text in (POISON, WORD):
-        poisoned = tree
-        for keys in free:
-            poisoned = replaced(poisoned, keys, text)
-        values = contents(Report.model_validate(poisoned), [])
+        values = contents(Report.model_validate(poisoned(tree, text)), [])
         pages.append(render_report("report.j2", "html", **values))
         assert_inert_markdown(render_report("report.j2", "markdown", **values), text)
         assert_inert_terminal(values, text)
     assert pages[0].count("HYPERLINK(1)") >= FEWEST_SHOWN
+    assert printable(pages[0]) == pages[0]
+    assert Elements(pages[0]).elements == Elements(pages[1]).elements
+
+
+@pytest.mark.attack("report")
+def test_no_name_in_a_report_acts_on_a_page_in_markdown_or_in_a_terminal(
+    run: Path, tmp_path: Path
+) -> None:
+    tree = json.loads((run / "report.json").read_text())
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    pages: dict[str, list[Elements]] = {"report": [], "comparison": []}
+    for word in (POISON, WORD):
+        changed = tree
+        for keys in sorted(names(tree), key=len, reverse=True):  # inner names first
+            if keys[:-1] in NAMES:
+                changed = renamed(changed, keys, f"{word} {keys[-1]}")
+        write_json(other / "report.json", changed)
+        values = contents(Report.read(other / "report.json"), [])
+        compared = compare_runs([run, other])
+        shown = {
+            "report": render_report("report.j2", "html", **values),
+            "comparison": render_comparison(compared, "html"),
+        }
+        for kind, page in shown.items():
+            assert word == WORD or "HYPERLINK(1)" in page, kind
+            assert printable(page) == page, kind
+            pages[kind].append(Elements(page))
+        assert_inert_markdown(render_report("report.j2", "markdown", **values), word)
+        assert_inert_markdown(render_comparison(compared, "markdown"), word)
+        assert_inert_terminal(values, word)
+    for kind, (hostile, harmless) in pages.items():
+        assert hostile.elements == harmless.elements, kind
+
+
+@pytest.mark.attack("report")
+def test_no_text_of_two_reports_acts_on_the_page_that_compares_them(
+    run: Path, tmp_path: Path
+) -> None:
+    tree = json.loads((run / "report.json").read_text())
+    pages = []
+    for text in (POISON, WORD):
+        runs = [tmp_path / f"{number} {text.replace('/', '')}" for number in range(2)]
+        for copied in runs:
+            shutil.copytree(run, copied)
+            write_json(copied / "report.json", poisoned(tree, text))
+        compared = compare_runs(runs)
+        pages.append(render_comparison(compared, "html"))
+        assert_inert_markdown(render_comparison(compared, "markdown"), text)
+    assert "HYPERLINK(1)" in pages[0]
     assert printable(pages[0]) == pages[0]
     assert Elements(pages[0]).elements == Elements(pages[1]).elements
 
