@@ -21,15 +21,20 @@ from outrider.data.formats.calls.native_apis import (
     with_ollama_messages,
 )
 from outrider.data.formats.calls.openai_stream import is_chunk_lines
+from outrider.data.formats.calls.served_apis import is_responses_request, is_responses_stream
 from outrider.data.formats.calls.vercel import response_of_result
 from outrider.data.formats.fields import first_value
 from outrider.data.formats.rows.embedded import json_of, object_of, plain_text
+from outrider.data.formats.rows.other_rows import is_served
 
 DEEPEST = 6
 """Levels that are searched; Kong's `ai.proxy.payload.request` in a collector's record is at 5."""
 
 PIECES = ("response", "text")
 """Keys of a piece of a response, where a list has an object for each: GenAI-Perf, AIPerf."""
+
+FIRST_EVENTS = ("message_start", "response.created")
+"""Types of the first events of Anthropic's and the Responses API's streams."""
 
 BODIES = ("messages", "choices", "tools", "conversations")
 """Keys whose lists are a customer's."""
@@ -75,12 +80,19 @@ def sides(row: dict[str, Any]) -> Sides:
     if isinstance(row.get("choices"), list):
         responses.append(row)
     response = responses[0] if responses else first_value(*results)
-    if request is None and _is_chat(response):
-        asked = asked_in_texts(row)
-        request = None if asked is None else {"messages": asked}
+    if request is None:
+        request = _request_beside(row, response)
     if request is not None and _is_of_ollama(response):
         request = with_ollama_messages(request)
     return Sides(request, response)
+
+
+def _request_beside(row: dict[str, Any], response: Any) -> dict[str, Any] | None:
+    """Returns a request that only its response shows to be one."""
+    if is_served(response) or is_responses_stream(response):
+        return next(filter(is_responses_request, [*objects_in(row), row]), None)
+    asked = asked_in_texts(row) if _is_chat(response) else None
+    return None if asked is None else {"messages": asked}
 
 
 def _is_chat(response: Any) -> bool:
@@ -98,7 +110,8 @@ def _is_of_ollama(response: Any) -> bool:
 
 
 def _response_of(holder: dict[str, Any]) -> dict[str, Any] | None:
-    return holder if isinstance(holder.get("choices"), list) else native_response(holder)
+    is_response = isinstance(holder.get("choices"), list) or is_served(holder)
+    return holder if is_response else native_response(holder)
 
 
 def _is_request(holder: dict[str, Any]) -> bool:
@@ -164,7 +177,8 @@ def is_stream(value: Any) -> bool:
     if all(isinstance(chunk, str) for chunk in value):
         return any(chunk.startswith("data:") for chunk in value)
     pieces = [chunk for chunk in value if isinstance(chunk, dict)]
-    return any("choices" in piece for piece in pieces) or any(map(is_of_ollama, pieces))
+    is_event = any(piece.get("type") in FIRST_EVENTS for piece in pieces)
+    return is_event or any("choices" in piece or is_of_ollama(piece) for piece in pieces)
 
 
 def objects_in(row: dict[str, Any]) -> Iterator[dict[str, Any]]:

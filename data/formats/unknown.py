@@ -62,13 +62,13 @@ STORED = (
     " completion"
 )
 
-RESPONSES = (
-    "OpenAI's Responses API, whose items are not the engine's messages: log /v1/chat/completions"
-)
+RESPONSES = "half of a call of the Responses API: log {request, response} in one row"
 
 OTHER_APIS = {
     r"\S*/v1/responses\b|event: response\.": RESPONSES,
-    r"\S*/v1/messages\b|event: message_start\b": "Anthropic's API: log /v1/chat/completions",
+    r"\S*/v1/messages\b|event: message_start\b": (
+        "half of a call of Anthropic's API: log {request, response} in one row"
+    ),
 }
 """How a path or an event stream of another API begins, and the way to one that is read."""
 

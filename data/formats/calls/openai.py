@@ -2,7 +2,8 @@
 
 Most formats wrap this shape. It covers chat completions (`messages`) and text completions
 (`prompt`, without a template). The engine's tokenizer adds the BOS token to a prompt unless the
-request has `add_special_tokens: false`.
+request has `add_special_tokens: false`. Calls of Anthropic's Messages API and of the Responses API
+are read as the chat completions that vLLM makes of them.
 
     exchanges(request, response, place, session="s-17", time=1719830400.0)
 
@@ -53,6 +54,7 @@ from outrider.data.formats.calls.openai_stream import (
     join_chunks,
 )
 from outrider.data.formats.calls.sampling import sampling_of
+from outrider.data.formats.calls.served_apis import as_chat
 from outrider.data.formats.calls.text_parts import joined_by_sglang, response_texts, text_messages
 from outrider.data.formats.fields import (
     first_value,
@@ -151,6 +153,7 @@ def exchanges(
     `logged` holds what `_exchanges` takes besides: session, trace, tenant, route, time, seconds,
     user.
     """
+    request, response = as_chat(request, response)
     if _is_camel_case(response):
         request = _in_snake_case(request)
         response = _with_snake_case_choices(response)

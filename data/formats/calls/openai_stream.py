@@ -20,6 +20,7 @@ from outrider.data.formats.calls.native_apis import (
     join_ollama_stream,
     join_tgi_stream,
 )
+from outrider.data.formats.calls.served_apis import join_events
 from outrider.data.formats.fields import first_value, take, take_count, take_ids
 from outrider.data.formats.rows.other_rows import LOG_CHATS
 
@@ -90,14 +91,14 @@ def join_chunks(chunks: Iterable[Any]) -> dict[str, Any]:
 
 
 def _of_other_api(events: list[Any]) -> dict[str, Any] | None:
-    """Returns a stream of Ollama or TGI as a response; None for any other."""
+    """Returns the response of a stream of Ollama, TGI, Anthropic's or the Responses API."""
     if not events or not all(isinstance(event, dict) for event in events):
         return None
     if all(map(is_of_ollama, events)):
         return join_ollama_stream(events)
     if all("token" in event and "choices" not in event for event in events):
         return join_tgi_stream(events)
-    return None
+    return join_events(events)
 
 
 def _without_copies(chunks: list[Any]) -> list[Any]:

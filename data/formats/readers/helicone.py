@@ -30,6 +30,7 @@ from outrider.data.formats.fields import (
     take_text,
     take_time,
 )
+from outrider.data.formats.rows.other_rows import LOG_CHATS, generates
 from outrider.data.formats.rows.row_fields import seconds_of
 from outrider.data.formats.wrappers import open_row
 
@@ -47,8 +48,8 @@ def recognizes(sample: FileSample) -> bool:
 def parse(record: Record) -> list[Exchange | Reject]:
     row = open_row(record.payload)
     path = take(row, "request_path", str, "row")
-    if path and "completions" not in path:
-        raise Reject("not_a_generation", "request_path is not a completions endpoint")
+    if path and not generates(path):
+        raise Reject("not_a_generation", f"request_path is another endpoint's; {LOG_CHATS}")
     status = take_number(row, "response_status" if "response_status" in row else "status", "row")
     if status is not None and status != 200:
         raise Reject("error_response", f"response_status {status:.0f}")

@@ -18,9 +18,9 @@ from outrider.data.formats.calls.openai import body, exchanges
 from outrider.data.formats.fields import take, take_text
 from outrider.data.formats.rows.embedded import object_of
 from outrider.data.formats.rows.join import joined_records, model_of
+from outrider.data.formats.rows.other_rows import LOG_CHATS, generates
 from outrider.data.formats.wrappers import open_row
 
-COMPLETIONS = "/completions"
 """URL suffix of chat and text completions."""
 
 
@@ -53,8 +53,9 @@ def parse(record: Record) -> list[Exchange | Reject]:
     if request_row is None:
         raise Reject("unmatched_response", "no request with this custom_id")
     request_row = open_row(request_row)
-    if not (take(request_row, "url", str, "row") or COMPLETIONS).endswith(COMPLETIONS):
-        raise Reject("not_a_generation", "the url is not a completions endpoint")
+    url = take(request_row, "url", str, "row")
+    if url and not generates(url):
+        raise Reject("not_a_generation", f"the url is another endpoint's; {LOG_CHATS}")
     request = body(request_row, "body")
     # Fireworks writes the completion itself.
     answer = response if "choices" in response else body(response, "body")

@@ -46,14 +46,19 @@ OTHER_APIS = frozenset(
 """Keys of other responses to `messages` or `prompt`: OpenAI's images, Anthropic, Gemini, Bedrock,
 Cohere, TGI, token counts."""
 
-LOG_CHATS = "only /v1/chat/completions and /v1/completions are read"
+LOG_CHATS = "only /v1/chat/completions, /v1/completions, /v1/responses and /v1/messages are read"
+
+_CLOSED = re.compile(r"(?:.*[/.:])?(?:claude|chatgpt|gpt-[345]|o[134](?:-|$)|gemini|grok)", re.I)
+"""Names of models whose weights nobody else can serve, with a provider before them."""
 
 PATHS = ("path", "url", "uri", "endpoint", "request_path", "request_url", "route_path")
 """Keys of a request's path."""
 
 REQUEST_LINE = re.compile(r"[A-Z]{3,7} (/\S*) HTTP/[\d.]+\Z")
 
-GENERATING = re.compile(r"(completions?|invocations|generate|chat|predict)/?$")
+GENERATING = re.compile(
+    r"(completions?|invocations|generate|chat|predict|v1/messages|v1/responses)/?$"
+)
 """Ends of the paths of endpoints that may generate text."""
 
 LOG_PAYLOADS = (
@@ -126,6 +131,26 @@ def is_error(body: dict[str, Any]) -> bool:
     return body.get("object") == "error" or (isinstance(error, dict) and "message" in error)
 
 
+def is_served(response: Any) -> bool:
+    """Whether an object is a response of Anthropic's Messages or OpenAI's Responses API, as vLLM
+    serves them: not a closed model's."""
+    is_one = is_anthropic(response) or _is_of_responses(response)
+    return is_one and not _CLOSED.match(str(response.get("model")))
+
+
+def is_anthropic(response: Any) -> bool:
+    """Whether an object is a response of Anthropic's Messages API."""
+    if not isinstance(response, dict) or response.get("type") != "message":
+        return False
+    return "stop_reason" in response and isinstance(response.get("content"), list)
+
+
+def _is_of_responses(response: Any) -> bool:
+    if not isinstance(response, dict) or response.get("object") != "response":
+        return False
+    return isinstance(response.get("output"), list)
+
+
 def is_proxys_text(text: str) -> bool:
     """Whether a body was written by a proxy instead of the engine."""
     return _PROXY_TEXT.match(text) is not None
@@ -150,6 +175,8 @@ def _check_failure(row: dict[str, Any], answer: dict[str, Any]) -> None:
 def _check_api(row: dict[str, Any], request: dict[str, Any], answer: dict[str, Any]) -> None:
     """Raises a `Reject` if a row without choices belongs to another API."""
     _check_endpoint(row, request)
+    if is_served(answer):
+        return
     if not answer or "choices" in answer or "body" in answer:
         return
     is_completion = str(answer.get("object", "chat.completion")) in COMPLETIONS
@@ -173,8 +200,13 @@ def _check_endpoint(row: dict[str, Any], request: dict[str, Any]) -> None:
     for path in (*paths, path_of_line(row.get("request"))):
         if not isinstance(path, str) or "/" not in path:
             continue
-        if not GENERATING.search(path.partition("?")[0]):
+        if not generates(path):
             raise Reject("not_a_generation", f"the path is another endpoint's; {LOG_CHATS}")
+
+
+def generates(path: str) -> bool:
+    """Whether a URL's path is that of an endpoint that may generate text."""
+    return GENERATING.search(path.partition("?")[0]) is not None
 
 
 def path_of_line(value: Any) -> str | None:

@@ -96,12 +96,13 @@ OTHER = {
     "tokenize": {"request": ASKED, "response": {"count": 2, "max_model_len": 9, "tokens": [1, 2]}},
     "models": {"request": {}, "response": {"object": "list", "data": [{"object": "model"}]}},
     "Responses API": {
-        "request": {"model": "r1", "input": "Hi"},
-        "response": {"object": "response", "status": "completed", "error": None, "output": []},
+        "request": {"model": "gpt-5.2", "input": "Hi"},
+        "response": {"object": "response", "model": "gpt-5.2", "status": "completed", "output": []},
     },
     "Anthropic": {
         "request": ASKED | {"max_tokens": 9},
         "response": {
+            "model": "anthropic/claude-sonnet-4-5",
             "type": "message",
             "role": "assistant",
             "content": [{"type": "text", "text": "Hi"}],
@@ -110,12 +111,16 @@ OTHER = {
     },
     "Anthropic, streamed": {
         "request": ASKED,
-        "response": 'event: message_start\ndata: {"type": "message_start", "message": {}}\n\n'
+        "response": "event: message_start\ndata: "
+        '{"type": "message_start", "message": {"type": "message", "model": "claude-opus-4-1"}}\n\n'
         'event: message_stop\ndata: {"type": "message_stop"}\n\n',
     },
     "Responses API, streamed": {
         "request": ASKED,
-        "chunks": [{"type": "response.created", "response": {}}, {"type": "response.completed"}],
+        "chunks": [
+            {"type": "response.created", "response": {}},
+            {"type": "response.completed", "response": {"object": "response", "model": "o3"}},
+        ],
     },
     "Cohere": {
         "request": ASKED,
@@ -126,7 +131,12 @@ OTHER = {
         "response": {"status": 200, "body": {"results": []}},
     },
     "joined": {"id": "embd-1", "object": "list", "data": [{"object": "embedding"}]},
-    "joined, Responses API": {"id": "resp_1", "object": "response", "output": []},
+    "joined, Responses API": {
+        "id": "resp_1",
+        "object": "response",
+        "model": "o4-mini",
+        "output": [],
+    },
 }
 
 GOOD = {
