@@ -46,6 +46,8 @@ _PREFIXED = (
     r"|(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}|SK[0-9a-f]{32}"
     # Telegram: the bot's number and 35 characters. Mailchimp: 32 hexadecimal digits, data centre.
     r"|\d{8,10}:AA[A-Za-z0-9_-]{33}|[0-9a-f]{32}-us\d{1,2}"
+    # Discord: the application's number in base 64, a time, and a signature.
+    r"|[MNO][A-Za-z0-9_-]{23,25}\.[A-Za-z0-9_-]{6}\.[A-Za-z0-9_-]{27,40}"
     # JSON web tokens (RFC 7519): the header's and the claims' first character is {, in base 64 eyJ.
     r"|(?<![_-])eyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{16,}"
 )
@@ -60,7 +62,14 @@ _NAMED = (
     rf"|{_NAME}[\"']?(?:[ ]?[:=]>?[ ]?|[ ](?:is|ist|est|es|è|é)[ ])[\"']?"
     r"(?=[A-Za-z+/_=-]{0,64}\d)(?=[0-9+/_=-]{0,64}[A-Za-z])"
     # The parts of a JSON web token are joined by dots.
-    r"(?P<named>[A-Za-z0-9+/_-]{16,}(?:\.[A-Za-z0-9_-]{8,}){0,4}={0,2})"
+    r"(?P<named>[A-Za-z0-9+/_~-]{16,}(?:\.[A-Za-z0-9_-]{8,}){0,4}={0,2})"
+)
+_PASSWORDS = (
+    # RFC 3986, 3.2.1: user and password before a URL's host.
+    r"[a-z][a-z0-9+.-]{1,30}://[^\s:/@\"'<>]{0,64}:(?P<in_url>[^\s/@\"'<>$]{6,128})@(?=[A-Za-z0-9\[])"
+    # A variable of an environment, with its value; no call and no reference.
+    r"|[A-Z0-9_]{0,40}PASS(?:WORD|WD|PHRASE)?=[\"']?(?=[^\s\"']{0,64}\d)"
+    r"(?P<in_variable>[^\s\"'$(){}<>\[\]]{8,128})"
 )
 _PEM = (
     r"-----BEGIN (?:[A-Z]+ ){0,2}PRIVATE KEY(?: BLOCK)?-----"
@@ -69,15 +78,19 @@ _PEM = (
     r"-----END (?:[A-Z]+ ){0,2}PRIVATE KEY(?: BLOCK)?-----"
 )
 
-KEYS = re.compile(rf"(?<![A-Za-z0-9])(?:{_PREFIXED}|{_NAMED})|{_PEM}", re.ASCII)
+KEYS = re.compile(rf"(?<![A-Za-z0-9])(?:{_PREFIXED}|{_NAMED}|{_PASSWORDS})|{_PEM}", re.ASCII)
 
 KEY_PREFIX = re.compile(rf"{'|'.join((*_UNBROKEN, *_WITH_SIGNS))}")
 
-POSSIBLE_KEY = re.compile(r"[A-Za-z0-9_+/-]{16}|-----BEGIN", re.ASCII)
+POSSIBLE_KEY = re.compile(r"[A-Za-z0-9_+/-]{16}|-----BEGIN|://|PASS", re.ASCII)
 """A part of every key; it is searched for first, because it is found faster."""
+
+
+GROUPS = ("bearer", "named", "in_url", "in_variable")
+"""Groups of `KEYS` that are the key without what names it."""
 
 
 def key_span(match: re.Match[str]) -> tuple[int, int]:
     """Returns where the key is in a match, which may begin with the key's name."""
-    group = next((name for name in ("bearer", "named") if match[name]), 0)
+    group = next((name for name in GROUPS if match[name]), 0)
     return match.span(group)

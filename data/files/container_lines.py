@@ -30,6 +30,9 @@ PIECE = 1024
 SHIPPED = {"log", "stream", "time", "attrs", "date", "kubernetes", "docker", "tag", "logtag", "_p"}
 """Keys of a `json-file` line, and those that Fluentd and Fluent Bit add."""
 
+OF_CRI = SHIPPED - {"log"} | {"message"}
+"""Keys of a line that Fluent Bit has read with its parser `cri` (conf/parsers.conf)."""
+
 OF_CONTAINER = ("namespace_name", "pod_name", "container_name", "docker_id", "container_id")
 """Keys that Fluentd's and Fluent Bit's filters add about a line's container."""
 
@@ -86,6 +89,9 @@ _PAPERTRAIL = re.compile(
 
 _FLUENT_BIT = re.compile(rb"[^\s\[{\"':]{1,200}: \[(\d{9,10}\.\d{1,9}), \{(\s*\".*\})\]\s*")
 """A tag, a time and a record: Fluent Bit's `file` output without a `Format`."""
+
+MARKS = (b'"log"', b'"logtag"', b"_PARTIAL_ID", b'"totalSplits"')
+"""A key of each record about a piece of a line."""
 
 _BODY = b" JSON body: "
 """What vLLM writes before a request's body, in a line that its own format reads."""
@@ -152,8 +158,10 @@ def _record(time: bytes, text: bytes) -> bytes:
 def _piece(line: bytes) -> _Piece | None:
     """Parses a line of `json-file` or CRI; None for any other."""
     if line[:1] == b"{":
-        is_driver = any(mark in line for mark in (b'"log"', b"_PARTIAL_ID", b'"totalSplits"'))
-        return _of_json(line) if is_driver else None
+        return _of_json(line) if any(mark in line for mark in MARKS) else None
+    record = _FLUENT_BIT.fullmatch(line)
+    if record:
+        return _of_json(_with_date(record)) if b'"logtag"' in line else None
     cri = _CRI.match(line)
     if cri is None:
         return None
@@ -179,11 +187,12 @@ def _of_json(line: bytes) -> _Piece | None:
             text=row["textPayload"].removesuffix("\n").encode("utf-8", "surrogatepass"),
             is_last=split.get("index", 0) == split.get("totalSplits", 1) - 1,
         )
-    if not isinstance(row.get("log"), str) or not row.keys() <= SHIPPED or len(row) < 2:
-        return None
-    text = row["log"].encode("utf-8", "surrogatepass")
     # Fluentd and Fluent Bit drop the newline; they mark pieces with `logtag` or `_p`.
     tag = row.get("logtag") or row.get("_p")
+    key, names_of_line = ("log", SHIPPED) if "log" in row or not tag else ("message", OF_CRI)
+    if not isinstance(row.get(key), str) or not row.keys() <= names_of_line or len(row) < 2:
+        return None
+    text = row[key].encode("utf-8", "surrogatepass")
     is_piece = tag == "P" or (
         row.keys() <= {"log", "stream", "time", "attrs"} and text[-1:] != b"\n"
     )
@@ -195,6 +204,11 @@ def _of_json(line: bytes) -> _Piece | None:
         text=text.removesuffix(b"\n"),
         is_last=not is_piece,
     )
+
+
+def _with_date(record: re.Match[bytes]) -> bytes:
+    """Returns a record of `_FLUENT_BIT` as Fluent Bit's JSON formats write it."""
+    return b'{"date": ' + record[1] + b", " + record[2]
 
 
 def _stamp_of(time: Any) -> bytes:
@@ -216,7 +230,7 @@ def _joined(line: bytes) -> bytes:
         return _record(columns[1] + b"Z ", line[columns.end() :])
     record = _FLUENT_BIT.fullmatch(line)
     if record:  # as its JSON formats write it
-        return b'{"date": ' + record[1] + b", " + record[2]
+        return _with_date(record)
     stamp = STAMPED.match(line)
     if stamp is None:
         return line if line[:1] == b"{" else _record(b"", line)

@@ -22,6 +22,7 @@ from typing import Any
 from outrider.common.errors import OutriderError
 from outrider.data.exchange import Place, Record, Reject
 from outrider.data.files.access_log import ESCAPED_BYTE, row_of_access_line
+from outrider.data.files.cloud_events import join_printed_events
 from outrider.data.files.container_lines import STAMPED
 from outrider.data.files.packing import CUT_MARK, HEAD, archive_of
 from outrider.data.files.python_text import python_value
@@ -316,7 +317,7 @@ _ARRAY_OF_OBJECTS = re.compile(rb"\s*\[\s*\{")
 def _json_lines(content: io.BufferedReader, name: str) -> Iterator[tuple[int, bytes | None]]:
     """Yields the rows of lines; a line has several if a writer left out a newline."""
     shift = 0
-    for number, line in _joined(lines_of(content, name)):
+    for number, line in _joined(join_printed_events(lines_of(content, name), LONGEST_LINE)):
         is_array = line is not None and _ARRAY_OF_OBJECTS.match(line)
         if line is not None and is_array and (pair := _pair_in(line)) is not None:
             yield number + shift, pair

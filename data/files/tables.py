@@ -25,8 +25,8 @@ INDEX = "index"
 _COLUMN = re.compile(r"[A-Za-z_@$][\w .\-/:@()]{0,100}(?: \[UTC\])?")
 """A column's name. A line of a text log has other characters, or parts without a letter."""
 
-_ESCAPED = re.compile(rb'(?:^|[,;\t\n])"[\[{]\s*\\"')
-"""Quotes escaped as MySQL and Spark write them, instead of doubled."""
+_ESCAPED = re.compile(rb'(?:^|[,;|\t\n])"(?:\[\s*)?[\[{]\s*\\"')
+"""Quotes escaped as MySQL, Spark and Redshift's UNLOAD write them, instead of doubled."""
 
 
 _UNQUOTED = re.compile(rb"(?<=[\t\n])[\[{][^\t\n]+")
@@ -227,7 +227,8 @@ def csv_rows(content: io.BufferedReader, name: str) -> Iterator[dict[str, Any] |
             if len(cells) > len(header) or cells[-1].encode("utf-8", "replace").endswith(CUT_MARK):
                 yield ",".join(cells).encode("utf-8", "surrogateescape")
             else:
-                filled = zip(header, map(str.strip, cells), strict=False)
+                # Texts of R1 begin and end with line feeds.
+                filled = zip(header, (cell.strip(" \t\r") for cell in cells), strict=False)
                 yield {column: _value(cell) for column, cell in filled if cell}
     except csv.Error as error:
         raise OutriderError(

@@ -69,6 +69,11 @@ MAGIC: tuple[tuple[bytes, str, str], ...] = (
 TEXT_LOGS: tuple[tuple[re.Pattern[bytes], str], ...] = (
     (re.compile(rb"^(srv|slot|main|que) +\w+:|llama_", re.MULTILINE), "llama.cpp's log"),
     (re.compile(rb"^\[GIN\] ", re.MULTILINE), "Ollama's log"),
+    # ray/serve/_private/logging_utils.py: level, time, component and its id
+    (
+        re.compile(rb"^[A-Z]+ [\d-]{10} [\d:,]{12} \S+ \S+ (?:\S{36} )?-- ", re.MULTILINE),
+        "Ray Serve's log",
+    ),
     (re.compile(rb'"POST /\S+ HTTP/[\d.]+"'), "an access log"),
     (re.compile(rb"text_generation_(router|launcher)"), "TGI's log"),
     (re.compile(rb"^# (HELP|TYPE) ", re.MULTILINE), "metrics in Prometheus' format"),

@@ -315,7 +315,8 @@ def _event(row: dict[str, Any]) -> dict[str, Any] | None:
     content = {"response": data} if is_stream(data) else object_of(data)
     if content is None:
         return None
-    event_id = first_value(*(row.get(key) for key in EVENT_IDS))
+    of_call = _valid_call_id(content) if content.keys().isdisjoint(HALF) else None
+    event_id = first_value(of_call, *(row.get(key) for key in EVENT_IDS))
     return _within({**_inherited(row), "request_id": event_id}, unwrap_row(content))
 
 

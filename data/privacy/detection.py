@@ -142,14 +142,16 @@ SHAPES = {
     "IBAN_CODE": r"[A-Za-z]{2}[\s.-]{0,2}\d",
     "IP_ADDRESS": r"\d\.\d{1,3}\.\d|[0-9A-Fa-f]:[0-9A-Fa-f]{0,4}:",
     "US_SSN": r"\d{3}[- .]?\d{2}[- .]?\d{4}",
-    "CRYPTO": r"(?:bc1|BC1|[13])[a-zA-HJ-NP-Z0-9]{25}",
+    "CRYPTO": r"(?:bc1|BC1|[13])[a-zA-HJ-NP-Z0-9]{25}|0x[0-9a-fA-F]{40}",
     "URL": r"://|[wW]{3}\.",
     "MAC_ADDRESS": r"[0-9A-Fa-f]{2}[:-][0-9A-Fa-f]{2}[:-]|[0-9A-Fa-f]{4}\.[0-9A-Fa-f]{4}",
 } | dict.fromkeys(NATIONAL, r"\d{4}|\d{2}[A-Z]\d|\d{3}[ -]\d{2}")
 """For each kind, a pattern that matches part of every value; texts without a match are skipped."""
 
 _WORDS = {
-    "PHONE_NUMBER": "phone telephone tel fax mobile cell cellphone whatsapp hotline call text sms "
+    # `WhatsApp` is two words (WORD).
+    "PHONE_NUMBER": "phone telephone tel fax mobile cell cellphone whats hotline call text sms "
+    "freecall freephone tollfree belt bellen bereikbaar "
     "reach contact ruf "
     "telefon handy mobil festnetz rückruf anruf anrufen erreichbar rufnummer kontakt "
     "téléphone tél portable appelez appeler joindre joignable "
@@ -182,6 +184,9 @@ _WORDS = {
     "ZA_ID_NUMBER": "id identity",
 }
 PHRASES = (
+    *("new number", "neue nummer", "nouveau numéro", "nuevo número", "nuovo numero"),
+    *("novo número", "nowy numer", "nieuwe nummer", "новый номер", "toll free", "numero verde"),
+    *("número gratuito", "numéro vert", "linea verde"),
     *("my number", "meine nummer", "ruf an", "mon numéro", "mi número", "mio numero"),
     *("pod numer", "numer do", "meu número", "mijn nummer", "мой номер"),
 )
@@ -275,8 +280,11 @@ class PersonalDataFinder:
     ) -> list[PersonalDataSpan]:
         """Resolves overlaps by score, then length, then the recipe's order of kinds."""
 
-        def rank(one: PersonalDataSpan) -> tuple[float, int, int, int]:
-            return -one.score, one.start - one.end, self.kinds.index(one.kind), one.start
+        def rank(one: PersonalDataSpan) -> tuple[bool, float, int, int, int]:
+            # In https://KEY@github.com, an address has the key.
+            is_other = one.kind != "SECRET"
+            place = self.kinds.index(one.kind)
+            return is_other, -one.score, one.start - one.end, place, one.start
 
         disjoint = []
         taken = bytearray(length)
@@ -392,9 +400,16 @@ def _of_presidio(kind: str) -> Recognizer:
             piece = LABEL_COLON.sub(" ", piece)
         for result in presidio.analyze(piece, [kind]):
             yield result.start, result.end, result.score
+        for match in ETHEREUM.finditer(piece) if kind == "CRYPTO" else ():
+            yield *match.span(), 1.0
 
     return recognize
 
+
+ETHEREUM = re.compile(
+    r"(?<![A-Za-z0-9])0x(?:[0-9a-f]{40}|[0-9A-F]{40}|[0-9A-Fa-f]{40})(?![A-Za-z0-9])"
+)
+"""An address on Ethereum and the chains with its form; capitals are a checksum (EIP-55)."""
 
 LABEL_COLON = re.compile(r"(?<![0-9A-Fa-f:]):(?=[0-9A-Fa-f])")
 """The colon of `ip:2001:db8::1`, which Presidio's pattern takes for a part of the address."""
@@ -415,6 +430,16 @@ IBAN_LENGTHS = {
 89; its Portugal, Mauritius, Palestine and Qatar are too short."""
 
 
+DIGITS_ONLY = frozenset(
+    [
+        *("AE", "AT", "BA", "BE", "BI", "CR", "CZ", "DE", "DK", "EE", "EG", "ES", "FI", "FO", "GL"),
+        *("HR", "HU", "IL", "IS", "LT", "LY", "ME", "MN", "MR", "NO", "PL", "PT", "RS", "SE", "SI"),
+        *("SK", "SO", "TL", "TN", "VA", "XK"),
+    ]
+)
+"""Countries whose account numbers have no letters (ISO 13616 registry)."""
+
+
 def _ibans(piece: str) -> Iterator[tuple[int, int, float]]:
     for beginning in IBAN_START.finditer(piece):
         length = IBAN_LENGTHS.get(beginning[0].upper(), 0)
@@ -425,6 +450,9 @@ def _ibans(piece: str) -> Iterator[tuple[int, int, float]]:
         account = "".join(filter(str.isalnum, beginning[0] + match[0])).upper()
         number = int("".join(str(int(character, 36)) for character in account[4:] + account[:4]))
         # Accounts have few letters; a sentence has a valid check digit in one of 97.
+        has_letters = any(map(str.isalpha, account[4:]))
+        if account[:2] in DIGITS_ONLY and has_letters:
+            continue
         if number % 97 == 1 and sum(map(str.isdigit, account)) > length // 3:
             yield beginning.start(), match.end(), 1.0
 

@@ -38,6 +38,8 @@ from outrider.data.formats.fields import (
     take_text,
     take_time,
 )
+from outrider.data.formats.rows.embedded import object_of
+from outrider.data.formats.rows.other_rows import is_served
 from outrider.data.formats.rows.paths import find_field
 from outrider.data.formats.rows.row_fields import seconds_of
 from outrider.data.formats.wrappers import open_row
@@ -56,6 +58,9 @@ _UUID = re.compile(r"[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}")
 
 CHATS = ("completion", "acompletion", "completion_with_retries", "router_completion")
 """Values of `call_type` for chat completions."""
+
+RESPONSES = ("responses", "aresponses")
+"""Values of `call_type` for the Responses API, whose input is in `messages`."""
 
 REFUSED = ("error_class", "attributes.error_class")
 """Paths of the error's class in what its Datadog logger writes of a refused request."""
@@ -82,7 +87,8 @@ def recognizes(sample: FileSample) -> bool:
 def parse(record: Record) -> list[Exchange | Reject]:
     row = open_row(record.payload)
     call = take(row, "call_type", str, "row")
-    if call and call not in CHATS:
+    of_responses = call in RESPONSES and is_served(object_of(row.get("response")))
+    if call and call not in CHATS and not of_responses:
         raise Reject("not_a_generation", "call_type is not a chat completion")
     if take(row, "status", str, "row") == "failure":
         raise Reject("error_response", "status is failure")
@@ -113,8 +119,9 @@ def parse(record: Record) -> list[Exchange | Reject]:
     # The client's `litellm_session_id`, or else a UUID of each call (litellm_logging.py,
     # `_get_standard_logging_payload_trace_id`). Clients also send UUIDs, each with several calls.
     is_drawn = session is not None and _UUID.fullmatch(session) is not None
+    request = _request(row, metadata)
     return exchanges(
-        _request(row, metadata),
+        {**request, "input": request["messages"]} if of_responses else request,
         {"usage": usage, **response},
         record.place,
         **take_names(metadata, {"tenant": TENANTS}, "metadata"),

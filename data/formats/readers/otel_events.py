@@ -34,6 +34,10 @@ from outrider.data.formats.rows.span_attributes import attributes_of, is_otlp, p
 EVENT = re.compile(r"gen_ai\.(choice|(system|user|assistant|tool)\.message)")
 """Names of events with a message each."""
 
+CONTENT = "gen_ai.event.content"
+"""Attribute with an event's body in Azure's SDKs (azure-ai-inference 1.0). Application Insights
+keeps such events as rows of `traces`, below the call's row of `dependencies`."""
+
 CALL = "outrider.call"
 """Key of a joined call's number among the calls of its first line."""
 
@@ -62,7 +66,10 @@ _TEXTS = re.compile(
 def event_name(record: dict[str, Any]) -> str | None:
     """Returns the name of a log record that is one message; None for any other record."""
     where = find_field(record, "event_name")
-    name = where.holder[where.key] if where else _attributes(record).get("event.name")
+    attributes = _attributes(record)
+    if CONTENT in attributes:
+        where = where or find_field(record, "message")  # Application Insights' table `traces`
+    name = where.holder[where.key] if where else attributes.get("event.name")
     return name if isinstance(name, str) and EVENT.fullmatch(name) else None
 
 
@@ -77,6 +84,10 @@ def _attributes(record: dict[str, Any]) -> dict[str, Any]:
 def key_of(record: dict[str, Any]) -> str | None:
     """Returns the ids of the trace and span of a record; None without a span."""
     trace, span = (find_field(record, name) for name in ("trace_id", "span_id"))
+    if trace is None and "operation_Id" in record:
+        is_event = CONTENT in _attributes(record)
+        trace = find_field(record, "operation_id")
+        span = find_field(record, "operation_parent_id" if is_event else "id")
     span_id = sqlite_text(span.holder[span.key]) if span else None
     trace_id = sqlite_text(trace.holder[trace.key]) if trace else None
     return f"{trace_id or ''}/{span_id}" if span_id else None
@@ -143,6 +154,9 @@ def _lacks_texts(attributes: dict[str, Any]) -> bool:
 
 
 def _body(record: dict[str, Any]) -> dict[str, Any]:
+    content = object_of(_attributes(record).get(CONTENT))
+    if content is not None:
+        return content
     where = find_field(record, "body")
     return (object_of(plain_value(where.holder[where.key])) or {}) if where else {}
 

@@ -119,6 +119,13 @@ _WRAPPER = re.compile(r"ai\.(?:(?:generate|stream)(?:Text|Object)|toolCall)")
 """Values of `ai.operationId` in spans around those of Vercel's calls (`ai.streamText.doStream`) and
 in a tool's."""
 
+LOGFIRE = ("request_data", "response_data")
+"""Attributes with a call's request and its response."""
+
+CONVENTIONS = frozenset(
+    {"gen_ai.input.messages", "gen_ai.output.messages", "gen_ai.system_instructions"}
+)
+
 STREAMED = "combined_chunk_content"
 """Key of a streamed response's text in Logfire's record of it."""
 
@@ -195,6 +202,9 @@ def _outcomes(
     operation = logged.get("gen_ai.operation.name")
     _check_operation(operation, str(logged.get("ai.operationId")))
     _check_logfire(span, logged)
+    if all(object_of(logged.get(name)) for name in LOGFIRE):
+        # Its messages under the conventions' names lack the reasoning (logfire 4.14).
+        logged = {key: value for key, value in logged.items() if key not in CONVENTIONS}
     is_call = operation in ("chat", "generate_content", None)  # some instrumentations omit it
     row, sides = _other_messages(span, logged) if is_call else (span, None)
     if sides is not None:

@@ -59,7 +59,7 @@ FIELDS = {
         *("extra.metadata.user_id", "traceloop.association.properties.user_id"),
         *("metadata.user", "customer_identifier", "user", "tags.user_id"),
         *("user_properties.user_id", "request_data.user"),  # HoneyHive, Logfire
-        *("usr.id", "attributes.usr.id"),  # Datadog's standard attributes
+        *("usr.id", "attributes.usr.id", "tags.usr.id"),  # Datadog's standard attributes
         "trace_metadata.mlflow.trace.user",
         "consumer",  # Higress
         *("uid", "extra.uid", "from_end_user_id"),  # loguru; Dify
@@ -122,7 +122,7 @@ NGINX_ENDS = ("msec", "time_iso8601", "time_local")
 """nginx's times, the most exact first, of the moment at which it writes a request's line: its end.
 `request_time` is the duration in seconds (ngx_http_core_module), and for others a time."""
 
-STARTS = ("started_at", "start_time", "start_ns")
+STARTS = ("started_at", "start_time", "start_ns", "started")
 """Names of a call's start. Next to them, `timestamp` is when the row was written, if that is less
 than `LONGEST_CALL_S` later; otherwise they are of something else, such as a session or a clock that
 began with the process."""

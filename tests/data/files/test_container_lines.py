@@ -98,6 +98,18 @@ def test_fluent_bit_writes_tag_and_time_before_a_record():
     assert json.loads(record) == {"date": 1782900000.25, "log": "a ]", "stream": "stdout"}
 
 
+@pytest.mark.parametrize("key", ["log", "message"])
+@pytest.mark.parametrize("form", ["JSON", "default"])
+def test_fluent_bit_joins_no_pieces_of_cri_unless_told(key, form):
+    pieces = [("stdout", "P", '{"a": '), ("stderr", "F", "warning"), ("stdout", "F", "1}")]
+    lines = []
+    for number, (stream, tag, text) in enumerate(pieces):
+        record = json.dumps({"stream": stream, "logtag": tag, key: text})
+        time = f"178290000{number}.250000000"
+        lines.append(record if form == "JSON" else f"kube.var.log: [{time}, {record}]")
+    assert [line for _, line in read("\n".join(lines).encode())] == [b"warning", b'{"a": 1}']
+
+
 @given(st.permutations([pod for pod in range(3) for _ in range(3)]))
 def test_pieces_of_several_containers_are_joined_apart(order):
     pieces = {pod: iter(f"{pod}a {pod}b {pod}c".split()) for pod in range(3)}

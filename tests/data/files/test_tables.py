@@ -53,6 +53,17 @@ def test_marks_of_no_value_are_missing(tmp_path, delimiter, mark):
     assert read(tmp_path, text) == [{"id": "1", "note": "a - b"}, {"id": "2", "n": "-1"}]
 
 
+@pytest.mark.parametrize("delimiter", [",", "|", "\t"])
+def test_redshift_escapes_line_feeds_quotes_and_delimiters(tmp_path, delimiter):
+    """UNLOAD with ADDQUOTES and ESCAPE: a backslash before each."""
+    row = {"id": "1", "messages": [{"content": 'a "b" | c, \\ d'}], "answer": '\n\nThe "end" |,\n'}
+    marks = str.maketrans({mark: f"\\{mark}" for mark in '\\"\n|,'})
+    cells = [json.dumps(row["messages"]), row["answer"]]
+    quoted = [f'"{cell.translate(marks)}"' for cell in ("1", *cells)]
+    text = delimiter.join(f'"{name}"' for name in row) + "\n" + delimiter.join(quoted) + "\n"
+    assert read(tmp_path, text) == [row]
+
+
 def test_a_row_with_too_many_cells_is_no_object(tmp_path):
     lines = ["id,input"] + [f"{number},x" for number in range(5)] + ["6,x, and y"]
     assert read(tmp_path, "\n".join(lines))[-1] == b"6,x, and y"

@@ -12,7 +12,7 @@ from outrider.data.exchange import Exchange, Reject
 from outrider.data.files.sources import log_files
 from outrider.data.formats import files_by_format, read_records
 from outrider.data.ingest.ingest import ingest
-from tests.data.logs import read_exchanges
+from tests.data.logs import read_exchanges, write_log
 
 TIMES = itertools.count(1_782_900_000_000_000_000, 1000)
 
@@ -171,3 +171,29 @@ def test_calls_without_rows_of_their_own_are_counted(text_target, tmp_path):
     )
     counts = [summary[name] for name in ("rows", "extra_choices", "exchanges", "joined")]
     assert counts == [3, 2, 2, 0] and summary["rejects"] == {"not_a_generation": 3}
+
+
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_events_in_application_insights_are_joined_with_their_dependency(tmp_path, is_reversed):
+    """Azure's SDK writes a message in the attribute gen_ai.event.content (table `traces`)."""
+    rows = []
+    for number in range(2):
+        parent = f"span-{number}"
+        of_call = {"itemType": "dependency", "id": parent, "operation_Id": "op"}
+        about = {"gen_ai.request.model": "r1", "gen_ai.request.temperature": "0.6"}
+        rows.append({**of_call, "name": "chat r1", "customDimensions": json.dumps(about)})
+        answered = {"message": {"content": f"r\n</think>\n\na{number}"}, "finish_reason": "stop"}
+        for name, body in {
+            "gen_ai.user.message": {"role": "user", "content": f"Question {number}"},
+            "gen_ai.choice": {**answered, "index": 0},
+        }.items():
+            content = {"gen_ai.event.content": json.dumps(body)}
+            row = {"itemType": "trace", "message": name, "operation_Id": "op"}
+            row |= {"operation_ParentId": parent, "customDimensions": json.dumps(content)}
+            rows.append({"timestamp": f"2026-11-21T00:00:0{len(rows)}Z", **row})
+    log = write_log(tmp_path / "log.jsonl", reversed(rows) if is_reversed else rows)
+    read = [one for one in read_exchanges(log_files(str(log))) if isinstance(one, Exchange)]
+    assert {(one.messages[0]["content"], one.content) for one in read} == {
+        (f"Question {number}", f"r\n</think>\n\na{number}") for number in range(2)
+    }
+    assert {one.temperature for one in read} == {0.6}

@@ -331,3 +331,39 @@ def test_a_tool_s_schema_is_found_in_both_apis() -> None:
     anthropic, _ = as_chat({**ASKED_ANTHROPIC, "tools": TOOLS}, ANSWERED)
     responses, _ = as_chat({**ASKED_RESPONSES, "tools": [{"type": "function", **function}]}, GIVEN)
     assert anthropic["tools"] == responses["tools"] == expected
+
+
+def litellm_row(response: dict[str, Any], call_type: str) -> dict[str, Any]:
+    """A payload of LiteLLM, which has the Responses API's input as messages."""
+    return {
+        "id": "resp_1",
+        "call_type": call_type,
+        "status": "success",
+        "startTime": 1_782_900_000.0,
+        "model": "deepseek-r1",
+        "messages": "What is 2+2?",
+        "response": response,
+        "model_parameters": {"instructions": "You answer briefly.", "temperature": 0.5},
+        "metadata": {},
+    }
+
+
+@pytest.mark.parametrize("call_type", ["responses", "aresponses"])
+def test_litellm_s_calls_of_the_responses_api_are_read(tmp_path: Path, call_type: str) -> None:
+    log = write_log(tmp_path / "log.jsonl", [litellm_row(GIVEN, call_type)])
+    (exchange,) = read_exchanges(log_files(str(log)))
+    assert isinstance(exchange, Exchange)
+    assert [message["role"] for message in exchange.messages or []] == ["system", "user"]
+    assert (exchange.reasoning, exchange.temperature) == ("Two and two make four.\n", 0.5)
+
+
+def test_litellm_s_calls_of_other_apis_are_set_aside(tmp_path: Path) -> None:
+    embedded = {"object": "list", "data": [{"object": "embedding"}]}
+    rows = [
+        litellm_row(embedded, "aembedding"),
+        litellm_row({**GIVEN, "model": "o3"}, "aresponses"),
+    ]
+    outcomes = read_exchanges(log_files(str(write_log(tmp_path / "log.jsonl", rows))))
+    assert {outcome.reason for outcome in outcomes if isinstance(outcome, Reject)} == {
+        "not_a_generation"
+    }

@@ -24,7 +24,8 @@ LABELLED = Path(__file__).with_name("labelled.jsonl")
 
 
 SECOND = Path(__file__).with_name("labelled_second.jsonl")
-"""Rows of an author who had not read the detector, kept as they were before their first run."""
+THIRD = Path(__file__).with_name("labelled_third.jsonl")
+"""Rows of authors who had not read the detector, kept as they were before their first run."""
 
 
 def labelled_rows(path=LABELLED):
