@@ -25,18 +25,28 @@ EMBEDDED_TARGET = Path(__file__).resolve().parents[1] / "recipes" / "nano_r1" / 
 register_profile()
 
 LONGEST = (
-    *("eval/test_evaluate.py", "serving/test_server.py", "cli/test_init.py", "cli/test_cli.py"),
-    *("training/distributed/test_ranks.py", "pipeline/test_elsewhere.py"),
-    *("training/test_trainer.py", "speculators/layers/test_prefix_attention.py"),
-    *("data/on_policy/test_check.py", "serving/test_other_speculators.py"),
-    *("data/formats/test_fuzz.py", "serving/test_live_server.py"),
-    *("serving/vllm_hooks/test_capture_extension.py", "serving/vllm_hooks/test_plugin.py"),
-    *("pipeline/test_customer_text.py", "live/test_controller.py"),
-    *("serving/test_suffix_history.py", "training/test_streamed_training.py"),
-    *("training/test_eagle3_training.py", "speculators/kinds/test_public_heads.py"),
-    *("training/test_start_over.py", "eval/replay/test_draft_parity.py"),
+    *(
+        "eval/test_evaluate.py",
+        "cli/test_init.py",
+        "cli/test_cli.py",
+        "serving/test_live_server.py",
+    ),
+    *(
+        "pipeline/test_elsewhere.py",
+        "serving/test_load_generator.py",
+        "data/on_policy/test_check.py",
+    ),
+    *("training/test_trainer.py", "serving/test_other_speculators.py", "adapt/test_policy.py"),
+    *("serving/test_suffix_history.py", "serving/test_server.py"),
+    *("training/distributed/test_ranks.py", "pipeline/test_customer_text.py"),
+    *("eval/test_browser.py", "data/formats/test_fuzz.py", "examples/test_research.py"),
+    *("pipeline/test_measured_targets.py", "speculators/layers/test_prefix_attention.py"),
+    *("training/test_devices.py", "pipeline/test_inspection.py", "test_setup.py"),
+    *("eval/replay/test_draft_parity.py", "serving/vllm_hooks/test_capture_extension.py"),
+    *("live/test_router.py", "test_any_json.py", "training/test_streamed_training.py"),
+    *("training/test_eagle3_training.py", "live/test_controller.py"),
 )
-"""Files of 30 to 441 s in `make test`, longest first. A process runs a whole file, so that they run
+"""Files of 20 to 471 s in `make test`, longest first. A process runs a whole file, so that they run
 first and end together with the others (799 s; 887 s where two began last)."""
 
 
