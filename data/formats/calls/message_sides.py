@@ -24,6 +24,7 @@ from outrider.data.exchange import Reject
 from outrider.data.files.rows import parse_value
 from outrider.data.formats.calls.message_parts import ROLES
 from outrider.data.formats.calls.sampling import CONSTRAINTS, NUMBERS
+from outrider.data.formats.calls.served_apis import message_of_items
 from outrider.data.formats.calls.usual_texts import (
     END_THINK,
     answer_name,
@@ -342,6 +343,9 @@ def _messages(value: Any) -> list[Logged] | None:
         return [message] if message and _is_answer(message) else None
     if not isinstance(value, list) or not value:
         return None
+    answer = message_of_items(value)
+    if answer is not None:
+        return [(answer, None)]
     items = [message for item in _with_thoughts(value) for message in vercel_messages(item)]
     messages = [_message(item) for item in items]
     return None if None in messages else [message for message in messages if message]

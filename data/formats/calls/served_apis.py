@@ -41,6 +41,9 @@ KEPT_ON_THE_SERVER = (
     " conversation as input"
 )
 
+OUTPUTS = frozenset({"reasoning", "message", "function_call"})
+"""Types of the items of a response of the Responses API."""
+
 CREATED = "response.created"
 """Type of the first event of a stream of the Responses API."""
 
@@ -361,20 +364,34 @@ def _responses_tool(tool: dict[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": rest}
 
 
-def _answered_by_responses(response: dict[str, Any]) -> dict[str, Any]:
-    items = list(_objects(response["output"]))
+def message_of_items(items: Any) -> dict[str, Any] | None:
+    """Returns the message that a list of the Responses API's items is; None for any other list."""
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        return None
+    answers = [item for item in items if item.get("type") == "message"]
+    if not answers or not {item.get("type") for item in items} <= OUTPUTS:
+        return None
+    is_models = all(item.get("role") == "assistant" for item in answers)
+    return _message_of(items) if is_models else None
+
+
+def _message_of(items: list[dict[str, Any]]) -> dict[str, Any]:
     thoughts = [item for item in items if item.get("type") == "reasoning"]
     texts = [item for item in items if item.get("type") == "message"]
     calls: list[dict[str, Any]] = []
     for item in items:
         if item.get("type") == "function_call":
             _add_item(calls, item)
-    message: dict[str, Any] = {
+    return {
         "role": "assistant",
         "reasoning": _joined(part for item in thoughts for part in _objects(item.get("content"))),
         "content": _joined(part for item in texts for part in _objects(item.get("content"))),
         "tool_calls": [call for group in calls for call in group["tool_calls"]] or None,
     }
+
+
+def _answered_by_responses(response: dict[str, Any]) -> dict[str, Any]:
+    message = _message_of(list(_objects(response["output"])))
     usage = _object(response.get("usage"))
     counts = {"input_tokens": "prompt_tokens", "output_tokens": "completion_tokens"}
     return {

@@ -34,6 +34,7 @@ from outrider.data.formats.calls.finish_reasons import end_by_limit
 from outrider.data.formats.calls.message_parts import openai_message, openai_messages
 from outrider.data.formats.calls.openai import exchanges
 from outrider.data.formats.calls.sampling import CONSTRAINTS, NUMBERS
+from outrider.data.formats.calls.served_apis import message_of_items
 from outrider.data.formats.fields import (
     first_value,
     parse_number,
@@ -275,6 +276,7 @@ def _answered(row: dict[str, Any], finish_reason: Any) -> dict[str, Any]:
         raise Reject("content_not_logged", "row.output is empty")
     if isinstance(answer, dict) and isinstance(answer.get("choices"), list):
         return {key: value for key, value in answer.items() if value is not None}
+    answer = message_of_items(answer) or answer
     answers = (
         answer
         if isinstance(answer, list) and answer and all(map(_is_message, answer))

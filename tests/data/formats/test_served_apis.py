@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from outrider.data.exchange import Exchange, Reject
 from outrider.data.files.sources import log_files
-from outrider.data.formats.calls.served_apis import as_chat
+from outrider.data.formats.calls.served_apis import as_chat, message_of_items
 from outrider.data.formats.calls.text_parts import text_messages
 from tests.data.logs import read_exchanges, write_log
 from tests.fuzzing import examples
@@ -367,3 +367,51 @@ def test_litellm_s_calls_of_other_apis_are_set_aside(tmp_path: Path) -> None:
     assert {outcome.reason for outcome in outcomes if isinstance(outcome, Reject)} == {
         "not_a_generation"
     }
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {  # Langfuse's wrapper of the client puts the instructions before the input
+            "type": "GENERATION",
+            "traceId": "t",
+            "startTime": "2026-11-01T10:00:00Z",
+            "input": [
+                {"role": "system", "content": "You answer briefly."},
+                {"role": "user", "content": "What is 2+2?"},
+            ],
+            "output": GIVEN["output"],
+        },
+        {
+            "messages": [
+                {"role": "system", "content": "You answer briefly."},
+                {"role": "user", "content": [{"type": "input_text", "text": "What is 2+2?"}]},
+            ],
+            "output": json.dumps(GIVEN["output"]),
+        },
+    ],
+    ids=["Langfuse", "own names"],
+)
+def test_the_items_of_an_output_are_one_answer(tmp_path: Path, row: dict[str, Any]) -> None:
+    log = write_log(tmp_path / "log.jsonl", [row])
+    (exchange,) = read_exchanges(log_files(str(log)))
+    assert isinstance(exchange, Exchange) and exchange.messages is not None
+    assert [message["content"] for message in exchange.messages] == [
+        "You answer briefly.",
+        "What is 2+2?",
+    ]
+    assert (exchange.reasoning, exchange.content) == ("Two and two make four.\n", "\n\nIt is 4.")
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        [],
+        GIVEN["output"][:1],
+        [*GIVEN["output"], {"type": "web_search_call"}],
+        [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]}],
+        [{"role": "assistant", "content": "Hi"}],
+    ],
+)
+def test_other_lists_are_no_answer(items: list[Any]) -> None:
+    assert message_of_items(items) is None
