@@ -71,8 +71,10 @@ def end_by_limit(limit: float | None, used: int | None) -> str | dict[str, Any]:
 
 def token_limit(logged: Any) -> float | None:
     """Returns the limit that `end_by_limit` kept in a finish reason."""
-    is_undecided = isinstance(logged, dict) and logged.get("type") == ASSUMED
-    return logged.get("limit") if is_undecided else None
+    if not isinstance(logged, dict) or logged.get("type") != ASSUMED:
+        return None
+    limit = logged.get("limit")
+    return limit if isinstance(limit, float) else None
 
 
 def normalize_reason(logged: Any) -> str | None:

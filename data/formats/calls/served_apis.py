@@ -87,7 +87,7 @@ def _joined_items(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns the texts of a stream whose last event was logged without them."""
     texts = {"response.reasoning_text.delta": "", "response.output_text.delta": ""}
     for event in events:
-        kind = event.get("type")
+        kind = str(event.get("type"))
         if kind in texts and isinstance(event.get("delta"), str):
             texts[kind] += event["delta"]
     return [
@@ -185,7 +185,7 @@ def _of_anthropic_message(message: Any) -> list[Any]:
 
 def _is_content(block: dict[str, Any]) -> bool:
     """Whether a block is sent as content: a text that is not empty, or something else."""
-    kind = block.get("type")
+    kind = str(block.get("type"))
     return bool(block.get("text")) if kind == "text" else kind not in NO_CONTENT
 
 
@@ -257,7 +257,7 @@ def _answered_by_anthropic(response: dict[str, Any]) -> dict[str, Any]:
 def _join_anthropic(events: list[dict[str, Any]]) -> dict[str, Any]:
     """Joins the events of a message: its start, each block's start and deltas, and its end."""
     response: dict[str, Any] = {}
-    blocks: dict[Any, dict[str, Any]] = {}
+    blocks: dict[str, dict[str, Any]] = {}
     for event in events:
         kind = event.get("type")
         if kind == "error":
@@ -265,9 +265,9 @@ def _join_anthropic(events: list[dict[str, Any]]) -> dict[str, Any]:
         if kind == "message_start":
             response = {**_object(event.get("message"))}
         elif kind == "content_block_start":
-            blocks[event.get("index")] = {**_object(event.get("content_block"))}
+            blocks[str(event.get("index"))] = {**_object(event.get("content_block"))}
         elif kind == "content_block_delta":
-            _add_delta(blocks.setdefault(event.get("index"), {}), _object(event.get("delta")))
+            _add_delta(blocks.setdefault(str(event.get("index")), {}), _object(event.get("delta")))
         elif kind == "message_delta":
             usage = {**_object(response.get("usage")), **_object(event.get("usage"))}
             response |= {**_object(event.get("delta")), "usage": usage}
@@ -334,7 +334,7 @@ def _add_item(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:
         messages.append(result)
     elif kind == "reasoning":
         _add_text(
-            messages, before, "reasoning", _first_text(item.get("content") or item["summary"])
+            messages, before, "reasoning", _first_text(item.get("content") or item.get("summary"))
         )
     elif item.get("role") == "assistant":
         _add_text(messages, before, "content", _first_text(item.get("content")))
@@ -369,7 +369,7 @@ def message_of_items(items: Any) -> dict[str, Any] | None:
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
         return None
     answers = [item for item in items if item.get("type") == "message"]
-    if not answers or not {item.get("type") for item in items} <= OUTPUTS:
+    if not answers or not {str(item.get("type")) for item in items} <= OUTPUTS:
         return None
     is_models = all(item.get("role") == "assistant" for item in answers)
     return _message_of(items) if is_models else None

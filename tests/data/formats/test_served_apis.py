@@ -9,12 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.data.exchange import Exchange, Reject
+from outrider.data.exchange import Exchange, Place, Record, Reject
 from outrider.data.files.sources import log_files
+from outrider.data.formats import parse_record
+from outrider.data.formats.calls.finish_reasons import end_by_limit, token_limit
 from outrider.data.formats.calls.served_apis import as_chat, message_of_items
 from outrider.data.formats.calls.text_parts import text_messages
 from tests.data.logs import read_exchanges, write_log
-from tests.fuzzing import examples
+from tests.fuzzing import damaged, examples
 
 MODEL = "deepseek-ai/DeepSeek-R1"
 
@@ -90,6 +92,8 @@ ANSWERED: dict[str, Any] = {
     "stop_sequence": None,
     "usage": {"input_tokens": 6, "cache_read_input_tokens": 16, "output_tokens": 18},
 }
+
+FORMATS = ("openai_pairs", "litellm", "langfuse", "message_pairs")
 
 NUMBERS = ("temperature", "top_p", "top_k", "reasoning_effort", "thinking_token_budget")
 
@@ -415,3 +419,31 @@ def test_the_items_of_an_output_are_one_answer(tmp_path: Path, row: dict[str, An
 )
 def test_other_lists_are_no_answer(items: list[Any]) -> None:
     assert message_of_items(items) is None
+
+
+ROWS: list[dict[str, Any]] = [
+    {"request": {**ASKED_ANTHROPIC, "tools": TOOLS}, "response": ANSWERED},
+    {"request": ASKED_ANTHROPIC, "response": OF_ANTHROPIC},
+    {
+        "request": {**ASKED_RESPONSES, "input": [{"type": "reasoning", "summary": []}]},
+        "response": {**GIVEN, "output": [*GIVEN["output"], {"type": "function_call"}]},
+    },
+    {"request": ASKED_RESPONSES, "response": OF_RESPONSES},
+    {"type": "GENERATION", "traceId": "t", "input": [], "output": GIVEN["output"]},
+    litellm_row(GIVEN, "aresponses"),
+]
+
+
+@examples(300)
+@given(st.sampled_from(ROWS).flatmap(damaged))
+def test_a_damaged_row_is_read_or_rejected(row: Any) -> None:
+    """No other exception ends the worker that reads it."""
+    for name in FORMATS:
+        for outcome in parse_record(name, Record(Place("log.jsonl", 1), json.dumps(row).encode())):
+            assert isinstance(outcome, Exchange | Reject)
+
+
+def test_a_limit_in_a_log_s_own_end_is_no_limit_of_ours() -> None:
+    for limit in ("x", 10**400, None, [1]):
+        assert token_limit({"type": "assumed_stop", "limit": limit}) is None
+    assert token_limit(end_by_limit(800.0, None)) == 800.0
