@@ -189,8 +189,10 @@ def _of_json(line: bytes) -> _Piece | None:
         )
     # Fluentd and Fluent Bit drop the newline; they mark pieces with `logtag` or `_p`.
     tag = row.get("logtag") or row.get("_p")
-    key, names_of_line = ("log", SHIPPED) if "log" in row or not tag else ("message", OF_CRI)
-    if not isinstance(row.get(key), str) or not row.keys() <= names_of_line or len(row) < 2:
+    is_of_cri = "log" not in row and bool(tag)
+    key = "message" if is_of_cri else "log"
+    shipped = OF_CRI if is_of_cri else SHIPPED
+    if not isinstance(row.get(key), str) or not row.keys() <= shipped or len(row) < 2:
         return None
     text = row[key].encode("utf-8", "surrogatepass")
     is_piece = tag == "P" or (

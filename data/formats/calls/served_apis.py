@@ -127,9 +127,8 @@ def _asked_of_anthropic(request: dict[str, Any]) -> dict[str, Any]:
     output = _object(request.get("output_config"))
     if output.get("effort") is not None:
         chat["reasoning_effort"] = output["effort"]
-    schema = _object(output.get("format")).get("json_schema") or _object(output.get("format")).get(
-        "schema"
-    )
+    form = _object(output.get("format"))
+    schema = form.get("json_schema") or form.get("schema")
     if schema:
         chat["response_format"] = {"type": "json_schema", "json_schema": {"schema": schema}}
     chat |= _anthropic_thinking(_object(request.get("thinking")))

@@ -5,9 +5,11 @@ then have the elements that it has with a harmless word; the other forms must ha
 """
 
 import copy
+import functools
 import html.parser
 import io
 import json
+import operator
 import re
 import shutil
 from collections.abc import Iterator
@@ -57,45 +59,43 @@ NAMES: set[Keys] = {
 """Objects whose names are a log's, a recipe's or a program's."""
 
 
-def texts(value: Any, keys: Keys = ()) -> Iterator[Keys]:
-    """The place of every text below a value."""
-    if isinstance(value, str):
-        yield keys
-    elif isinstance(value, dict):
+def places(value: Any, keys: Keys = ()) -> Iterator[tuple[Keys, Any]]:
+    """Every place below a value, and what is there."""
+    yield keys, value
+    if isinstance(value, dict):
         for key, inner in value.items():
-            yield from texts(inner, (*keys, key))
+            yield from places(inner, (*keys, key))
     elif isinstance(value, list):
         for index, inner in enumerate(value):
-            yield from texts(inner, (*keys, index))
+            yield from places(inner, (*keys, index))
+
+
+def texts(tree: Any) -> Iterator[Keys]:
+    """The place of every text below a value."""
+    return (keys for keys, value in places(tree) if isinstance(value, str))
+
+
+def names(tree: Any) -> Iterator[Keys]:
+    """The place of every name in an object below a value."""
+    return (keys for keys, _ in places(tree) if keys and isinstance(keys[-1], str))
+
+
+def copied_with_holder(tree: Any, keys: Keys) -> tuple[Any, Any]:
+    """A copy of the tree, and the object or list in it that holds a place."""
+    changed = copy.deepcopy(tree)
+    return changed, functools.reduce(operator.getitem, keys[:-1], changed)
 
 
 def replaced(tree: Any, keys: Keys, text: str) -> Any:
     """The tree with this text at a place."""
-    changed = copy.deepcopy(tree)
-    holder = changed
-    for key in keys[:-1]:
-        holder = holder[key]
+    changed, holder = copied_with_holder(tree, keys)
     holder[keys[-1]] = text
     return changed
 
 
-def names(value: Any, keys: Keys = ()) -> Iterator[Keys]:
-    """The place of every name in an object below a value."""
-    if isinstance(value, dict):
-        yield from ((*keys, key) for key in value)
-        for key, inner in value.items():
-            yield from names(inner, (*keys, key))
-    elif isinstance(value, list):
-        for index, inner in enumerate(value):
-            yield from names(inner, (*keys, index))
-
-
 def renamed(tree: Any, keys: Keys, name: str) -> Any:
     """The tree with this name at a place, and its value in the same order."""
-    changed = copy.deepcopy(tree)
-    holder = changed
-    for key in keys[:-1]:
-        holder = holder[key]
+    changed, holder = copied_with_holder(tree, keys)
     values = {name if key == keys[-1] else key: value for key, value in holder.items()}
     holder.clear()
     holder.update(values)
